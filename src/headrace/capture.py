@@ -1,0 +1,129 @@
+"""(1) -> (2): append to the log, then let the source forget."""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from .errors import HeadraceError, LogError, SourceError
+from .event import Batch
+from .log import Log
+from .sources import Phase, Source, Status, Stream
+
+logger = logging.getLogger(__name__)
+
+_FIRST_WAIT = 0.5  # seconds; doubles up to the longest
+_LONGEST_WAIT = 30.0
+
+
+def copy(stream: Stream, log: Log, source: str) -> None:
+    """Move batches from an open source to the log until the stream ends."""
+    for batch in stream:
+        log.append(source, batch)  # durable first,
+        if batch.resume is not None:
+            stream.ack(batch.resume)  # forgotten second
+
+
+class Capture:
+    """Keeps one source flowing into the log, in a thread of its own."""
+
+    def __init__(self, source: Source, log: Log) -> None:
+        self.source = source
+        self._log = log
+        self._stream: Stream | None = None
+        self._status = Status(source=source.name, phase=Phase.STARTING)
+        self._stopping = threading.Event()
+        self._copies: list[tuple[str, ...]] = []  # asked for, not begun
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._run, name=f"capture-{source.name}", daemon=True
+        )
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the batch at hand, and wait for that."""
+        self._stopping.set()
+        self._close_stream()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until it has halted or was stopped."""
+        self._thread.join(timeout)
+
+    def copy_again(self, tables: Sequence[str]) -> None:
+        """Copy these tables (none: all) anew, as soon as the batch at hand is stored."""
+        with self._lock:
+            self._copies.append(tuple(tables))
+        self._close_stream()
+        if self._status.phase is Phase.HALTED:
+            self._thread.join()
+            self._thread = threading.Thread(
+                target=self._run, name=f"capture-{self.source.name}", daemon=True
+            )
+            self._thread.start()
+
+    def status(self) -> Status:
+        """How the source is doing; may be called from any thread."""
+        stream = self._stream
+        return stream.status() if stream is not None else self._status
+
+    def _run(self) -> None:
+        wait = _FIRST_WAIT
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                self._once()
+            except HeadraceError as error:
+                if not error.retry:
+                    self._report(Phase.HALTED, error)
+                    return
+                self._report(Phase.WAITING, error)
+                wait = _FIRST_WAIT if time.monotonic() - began > _LONGEST_WAIT else wait
+                self._stopping.wait(wait * random.uniform(0.5, 1.0))
+                wait = min(wait * 2, _LONGEST_WAIT)
+        self._status = msgspec.structs.replace(self._status, phase=Phase.STOPPED)
+
+    def _once(self) -> None:
+        """One connection, from opening to its end."""
+        name = self.source.name
+        self._begin_copies()
+        stream = self.source.open(self._log.resume(name), self._log.register)
+        self._stream = stream
+        try:
+            if self._stopping.is_set():
+                return
+            copy(stream, self._log, name)
+        finally:
+            self._status = stream.status()
+            self._stream = None
+            stream.close()
+            self._log.abandon(name)
+
+    def _begin_copies(self) -> None:
+        with self._lock:
+            asked, self._copies = self._copies, []
+        for tables in asked:
+            resume = self.source.copy_again(self._log.resume(self.source.name), tables)
+            if resume is not None:
+                self._log.append(self.source.name, Batch((), resume))
+
+    def _close_stream(self) -> None:
+        stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    def _report(self, phase: Phase, error: HeadraceError) -> None:
+        reason = str(error)
+        if isinstance(error, LogError | SourceError) and error.__cause__ is not None:
+            reason = f"{reason}: {error.__cause__}".strip()
+        logger.warning("source=%s phase=%s error=%s", self.source.name, phase, reason)
+        self._status = msgspec.structs.replace(
+            self._status, phase=phase, error=reason, hint=error.hint
+        )

@@ -1,0 +1,89 @@
+"""Every error Headrace raises, and who must act on it.
+
+    HeadraceError
+    ├── ConfigError            the person who wrote the config
+    ├── LogError               the operator of the machine that holds the log
+    │   ├── LogInUse           another process writes this log
+    │   └── LogFailed          the disk refused a write; nothing after it was stored
+    ├── SourceError            the operator of the database
+    │   ├── SourceUnavailable  nobody: it is tried again
+    │   ├── SourceRefused      a setting or privilege is missing on the server
+    │   ├── PositionLost       the server no longer has the changes after our position
+    │   ├── SourceReplaced     the server is not the one our position belongs to
+    │   └── ProtocolError      the server sent what its protocol does not allow
+    └── DecodeError            one value or message cannot be read; its table stops, others go on
+
+The message is the only required argument, so errors survive pickling between processes.
+"""
+
+
+class HeadraceError(Exception):
+    """What went wrong, in one sentence; `hint` says what to do next."""
+
+    retry = False
+    hint = ""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        if hint:
+            self.hint = hint
+
+    def explain(self) -> str:
+        """The message with its hint, for a person."""
+        return f"{self}\n{self.hint}" if self.hint else str(self)
+
+
+class ConfigError(HeadraceError):
+    """The config cannot be used."""
+
+
+class LogError(HeadraceError):
+    """The log cannot do what was asked."""
+
+
+class LogInUse(LogError):
+    """Another process holds the log open for writing."""
+
+    hint = "Stop the other `headrace run`, or set another data_dir."
+
+
+class LogFailed(LogError):
+    """The disk refused a write; what was acknowledged before is safe."""
+
+    hint = "Free some space or mend the disk, then start Headrace again; it goes on where it stopped."
+
+
+class SourceError(HeadraceError):
+    """The source cannot be captured."""
+
+
+class SourceUnavailable(SourceError):
+    """The source does not answer now and may answer later."""
+
+    retry = True
+
+
+class SourceRefused(SourceError):
+    """The server lacks a setting or the user a privilege."""
+
+    hint = "Run `headrace check` for the statements that mend it."
+
+
+class PositionLost(SourceError):
+    """The source no longer holds the changes after our position."""
+
+    hint = "Run `headrace snapshot SOURCE` to start again from a full copy."
+
+
+class SourceReplaced(SourceError):
+    """The server is not the one that our position belongs to."""
+
+    hint = "Run `headrace snapshot SOURCE` to start again from a full copy of this server."
+
+
+class ProtocolError(SourceError):
+    """The server sent bytes that its protocol does not allow."""
+
+
+class DecodeError(HeadraceError):
+    """A value or message cannot be read."""

@@ -1,0 +1,141 @@
+"""The change: the one thing that travels through Headrace.
+
+A change is immutable and holds its images as JSON text, written once at capture.
+Everything that reads the log reuses those bytes; nobody decodes a row unless it must look inside.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from enum import StrEnum
+from uuid import UUID
+
+import msgspec
+
+
+class Op(StrEnum):
+    """What happened."""
+
+    INSERT = "INSERT"
+    UPDATE = "UPDATE"
+    DELETE = "DELETE"
+    READ = "READ"  # a row read by a snapshot
+    TRUNCATE = "TRUNCATE"
+    SCHEMA = "SCHEMA"  # a table's columns from here on
+    MESSAGE = "MESSAGE"  # a logical message, or bytes that could not be decoded
+
+
+class BeforeKind(StrEnum):
+    """How much of the old row the source sent."""
+
+    FULL = "full"
+    KEY = "key"
+    NONE = "none"
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column as the source declares it."""
+
+    name: str
+    type: str  # as the source writes it: "numeric(12,2)", "integer[]"
+    key: bool = False
+    type_id: int = 0  # the source's number for the type; 0 where it has none
+    modifier: int = -1  # precision, length …, packed as the source packs them
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A table as it was while a change was made: one version of its columns."""
+
+    source: str  # the configured name
+    connector: str  # postgres, mysql, sqlite, sqlserver, mongodb
+    origin: str  # the server's own identity: the same name on another server differs
+    database: str
+    schema: str
+    name: str  # "" for what belongs to no table (messages)
+    columns: tuple[Column, ...] = ()
+    identity: str = "default"  # what the source sends as the old row: default, full, index, nothing
+    relation: int = 0  # the source's number for the table; 0 where it has none
+    version: int = 0  # given by the log, unique in it and increasing; 0 until then
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names of the key columns, in column order."""
+        return tuple(column.name for column in self.columns if column.key)
+
+
+class Transaction(msgspec.Struct, frozen=True):
+    """What all changes of one transaction share."""
+
+    id: str
+    commit_time: int  # microseconds since 1970, the server's clock
+    captured_at: int  # microseconds since 1970, our clock
+    metadata: bytes | None = None  # annotations as a JSON object; None: there were none
+
+
+class PostgresPosition(
+    msgspec.Struct, frozen=True, array_like=True, tag_field="connector", tag="postgres"
+):
+    """Where a change stands in PostgreSQL's write-ahead log."""
+
+    commit_lsn: int  # of the transaction's commit record; orders transactions
+    lsn: int  # of the change's own record; several changes may share one
+
+    def to_json(self) -> dict[str, str | int]:
+        """The position as every JSON format shows it."""
+        return {"lsn": format_lsn(self.lsn), "commit_lsn": format_lsn(self.commit_lsn)}
+
+
+Position = PostgresPosition
+"""Grows into a union: one member a connector."""
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """One change of one row (or table, or schema), in the order the source committed it."""
+
+    op: Op
+    table: Table
+    key: bytes | None  # key columns as a JSON object; None: the table has no key
+    before: bytes | None  # old image as a JSON object; None: not sent, or there was none
+    before_kind: BeforeKind
+    # New image as a JSON object. For TRUNCATE, SCHEMA and MESSAGE: what they say, as JSON.
+    after: bytes | None
+    changed: tuple[str, ...] | None  # columns whose value differs; None: cannot be known
+    unchanged: tuple[str, ...]  # columns the source did not send: absent, which is not null
+    transaction: Transaction
+    ordinal: int  # 1, 2, … within the transaction
+    position: Position
+    last: bool = False  # whether it ends its transaction
+    sequence: int = 0  # the log's own number; 0 until it is in the log
+
+    @property
+    def id(self) -> str:
+        """`evt_` and a UUID: the same for this change in every format and every replay."""
+        name = (
+            f"{self.table.origin}|{self.position.commit_lsn}|{self.transaction.id}|{self.ordinal}"
+        )
+        digest = hashlib.blake2b(name.encode(), digest_size=16).digest()
+        return f"evt_{UUID(bytes=digest, version=5)}"
+
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """Changes that a source hands over together, in commit order.
+
+    A batch ends where a transaction ends and then says how to resume after it.
+    A transaction too large for memory comes as several batches; all but the last have no `resume`.
+    """
+
+    changes: Sequence[Change]
+    resume: bytes | None  # opaque to everyone but the source
+
+
+def format_lsn(lsn: int) -> str:
+    """An LSN as PostgreSQL writes it: 0/16B3748."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def parse_lsn(text: str) -> int:
+    """The number behind PostgreSQL's text form of an LSN; ValueError when it is none."""
+    high, _, low = text.partition("/")
+    number = int(high, 16) << 32 | int(low, 16)
+    if number >> 64 or int(low, 16) >> 32:
+        raise ValueError(f"not an LSN: {text!r}")
+    return number

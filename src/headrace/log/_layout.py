@@ -1,0 +1,124 @@
+"""How the log lies in RocksDB: keys, and a change as a record.
+
+Changes have the default column family to themselves, so that files never overlap and RocksDB
+moves them down its levels without rewriting. Everything else is in the family `state`.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ..event import BeforeKind, Change, Op, Position, Table, Transaction
+
+STATE = "state"
+
+SEQUENCE = b"changefeed_sequence"  # the last committed sequence
+FIRST = b"changefeed_first"  # the first sequence that is still kept
+BYTES = b"changefeed_bytes"  # bytes of every record ever committed
+TRIMMED = b"changefeed_trimmed_bytes"  # bytes of the records trimmed away
+EPOCH = b"epoch"
+LAYOUT = b"layout"
+LAYOUT_VERSION = b"1"
+
+
+def change_key(sequence: int) -> bytes:
+    """Zero-padded, so that the order of the keys is the order of the sequences."""
+    return b"changefeed:%020d" % sequence
+
+
+def sequence_of(key: bytes) -> int:
+    """The sequence in a change's key."""
+    return int(key[11:])
+
+
+def source_key(name: str) -> bytes:
+    """Where a source's resume position is kept."""
+    return b"source:" + name.encode()
+
+
+def table_key(version: int) -> bytes:
+    """Where a version of a table's columns is kept."""
+    return b"table:%010d" % version
+
+
+def cursor_key(name: str) -> bytes:
+    """Where a named cursor is kept."""
+    return b"cursor:" + name.encode()
+
+
+def mark_key(sequence: int) -> bytes:
+    """Where a mark (time and size of the log at a sequence) is kept."""
+    return b"mark:%020d" % sequence
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """How large and how old the log was at a sequence: what retention by age and size needs."""
+
+    captured_at: int
+    total_bytes: int
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    table: int
+    op: Op
+    transaction: str
+    commit_time: int
+    captured_at: int
+    metadata: bytes | None
+    ordinal: int
+    last: bool
+    position: Position
+    key: bytes | None
+    before_kind: BeforeKind
+    before: bytes | None
+    after: bytes | None
+    changed: tuple[str, ...] | None
+    unchanged: tuple[str, ...]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Record).decode
+
+
+def encode(change: Change) -> bytes:
+    """The record of a change: fields in `_Record`'s order, the table by its version."""
+    transaction = change.transaction
+    return _encode(
+        (
+            change.table.version,
+            change.op,
+            transaction.id,
+            transaction.commit_time,
+            transaction.captured_at,
+            transaction.metadata,
+            change.ordinal,
+            change.last,
+            change.position,
+            change.key,
+            change.before_kind,
+            change.before,
+            change.after,
+            change.changed,
+            change.unchanged,
+        )
+    )
+
+
+def decode(sequence: int, record: bytes, tables: Mapping[int, Table]) -> Change:
+    """The change behind a record."""
+    r = _decode(record)
+    return Change(
+        r.op,
+        tables[r.table],
+        r.key,
+        r.before,
+        r.before_kind,
+        r.after,
+        r.changed,
+        r.unchanged,
+        Transaction(r.transaction, r.commit_time, r.captured_at, r.metadata),
+        r.ordinal,
+        r.position,
+        r.last,
+        sequence,
+    )

