@@ -1,4 +1,4 @@
-"""The test kit: a real PostgreSQL in a folder, a fresh database in it, and waiting without sleeping.
+"""The test kit: a real PostgreSQL in a folder, fresh databases in it, and waiting for conditions.
 
 with PostgresServer(postgres_installs()[16]) as server, server.database() as database:
     database.execute("CREATE TABLE public.orders (id int PRIMARY KEY)")
@@ -322,7 +322,10 @@ class PostgresServer:
     def _write_settings(self) -> None:
         settings = {"unix_socket_directories": self._socket_directory(), **self.settings}
         lines = [f"{name} = {_setting(value)}\n" for name, value in settings.items()]
-        (self.data / "headrace.conf").write_text("".join(lines))
+        ours = self.data / "headrace.conf"
+        ours.write_text("".join(lines))
+        if self.account:
+            self.account.own(ours)
         include = "include 'headrace.conf'\n"
         config = self.data / "postgresql.conf"
         if include not in config.read_text():
@@ -447,7 +450,8 @@ def _kill(pid: int) -> None:
 
 
 def _free_port() -> int:
-    for port in random.sample(PORTS, k=100):
+    # Not from the shared generator: tests seed it, and then every run would try the same ports.
+    for port in random.SystemRandom().sample(PORTS, k=100):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port

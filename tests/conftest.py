@@ -1,0 +1,73 @@
+"""Fixtures that give tests real PostgreSQL servers and fresh databases in them."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from headrace.testing import PostgresDatabase, PostgresInstall, PostgresServer, postgres_installs
+
+VERSIONS = (15, 16, 18)
+
+# Room for two-phase commits, which a default server refuses.
+SETTINGS = {"max_prepared_transactions": 10}
+
+
+def install_of(version: int) -> PostgresInstall:
+    """The install of a version; without it the test is skipped, but in CI it fails."""
+    if install := postgres_installs().get(version):
+        return install
+    reason = f"PostgreSQL {version} is not installed (Debian: apt-get install postgresql-{version})"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+class Servers:
+    """One server of each version, started when a test first asks for it."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._running: dict[int, PostgresServer] = {}
+
+    def __getitem__(self, version: int) -> PostgresServer:
+        if version not in self._running:
+            server = PostgresServer(install_of(version), settings=SETTINGS)
+            self._running[version] = self._stack.enter_context(server)
+        return self._running[version]
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """The servers that tests share; a test that stops or breaks one takes `own_server`."""
+    with ExitStack() as stack:
+        yield Servers(stack)
+
+
+@pytest.fixture
+def pg(servers: Servers) -> Iterator[PostgresDatabase]:
+    """A fresh database on PostgreSQL 16."""
+    with servers[16].database() as database:
+        yield database
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda version: f"postgres{version}")
+def any_pg(request: pytest.FixtureRequest, servers: Servers) -> Iterator[PostgresDatabase]:
+    """A fresh database on each supported PostgreSQL in turn."""
+    with servers[request.param].database() as database:
+        yield database
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL 16 of the test's own, to stop, kill and break."""
+    with PostgresServer(install_of(16), settings=SETTINGS) as server:
+        yield server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that uses a server as `live`."""
+    for item in items:
+        if {"servers", "own_server"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("live")
