@@ -1,0 +1,57 @@
+# Every target sets up what it needs; scripts/setup.sh installs system packages where it may.
+
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+SETUP := PYTHON=$(PYTHON) scripts/setup.sh
+
+.PHONY: help demo test check format docs bench clean
+
+help:
+	@echo "make demo     watch a database's changes flow (ARGS='--seconds 20')"
+	@echo "make test     run every test (ARGS='-k log')"
+	@echo "make check    formatting, lint, types, layers, generated docs"
+	@echo "make format   rewrite the code in the project's format"
+	@echo "make docs     write the generated docs again"
+	@echo "make bench    measure beside Debezium and pg_recvlogical, into bench/RESULTS.md"
+	@echo "make clean    remove everything that was built"
+
+demo: .venv/.installed-demo
+	@$(BIN)/headrace demo $(ARGS)
+
+test: .venv/.installed-dev
+	@$(SETUP) postgresql
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: .venv/.installed-dev
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/python scripts/docs.py --check
+
+format: .venv/.installed-dev
+	@$(BIN)/ruff check --fix --quiet
+	@$(BIN)/ruff format
+
+docs: .venv/.installed-dev
+	@$(BIN)/python scripts/docs.py
+
+bench: .venv/.installed-bench
+	@$(SETUP) java
+	@$(BIN)/python -m bench $(ARGS)
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests bench scripts -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.created:
+	@$(SETUP) python
+	@echo "setup: creating .venv"
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.installed-%: .venv/.created pyproject.toml
+	@echo "setup: installing headrace[$*] and what it needs into .venv"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@

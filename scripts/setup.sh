@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# Makes sure that system packages are there: scripts/setup.sh {python|postgresql|java}...
+#
+# On Debian, as root or with passwordless sudo, a missing package is installed. Elsewhere one line
+# says what to install, and the script fails; only PostgreSQL 15 may be missing outside CI, since
+# the tests that need it are then skipped.
+set -euo pipefail
+
+PYTHON=${PYTHON:-python3}
+
+missing() { # missing PACKAGE WHAT: says what to install
+    echo "setup: $2 is missing; install it (Debian: apt-get install $1) and run this again" >&2
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+may_install() {
+    command -v apt-get >/dev/null && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }
+}
+
+apt() {
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=120 "$@"
+}
+
+install_package() { # install_package PACKAGE: fails, with apt's own words, when it cannot
+    local output
+    echo "setup: installing $1"
+    if ! output=$({ apt update && apt install -y --no-install-recommends "$1"; } 2>&1); then
+        echo "$output" | tail -n 5 >&2
+        return 1
+    fi
+}
+
+need_python() {
+    if ! "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        missing python3 "Python 3.11 or newer (as '$PYTHON')"
+        return 1
+    fi
+    "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null && return
+    # A Python that is not Debian's own gets nothing from Debian's package.
+    if may_install && [ "$(readlink -f "$(command -v "$PYTHON")" | cut -d/ -f1-3)" = /usr/bin ]; then
+        install_package python3-venv && return
+    fi
+    missing python3-venv "Python's venv module"
+    return 1
+}
+
+need_postgresql() {
+    [ -x /usr/lib/postgresql/15/bin/postgres ] && return
+    if may_install && install_postgresql; then return; fi
+    missing postgresql-15 "PostgreSQL 15"
+    if [ -n "${CI:-}" ]; then return 1; fi
+    echo "setup: tests that need PostgreSQL 15 will be skipped" >&2
+}
+
+install_postgresql() {
+    # Debian creates and starts a server on port 5432 with the package. The tests run their own, so
+    # a machine without PostgreSQL stays without a running one; elsewhere the owner's choice stands.
+    if ! dpkg-query -W -f '${Status}' postgresql-common 2>/dev/null | grep -q 'ok installed'; then
+        install_package postgresql-common || return 1
+        as_root sed -i 's/^#\? *create_main_cluster.*/create_main_cluster = false/' \
+            /etc/postgresql-common/createcluster.conf
+    fi
+    install_package postgresql-15
+}
+
+need_java() {
+    local java=java major
+    if [ -n "${JAVA_HOME:-}" ]; then java=$JAVA_HOME/bin/java; fi
+    major=$("$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p') || true
+    if [ "${major:-0}" -ge 17 ]; then return; fi
+    if may_install && install_package openjdk-17-jre-headless; then return; fi
+    missing openjdk-17-jre-headless "Java 17 or newer"
+    return 1
+}
+
+for need in "$@"; do
+    case $need in
+        python | postgresql | java) "need_$need" ;;
+        *)
+            echo "setup: no such need: $need; there are: python, postgresql, java" >&2
+            exit 2
+            ;;
+    esac
+done
