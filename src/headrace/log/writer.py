@@ -96,9 +96,9 @@ class Log(LogReader):
         """The same table with the version it has, or now gets, in this log."""
         with self._turn:
             versions = self.tables()
-            for known in reversed(versions):
-                if msgspec.structs.replace(known, version=0) == table:
-                    return known
+            latest = next((known for known in reversed(versions) if _same_name(known, table)), None)
+            if latest and msgspec.structs.replace(latest, version=0) == table:
+                return latest
             added = msgspec.structs.replace(table, version=len(versions) + 1)
             self._put(layout.table_key(added.version), msgspec.json.encode(added))
         return added
@@ -239,3 +239,7 @@ class Log(LogReader):
         except Exception as error:
             self._failure = error
             raise LogFailed(f"the log in {self.path} could not be written") from error
+
+
+def _same_name(one: Table, other: Table) -> bool:
+    return (one.source, one.schema, one.name) == (other.source, other.schema, other.name)

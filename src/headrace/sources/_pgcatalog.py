@@ -1,0 +1,226 @@
+"""What a PostgreSQL server says about itself, its tables and its types."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from ..event import Column, Table
+from ._pgconnection import classify
+from ._pgoutput import Relation
+from ._pgrows import Rows
+from ._pgvalues import TYPES_SQL, PgType, encoder, pg_types
+
+_IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Which server this is, and where it stands."""
+
+    system: str
+    timeline: int
+    database: str
+    version: int
+    wal_lsn: int
+    next_xid: int
+    standby: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A replication slot as the server shows it."""
+
+    confirmed: int
+    plugin: str
+    database: str
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A table of a publication: what the stream will send of it."""
+
+    schema: str
+    name: str
+    oid: int
+    columns: tuple[str, ...]
+    filter: str | None
+
+    @property
+    def path(self) -> str:
+        """schema.table, as the config and the status write it."""
+        return f"{self.schema}.{self.name}"
+
+
+_SERVER = """
+    SELECT (SELECT system_identifier::text FROM pg_control_system()),
+           (SELECT timeline_id FROM pg_control_checkpoint()),
+           current_database(), current_setting('server_version_num')::int,
+           CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                ELSE pg_current_wal_insert_lsn() END - '0/0'::pg_lsn,
+           pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+           pg_is_in_recovery()"""
+
+_SLOT = """
+    SELECT coalesce(confirmed_flush_lsn - '0/0'::pg_lsn, 0), plugin, database,
+           coalesce(wal_status = 'lost', false)
+    FROM pg_replication_slots WHERE slot_name = %s"""
+
+_CANDIDATES = """
+    SELECT n.nspname, c.relname
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
+      AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'headrace')
+    ORDER BY 1, 2"""
+
+_PUBLISHED = """
+    SELECT p.schemaname, p.tablename, c.oid::bigint, p.attnames, p.rowfilter
+    FROM pg_publication_tables p
+    JOIN pg_namespace n ON n.nspname = p.schemaname
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+    WHERE p.pubname = %s ORDER BY 1, 2"""
+
+_COLUMNS = """
+    SELECT a.attname, a.atttypid::bigint, a.atttypmod,
+           coalesce(a.attnum = ANY (i.indkey), false), c.relreplident
+    FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+    LEFT JOIN pg_index i ON i.indrelid = c.oid
+      AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+    WHERE c.oid = %s AND a.attnum > 0 AND NOT a.attisdropped
+    ORDER BY a.attnum"""
+
+_PARTS = """
+    SELECT format('%%I.%%I', n.nspname, c.relname),
+           pg_relation_size(c.oid) / current_setting('block_size')::int,
+           coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.reltuples::bigint
+    FROM (SELECT relid::oid FROM pg_partition_tree(%s::oid) UNION SELECT %s::oid) t
+    JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind = 'r' ORDER BY c.oid"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A physical table: a partition, or a table itself."""
+
+    relation: str
+    blocks: int
+    filenode: int
+    estimated_rows: int
+
+
+class Catalog:
+    """Asks the catalogs over one ordinary connection."""
+
+    def __init__(self, connection: psycopg.Connection[Any], *, source: str, origin: str) -> None:
+        self._connection = connection
+        self._source = source
+        self._origin = origin
+        self._types: dict[int, PgType] = {}
+        self._database = connection.info.dbname
+
+    def rows(self, query: LiteralString | sql.Composed, *parameters: object) -> list[tuple[Any, ...]]:
+        """What a query returns."""
+        try:
+            cursor = self._connection.execute(query, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            raise classify(error, "query failed") from error
+
+    def close(self) -> None:
+        """End the session."""
+        self._connection.close()
+
+    def server(self) -> Server:
+        """Which server this is, and where it stands."""
+        return Server(*self.rows(_SERVER)[0])
+
+    def slot(self, name: str) -> Slot | None:
+        """A slot; None when there is none of this name."""
+        found = self.rows(_SLOT, name)
+        return Slot(*found[0]) if found else None
+
+    def candidates(self, globs: Sequence[str]) -> list[tuple[str, str]]:
+        """Tables (schema, name) that match any of the globs."""
+        found = self.rows(_CANDIDATES)
+        return [(schema, name) for schema, name in found if matches(f"{schema}.{name}", globs)]
+
+    def published(self, publication: str) -> list[Published]:
+        """The tables of a publication."""
+        return [
+            Published(schema, name, oid, tuple(columns), rowfilter)
+            for schema, name, oid, columns, rowfilter in self.rows(_PUBLISHED, publication)
+        ]
+
+    def parts(self, oid: int) -> list[Part]:
+        """The physical tables behind a table."""
+        return [Part(*row) for row in self.rows(_PARTS, oid, oid)]
+
+    def describe(self, published: Published) -> Rows:
+        """The decoder for rows of a published table as it is now."""
+        found = [row for row in self.rows(_COLUMNS, published.oid) if row[0] in published.columns]
+        identity = _IDENTITIES[found[0][4]] if found else "default"
+        columns = self._columns([(name, key, oid, mod) for name, oid, mod, key, _ in found])
+        return self._rows(published.schema, published.name, published.oid, identity, columns)
+
+    def describe_relation(self, relation: Relation) -> Rows:
+        """The decoder for rows that follow a Relation message."""
+        keys = {column.name for column in relation.columns if column.identity}
+        if relation.identity in ("full", "nothing"):
+            # Then the flags do not name the key: all columns have them, or none.
+            keys = {name for name, _, _, key, _ in self.rows(_COLUMNS, relation.id) if key}
+        columns = self._columns(
+            [(c.name, c.name in keys, c.type_id, c.modifier) for c in relation.columns]
+        )
+        return self._rows(relation.schema, relation.name, relation.id, relation.identity, columns)
+
+    def sourceless(self) -> Table:
+        """The table of changes that belong to no table."""
+        return Table(self._source, "postgres", self._origin, self._database, "", "")
+
+    def _columns(self, columns: Sequence[tuple[str, bool, int, int]]) -> tuple[Column, ...]:
+        names = self._type_names([(oid, modifier) for _, _, oid, modifier in columns])
+        return tuple(
+            Column(name, type_name, key, oid, modifier)
+            for (name, key, oid, modifier), type_name in zip(columns, names, strict=True)
+        )
+
+    def _rows(
+        self, schema: str, name: str, oid: int, identity: str, columns: tuple[Column, ...]
+    ) -> Rows:
+        self._learn(column.type_id for column in columns)
+        table = Table(
+            self._source,
+            "postgres",
+            self._origin,
+            self._database,
+            schema,
+            name,
+            columns,
+            identity,
+            oid,
+        )
+        return Rows(table, [encoder(column.type_id, self._types) for column in columns])
+
+    def _type_names(self, types: Sequence[tuple[int, int]]) -> list[str]:
+        query = """SELECT coalesce(format_type(oid::oid, modifier), 'unknown')
+                   FROM unnest(%s::bigint[], %s::int[]) WITH ORDINALITY AS t(oid, modifier, at)
+                   ORDER BY at"""
+        oids, modifiers = [oid for oid, _ in types], [modifier for _, modifier in types]
+        return [name for (name,) in self.rows(query, oids, modifiers)]
+
+    def _learn(self, oids: Iterable[int]) -> None:
+        if not all(oid in self._types for oid in oids):
+            self._types = pg_types(self.rows(TYPES_SQL))
+
+
+def matches(path: str, globs: Sequence[str]) -> bool:
+    """Whether schema.table matches one of the globs; a bare name means the schema public."""
+    return any(
+        fnmatch.fnmatchcase(path, glob if "." in glob else f"public.{glob}") for glob in globs
+    )

@@ -1,0 +1,87 @@
+"""What the log remembers of a PostgreSQL source between two runs."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Range(msgspec.Struct, frozen=True):
+    """Blocks of one physical table that still have to be copied."""
+
+    relation: str  # quoted, schema-qualified: a partition, or the table itself
+    start: str  # first ctid to read
+    end: int | None  # first block that is not ours; None: to the end of the table
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """The copy of one table's rows.
+
+    Not begun: `ranges` is None, and changes committed before the copy's point are in the copy.
+    Begun: `ranges` are left to read. Finished: there are none left.
+    """
+
+    relation: int  # the table's oid: another one under the same name is another table
+    ranges: tuple[Range, ...] | None = None
+    rows: int = 0
+    estimated_rows: int = -1
+    # The oldest transaction that the first of the copy's snapshots might not see: a row written by
+    # it or later may have moved between the ranges when an interrupted copy is taken up again.
+    since: int = 0
+    filenodes: tuple[int, ...] = ()  # a rewritten table has others: its ranges mean nothing then
+    again: bool = False  # whether rows of an earlier copy must be forgotten first
+
+    @property
+    def done(self) -> bool:
+        """Whether every row has been read."""
+        return self.ranges == ()
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """Which server, which slot, how far, and what is left to copy."""
+
+    system: str  # the server's system identifier
+    timeline: int
+    database: str
+    slot: str
+    birth: int  # the slot's consistent point when it was created; 0: it was adopted
+    position: int  # end of the last transaction that is in the log
+    xid: int  # its transaction id, with the epoch
+    copies: dict[str, Copy]  # by schema.table
+    errored: dict[str, str]  # schema.table -> reason
+    versions: dict[str, int]  # schema.table -> the version its last SCHEMA change told
+
+    def encode(self) -> bytes:
+        """As the log stores it."""
+        return msgspec.json.encode(self)
+
+
+class Restart(msgspec.Struct, frozen=True):
+    """Start anew, with a new slot; the tables named were captured before."""
+
+    restart: bool
+    tables: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        """As the log stores it."""
+        return msgspec.json.encode(self)
+
+
+def decode(stored: bytes) -> Resume | Restart:
+    """What `encode` wrote."""
+    if b'"restart":' in stored[:16]:
+        return msgspec.json.decode(stored, type=Restart)
+    return msgspec.json.decode(stored, type=Resume)
+
+
+def copied_again(resume: Resume | Restart, tables: set[str]) -> Resume | Restart:
+    """Forget that these tables were copied; no tables: start anew."""
+    if isinstance(resume, Restart):
+        return resume
+    if not tables:
+        return Restart(True, tuple(resume.copies))
+    copies = {
+        name: Copy(copy.relation, again=True) if name in tables else copy
+        for name, copy in resume.copies.items()
+    }
+    errored = {name: why for name, why in resume.errored.items() if name not in tables}
+    return msgspec.structs.replace(resume, copies=copies, errored=errored)

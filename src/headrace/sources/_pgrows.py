@@ -1,0 +1,224 @@
+"""PostgreSQL rows -> JSON images: the one decoder of stream and snapshot. No I/O.
+
+Values are sent as text, and most text is its own JSON, so a row becomes its image by filling a
+template of bytes; no Python value is made of any column.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from ..errors import DecodeError, ProtocolError
+from ..event import BeforeKind, Table
+from ._pgvalues import Encode
+
+_HEAD = struct.Struct(">BI")
+_COUNT = struct.Struct(">H")
+# A column's head is read as kind and length at once, although null has no length.
+_PADDING = b"\0\0\0\0"
+
+_SHORTEST = 8  # type, relation, kind of tuple, number of columns
+
+_TEXT, _NULL, _UNCHANGED = b"tnu"
+_NEW, _KEY, _OLD = b"NKO"
+
+_quote = msgspec.json.Encoder().encode
+
+
+# What a row message says: key, before, before_kind, after, changed, unchanged, in the order of
+# Change's fields. A plain tuple, because one is made for every row.
+Row = tuple[
+    bytes | None,
+    bytes | None,
+    BeforeKind,
+    bytes | None,
+    tuple[str, ...] | None,
+    tuple[str, ...],
+]
+
+
+class Rows:
+    """Turns the rows of one version of a table into JSON."""
+
+    def __init__(self, table: Table, encoders: Sequence[Encode | None]) -> None:
+        self.table = table
+        self._encoders = tuple(encoders)
+        self._names = [column.name for column in table.columns]
+        self._labels = [_quote(name) + b":" for name in self._names]
+        self._keys = [at for at, column in enumerate(table.columns) if column.key]
+        self._template = self._template_of(range(len(self._labels)))
+        self._key_template = self._template_of(self._keys)
+        self._only_key = self._keys[0] if len(self._keys) == 1 else None
+
+    def of(self, table: Table) -> Rows:
+        """The same decoder for the same columns under another version."""
+        return Rows(table, self._encoders)
+
+    def insert(self, data: bytes) -> Row:
+        """An Insert message, its type byte and relation included."""
+        data = self._padded(data)
+        self._expect(data[5] == _NEW, "an Insert has no new row")
+        values, at = self._tuple(data, 6)
+        self._finish(data, at)
+        if None in values:
+            return self._partial(values, None, BeforeKind.NONE)
+        return self._key(values), None, BeforeKind.NONE, self._template % tuple(values), None, ()
+
+    def update(self, data: bytes) -> Row:
+        """An Update message."""
+        data = self._padded(data)
+        kind, at = data[5], 5
+        old = None
+        if kind in (_KEY, _OLD):
+            old, at = self._tuple(data, 6)
+        self._expect(data[at] == _NEW, "an Update has no new row")
+        values, at = self._tuple(data, at + 1)
+        self._finish(data, at)
+        if old is None:
+            if None in values:
+                return self._partial(values, None, BeforeKind.NONE)
+            return self._key(values), None, BeforeKind.NONE, self._template % tuple(values), None, ()
+        if kind == _KEY:
+            return self._partial(values, self._key(old), BeforeKind.KEY)
+        return self._full(old, values)
+
+    def delete(self, data: bytes) -> Row:
+        """A Delete message."""
+        data = self._padded(data)
+        kind = data[5]
+        self._expect(kind in (_KEY, _OLD), "a Delete has no old row")
+        old, at = self._tuple(data, 6)
+        self._finish(data, at)
+        key = self._key(old)
+        if kind == _KEY:
+            return key, key, BeforeKind.KEY, None, None, ()
+        return key, self._image(old), BeforeKind.FULL, None, None, ()
+
+    def copied(self, line: bytes) -> Row:
+        """A line of COPY's text format, without its newline."""
+        fields = line.split(b"\t")
+        if len(fields) != len(self._encoders):
+            raise ProtocolError(
+                f"COPY sent {len(fields)} columns of {self.table.name}, not {len(self._encoders)}"
+            )
+        if b"\\" in line:
+            values = [
+                b"null" if field == b"\\N" else self._encoded(encode, unescape(field))
+                for encode, field in zip(self._encoders, fields, strict=True)
+            ]
+        else:
+            values = [
+                field if encode is None else encode(field)
+                for encode, field in zip(self._encoders, fields, strict=True)
+            ]
+        return self._key(values), None, BeforeKind.NONE, self._template % tuple(values), None, ()
+
+    def _tuple(self, data: bytes, at: int) -> tuple[list[bytes | None], int]:
+        """The columns as JSON and where they end; None for one that was not sent."""
+        encoders = self._encoders
+        unpack = _HEAD.unpack_from
+        try:
+            if _COUNT.unpack_from(data, at)[0] != len(encoders):
+                raise ProtocolError(f"a row of {self.table.name} has another number of columns")
+            at += 2
+            values: list[bytes | None] = []
+            append = values.append
+            for encode in encoders:
+                kind, size = unpack(data, at)
+                if kind == _TEXT:
+                    at += 5
+                    end = at + size
+                    value = data[at:end]
+                    append(value if encode is None else encode(value))
+                    at = end
+                elif kind == _NULL:
+                    append(b"null")
+                    at += 1
+                elif kind == _UNCHANGED:
+                    append(None)
+                    at += 1
+                else:
+                    raise ProtocolError(f"a row of {self.table.name} has a column kind {kind}")
+        except struct.error as error:
+            raise ProtocolError(f"a row of {self.table.name} is cut short") from error
+        return values, at
+
+    def _full(self, old: list[bytes | None], values: list[bytes | None]) -> Row:
+        # A large value that did not change is sent only once, in the old row.
+        new = [was if now is None else now for was, now in zip(old, values, strict=True)]
+        changed = tuple(
+            name for name, was, now in zip(self._names, old, new, strict=True) if was != now
+        )
+        return self._key(new), self._image(old), BeforeKind.FULL, self._image(new), changed, ()
+
+    def _partial(
+        self, values: list[bytes | None], before: bytes | None, before_kind: BeforeKind
+    ) -> Row:
+        unchanged = tuple(
+            name for name, value in zip(self._names, values, strict=True) if value is None
+        )
+        return self._key(values), before, before_kind, self._image(values), None, unchanged
+
+    def _image(self, values: list[bytes | None]) -> bytes:
+        pairs = zip(self._labels, values, strict=True)
+        return b"{%b}" % b",".join([label + value for label, value in pairs if value is not None])
+
+    def _key(self, values: Sequence[bytes | None]) -> bytes | None:
+        if self._only_key is not None:
+            only = values[self._only_key]
+            return None if only is None else self._key_template % only
+        if not self._keys:
+            return None
+        parts = tuple(values[at] for at in self._keys)
+        # A key column that was not sent has not changed, but its value is not known.
+        return None if None in parts else self._key_template % parts
+
+    def _template_of(self, columns: Sequence[int]) -> bytes:
+        labels = [self._labels[at].replace(b"%", b"%%") + b"%b" for at in columns]
+        return b"{%b}" % b",".join(labels)
+
+    def _encoded(self, encode: Encode | None, value: bytes) -> bytes:
+        return value if encode is None else encode(value)
+
+    def _padded(self, data: bytes) -> bytes:
+        self._expect(len(data) >= _SHORTEST, "a row message is cut short")
+        return data + _PADDING
+
+    def _expect(self, true: bool, problem: str) -> None:
+        if not true:
+            raise ProtocolError(f"{problem} ({self.table.name})")
+
+    def _finish(self, data: bytes, at: int) -> None:
+        if at != len(data) - len(_PADDING):
+            raise ProtocolError(f"a row of {self.table.name} does not end where its message does")
+
+
+_ESCAPES = {
+    b"b": b"\b",
+    b"f": b"\f",
+    b"n": b"\n",
+    b"r": b"\r",
+    b"t": b"\t",
+    b"v": b"\v",
+    b"\\": b"\\",
+}
+
+
+def unescape(field: bytes) -> bytes:
+    """A field of COPY's text format as it was before COPY escaped it."""
+    if b"\\" not in field:
+        return field
+    first, *rest = field.split(b"\\\\")
+    whole = [_unescape_single(first)] + [_unescape_single(part) for part in rest]
+    return b"\\".join(whole)
+
+
+def _unescape_single(part: bytes) -> bytes:
+    first, *rest = part.split(b"\\")
+    try:
+        return first + b"".join(_ESCAPES[piece[:1]] + piece[1:] for piece in rest)
+    except KeyError as error:
+        raise DecodeError("COPY sent an escape that it does not define") from error
