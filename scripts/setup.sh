@@ -50,9 +50,12 @@ need_python() {
 need_postgresql() {
     [ -x /usr/lib/postgresql/15/bin/postgres ] && return
     if may_install && install_postgresql; then return; fi
-    missing postgresql-15 "PostgreSQL 15"
-    if [ -n "${CI:-}" ]; then return 1; fi
-    echo "setup: tests that need PostgreSQL 15 will be skipped" >&2
+    if [ -n "${CI:-}" ]; then
+        missing postgresql-15 "PostgreSQL 15"
+        return 1
+    fi
+    echo "setup: tests on PostgreSQL 15 are skipped; to run them install it" \
+        "(Debian: apt-get install postgresql-15)" >&2
 }
 
 install_postgresql() {
