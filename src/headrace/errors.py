@@ -11,6 +11,8 @@
     │   ├── PositionLost       the server no longer has the changes after our position
     │   ├── SourceReplaced     the server is not the one our position belongs to
     │   └── ProtocolError      the server sent what its protocol does not allow
+    ├── ServerError            whoever asked the running server for what it refuses
+    │   └── ServerAbsent       nobody answers at the server's address
     └── DecodeError            one value or message cannot be read; its table stops, others go on
 
 The message is the only required argument, so errors survive pickling between processes.
@@ -83,6 +85,16 @@ class SourceReplaced(SourceError):
 
 class ProtocolError(SourceError):
     """The server sent bytes that its protocol does not allow."""
+
+
+class ServerError(HeadraceError):
+    """The running server does not do what a command asked."""
+
+
+class ServerAbsent(ServerError):
+    """No Headrace answers at the server's address."""
+
+    hint = "Start it with `headrace run`, or check server.host and server.port in the config."
 
 
 class DecodeError(HeadraceError):
