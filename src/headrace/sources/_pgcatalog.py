@@ -132,9 +132,23 @@ class Catalog:
         except psycopg.Error as error:
             raise classify(error, "query failed") from error
 
+    def run(self, statements: LiteralString | sql.Composed) -> None:
+        """Run statements that return nothing."""
+        self.rows(statements)
+
     def close(self) -> None:
         """End the session."""
         self._connection.close()
+
+    def share(self, snapshot: str) -> None:
+        """From here on, see the database as an exported snapshot shows it."""
+        self.run("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        self.run(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+
+    def oldest_unseen(self) -> int:
+        """The oldest transaction that the snapshot in use might not see."""
+        query = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+        return int(self.rows(query)[0][0])
 
     def server(self) -> Server:
         """Which server this is, and where it stands."""

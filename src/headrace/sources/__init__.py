@@ -1,0 +1,111 @@
+"""(1) Databases -> changes: the contract of a source.
+
+A source is a frozen value whose fields are its settings; it opens nothing until `open`.
+
+    stream = source.open(resume, register)   resume: what the log stored last; None: never captured
+    for batch in stream:                     commit order, whole transactions (see event.Batch)
+        log.append(source.name, batch)       durable first,
+        stream.ack(batch.resume)             forgotten by the database second
+
+- Everything after `resume` comes exactly once, in commit order; nothing at or before it comes.
+- A table that has not been copied yet is copied first: its rows come as READ.
+- A table with a value that cannot be decoded goes to an errored state; the others go on.
+- Every error that ends the iteration is a HeadraceError; `retry` says whether to open again.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from ..event import Batch, Table
+
+Register = Callable[[Table], Table]
+"""Gives a table the version that it has in the log."""
+
+
+class Phase(StrEnum):
+    """What a source is doing."""
+
+    STARTING = "starting"
+    SNAPSHOT = "snapshot"
+    STREAMING = "streaming"
+    WAITING = "waiting"  # the server does not answer; it is tried again
+    HALTED = "halted"  # a person must act
+    STOPPED = "stopped"
+
+
+class CopyProgress(msgspec.Struct, frozen=True):
+    """How far the copy of a table has come."""
+
+    table: str
+    rows: int
+    estimated_rows: int  # the server's own guess; -1: it has none
+    done: bool
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """How a source is doing."""
+
+    source: str
+    phase: Phase
+    position: str = ""  # the source's own text for how far the log has come
+    lag_bytes: int = 0  # what the server has and the log has not
+    lag_seconds: float = 0.0  # age of the newest stored change while there is more to come
+    heard_at: int = 0  # when the server last said anything, µs since 1970; 0: never
+    stored_at: int = 0  # when the log last took a batch, µs since 1970; 0: never
+    copies: tuple[CopyProgress, ...] = ()
+    errored: dict[str, str] = {}  # table -> reason
+    error: str = ""  # why it waits or has halted
+    hint: str = ""  # what to do about it
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing `headrace check` looked at."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""  # the statement or setting that mends it
+
+
+class Stream(Protocol):
+    """An open source."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches as they come, for ever; ends after `close`."""
+        ...
+
+    def ack(self, resume: bytes) -> None:
+        """Everything up to `resume` is durable: the database may forget it."""
+        ...
+
+    def status(self) -> Status:
+        """How it is doing; may be called from any thread."""
+        ...
+
+    def close(self) -> None:
+        """End the iteration and let go of the database; may be called from any thread."""
+        ...
+
+
+class Source(Protocol):
+    """A database whose changes are captured."""
+
+    @property
+    def name(self) -> str:
+        """The configured name."""
+        ...
+
+    def open(self, resume: bytes | None, register: Register) -> Stream:
+        """Begin, or go on after `resume`."""
+        ...
+
+    def copy_again(self, resume: bytes | None, tables: Sequence[str]) -> bytes | None:
+        """A resume that copies these tables anew; no tables: all, from a new start."""
+        ...
+
+    def check(self) -> list[Finding]:
+        """Look at everything that capturing needs on the server."""
+        ...

@@ -1,0 +1,257 @@
+"""Copying tables under one exported snapshot: ranges of blocks, several at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg import pq, sql
+
+from ..errors import DecodeError
+from ..event import Change, Op, PostgresPosition, Transaction, format_lsn
+from ._pgcatalog import Published
+from ._pgconnection import classify, connect, copy_lines
+from ._pgresume import Range
+from ._pgrows import Rows
+
+RANGE_BLOCKS = 2048  # 16 MB of table
+_BATCH_ROWS = 4096
+_BATCH_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One range of one table, to be read by one worker."""
+
+    table: Published
+    rows: Rows
+    range: Range
+    # Read only rows written by this transaction or a later one, outside `left`: rows that may
+    # have moved out of a range that was not read yet into one that was. 0: read every row.
+    since: int = 0
+    left: tuple[Range, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Rows that a worker has read, and what is left of their range; None: nothing."""
+
+    task: Task
+    changes: list[Change]
+    left: Range | None
+    error: str = ""  # why the table cannot be copied
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The moment the copy shows: a snapshot and the LSN it belongs to."""
+
+    snapshot: str
+    lsn: int
+
+
+class Copier:
+    """Reads tasks with several workers that share one snapshot."""
+
+    def __init__(self, url: str, point: Point, *, application: str, workers: int) -> None:
+        self._url = url
+        self._point = point
+        self._application = application
+        self._workers = workers
+        self._closed = threading.Event()
+        self._read: queue.Queue[Copied | BaseException | None] = queue.Queue(maxsize=8)
+
+    def close(self) -> None:
+        """Stop the workers after the rows at hand."""
+        self._closed.set()
+
+    def copy(self, tasks: Sequence[Task]) -> Iterator[Copied]:
+        """Read every task; what comes from one range comes in order."""
+        todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        for task in tasks:
+            todo.put(task)
+        connections = [self._session() for _ in range(min(self._workers, len(tasks)))]
+        threads = [
+            threading.Thread(target=self._work, args=(connection, todo), daemon=True)
+            for connection in connections
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield from self._collect(len(threads))
+        finally:
+            self._closed.set()
+            self._drain(threads)
+
+    def _collect(self, workers: int) -> Iterator[Copied]:
+        while workers:
+            copied = self._read.get()
+            if isinstance(copied, BaseException):
+                raise copied
+            if copied is None:
+                workers -= 1
+            else:
+                yield copied
+
+    def _drain(self, threads: list[threading.Thread]) -> None:
+        """Let workers that wait to hand something over come to their end."""
+        while any(thread.is_alive() for thread in threads):
+            try:
+                self._read.get(timeout=0.05)
+            except queue.Empty:
+                continue
+
+    def _session(self) -> psycopg.Connection[Any]:
+        """A session that sees the snapshot; all are opened before any reads, as it may vanish."""
+        connection = connect(self._url, application=self._application)
+        try:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            snapshot = sql.Literal(self._point.snapshot)
+            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
+        except psycopg.Error as error:
+            connection.close()
+            raise classify(error, "cannot share the snapshot") from error
+        return connection
+
+    def _work(self, connection: psycopg.Connection[Any], todo: queue.SimpleQueue[Task]) -> None:
+        try:
+            while not self._closed.is_set():
+                self._copy_range(connection, todo.get_nowait())
+            self._read.put(None)
+        except queue.Empty:
+            self._read.put(None)
+        except psycopg.Error as error:
+            self._read.put(classify(error, "copy failed"))
+        except Exception as error:
+            self._read.put(error)
+        finally:
+            connection.close()
+
+    def _copy_range(self, connection: psycopg.Connection[Any], task: Task) -> None:
+        statement = _statement(task).as_bytes(connection)
+        begin_copy(connection.pgconn, statement)
+        batch = _Reading(task, self._point)
+        for line in copy_lines(connection.pgconn):
+            if batch.take(line):
+                self._read.put(batch.cut())
+            if self._closed.is_set():
+                return
+        self._read.put(batch.end())
+
+
+class _Reading:
+    """Rows of one range, collected into batches; each batch is a transaction of its own."""
+
+    def __init__(self, task: Task, point: Point) -> None:
+        self._task = task
+        self._point = point
+        self._position = PostgresPosition(point.lsn, point.lsn)
+        self._changes: list[Change] = []
+        self._bytes = 0
+        self._start = task.range.start
+        self._ctid = b""
+        self.error = ""
+        self._transaction = self._begin()
+
+    def take(self, line: bytes) -> bool:
+        """Add a row; True when the batch is full. After an error the rest is passed over."""
+        if self.error:
+            return False
+        self._ctid, _, rest = line.partition(b"\t")
+        try:
+            row = self._task.rows.copied(rest)
+        except DecodeError as error:
+            self.error = str(error)
+            return False
+        changes = self._changes
+        changes.append(
+            Change(
+                Op.READ,
+                self._task.rows.table,
+                *row,
+                self._transaction,
+                len(changes) + 1,
+                self._position,
+            )
+        )
+        self._bytes += len(line)
+        return len(changes) >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES
+
+    def cut(self) -> Copied:
+        """Hand over the batch; the range goes on after its last row."""
+        block, _, row = self._ctid.decode().strip("()").partition(",")
+        self._start = f"({block},{int(row) + 1})"
+        left = msgspec.structs.replace(self._task.range, start=self._start)
+        copied = Copied(self._task, self._finished(), left)
+        self._transaction = self._begin()
+        return copied
+
+    def end(self) -> Copied:
+        """Hand over the rest; nothing is left of the range."""
+        return Copied(self._task, self._finished(), None, self.error)
+
+    def _begin(self) -> Transaction:
+        kind = "moved" if self._task.since else "snapshot"
+        name = f"{kind}-{format_lsn(self._point.lsn)}-{self._task.range.relation}-{self._start}"
+        now = time.time_ns() // 1000
+        return Transaction(name, now, now)
+
+    def _finished(self) -> list[Change]:
+        changes, self._changes, self._bytes = self._changes, [], 0
+        if changes:
+            msgspec.structs.force_setattr(changes[-1], "last", True)
+        return changes
+
+
+def ranges(relation: str, blocks: int) -> list[Range]:
+    """The blocks of a physical table in pieces; the last one is open, for it may grow."""
+    starts = range(0, max(blocks, 1), RANGE_BLOCKS)
+    return [
+        Range(relation, f"({start},0)", start + RANGE_BLOCKS if start != starts[-1] else None)
+        for start in starts
+    ]
+
+
+def begin_copy(connection: pq.abc.PGconn, statement: bytes) -> None:
+    """Start a COPY TO STDOUT; `copy_lines` reads it."""
+    result = connection.exec_(statement)
+    if result.status != pq.ExecStatus.COPY_OUT:
+        error = psycopg.errors.error_from_result(result)
+        raise classify(error, "COPY failed") from error
+
+
+def _statement(task: Task) -> sql.Composed:
+    columns = sql.SQL(", ").join(sql.Identifier(c.name) for c in task.rows.table.columns)
+    conditions = [_inside(task.range)]
+    if task.table.filter:
+        conditions.append(sql.SQL("({})").format(sql.SQL(task.table.filter)))  # type: ignore[arg-type]
+    if task.since:
+        conditions.append(_written_since(task.since))
+        conditions += [sql.SQL("NOT ({})").format(_inside(left)) for left in task.left]
+    return sql.SQL("COPY (SELECT ctid, {} FROM ONLY {} WHERE {}) TO STDOUT").format(
+        columns,
+        sql.SQL(task.range.relation),  # type: ignore[arg-type]
+        sql.SQL(" AND ").join(conditions),
+    )
+
+
+def _inside(part: Range) -> sql.Composed:
+    start = sql.SQL("ctid >= {}::tid").format(sql.Literal(part.start))
+    if part.end is None:
+        return start
+    return start + sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({part.end},0)"))
+
+
+def _written_since(xid: int) -> sql.Composed:
+    # xmin has 32 bits: "since" is the half circle that follows.
+    return sql.SQL("(xmin::text::bigint - {} + 4294967296) % 4294967296 < 2147483648").format(
+        sql.Literal(xid & 0xFFFFFFFF)
+    )
+
+

@@ -1,0 +1,112 @@
+"""Publication and slot: create them, adopt them, and make sure that they are still ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from ..errors import PositionLost, SourceError, SourceRefused, SourceReplaced
+from ..event import format_lsn, parse_lsn
+from ._pgcatalog import Catalog, Published, Server, matches
+from ._pgconnection import Replication
+from ._pgcopy import Point
+from ._pgresume import Resume
+
+_GENERATED_COLUMNS = 180000  # the first version that can publish them
+
+
+def publish(
+    catalog: Catalog, publication: str, globs: Sequence[str], version: int
+) -> list[Published]:
+    """The tables to capture, after adding those the publication lacks."""
+    wanted = catalog.candidates(globs)
+    if not wanted:
+        raise SourceRefused(
+            f"no table matches {', '.join(globs)}",
+            hint="Check `tables` of the source, and that the tables exist in this database.",
+        )
+    names = sql.SQL(", ").join(sql.SQL("TABLE ONLY {}").format(_qualified(t)) for t in wanted)
+    pub = sql.Identifier(publication)
+    if not catalog.rows("SELECT FROM pg_publication WHERE pubname = %s", publication):
+        options = "publish_via_partition_root = true"
+        if version >= _GENERATED_COLUMNS:
+            options += ", publish_generated_columns = stored"
+        statement = sql.SQL("CREATE PUBLICATION {} FOR {} WITH ({})")
+        catalog.run(statement.format(pub, names, sql.SQL(options)))  # type: ignore[arg-type]
+    published = catalog.published(publication)
+    present = {(table.schema, table.name) for table in published}
+    missing = [table for table in wanted if table not in present]
+    if missing:
+        added = sql.SQL(", ").join(sql.SQL("TABLE ONLY {}").format(_qualified(t)) for t in missing)
+        catalog.run(sql.SQL("ALTER PUBLICATION {} ADD {}").format(pub, added))
+        published = catalog.published(publication)
+    return [table for table in published if matches(table.path, globs)]
+
+
+def create_slot(replication: Replication, slot: str) -> Point:
+    """Create the slot; its snapshot lives until the next command of this session."""
+    return _create(replication, f'"{slot}"')
+
+
+def create_point(replication: Replication, slot: str) -> Point:
+    """A snapshot and its exact place in the stream, by way of a slot that dies with the session."""
+    return _create(replication, f'"{slot}_copy_{abs(hash(replication)) % 10**8}" TEMPORARY')
+
+
+def verify(resume: Resume, server: Server, catalog: Catalog) -> None:
+    """Halt unless everything after our position is still to be had from this very server."""
+    if (resume.system, resume.database) != (server.system, server.database):
+        raise SourceReplaced(
+            f"this is server {server.system} database {server.database!r}, but the log follows "
+            f"server {resume.system} database {resume.database!r}"
+        )
+    if server.timeline != resume.timeline:
+        raise SourceReplaced(
+            f"the server is on timeline {server.timeline}, the log follows timeline "
+            f"{resume.timeline}: it was restored or a standby was promoted"
+        )
+    if server.wal_lsn < resume.position or server.next_xid < resume.xid:
+        raise SourceReplaced(
+            f"the server stands at {format_lsn(server.wal_lsn)}, before the log's position "
+            f"{format_lsn(resume.position)}: it was restored from an older copy"
+        )
+    slot = catalog.slot(resume.slot)
+    if slot is None:
+        raise PositionLost(f"replication slot {resume.slot} does not exist any more")
+    if slot.plugin != "pgoutput" or slot.database != server.database:
+        raise PositionLost(
+            f"replication slot {resume.slot} is now a {slot.plugin} slot of {slot.database!r}"
+        )
+    if slot.lost:
+        raise PositionLost(
+            f"replication slot {resume.slot} was invalidated: the server has removed WAL that "
+            f"was still needed (max_slot_wal_keep_size)"
+        )
+    if slot.confirmed > resume.position:
+        raise PositionLost(
+            f"replication slot {resume.slot} stands at {format_lsn(slot.confirmed)}, beyond the "
+            f"log's position {format_lsn(resume.position)}: it was created anew, or read by "
+            f"someone else"
+        )
+
+
+def drop_slot(catalog: Catalog, slot: str) -> None:
+    """Drop a slot that will not be read again."""
+    if catalog.slot(slot) is not None:
+        catalog.rows("SELECT pg_drop_replication_slot(%s)", slot)
+
+
+def _create(replication: Replication, what: str) -> Point:
+    rows = replication.command(
+        f"CREATE_REPLICATION_SLOT {what} LOGICAL pgoutput EXPORT_SNAPSHOT"
+    )
+    _, lsn, snapshot, *_ = rows[0]
+    if lsn is None or snapshot is None:
+        raise SourceError("the server exported no snapshot with the slot")
+    return Point(snapshot, parse_lsn(lsn))
+
+
+def _qualified(table: tuple[str, str]) -> sql.Composed:
+    schema, name = table
+    return sql.SQL("{}.{}").format(sql.Identifier(schema), sql.Identifier(name))
