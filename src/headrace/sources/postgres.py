@@ -500,3 +500,6 @@ def _progress(resume: Resume) -> tuple[CopyProgress, ...]:
         CopyProgress(path, copy.rows, copy.estimated_rows, copy.done)
         for path, copy in resume.copies.items()
     )
+
+
+plugin = Postgres
