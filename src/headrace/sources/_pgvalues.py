@@ -52,7 +52,8 @@ TYPES_SQL = """
     )::text
     FROM pg_catalog.pg_type t
     LEFT JOIN (
-        SELECT attrelid, json_agg(json_build_array(attname, atttypid::int8) ORDER BY attnum) AS fields
+        SELECT attrelid,
+               json_agg(json_build_array(attname, atttypid::int8) ORDER BY attnum) AS fields
         FROM pg_catalog.pg_attribute WHERE attnum > 0 AND NOT attisdropped
         GROUP BY attrelid
     ) c ON t.typtype = 'c' AND c.attrelid = t.typrelid"""
