@@ -1,0 +1,329 @@
+"""The config: one YAML file, read once and checked whole before anything starts."""
+
+import dataclasses
+import difflib
+import importlib
+import os
+import pkgutil
+import re
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from . import sources
+from .errors import ConfigError
+from .secret import MASK, Secret
+from .sources import Source
+
+ROOT = "headrace"  # how messages name the file's top level
+
+_SOURCE_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+_REFERENCE = re.compile(r"\$?\$\{[^}]*\}?")  # whatever looks like one, `$${` being a plain `${`
+
+T = TypeVar("T")
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `server`: where and how the log is served."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535)] = 3000
+    max_lag_seconds: Positive = 60.0
+    stall_seconds: Positive = 90.0
+    allow_remote: bool = False
+
+    @property
+    def url(self) -> str:
+        """The address at which a program on this machine reaches the server."""
+        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+class Cdc(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `cdc`: whether changes are captured, and how long they are kept."""
+
+    enabled: bool = True
+    retention_days: Positive = 30.0
+    retention_bytes: Annotated[int, Meta(ge=1)] | None = None
+    batch_size: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a process of Headrace is told."""
+
+    sources: tuple[Source, ...]
+    data_dir: Path = Path("data")
+    server: Server = Server()
+    cdc: Cdc = Cdc()
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the log lies."""
+        return self.data_dir / "log"
+
+    def source(self, name: str) -> Source:
+        """The source of that name."""
+        for source in self.sources:
+            if source.name == name:
+                return source
+        known = [source.name for source in self.sources]
+        raise ConfigError(f"no source called {name}{_nearest(name, known)}")
+
+
+def load(path: Path | str) -> Config:
+    """Read and check a config file; a ConfigError names every problem found in it."""
+    file = Path(path)
+    try:
+        content = yaml.load(file.read_text("utf-8"), Loader=_Loader)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"there is no config file {file}", hint="Name another one with --config."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read") from error
+    except yaml.MarkedYAMLError as error:
+        # Its own text shows the lines around the mistake, and they may hold a password.
+        raise ConfigError(f"{file} is not YAML: {_where_in_file(error)}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is not YAML") from error
+    return parse(content, folder=file.parent, environment=os.environ)
+
+
+def parse(content: object, *, folder: Path, environment: Mapping[str, str]) -> Config:
+    """Check what a config file says; `folder` is where a relative data_dir begins."""
+    check = _Check(environment)
+    config = check.config(content)
+    if config is None:
+        raise ConfigError("\n".join(check.problems))
+    return msgspec.structs.replace(config, data_dir=(folder / config.data_dir).absolute())
+
+
+def source_types() -> list[str]:
+    """Every `type` that a source may have: the public modules of `headrace.sources`."""
+    modules = pkgutil.iter_modules(sources.__path__)
+    return sorted(module.name for module in modules if not module.name.startswith("_"))
+
+
+def source_class(type_name: str) -> type[Source]:
+    """The class behind a source's `type`."""
+    plugin: type[Source] = importlib.import_module(f"{sources.__name__}.{type_name}").plugin
+    return plugin
+
+
+class Setting(NamedTuple):
+    """One setting of a section."""
+
+    name: str
+    type: Any
+    required: bool
+    default: Any
+
+
+def settings_of(section: type) -> dict[str, Setting]:
+    """The settings of a section: the fields of its class."""
+    types = typing.get_type_hints(section, include_extras=True)
+    if dataclasses.is_dataclass(section):
+        defaults = {field.name: field.default for field in dataclasses.fields(section)}
+    else:
+        defaults = {field.name: field.default for field in msgspec.structs.fields(section)}
+    absent = (dataclasses.MISSING, msgspec.NODEFAULT)
+    return {
+        name: Setting(name, types[name], default in absent, default)
+        for name, default in defaults.items()
+    }
+
+
+class _Check:
+    """Builds a config and collects every problem on the way, so that one look names them all."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.problems: list[str] = []
+        self._environment = environment
+
+    def config(self, content: object) -> Config | None:
+        given = self._mapping(ROOT, content)
+        if self.problems:
+            return None
+        sections = {
+            "sources": self._sources(f"{ROOT}.sources", given.pop("sources", None)),
+            "server": self._section(Server, f"{ROOT}.server", given.pop("server", None)),
+            "cdc": self._section(Cdc, f"{ROOT}.cdc", given.pop("cdc", None)),
+        }
+        return self._section(Config, ROOT, given, built=sections)
+
+    def _sources(self, where: str, content: object) -> tuple[Source | None, ...]:
+        named = self._mapping(where, content)
+        if content in (None, {}):
+            self.problems.append(f"{where}: this setting is missing; name at least one source")
+        return tuple(self._source(where, name, given) for name, given in named.items())
+
+    def _source(self, within: str, name: str, content: object) -> Source | None:
+        where = f"{within}.{name}"
+        if not _SOURCE_NAME.fullmatch(name):
+            self.problems.append(
+                f"{where}: this name does not do for a source; "
+                "use small letters, digits and _, a letter first, 41 at most"
+            )
+        given = self._mapping(where, content)
+        chosen = self._source_class(f"{where}.type", given.pop("type", None))
+        return self._section(chosen, where, given, built={"name": name}) if chosen else None
+
+    def _source_class(self, where: str, given: object) -> type[Source] | None:
+        known = ", ".join(source_types())
+        if given is None:
+            self.problems.append(f"{where}: this setting is missing; there are: {known}")
+            return None
+        name = self._value(where, str, given)
+        if name in source_types():
+            return source_class(str(name))
+        if name is not None:
+            self.problems.append(f"{where}: no type called {_shown(given)}; there are: {known}")
+        return None
+
+    def _section(
+        self, section: type[T], where: str, content: object, *, built: Mapping[str, object] = {}
+    ) -> T | None:
+        """The section, or None after a problem; `built` are fields that are no settings."""
+        before = len(self.problems)
+        given = self._mapping(where, content)
+        known = settings_of(section)
+        for name in given:
+            if name not in known or name in built:
+                self.problems.append(f"{where}: no setting called {name}{_nearest(name, known)}")
+        for name, setting in known.items():
+            if setting.required and name not in given and name not in built:
+                self.problems.append(f"{where}.{name}: this setting is missing")
+        values = {
+            name: self._value(f"{where}.{name}", setting.type, given[name])
+            for name, setting in known.items()
+            if name in given and name not in built
+        }
+        if len(self.problems) > before or (section is Config and self.problems):
+            return None
+        try:
+            return section(**values, **built)
+        except (ConfigError, ValueError) as error:
+            self.problems.append(f"{where}: {error}")
+            return None
+
+    def _mapping(self, where: str, content: object) -> dict[str, object]:
+        """The settings a section gives; a section left empty gives none."""
+        if content is None:
+            return {}
+        if not isinstance(content, dict):
+            self.problems.append(f"{where}: expected settings, got {_shown(content)}")
+            return {}
+        return {str(name): value for name, value in content.items()}
+
+    def _value(self, where: str, wanted: Any, given: object) -> Any:
+        """What a setting is set to; None after a problem."""
+        before = len(self.problems)
+        expanded = self._expand(where, given)
+        if len(self.problems) > before:
+            return None
+        try:
+            # A variable is text and may stand for a number; other text may not.
+            return msgspec.convert(
+                expanded, wanted, strict=expanded == given, dec_hook=_convert_own_type
+            )
+        except msgspec.ValidationError as error:
+            shown = MASK if wanted is Secret else _shown(given)
+            self.problems.append(f"{where}: {_expectation(error)}, got {shown}")
+            return None
+
+    def _expand(self, where: str, value: object) -> object:
+        """The value with every ${NAME} replaced from the environment."""
+        if isinstance(value, list):
+            return [self._expand(f"{where}[{i}]", item) for i, item in enumerate(value)]
+        if not isinstance(value, str):
+            return value
+        return _REFERENCE.sub(lambda found: self._variable(where, found[0]), value)
+
+    def _variable(self, where: str, reference: str) -> str:
+        if reference.startswith("$$"):
+            return reference[1:]
+        found = _VARIABLE.fullmatch(reference)
+        if found is None:
+            self.problems.append(
+                f"{where}: cannot read {reference}; write ${{NAME}} or ${{NAME:-default}}, "
+                "and $${ for a plain ${"
+            )
+            return ""
+        name, default = found["name"], found["default"]
+        value = self._environment.get(name) or default
+        if value is None and name not in self._environment:
+            self.problems.append(f"{where}: the environment variable {name} is not set")
+        return value or ""
+
+
+def _convert_own_type(wanted: type, value: object) -> object:
+    """Conversion to the types that msgspec does not know."""
+    if not isinstance(value, str):
+        raise TypeError("Expected `str`")
+    return wanted(value)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """What to add to "there is no such name"."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(names)}"
+
+
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "array": "a list",
+    "object": "settings",
+    "null": "nothing",
+}
+
+
+def _expectation(error: msgspec.ValidationError) -> str:
+    """What the setting should have been, in words a person without Python knows."""
+    expected = str(error).partition(", got")[0].partition(" - at")[0]
+    types = re.sub(r"`([^`]*)`", lambda found: _in_words(found[1]), expected)
+    return types.replace("Expected", "expected")
+
+
+def _in_words(types: str) -> str:
+    return " or ".join(_WORDS.get(name, name) for name in types.split(" | "))
+
+
+def _shown(value: object) -> str:
+    """A value as given in the file (variables unexpanded), without the password of a URL in it."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, str) and "://" in value:
+        value = Secret(value).masked_url()
+    text = str(msgspec.json.encode(value, enc_hook=str), "utf-8")
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _where_in_file(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    return f"{place}{error.problem or error.context}"
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain YAML in which a name given twice is a mistake, not an overwriting."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)

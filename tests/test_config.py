@@ -1,0 +1,330 @@
+"""One file, checked whole before anything starts; what it hides never prints."""
+
+import pickle
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headrace.config import Cdc, Config, Server, load, settings_of, source_class, source_types
+from headrace.errors import ConfigError
+from headrace.secret import Secret
+
+ROOT = Path(__file__).parent.parent
+
+PASSWORD = "hunter2-p@ss/word"
+SOURCE = """
+sources:
+  shop: {type: postgres, url: "postgresql://app:${PGPASSWORD}@db/shop"}
+"""
+
+Load = Callable[[str], Config]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Load a config from its text."""
+    monkeypatch.setenv("PGPASSWORD", PASSWORD)
+    monkeypatch.delenv("ABSENT", raising=False)
+
+    def loading(text: str) -> Config:
+        file = tmp_path / "headrace.yaml"
+        file.write_text(text)
+        return load(file)
+
+    return loading
+
+
+def problems(loading: Load, text: str) -> list[str]:
+    """What a config is refused for, one problem a line."""
+    with pytest.raises(ConfigError) as caught:
+        loading(text)
+    return str(caught.value).split("\n")
+
+
+# --- what it says --------------------------------------------------------------------------------
+
+
+def test_a_source_alone_is_a_whole_config(config: Load, tmp_path: Path) -> None:
+    loaded = config(SOURCE)
+    [source] = loaded.sources
+    assert source.name == "shop"
+    assert loaded.server == Server()
+    assert loaded.cdc == Cdc()
+    assert loaded.data_dir == tmp_path / "data"
+
+
+@pytest.mark.requirement("S1-51")
+def test_cdc_says_whether_how_long_and_how_much_at_once(config: Load) -> None:
+    loaded = config(SOURCE + "cdc: {enabled: false, retention_days: 7, batch_size: 50}")
+    assert (loaded.cdc.enabled, loaded.cdc.retention_days, loaded.cdc.batch_size) == (False, 7, 50)
+    assert (Cdc().enabled, Cdc().retention_days, Cdc().batch_size) == (True, 30, 100)
+
+
+def test_a_relative_data_dir_begins_at_the_config_file(config: Load, tmp_path: Path) -> None:
+    assert config(SOURCE + "data_dir: some/where").data_dir == tmp_path / "some" / "where"
+    assert config(SOURCE + "data_dir: /var/headrace").data_dir == Path("/var/headrace")
+
+
+def test_a_section_left_empty_has_its_defaults(config: Load) -> None:
+    assert config(SOURCE + "server:").server == Server()
+
+
+def test_variables_come_from_the_environment(config: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "4000")
+    loaded = config(SOURCE + 'server: {port: "${PORT}", host: "${ABSENT:-localhost}"}')
+    assert loaded.server == Server(port=4000, host="localhost")
+
+
+def test_an_empty_variable_has_the_default(config: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOST", "")
+    assert config(SOURCE + 'server: {host: "${HOST:-localhost}"}').server.host == "localhost"
+
+
+def test_a_variable_keeps_characters_that_mean_something_in_yaml(
+    config: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOLDER", '/tmp/a: "b" #c')
+    assert config(SOURCE + "data_dir: ${FOLDER}").data_dir == Path('/tmp/a: "b" #c')
+
+
+def test_a_doubled_dollar_is_a_plain_one(config: Load) -> None:
+    assert config(SOURCE + 'data_dir: "/tmp/$${HOME}"').data_dir == Path("/tmp/${HOME}")
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "http://127.0.0.1:3000"), ("::", "http://[::1]:3000"), ("h", "http://h:3000")],
+)
+def test_the_server_is_reached_at_an_address_even_when_it_listens_on_all(
+    host: str, url: str
+) -> None:
+    assert Server(host=host).url == url
+
+
+# --- what it refuses -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "sources: {shop: {type: postgres, url: u, tabels: []}}",
+            "headrace.sources.shop: no setting called tabels; did you mean tables?",
+        ),
+        (
+            SOURCE + "server: {prot: 1}",
+            "headrace.server: no setting called prot; did you mean port?",
+        ),
+        (
+            SOURCE + "pipeline: {}",
+            "headrace: no setting called pipeline; there are: sources, data_dir, server, cdc",
+        ),
+        (
+            "sources: {shop: {type: postgress, url: u}}",
+            'headrace.sources.shop.type: no type called "postgress"; there are: postgres',
+        ),
+        (
+            "sources: {shop: {url: u}}",
+            "headrace.sources.shop.type: this setting is missing; there are: postgres",
+        ),
+        ("sources: {shop: {type: postgres}}", "headrace.sources.shop.url: this setting is missing"),
+        ("{}", "headrace.sources: this setting is missing; name at least one source"),
+        ("sources: [1]", "headrace.sources: expected settings, got [1]"),
+        ("hello", 'headrace: expected settings, got "hello"'),
+        (SOURCE + "server: 3000", "headrace.server: expected settings, got 3000"),
+        (
+            SOURCE + "server: {port: abc}",
+            'headrace.server.port: expected a whole number, got "abc"',
+        ),
+        (
+            SOURCE + "server: {port: '3000'}",
+            'headrace.server.port: expected a whole number, got "3000"',
+        ),
+        (
+            SOURCE + "server: {port: 70000}",
+            "headrace.server.port: expected a whole number <= 65535, got 70000",
+        ),
+        (SOURCE + "server: {port: }", "headrace.server.port: expected a whole number, got nothing"),
+        (
+            SOURCE + "cdc: {enabled: 1}",
+            "headrace.cdc.enabled: expected true or false, got 1",
+        ),
+        (
+            SOURCE + "cdc: {retention_days: 0}",
+            "headrace.cdc.retention_days: expected a number > 0.0, got 0",
+        ),
+        (
+            "sources: {shop: {type: postgres, url: u, tables: public.*}}",
+            'headrace.sources.shop.tables: expected a list, got "public.*"',
+        ),
+        (
+            'sources: {shop: {type: postgres, url: "${ABSENT}"}}',
+            "headrace.sources.shop.url: the environment variable ABSENT is not set",
+        ),
+        (
+            SOURCE + 'data_dir: "${A-b}"',
+            "headrace.data_dir: cannot read ${A-b}; write ${NAME} or ${NAME:-default}, "
+            "and $${ for a plain ${",
+        ),
+    ],
+)
+def test_a_mistake_is_named_with_its_setting(config: Load, text: str, problem: str) -> None:
+    assert problems(config, text) == [problem]
+
+
+@pytest.mark.parametrize("name", ["Shop", "1shop", "shop-1", "s" * 42, "sh op"])
+def test_a_source_has_a_plain_name(config: Load, name: str) -> None:
+    text = f'sources: {{"{name}": {{type: postgres, url: "postgresql://db/shop"}}}}'
+    [problem] = problems(config, text)
+    assert problem.startswith(f"headrace.sources.{name}: this name does not do")
+
+
+def test_every_mistake_is_named_at_once(config: Load) -> None:
+    text = "sources: {shop: {type: postgres, slto: x}}\nserver: {port: x}\ncdc: {on: true}\nx: 1"
+    found = problems(config, text)
+    assert [problem.partition(":")[0] for problem in found] == [
+        "headrace.sources.shop",
+        "headrace.sources.shop.url",
+        "headrace.server.port",
+        "headrace.cdc",
+        "headrace",
+    ]
+
+
+def test_a_setting_given_twice_is_not_silently_overwritten(config: Load) -> None:
+    text = "sources: {}\nsources: {shop: {type: postgres, url: u}}"
+    [problem] = problems(config, text)
+    assert problem.endswith("is not YAML: line 2, column 1: sources is given twice")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no config file .*absent\.yaml"):
+        load(tmp_path / "absent.yaml")
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "headrace.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"headrace\.yaml"):
+        load(tmp_path / "headrace.yaml")
+
+
+def test_what_no_yaml_means_is_placed(config: Load) -> None:
+    [problem] = problems(config, "sources: {shop: [}")
+    assert "line 1, column 18" in problem
+
+
+def test_an_unknown_source_is_answered_with_the_nearest(config: Load) -> None:
+    with pytest.raises(ConfigError, match=r"no source called shp; did you mean shop\?"):
+        config(SOURCE).source("shp")
+
+
+# --- what it hides -------------------------------------------------------------------------------
+
+
+def test_a_secret_never_prints(config: Load) -> None:
+    loaded = config(SOURCE)
+    [source] = loaded.sources
+    for text in (repr(loaded), str(loaded), repr(source), str(source), f"{source}"):
+        assert PASSWORD not in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'sources: {{shop: {{type: postgres, url: ["postgresql://app:{PASSWORD}@db/shop"]}}}}',
+        f'sources: {{shop: {{type: "postgresql://app:{PASSWORD}@db/shop"}}}}',
+        f'server: {{port: "postgresql://app:{PASSWORD}@db/shop"}}',
+        'server: {port: "${PGPASSWORD}"}',
+        'sources: {shop: {type: "${PGPASSWORD}"}}',
+        f'sources: {{shop: {{type: postgres, url: "postgresql://app:{PASSWORD}@db/shop", x: 1}}}}',
+        f'sources: {{shop: {{url: "{PASSWORD}" %',
+        f'sources: "postgresql://app:{PASSWORD}@db/shop',
+    ],
+)
+def test_an_error_never_shows_a_secret(config: Load, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(text)
+    shown = "".join(traceback.format_exception(caught.value))
+    # A traceback shows this file's own lines, so the check is of the messages alone.
+    messages = [line for line in shown.splitlines() if not line.startswith("  ")]
+    assert PASSWORD not in "\n".join(messages)
+    assert PASSWORD not in caught.value.explain()
+
+
+def test_a_secret_is_read_only_on_purpose() -> None:
+    secret = Secret(PASSWORD)
+    assert (str(secret), repr(secret), f"{secret}") == ("***", "Secret('***')", "***")
+    assert secret.reveal() == PASSWORD
+    assert secret == Secret(PASSWORD) != Secret("other")
+    assert len({secret, Secret(PASSWORD)}) == 1
+    with pytest.raises(TypeError):
+        msgspec.json.encode(secret)
+
+
+def test_a_secret_travels_between_processes() -> None:
+    assert pickle.loads(pickle.dumps(Secret(PASSWORD))) == Secret(PASSWORD)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://app:pw@db:5/shop?a=b", "postgresql://app:***@db:5/shop?a=b"),
+        ("postgresql://app@db/shop", "postgresql://app@db/shop"),
+        ("postgresql:///shop", "postgresql:///shop"),
+        ("postgresql://app:p@w/?#@db/shop", "postgresql://app:***@db/shop"),
+        ("postgresql://db/?password=pw&user=app", "postgresql://db/?password=***&user=app"),
+        ("postgresql://db/?sslpassword=pw", "postgresql://db/?sslpassword=***"),
+        ("host=db password=pw user=app", "host=db password=*** user=app"),
+        (r"host=db password = 'p \' w' user=app", "host=db password = *** user=app"),
+        ("postgresql//app:pw@db", "***"),
+        ("pw", "***"),
+    ],
+)
+def test_a_url_shows_everything_but_its_passwords(url: str, shown: str) -> None:
+    assert Secret(url).masked_url() == shown
+
+
+# --- what the docs say ---------------------------------------------------------------------------
+
+
+def documented(section: str) -> dict[str, str]:
+    """Settings and their defaults, from the table under a heading of docs/config.md."""
+    page = (ROOT / "docs" / "config.md").read_text()
+    _, _, rest = page.partition(f"\n## {section}\n")
+    lines = rest.partition("\n## ")[0].splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| `")]
+    return {row[0].strip("|` "): row[1].strip("` ") for row in rows}
+
+
+def defaults(section: type, *without: str) -> dict[str, str]:
+    """Settings and their defaults, from the code, as a YAML file would give them."""
+    return {
+        name: "required" if setting.required else written(setting.default)
+        for name, setting in settings_of(section).items()
+        if name not in without
+    }
+
+
+def written(value: object) -> str:
+    """A default as the docs write it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, Path):
+        return str(value)
+    return msgspec.json.encode(value).decode().strip('"') or '""'
+
+
+def test_the_docs_name_every_setting_with_its_default() -> None:
+    assert documented("The file") == defaults(Config, "sources", "server", "cdc")
+    assert documented("server") == defaults(Server)
+    assert documented("cdc") == defaults(Cdc)
+
+
+@pytest.mark.parametrize("name", source_types())
+def test_the_docs_name_every_setting_of_a_source(name: str) -> None:
+    section = documented(f"sources: {name}")
+    assert section.pop("type") == "required"
+    assert section == defaults(source_class(name), "name")
