@@ -1,0 +1,73 @@
+"""The server's routes."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from litestar import Litestar, Router
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+
+from ..errors import HeadraceError
+from ..log import Log
+from ..sources import Status
+from . import access, changefeed, changes, openapi, operations, problems
+from .body import LARGEST_BODY
+from .feed import Feed
+from .health import Health
+from .service import Service
+from .settings import ServerSettings
+
+
+def create_app(
+    log: Log,
+    *,
+    statuses: Callable[[], list[Status]],
+    copy_again: Callable[[str, list[str]], None] | None,
+    settings: ServerSettings,
+) -> Litestar:
+    """The server of a log, its sources being captured by this process."""
+    feed = Feed(log)
+    service = Service(log, feed, statuses, copy_again, settings, Health(settings))
+
+    @asynccontextmanager
+    async def following(app: Litestar) -> AsyncIterator[None]:
+        feed.open()
+        try:
+            yield
+        finally:
+            feed.close()
+
+    return Litestar(
+        route_handlers=[
+            Router(
+                "/",
+                guards=[access.changefeed_enabled],
+                route_handlers=[
+                    changefeed.poll,  # GET  /changefeed
+                    changefeed.stream,  # GET  /changefeed/stream
+                    changefeed.stats,  # GET  /changefeed/stats
+                    changefeed.retention,  # POST /changefeed/retention
+                ],
+            ),
+            changes.changes,  # GET  /v1/changes
+            changes.changes_stream,  # GET  /v1/changes/stream
+            operations.sources,  # GET  /v1/sources
+            operations.snapshot,  # POST /v1/sources/{name}/snapshot
+            operations.health,  # GET  /health
+            # GET /openapi.json comes with `openapi_config`
+        ],
+        guards=[access.known_host, access.same_origin, access.no_body],
+        dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
+        state=State({"settings": settings, "feed": feed}),
+        lifespan=[following],
+        exception_handlers={
+            problems.Refused: problems.refuse,
+            HTTPException: problems.refuse_http,
+            HeadraceError: problems.refuse_failed,
+            Exception: problems.refuse_bug,
+        },
+        request_max_body_size=LARGEST_BODY,
+        openapi_config=openapi.config(),
+        logging_config=None,
+    )

@@ -1,0 +1,124 @@
+"""The changefeed: poll, stream, stats, retention."""
+
+import asyncio
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response, get, post
+from litestar.response import Stream
+
+from ..formats import Changefeed
+from ..formats.changefeed import ChangefeedEvent
+from .body import read_body
+from .filter import Filter
+from .openapi import LAST_EVENT_ID, answers, asks
+from .query import UINT64, NoQuery, PollQuery, StreamQuery, read_query
+from .service import Service
+from .sse import event_stream, frames, gap_comment, resume_after
+from .subscription import Subscription
+
+
+class ChangefeedPage(msgspec.Struct, frozen=True):
+    """The answer to a poll."""
+
+    events: list[ChangefeedEvent]
+    count: int
+    latest_sequence: int
+
+
+class ChangefeedStats(msgspec.Struct, frozen=True):
+    """What the feed holds."""
+
+    total_events: int
+    latest_sequence: int
+    total_size_bytes: int
+
+
+class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to delete: every event with a sequence strictly below `before_sequence`."""
+
+    before_sequence: Annotated[int, msgspec.Meta(ge=0)]
+    force: bool = False  # even what a named cursor still needs
+
+    def __post_init__(self) -> None:
+        if self.before_sequence > UINT64:
+            raise ValueError(f"before_sequence must be at most {UINT64}")
+
+
+class Retained(msgspec.Struct, frozen=True):
+    """What was deleted."""
+
+    deleted: int
+    before_sequence: int  # nothing below it is left
+    latest_sequence: int
+    held_by: str | None  # the named cursor that kept more from being deleted
+
+
+@get("/changefeed", operation_class=asks(PollQuery), responses=answers(ChangefeedPage))
+async def poll(request: Request[Any, Any, Any], service: Service) -> Response[bytes]:
+    """The next events; when there are none, wait for one."""
+    query = read_query(request, PollQuery)
+    subscription = Subscription(
+        service.feed,
+        Changefeed(query.include),
+        filter=Filter(key_prefix=query.key_prefix),
+        after=query.from_seq,
+    )
+    page = await subscription.page(query.limit, wait=query.long_poll_ms / 1000)
+    body = b'{"events":[%b],"count":%d,"latest_sequence":%d}' % (
+        b",".join(page.payloads),
+        len(page.deliveries),
+        service.log.latest_sequence,
+    )
+    return Response(body, media_type="application/json", headers=service.headers(page))
+
+
+@get(
+    "/changefeed/stream",
+    operation_class=asks(StreamQuery, header=LAST_EVENT_ID),
+    responses=answers(ChangefeedEvent, media_type="text/event-stream"),
+)
+async def stream(request: Request[Any, Any, Any], service: Service) -> Stream:
+    """The same events as they come, each `data: {JSON}` with its sequence as `id:`."""
+    query = read_query(request, StreamQuery)
+    subscription = Subscription(
+        service.feed,
+        Changefeed(query.include),
+        filter=Filter(key_prefix=query.key_prefix),
+        after=resume_after(request, query.from_seq),
+        upto=None if query.keep_alive else service.log.latest_sequence,
+    )
+    return event_stream(
+        service.feed,
+        frames(
+            subscription,
+            seconds=query.max_seconds,
+            idle=query.heartbeat_ms / 1000,
+            gap=gap_comment,
+        ),
+    )
+
+
+@get("/changefeed/stats", operation_class=asks(NoQuery), responses=answers(ChangefeedStats))
+async def stats(request: Request[Any, Any, Any], service: Service) -> ChangefeedStats:
+    """How much the feed holds."""
+    read_query(request, NoQuery)
+    now = service.log.stats()
+    return ChangefeedStats(now.count, now.latest_sequence, now.total_bytes)
+
+
+@post(
+    "/changefeed/retention",
+    status_code=200,
+    operation_class=asks(NoQuery, body=Retention),
+    responses=answers(Retained),
+)
+async def retention(request: Request[Any, Any, Any], service: Service) -> Retained:
+    """Delete every event below a sequence, but none that a named cursor still needs."""
+    read_query(request, NoQuery)
+    asked = await read_body(request, Retention)
+    # In a thread: it waits for the disk, and for its turn to write.
+    trimmed = await asyncio.to_thread(service.log.trim, asked.before_sequence, force=asked.force)
+    return Retained(
+        trimmed.removed, trimmed.first_sequence, service.log.latest_sequence, trimmed.held_by
+    )

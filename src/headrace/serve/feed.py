@@ -1,0 +1,164 @@
+"""The log as every subscription reads it: read once, encoded once, one wake-up for all.
+
+Committed changes never differ, so they are shared: the log is read in blocks of neighbouring
+sequences, the blocks used last stay in memory, and each keeps what it was encoded to.
+"""
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from ..event import Change
+from ..formats import Format
+from ..log import Log
+
+BLOCK = 256  # changes; reading and encoding one holds the event loop for about 3 ms
+BLOCKS_KEPT = 64
+BYTES_KEPT = 32 << 20  # of images; what they were encoded to comes on top
+READ_ON_LOOP = 64  # at most so many changes are read without a worker thread
+
+
+class Entry:
+    """A change and what it looks like in each format that somebody asked for."""
+
+    __slots__ = ("_encoded", "change", "sequence")
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self.sequence = change.sequence
+        self._encoded: dict[Format, bytes | None] = {}
+
+    def encode(self, format: Format) -> bytes | None:
+        """The change in a format; None: the format does not carry it."""
+        encoded = self._encoded
+        if format not in encoded:
+            encoded[format] = format.encode(self.change)
+        return encoded[format]
+
+
+class Block:
+    """Neighbouring changes, without holes; the newest block of the log still grows."""
+
+    __slots__ = ("entries", "filling", "size")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.size = 0  # bytes of the images
+        self.filling = asyncio.Lock()
+
+    def after(self, sequence: int, upto: int) -> list[Entry]:
+        """The entries beyond `sequence`, none beyond `upto`."""
+        if not self.entries:
+            return []
+        first = self.entries[0].sequence
+        return self.entries[max(sequence + 1 - first, 0) : max(upto + 1 - first, 0)]
+
+    def lacks(self, sequence: int) -> bool:
+        """Whether `sequence`, or everything, is still to be read."""
+        return not self.entries or self.entries[-1].sequence < sequence
+
+    def add(self, changes: Sequence[Change]) -> None:
+        """Go on with what the log holds next."""
+        if self.entries and changes[0].sequence != self.entries[-1].sequence + 1:
+            self.entries, self.size = [], 0  # what lay between was trimmed, and so was this
+        self.entries.extend(map(Entry, changes))
+        self.size += sum(map(_size, changes))
+
+
+class Feed:
+    """What all subscriptions share."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.epoch = log.epoch
+        self.closing = False
+        self._blocks: OrderedDict[int, Block] = OrderedDict()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._arrival = asyncio.Event()
+        self._waking = False
+        log.listen(self._announce)
+
+    def open(self) -> None:
+        """Begin to tell subscriptions, on the running event loop, of what is committed."""
+        self._blocks.clear()
+        self._arrival = asyncio.Event()
+        self.closing = False
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """End every wait and every stream; must be called on the event loop."""
+        with self._lock:
+            self._loop = None  # the log calls its listeners for as long as it lives
+        self.closing = True
+        self._wake()
+
+    async def wait(self, after: int, until: float) -> bool:
+        """Until the log goes beyond `after`; False at `until` (loop time) or when closing."""
+        try:
+            async with asyncio.timeout_at(until):
+                while self.log.latest_sequence <= after and not self.closing:
+                    await self._arrival.wait()
+        except TimeoutError:
+            return False
+        return not self.closing
+
+    async def read(self, after: int, upto: int) -> list[Entry]:
+        """Some of the next entries; none beyond `upto`, which is committed; [] if none is left."""
+        after = max(after, self.log.first_sequence - 1)
+        if after >= upto:
+            return []
+        number = after // BLOCK
+        last = min(upto, (number + 1) * BLOCK)
+        block = self._block(number)
+        if block.lacks(last):
+            await self._fill(block, last)
+        entries = block.after(after, last)
+        # Nothing: it was trimmed while it was read.
+        return entries or await self.read(last, upto)
+
+    def _block(self, number: int) -> Block:
+        block = self._blocks.get(number)
+        if block is None:
+            block = self._blocks[number] = Block()
+        self._blocks.move_to_end(number)
+        return block
+
+    async def _fill(self, block: Block, last: int) -> None:
+        async with block.filling:
+            if not block.lacks(last):
+                return  # another subscription has read it meanwhile
+            known = block.entries[-1].sequence if block.entries else (last - 1) // BLOCK * BLOCK
+            if last - known <= READ_ON_LOOP:
+                changes = self.log.read(known, limit=BLOCK, upto=last)
+            else:
+                changes = await asyncio.to_thread(self.log.read, known, limit=BLOCK, upto=last)
+            if changes:
+                block.add(changes)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Keep the blocks used last, within the limits, but always the newest of them."""
+        size = sum(block.size for block in self._blocks.values())
+        while len(self._blocks) > 1 and (len(self._blocks) > BLOCKS_KEPT or size > BYTES_KEPT):
+            size -= self._blocks.popitem(last=False)[1].size
+
+    def _announce(self) -> None:
+        # Called by the thread that writes. One wake-up on its way is enough for many commits:
+        # who wakes looks at the log again.
+        with self._lock:
+            if self._loop is None or self._waking:
+                return
+            self._waking = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = False
+        self._arrival.set()
+        self._arrival.clear()
+
+
+def _size(change: Change) -> int:
+    return len(change.after or b"") + len(change.before or b"")

@@ -1,0 +1,71 @@
+"""For the operator: sources, copying again, health."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get, post
+
+from ..sources import Status
+from .body import read_body
+from .health import HealthReport, Verdict
+from .openapi import answers, asks
+from .problems import Problem, Refused
+from .query import NoQuery, read_query
+from .service import Service
+
+
+class SourceList(msgspec.Struct, frozen=True):
+    """Every source, in the order of the config."""
+
+    sources: list[Status]
+
+
+class CopyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tables to copy again; none: all."""
+
+    tables: list[str] = []
+
+
+class CopyAccepted(msgspec.Struct, frozen=True):
+    """The copy begins as soon as the batch at hand is stored."""
+
+    source: str
+    tables: list[str]
+
+
+@get("/v1/sources", operation_class=asks(NoQuery), responses=answers(SourceList))
+async def sources(request: Request[Any, Any, Any], service: Service) -> SourceList:
+    """How every source is doing."""
+    read_query(request, NoQuery)
+    return SourceList(service.statuses())
+
+
+@post(
+    "/v1/sources/{name:str}/snapshot",
+    status_code=202,
+    operation_class=asks(NoQuery, body=CopyRequest),
+    responses=answers(CopyAccepted, status=202),
+)
+async def snapshot(name: str, request: Request[Any, Any, Any], service: Service) -> CopyAccepted:
+    """Copy tables of a source again."""
+    read_query(request, NoQuery)
+    asked = await read_body(request, CopyRequest)
+    known = [status.source for status in service.statuses()]
+    if name not in known:
+        message = f"there is no source called {name!r}"
+        raise Refused(404, Problem("unknown_source", message, known=known))
+    if service.copy_again is None:
+        raise Refused(409, Problem("not_capturing", "this server does not capture its sources"))
+    # In a thread: it may wait for the batch at hand.
+    await asyncio.to_thread(service.copy_again, name, asked.tables)
+    return CopyAccepted(name, asked.tables)
+
+
+@get("/health", operation_class=asks(NoQuery), responses=answers(HealthReport))
+async def health(request: Request[Any, Any, Any], service: Service) -> Response[HealthReport]:
+    """Whether capture keeps up; 503 when it does not."""
+    read_query(request, NoQuery)
+    report = service.health.report(service.statuses(), service.log)
+    status = 503 if report.status is Verdict.UNHEALTHY else 200
+    return Response(report, status_code=status, media_type="application/json")

@@ -1,0 +1,81 @@
+"""What went wrong with a request, as JSON."""
+
+import logging
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import HTTPException
+
+from ..errors import HeadraceError
+
+logger = logging.getLogger(__name__)
+
+LONGEST_VALUE = 200  # characters of a refused value that are sent back
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of every answer that is an error."""
+
+    error: str  # one word for programs
+    message: str  # one sentence for people
+    parameter: str | None = None  # what was wrong …
+    value: str | None = None  # … and what it said
+    known: list[str] | None = None  # what would have been right
+    hint: str | None = None
+
+
+class Refused(HTTPException):
+    """The request cannot be answered as it stands."""
+
+    def __init__(self, status_code: int, problem: Problem) -> None:
+        super().__init__(detail=problem.message, status_code=status_code)
+        self.problem = problem
+
+
+def invalid_parameter(parameter: str, value: str, message: str) -> Refused:
+    """A parameter, header or field has a value that it cannot have."""
+    shown = value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "…"
+    problem = Problem("invalid_parameter", message, parameter=parameter, value=shown)
+    return Refused(400, problem)
+
+
+def refuse(request: Request[Any, Any, Any], error: Refused) -> Response[Problem]:
+    """A request we refused."""
+    return _answer(error.problem, error.status_code)
+
+
+def refuse_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:
+    """A request the framework refused: no such route, wrong method, too large a body."""
+    names = {404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+    messages = {
+        404: f"there is nothing at {request.url.path}; /openapi.json lists what there is",
+        405: f"{request.url.path} does not take {request.method}",
+        413: "the body is too large",
+    }
+    status = error.status_code
+    problem = Problem(
+        names.get(status, "bad_request" if status < 500 else "server_error"),
+        messages.get(status, error.detail),
+    )
+    return _answer(problem, status, error.headers)
+
+
+def refuse_failed(request: Request[Any, Any, Any], error: HeadraceError) -> Response[Problem]:
+    """Something Headrace stands on does not work now."""
+    logger.error("path=%s error=%s", request.url.path, error)
+    return _answer(Problem("unavailable", str(error), hint=error.hint or None), 503)
+
+
+def refuse_bug(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
+    """A mistake of ours: the log has the details, the answer has none."""
+    logger.error("path=%s", request.url.path, exc_info=error)
+    return _answer(Problem("server_error", "the server failed; its log says why"), 500)
+
+
+def _answer(
+    problem: Problem, status: int, headers: dict[str, str] | None = None
+) -> Response[Problem]:
+    return Response(
+        problem, status_code=status, media_type="application/json", headers=headers or {}
+    )

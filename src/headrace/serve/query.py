@@ -1,0 +1,250 @@
+"""What requests may ask: one struct a route, read and checked whole.
+
+The same declarations read the query string, word the refusals and fill /openapi.json.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
+from urllib.parse import parse_qsl
+
+import msgspec
+from litestar.connection import ASGIConnection
+from litestar.openapi.spec import OpenAPIType, Schema
+
+from ..event import Op
+from ..formats.changefeed import ON_REQUEST
+from .problems import invalid_parameter
+
+UINT64 = 2**64 - 1
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+
+class Rule(Protocol):
+    """What a parameter may say."""
+
+    @property
+    def about(self) -> str:
+        """What it is for."""
+
+    def read(self, text: str) -> Any:
+        """The value; ValueError when the text is not one."""
+
+    def expects(self) -> str:
+        """What would have been right: "must be …"."""
+
+    def schema(self) -> Schema:
+        """The same for /openapi.json."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number between two bounds."""
+
+    low: int
+    high: int
+    about: str
+
+    def read(self, text: str) -> int:
+        # int() alone would take signs, blanks, underscores and the digits of every script.
+        if not (text.isascii() and text.isdigit() and len(text) <= 20):
+            raise ValueError(text)
+        if not self.low <= (number := int(text)) <= self.high:
+            raise ValueError(text)
+        return number
+
+    def expects(self) -> str:
+        return f"must be a whole number from {self.low} to {self.high}"
+
+    def schema(self) -> Schema:
+        return Schema(type=OpenAPIType.INTEGER, minimum=self.low, maximum=self.high)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Yes or no."""
+
+    about: str
+
+    def read(self, text: str) -> bool:
+        if text.lower() not in ("true", "1", "false", "0"):
+            raise ValueError(text)
+        return text.lower() in ("true", "1")
+
+    def expects(self) -> str:
+        return "must be true or false"
+
+    def schema(self) -> Schema:
+        return Schema(type=OpenAPIType.BOOLEAN)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Any text."""
+
+    about: str
+
+    def read(self, text: str) -> str:
+        return text
+
+    def expects(self) -> str:
+        return "must be text"
+
+    def schema(self) -> Schema:
+        return Schema(type=OpenAPIType.STRING)
+
+
+@dataclass(frozen=True)
+class Globs:
+    """Patterns between commas."""
+
+    about: str
+
+    def read(self, text: str) -> tuple[str, ...]:
+        globs = tuple(text.split(","))
+        if not all(globs):
+            raise ValueError(text)
+        return globs
+
+    def expects(self) -> str:
+        return "must be one or more patterns between commas, such as public.*,orders"
+
+    def schema(self) -> Schema:
+        return Schema(type=OpenAPIType.STRING)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations between commas, in any case."""
+
+    known: frozenset[Op]
+    about: str
+
+    def read(self, text: str) -> frozenset[Op]:
+        operations = frozenset(Op(word.upper()) for word in text.split(","))
+        if not operations <= self.known:
+            raise ValueError(text)
+        return operations
+
+    def expects(self) -> str:
+        known = ", ".join(op.value.lower() for op in Op if op in self.known)
+        return f"must be one or more of {known}, between commas"
+
+    def schema(self) -> Schema:
+        return Schema(type=OpenAPIType.STRING, description=self.expects())
+
+
+# --- one struct a route --------------------------------------------------------------------------
+
+Cursor = Annotated[int, Whole(0, UINT64, "the last sequence you have; what follows it is sent")]
+Upto = Annotated[int | None, Whole(0, UINT64, "the last sequence to send")]
+KeyPrefix = Annotated[str, Text("only keys (table:pk) that start so")]
+Heartbeat = Annotated[
+    int, Whole(100, 3_600_000, "milliseconds of silence after which a heartbeat is sent")
+]
+Include = Annotated[
+    frozenset[Op],
+    Operations(ON_REQUEST, "operations to send although they neither put nor delete a row"),
+]
+Tables = Annotated[
+    tuple[str, ...],
+    Globs("only tables that match one of these: schema.table, or the table alone in any schema"),
+]
+Ops = Annotated[frozenset[Op], Operations(frozenset(Op), "only these operations")]
+MOST = Whole(1, 10_000, "at most so many changes")
+WAIT = Whole(0, 60_000, "milliseconds to wait for a first change when there is none")
+
+
+class PollQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /changefeed."""
+
+    from_seq: Cursor = 0
+    limit: Annotated[int, MOST] = 100
+    long_poll_ms: Annotated[int, WAIT] = 0
+    key_prefix: KeyPrefix = ""
+    include: Include = frozenset()
+
+
+class StreamQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /changefeed/stream."""
+
+    from_seq: Cursor = 0
+    key_prefix: KeyPrefix = ""
+    keep_alive: Annotated[bool, Flag("stay and send what comes, instead of what there is")] = False
+    max_seconds: Annotated[int, Whole(1, 60, "the stream's longest duration")] = 30
+    heartbeat_ms: Heartbeat = 15_000
+    include: Include = frozenset()
+
+
+class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/changes."""
+
+    after: Cursor = 0
+    upto: Upto = None
+    limit: Annotated[int | None, MOST] = None
+    wait_ms: Annotated[int, WAIT] = 0
+    tables: Tables = ()
+    operations: Ops = frozenset()
+
+
+class ChangesStreamQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/changes/stream."""
+
+    after: Cursor = 0
+    upto: Upto = None
+    tables: Tables = ()
+    operations: Ops = frozenset()
+    heartbeat_ms: Heartbeat = 15_000
+
+
+class NoQuery(msgspec.Struct, frozen=True):
+    """A route without parameters."""
+
+
+# --- reading them --------------------------------------------------------------------------------
+
+
+@functools.cache
+def rules(query: type[msgspec.Struct]) -> Mapping[str, Rule]:
+    """The parameters of a route."""
+    hints = get_type_hints(query, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+
+def defaults(query: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """What each parameter of a route is when it is not given."""
+    return {field.name: field.default for field in msgspec.structs.fields(query)}
+
+
+def read_query(request: ASGIConnection[Any, Any, Any, Any], query: type[Q]) -> Q:
+    """The request's parameters; each wrong one is refused by name."""
+    known, values = rules(query), {}
+    for name, text in _pairs(request.scope["query_string"]):
+        if name not in known:
+            offered = f"it takes {', '.join(known)}" if known else "it takes none"
+            raise invalid_parameter(name, text, f"there is no such parameter here; {offered}")
+        if name in values:
+            raise invalid_parameter(name, text, f"{name} must be given once")
+        values[name] = read_value(name, text, known[name])
+    return query(**values)
+
+
+def read_value(name: str, text: str, rule: Rule) -> Any:
+    """One value, checked."""
+    try:
+        return rule.read(text)
+    except ValueError as error:
+        raise invalid_parameter(name, text, f"{name} {rule.expects()}") from error
+
+
+def _pairs(query: bytes) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(
+            query.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=32
+        )
+    except ValueError as error:
+        shown = query.decode("ascii", "backslashreplace")
+        message = "the query must be UTF-8, percent-encoded, with at most 32 parameters"
+        raise invalid_parameter("query", shown, message) from error

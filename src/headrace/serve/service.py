@@ -1,0 +1,34 @@
+"""What every route stands on."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..log import Log
+from ..sources import Status
+from .feed import Feed
+from .health import Health
+from .settings import ServerSettings
+from .subscription import Page
+
+
+@dataclass(frozen=True)
+class Service:
+    """The log, the way to read it, and what the process knows of its sources."""
+
+    log: Log
+    feed: Feed
+    statuses: Callable[[], list[Status]]
+    copy_again: Callable[[str, list[str]], None] | None  # None: this process captures nothing
+    settings: ServerSettings
+    health: Health
+
+    def headers(self, page: Page, *, scanned: int | None = None) -> dict[str, str]:
+        """What a reader must know of a page besides its changes."""
+        headers = {
+            "X-Headrace-Epoch": self.feed.epoch,
+            "X-Headrace-Latest": str(self.log.latest_sequence),
+            "X-Headrace-Scanned": str(page.scanned if scanned is None else scanned),
+        }
+        if page.gap:
+            headers["X-Headrace-Gap"] = f"{page.gap.first}-{page.gap.last}"
+        return headers

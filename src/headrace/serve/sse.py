@@ -1,0 +1,74 @@
+"""Server-sent events: a subscription's pages as frames."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from litestar import Request
+from litestar.response import Stream
+
+from .feed import Feed
+from .query import UINT64, Whole, read_value
+from .subscription import Gap, Page, Subscription
+
+RETRY_MS = 1000
+_LAST_EVENT_ID = Whole(0, UINT64, "the last sequence the client has")
+
+
+def resume_after(request: Request[Any, Any, Any], cursor: int) -> int:
+    """Where a stream begins: a client that reconnects says so in Last-Event-ID."""
+    last = request.headers.get("last-event-id", "")
+    return read_value("Last-Event-ID", last, _LAST_EVENT_ID) if last else cursor
+
+
+def event_stream(feed: Feed, frames: AsyncIterator[bytes]) -> Stream:
+    """The response whose body is made of frames."""
+    return Stream(
+        frames,
+        headers={
+            # Given here, because a media type that begins with text/ would get a charset.
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",  # nginx would hold the frames back
+            "X-Headrace-Epoch": feed.epoch,
+        },
+    )
+
+
+async def frames(
+    subscription: Subscription, *, seconds: float, idle: float, gap: Callable[[Gap], bytes]
+) -> AsyncIterator[bytes]:
+    """Frames of what comes within `seconds`, with a heartbeat after `idle` seconds of nothing."""
+    yield b"retry: %d\n\n" % RETRY_MS
+    until = asyncio.get_running_loop().time() + seconds
+    cursor = subscription.scanned
+    async for page in subscription.follow(until=until, idle=idle):
+        yield _frame(page, cursor, gap)
+        cursor = page.scanned
+    if subscription.scanned > cursor:
+        yield b"id: %d\n\n" % subscription.scanned
+
+
+def gap_comment(gap: Gap) -> bytes:
+    """A gap that clients which parse every `data:` line as a change pass over."""
+    return b": gap %d-%d\n\n" % gap
+
+
+def gap_event(gap: Gap) -> bytes:
+    """A gap as an event of its own name."""
+    return b"event: gap\ndata: %b\n\n" % msgspec.json.encode(gap._asdict())
+
+
+def _frame(page: Page, cursor: int, gap: Callable[[Gap], bytes]) -> bytes:
+    parts = [b"id: %d\ndata: %b\n\n" % delivery for delivery in page.deliveries]
+    if page.gap:
+        parts.insert(0, gap(page.gap))
+    # An id alone dispatches nothing, but a client that reconnects begins there: past all that
+    # its filter left out.
+    last = page.deliveries[-1].sequence if page.deliveries else cursor
+    if page.scanned > last:
+        parts.append(b"id: %d\n\n" % page.scanned)
+    if not page.deliveries and not page.gap:
+        parts.append(b": heartbeat\n\n")
+    return b"".join(parts)
