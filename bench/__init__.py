@@ -1,0 +1,1 @@
+"""Headrace beside its peers, on one machine and in one run: `python -m bench`."""

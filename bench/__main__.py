@@ -1,0 +1,191 @@
+"""Run everything, one at a time, and write down the figures."""
+
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from headrace.testing import PostgresDatabase, PostgresServer, Setting, postgres_installs
+
+from . import headrace_run, latency, machine, memory, peers, report, workload
+from .process import ROOT, Outcome
+from .report import Race, Runner, Section, Target
+from .workload import Scale
+
+POSTGRES = 16
+RESULTS = ROOT / "bench" / "RESULTS.md"
+
+# Nothing of the server's own is to run beside what is measured.
+SETTINGS: Mapping[str, Setting] = {
+    "autovacuum": False,
+    "max_wal_size": "16GB",
+    "checkpoint_timeout": "1d",
+}
+
+console = Console()
+
+
+class Part(StrEnum):
+    """What can be measured by itself."""
+
+    STREAM = "stream"
+    SNAPSHOT = "snapshot"
+    LATENCY = "latency"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where the measurements take place, and how large they are."""
+
+    database: PostgresDatabase
+    scale: Scale
+    runs: int
+
+    def stream(self) -> Section:
+        """The backlog through everyone, each run from a slot of its own made before the backlog."""
+        slots = [f"bench_{who}_{run}" for who in "hdp" for run in range(self.runs)]
+        for slot in slots:
+            workload.create_slot(self.database, slot)
+        console.print(f"stream: loading {self.scale.changes:,} changes")
+        end = workload.load_backlog(self.database, self.scale.transactions)
+        self.database.execute("CHECKPOINT")
+        scale, database = self.scale, self.database
+
+        def headrace(run: int, folder: Path) -> Outcome:
+            return headrace_run.stream(database, f"bench_h_{run}", scale=scale, folder=folder)
+
+        def debezium(run: int, folder: Path) -> Outcome:
+            slot = f"bench_d_{run}"
+            return peers.debezium_stream(database, slot, changes=scale.changes, folder=folder)
+
+        def limit(run: int, folder: Path) -> Outcome:
+            slot = f"bench_p_{run}"
+            return peers.pg_recvlogical(
+                database, slot, changes=scale.changes, end=end, folder=folder
+            )
+
+        runners = self._race(
+            "stream", {"Headrace": headrace, "Debezium": debezium, "pg_recvlogical": limit}
+        )
+        for slot in slots:
+            workload.drop_slot(database, slot)
+        targets = [Target("Debezium", 4, aim=5), Target("pg_recvlogical", 0.6, aim=0.75)]
+        return Race("Changes → durable log", runners, targets)
+
+    def snapshot(self) -> Section:
+        """A whole table through everyone."""
+        console.print(f"snapshot: loading {self.scale.rows:,} rows")
+        workload.load_copy(self.database, self.scale.rows)
+        self.database.execute("CHECKPOINT")
+        scale, database = self.scale, self.database
+
+        def headrace(run: int, folder: Path) -> Outcome:
+            return headrace_run.snapshot(database, f"copy_h_{run}", scale=scale, folder=folder)
+
+        def debezium(run: int, folder: Path) -> Outcome:
+            slot = f"copy_d_{run}"
+            return peers.debezium_snapshot(database, slot, rows=scale.rows, folder=folder)
+
+        def limit(_: int, folder: Path) -> Outcome:
+            return peers.copy(database, rows=scale.rows, folder=folder)
+
+        runners = self._race(
+            "snapshot", {"Headrace": headrace, "Debezium": debezium, "COPY": limit}
+        )
+        database.drop_slots()
+        return Race("Snapshot → durable log", runners, [Target("Debezium", 3, aim=5)])
+
+    def latency(self) -> Section:
+        """From commit to client."""
+        seconds = max(1.0, latency.SECONDS * min(1.0, self.scale.factor * 4))
+        changes = round(seconds * latency.RATE)
+        console.print(f"latency: {changes:,} changes at {latency.RATE:,} a second")
+        with temporary_folder() as folder:
+            return latency.measure(self.database, folder, changes=changes)
+
+    def memory(self) -> Section:
+        """One transaction of many rows."""
+        console.print(f"memory: one transaction of {self.scale.rows:,} rows")
+        with temporary_folder() as folder:
+            return memory.measure(self.database, folder, rows=self.scale.rows)
+
+    def _race(
+        self, name: str, runners: Mapping[str, Callable[[int, Path], Outcome]]
+    ) -> list[Runner]:
+        """Everyone once, then everyone again: what slows the machine for a while slows them all."""
+        outcomes: dict[str, list[Outcome]] = {who: [] for who in runners}
+        for run in range(self.runs):
+            for who, measured in runners.items():
+                step = f"{name}: run {run + 1} of {self.runs}: {who}"
+                with console.status(step), temporary_folder() as folder:
+                    outcome = measured(run, folder)
+                outcomes[who].append(outcome)
+                console.print(
+                    f"{step} {outcome.rate:,.0f} rows/s "
+                    f"({outcome.rows:,} rows in {outcome.seconds:.2f} s)"
+                )
+        return [Runner(who, done) for who, done in outcomes.items()]
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for one run."""
+    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+def measure(part: Part, server: PostgresServer, scale: Scale, runs: int) -> Section:
+    """One part, in a database of its own."""
+    with server.database() as database:
+        workload.create(database)
+        bench = Bench(database, scale, runs)
+        parts = {
+            Part.STREAM: bench.stream,
+            Part.SNAPSHOT: bench.snapshot,
+            Part.LATENCY: bench.latency,
+            Part.MEMORY: bench.memory,
+        }
+        section = parts[part]()
+    console.print(report.terminal(section))
+    return section
+
+
+def main(
+    only: Annotated[list[Part] | None, typer.Option(help="Measure just this; repeatable.")] = None,
+    scale: Annotated[float, typer.Option(min=0.0001, help="1 is the full size.")] = 1.0,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each; the best counts.")] = 3,
+    output: Annotated[
+        Path | None, typer.Option(help="Where to write the page; a full run has RESULTS.md.")
+    ] = None,
+) -> None:
+    """Measure Headrace beside Debezium, pg_recvlogical and COPY, on this machine."""
+    install = postgres_installs()[POSTGRES]
+    with PostgresServer(install, settings=SETTINGS) as server:
+        chosen = only or list(Part)
+        sections = [measure(part, server, Scale(scale), runs) for part in chosen]
+    if scale != 1:
+        console.print("Not the full size: the JVM is still warming up, and ratios mean little.")
+    if output is None and not only and scale == 1:
+        output = RESULTS
+    if output is not None:
+        command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
+        facts = {**machine.facts(install, command), "Counted": f"the best of {runs} runs"}
+        output.write_text(report.markdown(sections, facts), "utf-8")
+        console.print(f"written to {output}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
