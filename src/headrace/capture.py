@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from .errors import HeadraceError, LogError, SourceError
+from .errors import HeadraceError, LogError
 from .event import Batch
 from .log import Log
 from .sources import Phase, Source, Status, Stream
@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_WAIT = 0.5  # seconds; doubles up to the longest
 _LONGEST_WAIT = 30.0
+_BUG = "This is a mistake in Headrace: please report it with the log of this run. Nothing that was \
+not stored has been acknowledged; starting again goes on from there."
 
 
 def copy(stream: Stream, log: Log, source: str) -> None:
@@ -88,6 +90,10 @@ class Capture:
                 wait = _FIRST_WAIT if time.monotonic() - began > _LONGEST_WAIT else wait
                 self._stopping.wait(wait * random.uniform(0.5, 1.0))
                 wait = min(wait * 2, _LONGEST_WAIT)
+            except Exception as error:  # a mistake of ours; the thread must not end in silence
+                logger.exception("source=%s phase=halted", self.source.name)
+                self._report(Phase.HALTED, HeadraceError(f"unexpected {error!r}", hint=_BUG))
+                return
         self._status = msgspec.structs.replace(self._status, phase=Phase.STOPPED)
 
     def _once(self) -> None:
@@ -121,8 +127,8 @@ class Capture:
 
     def _report(self, phase: Phase, error: HeadraceError) -> None:
         reason = str(error)
-        if isinstance(error, LogError | SourceError) and error.__cause__ is not None:
-            reason = f"{reason}: {error.__cause__}".strip()
+        if isinstance(error, LogError) and error.__cause__ is not None:
+            reason = f"{reason}: {error.__cause__}"
         logger.warning("source=%s phase=%s error=%s", self.source.name, phase, reason)
         self._status = msgspec.structs.replace(
             self._status, phase=phase, error=reason, hint=error.hint

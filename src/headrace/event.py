@@ -62,7 +62,7 @@ class Table(msgspec.Struct, frozen=True):
         return tuple(column.name for column in self.columns if column.key)
 
 
-class Transaction(msgspec.Struct, frozen=True):
+class Transaction(msgspec.Struct, frozen=True, gc=False):
     """What all changes of one transaction share."""
 
     id: str
@@ -72,7 +72,7 @@ class Transaction(msgspec.Struct, frozen=True):
 
 
 class PostgresPosition(
-    msgspec.Struct, frozen=True, array_like=True, tag_field="connector", tag="postgres"
+    msgspec.Struct, frozen=True, gc=False, array_like=True, tag_field="connector", tag="postgres"
 ):
     """Where a change stands in PostgreSQL's write-ahead log."""
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import msgspec
 from rocksdict import AccessType, Options, Rdict, ReadOptions
@@ -82,7 +82,8 @@ class LogReader:
     @property
     def epoch(self) -> str:
         """Differs from that of every other log: sequences of two epochs cannot be compared."""
-        return str(self._state[layout.EPOCH], "ascii")
+        epoch: bytes = self._state[layout.EPOCH]
+        return epoch.decode()
 
     @property
     def latest_sequence(self) -> int:
@@ -114,7 +115,8 @@ class LogReader:
         # An iterator keeps its bound alive only as long as the options live.
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(layout.change_key(end + 1))
-        for key, record in self._db.items(from_key=layout.change_key(start), read_opt=bounds):
+        items = self._db.items(from_key=layout.change_key(start), read_opt=bounds)
+        for key, record in cast("Iterator[tuple[bytes, bytes]]", items):
             yield layout.sequence_of(key), record
 
     def stats(self) -> Stats:
@@ -203,5 +205,3 @@ def options() -> Options:
     opts.create_missing_column_families(True)
     opts.set_keep_log_file_num(2)
     return opts
-
-

@@ -62,13 +62,13 @@ _SERVER = """
     SELECT (SELECT system_identifier::text FROM pg_control_system()),
            (SELECT timeline_id FROM pg_control_checkpoint()),
            current_database(), current_setting('server_version_num')::int,
-           CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
-                ELSE pg_current_wal_insert_lsn() END - '0/0'::pg_lsn,
+           (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                ELSE pg_current_wal_insert_lsn() END - '0/0')::bigint,
            pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
            pg_is_in_recovery()"""
 
 _SLOT = """
-    SELECT coalesce(confirmed_flush_lsn - '0/0'::pg_lsn, 0), plugin, database,
+    SELECT coalesce(confirmed_flush_lsn - '0/0', 0)::bigint, plugin, database,
            coalesce(wal_status = 'lost', false)
     FROM pg_replication_slots WHERE slot_name = %s"""
 
@@ -124,7 +124,9 @@ class Catalog:
         self._types: dict[int, PgType] = {}
         self._database = connection.info.dbname
 
-    def rows(self, query: LiteralString | sql.Composed, *parameters: object) -> list[tuple[Any, ...]]:
+    def rows(
+        self, query: LiteralString | sql.Composed, *parameters: object
+    ) -> list[tuple[Any, ...]]:
         """What a query returns."""
         try:
             cursor = self._connection.execute(query, parameters or None)

@@ -63,7 +63,9 @@ def _first_line(text: str) -> str:
 
 def _dsn(url: str, application: str) -> str:
     pinned = SESSION_SETTINGS | _NO_TIMEOUTS
-    settings = " ".join(f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in pinned.items())
+    settings = " ".join(
+        f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in pinned.items()
+    )
     given = conninfo.conninfo_to_dict(url)
     options = f"{given.get('options') or ''} {settings}".strip()
     return conninfo.make_conninfo(
@@ -182,7 +184,7 @@ class Replication:
     def _failure(self, result: pq.abc.PGresult, what: str) -> SourceError:
         sqlstate = _text(result.error_field(pq.DiagnosticField.SQLSTATE)) or "08000"
         message = _first_line(result.get_error_message())
-        return _error_for(sqlstate, f"{what.split(' (')[0]}: {message}")
+        return _error_for(sqlstate, f"{what.split(' (', maxsplit=1)[0]}: {message}")
 
 
 def copy_lines(connection: pq.abc.PGconn) -> Iterator[bytes]:

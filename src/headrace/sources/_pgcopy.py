@@ -128,7 +128,7 @@ class Copier:
             self._read.put(None)
         except psycopg.Error as error:
             self._read.put(classify(error, "copy failed"))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again by whoever collects
             self._read.put(error)
         finally:
             connection.close()
@@ -230,13 +230,13 @@ def _statement(task: Task) -> sql.Composed:
     columns = sql.SQL(", ").join(sql.Identifier(c.name) for c in task.rows.table.columns)
     conditions = [_inside(task.range)]
     if task.table.filter:
-        conditions.append(sql.SQL("({})").format(sql.SQL(task.table.filter)))  # type: ignore[arg-type]
+        conditions.append(sql.SQL("({})").format(sql.SQL(task.table.filter)))
     if task.since:
         conditions.append(_written_since(task.since))
         conditions += [sql.SQL("NOT ({})").format(_inside(left)) for left in task.left]
     return sql.SQL("COPY (SELECT ctid, {} FROM ONLY {} WHERE {}) TO STDOUT").format(
         columns,
-        sql.SQL(task.range.relation),  # type: ignore[arg-type]
+        sql.SQL(task.range.relation),
         sql.SQL(" AND ").join(conditions),
     )
 
@@ -253,5 +253,3 @@ def _written_since(xid: int) -> sql.Composed:
     return sql.SQL("(xmin::text::bigint - {} + 4294967296) % 4294967296 < 2147483648").format(
         sql.Literal(xid & 0xFFFFFFFF)
     )
-
-

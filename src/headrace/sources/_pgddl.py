@@ -61,7 +61,7 @@ CREATE EVENT TRIGGER headrace_drop ON sql_drop
 
 def install(catalog: Catalog) -> None:
     """Create the trigger where it is missing; needs a superuser."""
-    if catalog.rows("SELECT FROM pg_event_trigger WHERE evtname = 'headrace_ddl'"):
+    if catalog.rows("SELECT 1 FROM pg_event_trigger WHERE evtname = 'headrace_ddl'"):
         return
     for statement in (SETUP, TRIGGERS):
         catalog.run(statement)

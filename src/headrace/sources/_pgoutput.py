@@ -7,14 +7,13 @@ Anything that the protocol does not allow raises ProtocolError, whatever the byt
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import ProtocolError
 
 # PostgreSQL counts microseconds from 2000-01-01.
 EPOCH_MICROSECONDS = 946_684_800_000_000
-
-INSERT, UPDATE, DELETE = b"IUD"
 
 _BEGIN = struct.Struct(">cQqI")
 _COMMIT = struct.Struct(">cBQQq")
@@ -163,7 +162,7 @@ def _ended(data: bytes, at: int) -> None:
         raise ValueError(f"{len(data)} bytes where {at} were expected")
 
 
-_PARSERS = {
+_PARSERS: dict[bytes, Callable[[bytes], Parsed]] = {
     b"B": _begin,
     b"C": _commit,
     b"R": _relation,

@@ -12,7 +12,6 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 
 import msgspec
 
@@ -106,10 +105,13 @@ class Receiver:
             self._turn.notify_all()
         self._wake()
 
-    def call_paused(self, action: Callable[[Assembler], None]) -> None:
-        """Let `action` change the assembler while no message is being read (at a boundary)."""
+    def renew(
+        self, live: dict[int, str], errored: dict[str, str], versions: dict[str, int]
+    ) -> None:
+        """Go on beyond the boundary, with tables that were copied there."""
         with self._turn:
-            action(self.assembler)
+            self.assembler.renew(live, errored, versions)
+        self.set_boundary(None)
 
     def close(self) -> None:
         """Stop reading and end the session."""
@@ -147,7 +149,7 @@ class Receiver:
                     continue
                 if not self._read_some():
                     self._wait_for_input()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - raised again by whoever takes
             with self._turn:
                 self._error = error
                 self._turn.notify_all()
@@ -283,12 +285,11 @@ class Receiver:
     def _wait_for_input(self) -> None:
         if self._boundary is not None and not self._at_boundary:
             self._tell_status(now=True)
-        ready, _, _ = select.select(
-            [self._replication.socket, self._wake_out], [], [], self._until_status()
-        )
-        if self._wake_out in ready:
+        stream, wake = self._replication.socket, self._wake_out.fileno()
+        ready, _, _ = select.select([stream, wake], [], [], self._until_status())
+        if wake in ready:
             self._wake_out.recv(4096)
-        if self._replication.socket in ready:
+        if stream in ready:
             self._replication.receive()
 
     def _wake(self) -> None:

@@ -28,12 +28,12 @@ def publish(
         )
     names = sql.SQL(", ").join(sql.SQL("TABLE ONLY {}").format(_qualified(t)) for t in wanted)
     pub = sql.Identifier(publication)
-    if not catalog.rows("SELECT FROM pg_publication WHERE pubname = %s", publication):
+    if not catalog.rows("SELECT 1 FROM pg_publication WHERE pubname = %s", publication):
         options = "publish_via_partition_root = true"
         if version >= _GENERATED_COLUMNS:
             options += ", publish_generated_columns = stored"
         statement = sql.SQL("CREATE PUBLICATION {} FOR {} WITH ({})")
-        catalog.run(statement.format(pub, names, sql.SQL(options)))  # type: ignore[arg-type]
+        catalog.run(statement.format(pub, names, sql.SQL(options)))
     published = catalog.published(publication)
     present = {(table.schema, table.name) for table in published}
     missing = [table for table in wanted if table not in present]
@@ -98,9 +98,7 @@ def drop_slot(catalog: Catalog, slot: str) -> None:
 
 
 def _create(replication: Replication, what: str) -> Point:
-    rows = replication.command(
-        f"CREATE_REPLICATION_SLOT {what} LOGICAL pgoutput EXPORT_SNAPSHOT"
-    )
+    rows = replication.command(f"CREATE_REPLICATION_SLOT {what} LOGICAL pgoutput EXPORT_SNAPSHOT")
     _, lsn, snapshot, *_ = rows[0]
     if lsn is None or snapshot is None:
         raise SourceError("the server exported no snapshot with the slot")

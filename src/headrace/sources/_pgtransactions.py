@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -12,24 +13,23 @@ from ..errors import DecodeError, ProtocolError
 from ..event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction
 from . import Register
 from ._pgoutput import (
-    DELETE,
-    INSERT,
-    UPDATE,
     Begin,
     Commit,
     Message,
+    Parsed,
     Relation,
     RelationColumn,
     Truncate,
     parse,
 )
-from ._pgrows import Rows
+from ._pgrows import Row, Rows
 
 ANNOTATION = "headrace"
 HEARTBEAT = "headrace.heartbeat"
 DDL = "headrace.ddl"
 
-_OPERATIONS = {INSERT: Op.INSERT, UPDATE: Op.UPDATE, DELETE: Op.DELETE}
+_OPERATIONS = {b"I": Op.INSERT, b"U": Op.UPDATE, b"D": Op.DELETE}
+_Reading = tuple[Op, Callable[[bytes], Row], Table]
 _set = msgspec.structs.force_setattr
 
 
@@ -62,9 +62,11 @@ class Assembler:
         self.live: dict[int, str] = {}
         self._catalog = catalog
         self._register = register
-        self._rows: dict[int, Rows] = {}
+        self._known: dict[int, Rows] = {}  # every relation that was described
+        self._reading: dict[bytes, _Reading] = {}  # those whose rows are read
         self._transaction: Transaction | None = None
         self._begin: Begin | None = None
+        self._commit_lsn = 0
         self._ordinal = 0
         self._nowhere: Table | None = None
 
@@ -75,11 +77,16 @@ class Assembler:
 
     def feed(self, lsn: int, data: bytes) -> None:
         """Take one message."""
-        operation = _OPERATIONS.get(data[0]) if data else None
-        if operation is not None:
-            self._row(operation, lsn, data)
-            return
-        message = parse(data)
+        # The type byte and the relation say at once how to read a row.
+        reading = self._reading.get(data[:5])
+        if reading is not None and self._transaction is not None:
+            self._row(reading, lsn, data)
+        elif data[:1] in _OPERATIONS:
+            self._passed_over(lsn, data)
+        else:
+            self._said_by_server(parse(data), lsn)
+
+    def _said_by_server(self, message: Parsed, lsn: int) -> None:
         match message:
             case Begin():
                 self._started(message)
@@ -101,6 +108,7 @@ class Assembler:
         if self._begin is not None:
             raise ProtocolError("a transaction began inside another")
         self._begin = begin
+        self._commit_lsn = begin.commit_lsn
         self._ordinal = 0
         if begin.commit_lsn >= self.position:
             self.xid = _full_xid(begin.xid, self.xid)
@@ -117,42 +125,59 @@ class Assembler:
         self.position = max(self.position, commit.end_lsn)
         self._begin = self._transaction = None
 
-    def _row(self, op: Op, lsn: int, data: bytes) -> None:
-        transaction = self._transaction
-        if transaction is None:
-            self._expect_begun()
+    def _row(self, reading: _Reading, lsn: int, data: bytes) -> None:
+        op, read, table = reading
+        try:
+            row = read(data)
+        except DecodeError as error:
+            self.errored[f"{table.schema}.{table.name}"] = str(error)
+            self._settle(table.relation)
+            self._passed_over(lsn, data)
             return
+        self._ordinal = ordinal = self._ordinal + 1
+        position = PostgresPosition(self._commit_lsn, lsn)
+        self.open.append(Change(op, table, *row, self._transaction, ordinal, position))  # type: ignore[arg-type]
+
+    def _passed_over(self, lsn: int, data: bytes) -> None:
+        """A row that does not become a change of its own."""
+        self._expect_begun()
         relation = int.from_bytes(data[1:5], "big")
-        rows = self._rows.get(relation)
+        rows = self._known.get(relation)
         if rows is None:
             raise ProtocolError(f"a row of relation {relation}, which was not described")
         path = self.live.get(relation)
-        if path is None:
-            return
-        try:
-            if self.errored and path in self.errored:
-                raise DecodeError(self.errored[path])
-            if op is Op.INSERT:
-                row = rows.insert(data)
-            elif op is Op.UPDATE:
-                row = rows.update(data)
-            else:
-                row = rows.delete(data)
-        except DecodeError as error:
-            self._undecoded(path, rows.table, lsn, data, error)
-            return
-        self._ordinal += 1
-        position = PostgresPosition(self._begin.commit_lsn, lsn)  # type: ignore[union-attr]
-        self.open.append(Change(op, rows.table, *row, transaction, self._ordinal, position))
+        if path in self.errored and self._transaction is not None:
+            self._undecoded(path, rows.table, lsn, data)
 
-    def _undecoded(
-        self, path: str, table: Table, lsn: int, data: bytes, error: DecodeError
+    def _settle(self, relation: int) -> None:
+        """Rows of a relation are read only while it is live and not errored."""
+        path = self.live.get(relation)
+        rows = self._known.get(relation)
+        number = relation.to_bytes(4, "big")
+        if rows is None or path is None or path in self.errored:
+            for kind in _OPERATIONS:
+                self._reading.pop(kind + number, None)
+        else:
+            self._reading[b"I" + number] = (Op.INSERT, rows.insert, rows.table)
+            self._reading[b"U" + number] = (Op.UPDATE, rows.update, rows.table)
+            self._reading[b"D" + number] = (Op.DELETE, rows.delete, rows.table)
+
+    def renew(
+        self, live: dict[int, str], errored: dict[str, str], versions: dict[str, int]
     ) -> None:
+        """Take up tables that were copied meanwhile."""
+        self.live, self.errored = dict(live), dict(errored)
+        self.versions |= versions
+        for relation, rows in self._known.items():
+            if relation in live and rows.table.version == 0:
+                self._known[relation] = rows.of(self._register(rows.table))
+            self._settle(relation)
+
+    def _undecoded(self, path: str, table: Table, lsn: int, data: bytes) -> None:
         """Keep the bytes, so that nothing is acknowledged that is not in the log."""
-        self.errored.setdefault(path, str(error))
         kept = {
             "error": self.errored[path],
-            "operation": _OPERATIONS[data[0]],
+            "operation": _OPERATIONS[data[:1]],
             "pgoutput": base64.b64encode(data).decode(),
         }
         self._add(Op.MESSAGE, table, lsn, kept)
@@ -161,13 +186,15 @@ class Assembler:
         rows = self._catalog.describe_relation(relation)
         path = self.live.get(relation.id)
         if path is None:
-            self._rows[relation.id] = rows
+            self._known[relation.id] = rows
+            self._settle(relation.id)
             return
         self._versioned(rows, path, lsn, {})
 
     def _versioned(self, rows: Rows, path: str, lsn: int, ddl: dict[str, Any]) -> None:
         table = self._register(rows.table)
-        self._rows[table.relation] = rows.of(table)
+        self._known[table.relation] = rows.of(table)
+        self._settle(table.relation)
         if self.versions.get(path) != table.version or ddl:
             self.versions[path] = table.version
             if self._transaction is not None:
@@ -179,8 +206,8 @@ class Assembler:
             return
         said = {"cascade": truncate.cascade, "restart_identity": truncate.restart_identity}
         for relation in truncate.relations:
-            if relation in self.live and relation in self._rows:
-                self._add(Op.TRUNCATE, self._rows[relation].table, lsn, said)
+            if relation in self.live and relation in self._known:
+                self._add(Op.TRUNCATE, self._known[relation].table, lsn, said)
 
     def _said(self, message: Message, lsn: int) -> None:
         if message.prefix == HEARTBEAT:
@@ -233,13 +260,13 @@ class Assembler:
             if path is not None and table.columns:
                 rows = self._catalog.describe_relation(table.relation())
                 self._versioned(rows, path, lsn, told)
-            elif path is not None and table.oid in self._rows:
-                self._add(Op.SCHEMA, self._rows[table.oid].table, lsn, told | {"dropped": True})
+            elif path is not None and table.oid in self._known:
+                self._add(Op.SCHEMA, self._known[table.oid].table, lsn, told | {"dropped": True})
 
     def _add(self, op: Op, table: Table, lsn: int, said: dict[str, Any]) -> None:
-        assert self._begin is not None and self._transaction is not None
+        assert self._transaction is not None
         self._ordinal += 1
-        position = PostgresPosition(self._begin.commit_lsn, lsn)
+        position = PostgresPosition(self._commit_lsn, lsn)
         content = msgspec.json.encode(said)
         self.open.append(_told(op, table, content, self._transaction, self._ordinal, position))
 
@@ -316,5 +343,3 @@ def _full_xid(xid: int, near: int) -> int:
     if near - full > 1 << 31:
         return full + (1 << 32)
     return full
-
-

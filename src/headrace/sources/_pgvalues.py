@@ -114,7 +114,7 @@ def _text(value: bytes) -> bytes:
         raise _not_utf8() from error
 
 
-def _quoted(value: bytes) -> bytes:
+def quoted(value: bytes) -> bytes:
     """Text of digits, letters and signs that JSON never escapes."""
     return b'"%b"' % value
 
@@ -216,7 +216,7 @@ _SCALARS: dict[int, Encode | None] = {
     # numeric, date, time, timetz, interval, uuid, inet, cidr, macaddr, macaddr8, bit, varbit,
     # pg_lsn, tid
     **dict.fromkeys(
-        (1700, 1082, 1083, 1266, 1186, 2950, 869, 650, 829, 774, 1560, 1562, 3220, 27), _quoted
+        (1700, 1082, 1083, 1266, 1186, 2950, 869, 650, 829, 774, 1560, 1562, 3220, 27), quoted
     ),
 }
 

@@ -247,9 +247,7 @@ class PostgresStream:
             origin=_origin_of(resume),
         )
         assembler = Assembler(own, self._register, after=resume.position, xid=resume.xid)
-        assembler.errored = dict(resume.errored)
-        assembler.versions = dict(resume.versions)
-        assembler.live = _live(resume)
+        assembler.renew(_live(resume), resume.errored, resume.versions)
         self._replication.start(
             resume.slot,
             resume.position,
@@ -335,16 +333,8 @@ class PostgresStream:
             if holder is not None:
                 holder.close()
         if self._receiver is not None and not self._closed:
-            live = _live(self._current())
-            errored, versions = self._current().errored, self._current().versions
-
-            def renew(assembler: Assembler) -> None:
-                assembler.live = live
-                assembler.errored = dict(errored)
-                assembler.versions |= versions
-
-            self._receiver.call_paused(renew)
-            self._receiver.set_boundary(None)
+            resume = self._current()
+            self._receiver.renew(_live(resume), resume.errored, resume.versions)
 
     def _follow_to(self, lsn: int) -> Iterator[Batch]:
         if self._receiver is None:
@@ -380,9 +370,7 @@ class PostgresStream:
     def _snapshot_catalog(self, point: Point) -> Catalog:
         """The catalogs as they were at the point: a table may have changed since."""
         connection = connect(self._source.url.reveal(), application=self._source.application)
-        catalog = Catalog(
-            connection, source=self._source.name, origin=_origin_of(self._current())
-        )
+        catalog = Catalog(connection, source=self._source.name, origin=_origin_of(self._current()))
         catalog.share(point.snapshot)
         return catalog
 
@@ -405,7 +393,13 @@ class PostgresStream:
         if taken_up:
             assert copy.ranges is not None
             moved = [
-                Task(table, decoder, Range(p.relation, "(0,0)", None), copy.since, _of(copy, p.relation))
+                Task(
+                    table,
+                    decoder,
+                    Range(p.relation, "(0,0)", None),
+                    copy.since,
+                    _of(copy, p.relation),
+                )
                 for p in parts
             ]
             return announced, moved + [Task(table, decoder, part) for part in copy.ranges]
