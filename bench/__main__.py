@@ -173,6 +173,7 @@ def main(
 ) -> None:
     """Measure Headrace beside Debezium, pg_recvlogical and COPY, on this machine."""
     install = postgres_installs()[POSTGRES]
+    facts = machine.facts(install, shlex.join(["python", "-m", "bench", *sys.argv[1:]]))
     with PostgresServer(install, settings=SETTINGS) as server:
         chosen = only or list(Part)
         sections = [measure(part, server, Scale(scale), runs) for part in chosen]
@@ -181,9 +182,8 @@ def main(
     if output is None and not only and scale == 1:
         output = RESULTS
     if output is not None:
-        command = shlex.join(["python", "-m", "bench", *sys.argv[1:]])
-        facts = {**machine.facts(install, command), "Counted": f"the best of {runs} runs"}
-        output.write_text(report.markdown(sections, facts), "utf-8")
+        counted = {"Counted": f"the best of {runs} runs"}
+        output.write_text(report.markdown(sections, facts | counted), "utf-8")
         console.print(f"written to {output}")
 
 

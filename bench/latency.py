@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 import psycopg
 
+from headrace.sources import Phase
 from headrace.testing import PostgresDatabase, wait_until
 
 from .process import MeasurementFailed, answer, child, module, next_line
@@ -147,20 +148,21 @@ def _server(database: PostgresDatabase, folder: Path) -> Iterator[str]:
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
         try:
-            wait_until(lambda: _healthy(url, server), timeout=30, message="the server is healthy")
+            wait_until(lambda: _streaming(url, server), timeout=30, message="it is streaming")
             yield url
         finally:
             server.terminate()
             server.wait(30)
 
 
-def _healthy(url: str, server: subprocess.Popen[bytes]) -> bool:
+def _streaming(url: str, server: subprocess.Popen[bytes]) -> bool:
     if server.poll() is not None:
         raise MeasurementFailed(f"headrace run ended with {server.returncode}")
     connection = http.client.HTTPConnection(str(urlsplit(url).netloc), timeout=5)
     try:
         connection.request("GET", "/health")
-        return connection.getresponse().status == 200
+        health = msgspec.json.decode(connection.getresponse().read())
+        return all(source["phase"] == Phase.STREAMING for source in health["sources"])
     except ConnectionRefusedError:
         return False
     finally:

@@ -20,7 +20,8 @@ def facts(install: PostgresInstall, command: str) -> dict[str, str]:
     return {
         "Date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "Machine": f"{psutil.cpu_count()} cores ({_processor()}), {memory:.0f} GiB of memory, "
-        f"{platform.system()} {platform.release()}",
+        f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
+        "Load of the machine before": f"{psutil.getloadavg()[0]:.1f}",
         "Headrace": f"{importlib.metadata.version('headrace')} ({_commit()}), "
         f"Python {platform.python_version()}",
         "PostgreSQL": f"{_version([install.bin / 'postgres', '--version'])}, server and tools, "
