@@ -1,18 +1,39 @@
-"""The running server as the command line sees it."""
+"""The changes as the command line reads them: from the running server, or from the disk."""
 
 import http.client
-from collections.abc import Iterator, Mapping
-from typing import Any
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
 from .errors import ServerAbsent, ServerError
-
-NDJSON = "application/x-ndjson"
+from .formats import Canonical
+from .log import LogReader
+from .serve.filter import Filter
 
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
+_POLL_SECONDS = 0.2  # between two looks at a log that another process may write
+_WAIT_SECONDS = 30.0
+_PAGE = 1000
+
+
+class Page(NamedTuple):
+    """Some changes in a row, each as canonical JSON."""
+
+    changes: list[bytes]
+    scanned: int  # go on after this one
+    gap: str = ""  # sequences that were trimmed before they were read
+
+
+class Changes(Protocol):
+    """A place to read changes from."""
+
+    def page(self, after: int, *, limit: int, wait: float, tables: Sequence[str]) -> Page:
+        """The next changes; when there are none, what arrives within `wait` seconds."""
+        ...
 
 
 class Client:
@@ -33,15 +54,20 @@ class Client:
         with self._request("POST", path, body=body) as answer:
             return self._json(path, answer)
 
-    def lines(self, path: str, **query: object) -> Iterator[bytes]:
-        """The lines of a document, as they come, without their ends."""
-        with self._request("GET", _with_query(path, query), accept=NDJSON) as answer:
+    def page(self, after: int, *, limit: int, wait: float, tables: Sequence[str]) -> Page:
+        """The next changes; when there are none, what arrives within `wait` seconds."""
+        query = {
+            "after": after,
+            "limit": limit,
+            "wait_ms": int(wait * 1000),
+            "tables": ",".join(tables),
+        }
+        path = _with_query("/v1/changes", query)
+        with self._request("GET", path, accept="application/x-ndjson") as answer:
             self._expect_success(path, answer)
-            try:
-                for line in answer:
-                    yield line.rstrip(b"\r\n")
-            except (OSError, http.client.HTTPException) as error:
-                raise ServerAbsent(f"the server at {self.url} went away") from error
+            lines = self._read(answer).splitlines()
+            scanned = int(answer.headers.get("X-Headrace-Scanned", after))
+            return Page(lines, scanned, answer.headers.get("X-Headrace-Gap", ""))
 
     def _request(
         self, method: str, path: str, *, body: object = None, accept: str = "application/json"
@@ -63,7 +89,7 @@ class Client:
     def _json(self, path: str, answer: http.client.HTTPResponse) -> Any:
         self._expect_success(path, answer)
         try:
-            return msgspec.json.decode(answer.read())
+            return msgspec.json.decode(self._read(answer))
         except msgspec.DecodeError as error:
             raise ServerAbsent(f"what answers at {self.url}{path} is no Headrace") from error
 
@@ -71,7 +97,48 @@ class Client:
         # /health answers 503 with a document that says why.
         if answer.status < 300 or (path == "/health" and answer.status == 503):
             return
-        raise ServerError(f"{self.url}{path} answers {answer.status}: {_reason(answer.read())}")
+        raise _refusal(f"{self.url}{path} answers {answer.status}", self._read(answer))
+
+    def _read(self, answer: http.client.HTTPResponse) -> bytes:
+        try:
+            return answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerAbsent(f"the server at {self.url} went away") from error
+
+
+class DiskChanges:
+    """Reads the log itself, also while another process writes it."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+
+    def page(self, after: int, *, limit: int, wait: float, tables: Sequence[str]) -> Page:
+        """The next changes; when there are none, what arrives within `wait` seconds."""
+        until = time.monotonic() + wait
+        while self._reader.latest_sequence <= after and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+            self._reader.refresh()
+        first = self._reader.stats().first_sequence
+        gap = f"{after + 1}-{first - 1}" if after + 1 < first else ""
+        changes = self._reader.read(after, limit=limit)
+        wanted = Filter(tables=tuple(tables)).passes
+        lines = [Canonical().encode(change) for change in changes if wanted(change)]
+        return Page(lines, changes[-1].sequence if changes else max(after, first - 1), gap)
+
+
+def follow(
+    changes: Changes, after: int, *, tables: Sequence[str], limit: int | None, wait: bool
+) -> Iterator[Page]:
+    """Page after page, until `limit` changes or, without waiting, until there are no more."""
+    left = limit
+    while left is None or left > 0:
+        most = _PAGE if left is None else min(left, _PAGE)
+        page = changes.page(after, limit=most, wait=_WAIT_SECONDS if wait else 0, tables=tables)
+        yield page
+        if page.scanned == after and not wait:
+            return
+        after = page.scanned
+        left = None if left is None else left - len(page.changes)
 
 
 def _with_query(path: str, query: Mapping[str, object]) -> str:
@@ -79,12 +146,12 @@ def _with_query(path: str, query: Mapping[str, object]) -> str:
     return f"{path}?{urlencode(given)}" if given else path
 
 
-def _reason(body: bytes) -> str:
-    """What an error document says."""
+def _refusal(what: str, body: bytes) -> ServerError:
+    """The error that an answer's document describes."""
     try:
         document = msgspec.json.decode(body)
     except msgspec.DecodeError:
-        return body[:200].decode("utf-8", "replace")
-    if isinstance(document, dict):
-        return str(document.get("detail") or document.get("error") or document)
-    return str(document)
+        document = None
+    if not isinstance(document, dict) or not {"error", "message"} <= document.keys():
+        return ServerAbsent(f"{what}, as no Headrace does")
+    return ServerError(f"{what}: {document['message']}", hint=document.get("hint") or "")

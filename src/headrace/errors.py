@@ -52,7 +52,9 @@ class LogInUse(LogError):
 class LogFailed(LogError):
     """The disk refused a write; what was acknowledged before is safe."""
 
-    hint = "Free some space or mend the disk, then start Headrace again; it goes on where it stopped."
+    hint = (
+        "Free some space or mend the disk, then start Headrace again; it goes on where it stopped."
+    )
 
 
 class SourceError(HeadraceError):

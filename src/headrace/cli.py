@@ -1,0 +1,324 @@
+"""The commands; each loads only what it needs, so that the command line answers at once."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from . import __version__
+from .errors import HeadraceError
+
+if TYPE_CHECKING:
+    from threading import Event
+
+    from rich.console import Console
+
+    from .client import Page
+
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", help="The config file.", metavar="FILE")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+DEFAULT_CONFIG = Path("headrace.yaml")
+LAST_SHOWN = 10  # changes that `tail` shows before it waits for more
+PIPE_WIDTH = 160
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+BYTES = {"": 1, "B": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+
+
+class Commands(TyperGroup):
+    """The commands, with every error of ours told in a sentence instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except HeadraceError as error:
+            if ctx.params.get("debug"):
+                raise
+            typer.echo(f"error: {error}", err=True)
+            if error.hint:
+                typer.echo(error.hint, err=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+
+def parse_age(text: str) -> float:
+    """Seconds from `30d` or `1.5h`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
+    if not found:
+        raise typer.BadParameter(f"{text!r} is no age; write 30d, 12h, 15m or 90s.")
+    return float(found[1]) * SECONDS[found[2]]
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `10GB` or `500M`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", text.upper())
+    if not found:
+        raise typer.BadParameter(f"{text!r} is no size; write 10GB, 500MB or 1000.")
+    return int(float(found[1]) * BYTES[found[2]])
+
+
+def main() -> None:
+    """Run the command line."""
+    app(prog_name="headrace")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def headrace(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show where an error comes from, and log more.")
+    ] = False,
+) -> None:
+    """Carry a database's row changes into a durable, ordered log, and serve them in real time."""
+
+
+# --- run and demo --------------------------------------------------------------------------------
+
+
+@app.command()
+def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
+    """Capture every source into the log, and serve the log over HTTP.
+
+    Stops in order on Ctrl-C or SIGTERM. A source that halts does not end it: the log is still
+    served, and the exit code is 1 in the end.
+    """
+    from .config import load
+    from .run import Run
+    from .show import Progress
+
+    settings = load(config)
+    console = _console(stderr=True)
+    _log_to(console, context)
+    stopping = _stopping_on_signals()
+    with Run(settings) as running, Progress(console) as progress:
+        typer.echo(f"headrace {__version__}: {running.server.url}, log in {settings.log_dir}")
+        running.work(stopping, lambda: progress.show(running.statuses(), running.log.stats()))
+        halted = running.halted
+    if halted:
+        names = ", ".join(status.source for status in halted)
+        raise HeadraceError(f"stopped, with {names} halted", hint=halted[0].hint)
+
+
+@app.command()
+def demo(
+    context: typer.Context,
+    seconds: Annotated[float, typer.Option(help="How long the shop is open.", min=1)] = 60,
+    forever: Annotated[bool, typer.Option("--forever", help="Until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(help="The port, or the next free one.", min=1)] = 3000,
+    keep_dir: Annotated[
+        bool, typer.Option("--keep-dir", help="Leave the log and the database's files behind.")
+    ] = False,
+) -> None:
+    """Watch it work: a shop in a real PostgreSQL, captured, served, and proven equal at the end.
+
+    Exits with 0 only if the rows that the log replays to equal the database's, table by table.
+    """
+    from .demo import Demo
+
+    console = _console()
+    _log_to(console, context)
+    asked = Demo(seconds=None if forever else seconds, port=port, keep_dir=keep_dir)
+    if not asked.play(console, _stopping_on_signals()):
+        raise typer.Exit(1)
+
+
+# --- check ---------------------------------------------------------------------------------------
+
+
+@app.command()
+def check(config: ConfigFile = DEFAULT_CONFIG) -> None:
+    """Look at everything that capturing needs, and say how to mend what is missing.
+
+    Exits with 1 when something is.
+    """
+    from .config import load
+    from .operate import check_machine
+    from .show import finding_lines
+
+    settings = load(config)
+    console = _console()
+    found = {"this machine": check_machine(settings)}
+    found |= {source.name: source.check() for source in settings.sources}
+    for name, findings in found.items():
+        console.print(name, style="bold", highlight=False)
+        for line in finding_lines(findings):
+            console.print(line, soft_wrap=True)
+    if not all(finding.ok for findings in found.values() for finding in findings):
+        raise typer.Exit(1)
+
+
+# --- status and tail -----------------------------------------------------------------------------
+
+
+@app.command()
+def status(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Show how the running server's sources are doing; without a server, what the log knows."""
+    import msgspec
+
+    from .config import load
+    from .operate import look
+    from .show import overview_lines
+
+    seen = look(load(config))
+    if as_json:
+        typer.echo(msgspec.json.encode(seen))
+    else:
+        console = _console()
+        for part in overview_lines(seen):
+            console.print(part, highlight=False)
+
+
+@app.command()
+def tail(
+    config: ConfigFile = DEFAULT_CONFIG,
+    after: Annotated[
+        str,
+        typer.Option(
+            help="A sequence, or latest, or earliest.", show_default="what shows the last 10"
+        ),
+    ] = "",
+    tables: Annotated[
+        list[str] | None, typer.Option(help="Only tables that match; may be given again.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Stop after so many changes.", min=1)] = None,
+    follow: Annotated[bool, typer.Option(help="Whether to wait for more.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Print changes as they come: from the running server, or without one from the log on disk."""
+    from .client import follow as following
+    from .config import load
+    from .operate import open_changes
+
+    with open_changes(load(config)) as (changes, latest):
+        if not hasattr(changes, "url"):
+            typer.echo("no server answers; reading the log on disk", err=True)
+        start = _starting_point(after, latest)
+        try:
+            for page in following(changes, start, tables=tables or (), limit=limit, wait=follow):
+                _print_page(page, as_json=as_json)
+        except KeyboardInterrupt:
+            return
+
+
+def _starting_point(after: str, latest: int) -> int:
+    if after in ("", "latest", "earliest"):
+        return {"": max(latest - LAST_SHOWN, 0), "latest": latest, "earliest": 0}[after]
+    if after.isascii() and after.isdigit():
+        return int(after)
+    raise typer.BadParameter(f"{after!r} is no sequence, nor latest or earliest.")
+
+
+def _print_page(page: "Page", *, as_json: bool) -> None:
+    from .show import change_line
+
+    if page.gap:
+        typer.echo(f"the changes {page.gap} are no longer in the log", err=True)
+    for change in page.changes:
+        typer.echo(change if as_json else change_line(change))
+
+
+# --- snapshot and trim ---------------------------------------------------------------------------
+
+
+@app.command()
+def snapshot(
+    source: Annotated[str, typer.Argument(help="The source's name in the config.")],
+    tables: Annotated[
+        list[str] | None, typer.Argument(help="Its tables; none: all, from a new start.")
+    ] = None,
+    config: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Copy tables of a source anew: at once in the running server, else at the next run."""
+    from .config import load
+    from .operate import copy_again
+
+    typer.echo(copy_again(load(config), source, list(tables or ())))
+
+
+@app.command()
+def trim(
+    before: Annotated[
+        int | None, typer.Option(help="Remove changes with a lower sequence.", min=0)
+    ] = None,
+    older_than: Annotated[
+        float | None,
+        typer.Option(help="Remove what is older: 30d, 12h.", metavar="AGE", parser=parse_age),
+    ] = None,
+    max_size: Annotated[
+        int | None,
+        typer.Option(help="Remove the oldest beyond it: 10GB.", metavar="SIZE", parser=parse_size),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even what a named cursor still needs.")
+    ] = False,
+    config: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Remove old changes from the log, but none that a named cursor still needs."""
+    from .config import load
+    from .operate import Bound
+    from .operate import trim as trimming
+
+    bound = Bound(before, older_than, max_size)
+    if sum(limit is not None for limit in bound) != 1:
+        raise typer.BadParameter("Give one of --before, --older-than and --max-size.")
+    trimmed = trimming(load(config), bound, force=force)
+    typer.echo(f"removed {trimmed.removed} changes; the log begins at {trimmed.first_sequence}")
+    if trimmed.held_by:
+        typer.echo(
+            f"cursor {trimmed.held_by} still needs what follows; --force removes it all the same"
+        )
+
+
+# --- the terminal --------------------------------------------------------------------------------
+
+
+def _console(*, stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        # What is not a terminal has no width; a file or a pipe takes whole lines.
+        console.width = PIPE_WIDTH
+    return console
+
+
+def _log_to(console: "Console", context: typer.Context) -> None:
+    import logging
+
+    from .show import Journal
+
+    debug = bool(context.find_root().params.get("debug"))
+    logging.basicConfig(handlers=[Journal(console)], level=logging.WARNING, force=True)
+    logging.getLogger("headrace").setLevel(logging.DEBUG if debug else logging.INFO)
+
+
+def _stopping_on_signals() -> "Event":
+    """An event that Ctrl-C and SIGTERM set."""
+    import signal
+    import threading
+
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping

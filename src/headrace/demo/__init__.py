@@ -1,0 +1,5 @@
+"""The demo: a shop in a real PostgreSQL, captured and served, and proven equal at the end."""
+
+from .play import Demo
+
+__all__ = ["Demo"]

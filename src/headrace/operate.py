@@ -1,0 +1,174 @@
+"""What an operator's command does: through the running server, or without one on the log itself."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from .client import Changes, Client, DiskChanges
+from .config import Config
+from .errors import ConfigError, LogError, ServerAbsent, ServerError
+from .event import Batch
+from .log import Cursor, Log, LogReader, Stats, Trimmed
+from .run import server_settings
+from .sources import Finding, Phase, Status
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """How everything is doing."""
+
+    server: str | None  # where it answers; None: no server runs
+    health: str | None
+    sources: list[Status]
+    log: Stats | None  # None: there is no log yet
+    cursors: list[Cursor]
+
+
+class Bound(NamedTuple):
+    """Up to where a log is trimmed; one of them is given."""
+
+    sequence: int | None = None
+    seconds: float | None = None
+    size: int | None = None
+
+    def before(self, log: LogReader) -> int:
+        """The first sequence that stays."""
+        if self.seconds is not None:
+            return log.before_time(int((time.time() - self.seconds) * 1_000_000))
+        if self.size is not None:
+            return log.beyond_size(self.size)
+        return self.sequence or 0
+
+
+def connect(config: Config) -> Client | None:
+    """The running server of this config; None when none answers."""
+    client = Client(config.server.url)
+    try:
+        epoch = client.get("/health")["log"]["epoch"]
+    except ServerAbsent:
+        return None
+    try:
+        with LogReader.open(config.log_dir) as log:
+            same = log.epoch == epoch
+    except LogError:
+        return client  # it may run on another machine
+    if not same:
+        raise ServerError(
+            f"the server at {client.url} does not serve the log in {config.log_dir}",
+            hint="Check data_dir and server.port in the config: two Headraces need two of each.",
+        )
+    return client
+
+
+def look(config: Config) -> Overview:
+    """How everything is doing now."""
+    client = connect(config)
+    if client is None:
+        return _look_on_disk(config)
+    health = client.get("/health")
+    log = health["log"]
+    return Overview(
+        server=client.url,
+        health=health["status"],
+        sources=msgspec.convert(client.get("/v1/sources")["sources"], list[Status]),
+        log=Stats(
+            log["total_events"],
+            log["first_sequence"],
+            log["latest_sequence"],
+            log["total_size_bytes"],
+        ),
+        cursors=_cursors(config),
+    )
+
+
+def _look_on_disk(config: Config) -> Overview:
+    sources = [Status(source=source.name, phase=Phase.STOPPED) for source in config.sources]
+    try:
+        with LogReader.open(config.log_dir) as log:
+            stats = log.stats()
+    except LogError:
+        stats = None
+    return Overview(server=None, health=None, sources=sources, log=stats, cursors=_cursors(config))
+
+
+def _cursors(config: Config) -> list[Cursor]:
+    try:
+        with LogReader.open(config.log_dir) as log:
+            return log.cursors()
+    except LogError:
+        return []
+
+
+@contextmanager
+def open_changes(config: Config) -> Iterator[tuple[Changes, int]]:
+    """Where to read changes from, and the newest sequence there."""
+    client = connect(config)
+    if client is not None:
+        yield client, client.get("/health")["log"]["latest_sequence"]
+        return
+    with LogReader.open(config.log_dir) as log:
+        yield DiskChanges(log), log.latest_sequence
+
+
+def copy_again(config: Config, source: str, tables: Sequence[str]) -> str:
+    """Have tables of a source (none: all) copied anew; returns when that will be."""
+    chosen = config.source(source)
+    named = ", ".join(tables) or "all tables"
+    client = connect(config)
+    if client is not None:
+        client.post(f"/v1/sources/{source}/snapshot", {"tables": list(tables)})
+        return f"{source}: copying {named} anew; `headrace status` shows how far it is"
+    with Log.open(config.log_dir) as log:
+        resume = chosen.copy_again(log.resume(source), tables)
+        if resume is None:
+            return f"{source}: never captured yet; the first `headrace run` copies all tables"
+        log.append(source, Batch((), resume))
+    return f"{source}: {named} will be copied anew at the next `headrace run`"
+
+
+def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:
+    """Remove old changes; what a named cursor still needs only by force."""
+    client = connect(config)
+    if client is None:
+        LogReader.open(config.log_dir).close()  # opening for writing would create a log
+        with Log.open(config.log_dir) as log:
+            return log.trim(bound.before(log), force=force)
+    with LogReader.open(config.log_dir) as reader:
+        before = bound.before(reader)
+    done = client.post("/changefeed/retention", {"before_sequence": before, "force": force})
+    return Trimmed(done["deleted"], done["before_sequence"], done["held_by"])
+
+
+def check_machine(config: Config) -> list[Finding]:
+    """What capturing and serving need on this machine."""
+    return [_check_folder(config.data_dir), _check_server(config)]
+
+
+def _check_folder(folder: Path) -> Finding:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Finding("data_dir", True, f"{folder} can be written")
+    return Finding(
+        "data_dir", False, f"{existing} cannot be written", fix=f"chown or chmod {existing}"
+    )
+
+
+def _check_server(config: Config) -> Finding:
+    server = config.server
+    try:
+        server_settings(config)
+        if connect(config) is not None:
+            return Finding("server", True, f"runs at {server.url}")
+        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+        socket.create_server((server.host, server.port), family=family).close()
+    except (ConfigError, ServerError) as error:
+        return Finding("server", False, str(error), fix=error.hint)
+    except OSError as error:
+        detail = f"cannot listen on {server.host} port {server.port}: {error.strerror}"
+        return Finding("server", False, detail, fix="Set another server.host or server.port.")
+    return Finding("server", True, f"port {server.port} on {server.host} is free")

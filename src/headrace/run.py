@@ -1,0 +1,153 @@
+"""A process of Headrace at work: every source captured, the log served, old changes removed."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from .capture import Capture
+from .config import Config
+from .errors import ConfigError, LogError
+from .log import Log, Trimmed
+from .serve import BackgroundServer, ServerSettings, create_app
+from .sources import Phase, Status
+
+logger = logging.getLogger(__name__)
+
+RETENTION_SECONDS = 3600.0
+LOOK_SECONDS = 0.25
+_DAY = 86_400
+
+
+def server_settings(config: Config) -> ServerSettings:
+    """The server's settings; a ConfigError when what the config says does not go together."""
+    server = config.server
+    return ServerSettings(
+        host=server.host,
+        port=server.port,
+        enabled=config.cdc.enabled,
+        max_lag_seconds=server.max_lag_seconds,
+        stall_seconds=server.stall_seconds,
+        allow_remote=server.allow_remote,
+    )
+
+
+class Run:
+    """Everything one `headrace run` does, from entering to leaving."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._settings = server_settings(config)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.log = stack.enter_context(Log.open(self.config.log_dir))
+            sources = self.config.sources if self.config.cdc.enabled else ()
+            self.captures = {source.name: Capture(source, self.log) for source in sources}
+            app = create_app(
+                self.log,
+                statuses=self.statuses,
+                copy_again=self.copy_again if sources else None,
+                settings=self._settings,
+            )
+            self.server = stack.enter_context(BackgroundServer(app, self._settings))
+            for capture in self.captures.values():
+                stack.callback(capture.stop)
+                capture.start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def statuses(self) -> list[Status]:
+        """How every source is doing."""
+        return [capture.status() for capture in self.captures.values()]
+
+    def copy_again(self, source: str, tables: Sequence[str]) -> None:
+        """Copy tables of a source (none: all) anew."""
+        if source not in self.captures:
+            self.config.source(source)
+            raise ConfigError(f"source {source} is not captured: cdc.enabled is false")
+        self.captures[source].copy_again(tables)
+
+    @property
+    def halted(self) -> list[Status]:
+        """The sources that a person must look after."""
+        return [status for status in self.statuses() if status.phase is Phase.HALTED]
+
+    def work(self, stopping: threading.Event, look: Callable[[], None]) -> None:
+        """Stay until `stopping` is set: say what happens, call `look` now and then, retain."""
+        news = News()
+        due = time.monotonic()
+        while True:
+            news.tell(self.statuses())
+            look()
+            if time.monotonic() >= due:
+                due += RETENTION_SECONDS
+                self._retain()
+            if stopping.wait(LOOK_SECONDS):
+                return
+
+    def _retain(self) -> None:
+        try:
+            trimmed = retain(self.log, self.config)
+        except LogError as error:
+            # Capture halts with the same reason; what is in the log can still be read.
+            logger.warning("retention error=%s", error.explain())
+            return
+        if trimmed.removed or trimmed.held_by:
+            logger.info(
+                "retention removed=%d first_sequence=%d held_by=%s",
+                trimmed.removed,
+                trimmed.first_sequence,
+                trimmed.held_by,
+            )
+
+
+class News:
+    """Tells the journal how the sources are doing, each thing once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Status] = {}
+
+    def tell(self, statuses: Sequence[Status]) -> None:
+        """Tell what differs from the last time."""
+        for status in statuses:
+            before = self._known.get(status.source)
+            if before is None or before.phase is not status.phase:
+                self._tell_phase(status)
+            for table, reason in status.errored.items():
+                if before is None or table not in before.errored:
+                    logger.warning("source=%s table=%s errored=%s", status.source, table, reason)
+            self._known[status.source] = status
+
+    def _tell_phase(self, status: Status) -> None:
+        logger.info(
+            "source=%s phase=%s position=%s", status.source, status.phase, status.position or "none"
+        )
+        if status.phase is Phase.HALTED:
+            logger.error(
+                "source=%s halted, what it captured is still served; error=%s; hint=%s",
+                status.source,
+                status.error,
+                status.hint,
+            )
+
+
+def retain(log: Log, config: Config) -> Trimmed:
+    """Remove the changes that are older, or more, than the config keeps."""
+    oldest = time.time() - config.cdc.retention_days * _DAY
+    before = log.before_time(int(oldest * 1_000_000))
+    if config.cdc.retention_bytes is not None:
+        before = max(before, log.beyond_size(config.cdc.retention_bytes))
+    return log.trim(before)

@@ -1,0 +1,222 @@
+"""What the commands print: statuses, findings and changes for people."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .formats.canonical import CanonicalChange
+from .log import Stats
+from .operate import Overview
+from .sources import CopyProgress, Finding, Phase, Status
+
+_decode = msgspec.json.Decoder(CanonicalChange).decode
+
+_PHASE_STYLES = {
+    Phase.STREAMING: "green",
+    Phase.SNAPSHOT: "cyan",
+    Phase.WAITING: "yellow",
+    Phase.HALTED: "bold red",
+}
+_PLAIN_SECONDS = 5.0
+_LONGEST_ROW = 200  # characters of a row that a line of `tail` shows
+
+
+class Journal(logging.Handler):
+    """Writes log records to the console, above a live display if there is one."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        line = self.format(record)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class Progress:
+    """Shows how a process is doing: a live display on a terminal, elsewhere a line now and then."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        footer: Sequence[str] = (),
+        plain_seconds: float = _PLAIN_SECONDS,
+        always: bool = False,
+    ) -> None:
+        """Describe the display; without a terminal, `always` also tells of what only streams."""
+        self._console = console
+        self._footer = footer
+        self._plain_seconds = plain_seconds
+        self._always = always
+        self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self._rate = Rate()
+        self._due = 0.0
+
+    def __enter__(self) -> "Progress":
+        if self._live:
+            self._live.start()
+        else:
+            self._print(self._footer)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, statuses: Sequence[Status], stats: Stats) -> None:
+        """Show the present state, if it is time to."""
+        self._rate.note(stats.latest_sequence)
+        if self._live:
+            shown = overview(statuses, stats, rate=self._rate.per_second)
+            self._live.update(Group(shown, *map(Text, self._footer)))
+        elif time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._plain_seconds
+            told = [s for s in statuses if self._always or s.phase is Phase.SNAPSHOT]
+            self._print(plain_line(status, stats, rate=self._rate.per_second) for status in told)
+
+    def _print(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class Rate:
+    """How fast a number grows, over the last few seconds."""
+
+    def __init__(self, seconds: float = 5.0) -> None:
+        self._seconds = seconds
+        self._seen: list[tuple[float, int]] = []
+
+    def note(self, number: int) -> None:
+        """The number as it is now."""
+        now = time.monotonic()
+        self._seen = [(at, n) for at, n in self._seen if now - at <= self._seconds]
+        self._seen.append((now, number))
+
+    @property
+    def per_second(self) -> float:
+        """The growth in a second."""
+        (first, low), (last, high) = self._seen[0], self._seen[-1]
+        return (high - low) / (last - first) if last > first else 0.0
+
+
+def overview(statuses: Sequence[Status], stats: Stats, *, rate: float) -> RenderableType:
+    """The live display: sources, running copies, the log."""
+    copies = [copy for status in statuses for copy in status.copies if not copy.done]
+    parts: list[RenderableType] = [sources_table(statuses)]
+    if copies:
+        parts.append(_bars(copies))
+    parts.append(
+        Text(
+            f"sequence {stats.latest_sequence:,}  {rate:,.0f} changes/s  {size(stats.total_bytes)}"
+        )
+    )
+    return Group(*parts)
+
+
+def plain_line(status: Status, stats: Stats, *, rate: float) -> str:
+    """The same of one source, where there is no terminal."""
+    done = sum(copy.done for copy in status.copies)
+    rows = sum(copy.rows for copy in status.copies)
+    copied = f"copied {done} of {len(status.copies)} tables, {rows} rows"
+    return (
+        f"{status.source}: {status.phase}, {copied}; lag {size(status.lag_bytes)}, "
+        f"{status.lag_seconds:.1f} s; sequence {stats.latest_sequence}, {rate:.0f} changes/s"
+    )
+
+
+def sources_table(statuses: Sequence[Status]) -> RenderableType:
+    """A line a source, and below it what is wrong with it."""
+    table = Table("source", "phase", "position", "lag", "copied", box=None, pad_edge=False)
+    notes: list[Text] = []
+    for status in statuses:
+        done = sum(copy.done for copy in status.copies)
+        table.add_row(
+            status.source,
+            Text(status.phase, style=_PHASE_STYLES.get(status.phase, "")),
+            status.position,
+            f"{size(status.lag_bytes)}, {status.lag_seconds:.1f} s",
+            f"{done} of {len(status.copies)} tables",
+        )
+        notes += [Text(line, style="red") for line in complaints(status)]
+    return Group(table, *notes)
+
+
+def complaints(status: Status) -> list[str]:
+    """What is wrong with a source and its tables, and what to do."""
+    lines = [f"{status.source}: {status.error}"] if status.error else []
+    if status.error and status.hint:
+        lines.append(f"  {status.hint}")
+    tables = status.errored.items()
+    return lines + [f"{status.source}: {table} is not captured: {why}" for table, why in tables]
+
+
+def _bars(copies: Iterable[CopyProgress]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    for copy in copies:
+        total = float(copy.estimated_rows) if copy.estimated_rows > 0 else None
+        bar = ProgressBar(total=total, completed=min(copy.rows, total or copy.rows), width=30)
+        expected = f" of about {copy.estimated_rows:,}" if total else ""
+        table.add_row(Text(copy.table), bar, Text(f"{copy.rows:,}{expected} rows"))
+    return table
+
+
+def finding_lines(findings: Iterable[Finding]) -> Iterator[Text]:
+    """What `check` looked at, and the statements that mend it."""
+    for finding in findings:
+        mark = Text("✓ ", style="green") if finding.ok else Text("✗ ", style="bold red")
+        yield Text("  ").append(mark).append(f"{finding.name}: {finding.detail}")
+        if not finding.ok and finding.fix:
+            yield Text(f"      {finding.fix}", style="bold")
+
+
+def overview_lines(seen: Overview) -> Iterator[RenderableType]:
+    """What `status` says."""
+    if seen.server:
+        yield Text(f"server: {seen.server}, {seen.health}")
+    else:
+        yield Text("server: not running; this is what the log on disk knows")
+    yield sources_table(seen.sources)
+    if seen.log is None:
+        yield Text("log: none yet")
+        return
+    stats = seen.log
+    yield Text(
+        f"log: {stats.count:,} changes, sequences {stats.first_sequence} to "
+        f"{stats.latest_sequence}, {size(stats.total_bytes)}"
+    )
+    for cursor in seen.cursors:
+        behind = stats.latest_sequence - cursor.sequence
+        yield Text(f"cursor {cursor.name}: at {cursor.sequence}, {behind:,} behind")
+
+
+def change_line(encoded: bytes) -> str:
+    """A canonical change on one line."""
+    change = _decode(encoded)
+    moment = datetime.fromtimestamp(change.transaction.commit_time / 1e6, UTC)
+    name = f"{change.schema}.{change.table}" if change.table else change.source
+    said = change.after if change.after is not None else change.before
+    row = "" if said is None else str(said, "utf-8")
+    if len(row) > _LONGEST_ROW:
+        row = row[: _LONGEST_ROW - 1] + "…"
+    clock = f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d}"
+    return f"{change.sequence:>8} {clock} {change.op:<8} {name} {row}"
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
