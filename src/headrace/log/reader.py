@@ -82,8 +82,7 @@ class LogReader:
     @property
     def epoch(self) -> str:
         """Differs from that of every other log: sequences of two epochs cannot be compared."""
-        epoch: bytes = self._state[layout.EPOCH]
-        return epoch.decode()
+        return bytes(self._state[layout.EPOCH] or b"").decode()
 
     @property
     def latest_sequence(self) -> int:

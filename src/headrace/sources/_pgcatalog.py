@@ -117,7 +117,9 @@ class Part:
 class Catalog:
     """Asks the catalogs over one ordinary connection."""
 
-    def __init__(self, connection: psycopg.Connection[Any], *, source: str, origin: str) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], *, source: str, origin: str = ""
+    ) -> None:
         self._connection = connection
         self._source = source
         self._origin = origin
@@ -151,6 +153,15 @@ class Catalog:
         """The oldest transaction that the snapshot in use might not see."""
         query = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
         return int(self.rows(query)[0][0])
+
+    def wal_sender_timeout(self) -> float:
+        """Seconds after which the server drops a silent reader; 0: never."""
+        query = "SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'wal_sender_timeout'"
+        return float(self.rows(query)[0][0])
+
+    def beat(self) -> None:
+        """Write a word into the stream; in a transaction, or the slot would not move past it."""
+        self.rows("SELECT pg_logical_emit_message(true, 'headrace.heartbeat', '')")
 
     def server(self) -> Server:
         """Which server this is, and where it stands."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import select
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import psycopg
@@ -24,6 +25,7 @@ _NO_TIMEOUTS = {
 _SLOT_GONE = {"42704"}  # undefined_object
 _NOT_NOW = ("08", "53", "57", "58", "40", "25006", "55006", "55P03", "XX")
 _CONNECT_SECONDS = 10
+_LOOK_SECONDS = 0.2
 
 
 def connect(url: str, *, application: str) -> psycopg.Connection[Any]:
@@ -34,12 +36,12 @@ def connect(url: str, *, application: str) -> psycopg.Connection[Any]:
         raise classify(error, "cannot connect") from error
 
 
-def connect_replication(url: str, *, application: str) -> Replication:
-    """A session that can create slots and stream."""
+def connect_replication(url: str, *, application: str, closing: threading.Event) -> Replication:
+    """A session that can create slots and stream; `closing` ends its waiting."""
     dsn = conninfo.make_conninfo(_dsn(url, application), replication="database")
     connection = pq.PGconn.connect_start(dsn.encode())
     _wait_for_connection(connection)
-    return Replication(connection)
+    return Replication(connection, closing)
 
 
 def classify(error: psycopg.Error, what: str) -> SourceError:
@@ -99,8 +101,9 @@ def _wait_for_connection(connection: pq.abc.PGconn) -> None:
 class Replication:
     """A replication session: commands first, then a stream in both directions."""
 
-    def __init__(self, connection: pq.abc.PGconn) -> None:
+    def __init__(self, connection: pq.abc.PGconn, closing: threading.Event) -> None:
         self._connection = connection
+        self._closing = closing
 
     def close(self) -> None:
         """End the session."""
@@ -119,9 +122,9 @@ class Replication:
         rows = range(result.ntuples)
         return [[_text(result.get_value(r, c)) for c in range(result.nfields)] for r in rows]
 
-    def start(self, slot: str, after: int, options: Sequence[tuple[str, str]]) -> None:
+    def start(self, slot: str, after: int, options: Mapping[str, str]) -> None:
         """Begin to stream what was committed after an LSN."""
-        given = ", ".join(f"{name} {quote(value)}" for name, value in options)
+        given = ", ".join(f"{name} {quote(value)}" for name, value in options.items())
         lsn = f"{after >> 32:X}/{after & 0xFFFFFFFF:X}"
         command = f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn} ({given})'
         result = self._execute(command)
@@ -163,8 +166,7 @@ class Replication:
             connection.send_query(text.encode())
             connection.flush()
             while connection.is_busy():
-                select.select([connection.socket], [], [])
-                connection.consume_input()
+                self._wait()
             result = connection.get_result()
             if result is None:
                 raise SourceUnavailable("the server gave no answer")
@@ -174,6 +176,14 @@ class Replication:
         except psycopg.OperationalError as error:
             raise SourceUnavailable(f"connection lost: {_first_line(str(error))}") from error
         return result
+
+    def _wait(self) -> None:
+        """Wait for an answer; creating a slot takes as long as the longest open transaction."""
+        ready, _, _ = select.select([self._connection.socket], [], [], _LOOK_SECONDS)
+        if ready:
+            self._connection.consume_input()
+        elif self._closing.is_set():
+            raise SourceUnavailable("closed while the server was still at work")
 
     def _ended(self) -> SourceError:
         result = self._connection.get_result()

@@ -17,6 +17,7 @@ import msgspec
 
 from ..errors import ProtocolError
 from ..event import Change
+from ._pgcatalog import Catalog
 from ._pgconnection import Replication
 from ._pgoutput import EPOCH_MICROSECONDS
 from ._pgtransactions import Assembler
@@ -43,15 +44,23 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     position: int | None
     xid: int
     size: int
+    errored: dict[str, str]
+    versions: dict[str, int]
 
 
 class Receiver:
     """Reads the stream in a thread of its own and keeps what the log has not taken yet."""
 
     def __init__(
-        self, replication: Replication, assembler: Assembler, *, status_seconds: float
+        self,
+        replication: Replication,
+        assembler: Assembler,
+        catalog: Catalog,
+        *,
+        status_seconds: float,
     ) -> None:
-        self.assembler = assembler
+        self._assembler = assembler
+        self._catalog = catalog  # closed with the thread that asks it
         self.wal_end = 0  # how far the server's log reaches, as far as it has told
         self.heard_at = 0  # µs since 1970
         self._replication = replication
@@ -90,7 +99,7 @@ class Receiver:
         """Everything before `position` is durable."""
         self._acked = max(self._acked, position)
 
-    def reach_boundary(self) -> bool:
+    def reached_boundary(self) -> bool:
         """Whether everything before the boundary has arrived and been taken."""
         with self._turn:
             if self._error is not None and not self._waiting:
@@ -110,7 +119,7 @@ class Receiver:
     ) -> None:
         """Go on beyond the boundary, with tables that were copied there."""
         with self._turn:
-            self.assembler.renew(live, errored, versions)
+            self._assembler.renew(live, errored, versions)
         self.set_boundary(None)
 
     def close(self) -> None:
@@ -135,7 +144,7 @@ class Receiver:
             self._waiting.popleft()
             first.changes.extend(following.changes)
             size = first.size + following.size
-            first = Received(first.changes, following.position, following.xid, size)
+            first = msgspec.structs.replace(following, changes=first.changes, size=size)
         self._waiting_changes -= len(first.changes)
         self._waiting_bytes -= first.size
         self._turn.notify_all()
@@ -155,6 +164,7 @@ class Receiver:
                 self._turn.notify_all()
         finally:
             self._replication.close()
+            self._catalog.close()
             self._wake_in.close()
             self._wake_out.close()
 
@@ -177,8 +187,8 @@ class Receiver:
             (lsn, data), self._held = self._held, None
             if self._beyond(data, lsn):
                 return True
-            self.assembler.feed(lsn, data)
-        feed, unpack = self.assembler.feed, _LSN.unpack_from
+            self._assembler.feed(lsn, data)
+        feed, unpack = self._assembler.feed, _LSN.unpack_from
         count = 0
         for message in self._replication.messages():
             count += 1
@@ -201,7 +211,7 @@ class Receiver:
 
     def _beyond(self, data: bytes, lsn: int) -> bool:
         """Whether this message begins what lies beyond the boundary; it is kept for later."""
-        if self._boundary is None or not self.assembler.between_transactions:
+        if self._boundary is None or not self._assembler.between_transactions:
             return False
         at = lsn
         if data[:1] == b"B" and len(data) >= 9:
@@ -222,16 +232,25 @@ class Receiver:
 
     def _hand_over(self) -> None:
         """Make what is complete available, and what is large."""
-        assembler = self.assembler
+        assembler = self._assembler
         if assembler.done:
             changes, assembler.done = assembler.done, []
-            self._offer(Received(changes, assembler.position, assembler.xid, self._size))
+            self._offer(changes, assembler.position)
         if len(assembler.open) >= _PIECE or (assembler.open and self._size >= _PIECE_BYTES):
             piece = assembler.take_open()
             if piece:
-                self._offer(Received(piece, None, assembler.xid, self._size))
+                self._offer(piece, None)
 
-    def _offer(self, received: Received) -> None:
+    def _offer(self, changes: list[Change], position: int | None) -> None:
+        assembler = self._assembler
+        received = Received(
+            changes,
+            position,
+            assembler.xid,
+            self._size,
+            dict(assembler.errored),
+            dict(assembler.versions),
+        )
         self._size = 0
         with self._turn:
             self._waiting.append(received)
@@ -244,7 +263,7 @@ class Receiver:
             raise ProtocolError(f"unknown replication message {message[:1]!r}")
         _, wal_end, _, wants_reply = _KEEPALIVE_BODY.unpack(message)
         self.wal_end = max(self.wal_end, wal_end)
-        if self.assembler.between_transactions:
+        if self._assembler.between_transactions:
             self._hand_over()
             if self._boundary is not None and wal_end >= self._boundary:
                 self._stop_at_boundary()
@@ -255,7 +274,7 @@ class Receiver:
 
     def _advance_idle(self, wal_end: int) -> None:
         """Nothing of ours lies before `wal_end`: store that, so that the server may forget it."""
-        assembler = self.assembler
+        assembler = self._assembler
         due = time.monotonic() - self._advanced >= _IDLE_ADVANCE
         if wal_end <= assembler.position or not due:
             return
@@ -264,7 +283,7 @@ class Receiver:
         if idle:
             self._advanced = time.monotonic()
             assembler.position = wal_end
-            self._offer(Received([], wal_end, assembler.xid, 0))
+            self._offer([], wal_end)
 
     def _tell_status(self, *, now: bool = False) -> None:
         told, at = self._told

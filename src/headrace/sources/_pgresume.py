@@ -54,6 +54,35 @@ class Resume(msgspec.Struct, frozen=True):
         """As the log stores it."""
         return msgspec.json.encode(self)
 
+    @property
+    def origin(self) -> str:
+        """The identity that its tables carry."""
+        return f"postgres:{self.system}:{self.database}"
+
+    @property
+    def live(self) -> dict[int, str]:
+        """Tables whose changes count: what happens before a table's copy begins is in the copy."""
+        return {
+            copy.relation: path for path, copy in self.copies.items() if copy.ranges is not None
+        }
+
+    @property
+    def to_copy(self) -> list[str]:
+        """Tables that have rows left to read."""
+        return [path for path, copy in self.copies.items() if not copy.done]
+
+    def with_copy(self, path: str, copy: Copy) -> Resume:
+        """The same with another state of one table's copy."""
+        return msgspec.structs.replace(self, copies=self.copies | {path: copy})
+
+    def with_version(self, path: str, version: int) -> Resume:
+        """The same after telling a version of a table's columns."""
+        return msgspec.structs.replace(self, versions=self.versions | {path: version})
+
+    def with_error(self, path: str, reason: str) -> Resume:
+        """The same with one table in the errored state."""
+        return msgspec.structs.replace(self, errored=self.errored | {path: reason})
+
 
 class Restart(msgspec.Struct, frozen=True):
     """Start anew, with a new slot; the tables named were captured before."""

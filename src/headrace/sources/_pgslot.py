@@ -17,7 +17,7 @@ _GENERATED_COLUMNS = 180000  # the first version that can publish them
 
 
 def publish(
-    catalog: Catalog, publication: str, globs: Sequence[str], version: int
+    catalog: Catalog, publication: str, globs: Sequence[str], version: int = 0
 ) -> list[Published]:
     """The tables to capture, after adding those the publication lacks."""
     wanted = catalog.candidates(globs)

@@ -1,0 +1,140 @@
+"""What has to be read to copy a table, and how far that has come. No I/O but catalog look-ups."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import msgspec
+
+from ..event import BeforeKind, Change, Op, PostgresPosition, Transaction, format_lsn
+from . import Register
+from ._pgcatalog import Catalog, Part, Published
+from ._pgcopy import Copied, Point, Task, ranges
+from ._pgresume import Copy, Range, Resume
+from ._pgrows import Rows
+from ._pgtransactions import schema
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to copy a table: what to tell first, what to read, and the resume that says so."""
+
+    resume: Resume
+    announced: list[Change]
+    tasks: list[Task]
+
+
+class Planner:
+    """Plans copies at one point, as the catalogs were there."""
+
+    def __init__(
+        self, catalog: Catalog, register: Register, *, publication: str, point: Point
+    ) -> None:
+        self._catalog = catalog
+        self._register = register
+        self._published = {table.path: table for table in catalog.published(publication)}
+        self._point = point
+
+    def plan(self, resume: Resume, path: str) -> Plan:
+        """How to begin a table's copy, or to take it up where it was interrupted."""
+        copy = resume.copies[path]
+        table = self._published.get(path)
+        if table is None or table.oid != copy.relation:
+            # Dropped or replaced between the look and the snapshot; the next look sees it.
+            gone = msgspec.structs.replace(copy, ranges=())
+            return Plan(resume.with_copy(path, gone), [], [])
+        decoder = self._catalog.describe(table)
+        decoder = decoder.of(self._register(decoder.table))
+        parts = self._catalog.parts(table.oid)
+        rewritten = copy.filenodes != _filenodes(parts)
+        if copy.ranges is not None and not rewritten:
+            announced = self._announce(resume, path, decoder, forget=False)
+            tasks = _rest(copy, table, decoder, parts)
+        else:
+            forget = copy.again or copy.ranges is not None
+            announced = self._announce(resume, path, decoder, forget=forget)
+            begun = self._begin(table, decoder, parts)
+            resume = resume.with_copy(path, begun)
+            tasks = [Task(table, decoder, part) for part in begun.ranges or ()]
+        return Plan(resume.with_version(path, decoder.table.version), announced, tasks)
+
+    def _begin(self, table: Published, decoder: Rows, parts: list[Part]) -> Copy:
+        whole = [each for part in parts for each in ranges(part.relation, part.blocks)]
+        guesses = [part.estimated_rows for part in parts]
+        return Copy(
+            table.oid,
+            tuple(whole) if decoder.table.columns else (),
+            rows=0,
+            estimated_rows=sum(guesses) if min(guesses, default=-1) >= 0 else -1,
+            since=self._catalog.oldest_unseen(),
+            filenodes=_filenodes(parts),
+        )
+
+    def _announce(self, resume: Resume, path: str, decoder: Rows, *, forget: bool) -> list[Change]:
+        """Say the table's columns, and forget its rows where they are copied anew."""
+        told: list[tuple[Op, object]] = []
+        if resume.versions.get(path) != decoder.table.version:
+            told.append((Op.SCHEMA, schema(decoder.table)))
+        if forget:
+            told.append((Op.TRUNCATE, {"snapshot": True}))
+        now = time.time_ns() // 1000
+        transaction = Transaction(f"snapshot-{format_lsn(self._point.lsn)}-{path}", now, now)
+        position = PostgresPosition(self._point.lsn, self._point.lsn)
+        return [
+            Change(
+                op=op,
+                table=decoder.table,
+                key=None,
+                before=None,
+                before_kind=BeforeKind.NONE,
+                after=msgspec.json.encode(said),
+                changed=None,
+                unchanged=(),
+                transaction=transaction,
+                ordinal=ordinal,
+                position=position,
+                last=ordinal == len(told),
+            )
+            for ordinal, (op, said) in enumerate(told, 1)
+        ]
+
+
+def progressed(resume: Resume, copied: Copied) -> Resume:
+    """The resume after some rows have been read."""
+    task = copied.task
+    path = task.table.path
+    copy = resume.copies[path]
+    left = copy.ranges or ()
+    if not task.since:
+        left = tuple(part for part in left if not _same(part, task.range))
+        if copied.left is not None:
+            left = (*left, copied.left)
+    rows = copy.rows + len(copied.changes)
+    resume = resume.with_copy(path, msgspec.structs.replace(copy, ranges=left, rows=rows))
+    return resume.with_error(path, copied.error) if copied.error else resume
+
+
+def _rest(copy: Copy, table: Published, decoder: Rows, parts: list[Part]) -> list[Task]:
+    """The ranges that are left, and rows that may have moved out of them meanwhile."""
+    left = copy.ranges or ()
+    moved = [
+        Task(
+            table,
+            decoder,
+            Range(part.relation, "(0,0)", None),
+            since=copy.since,
+            left=tuple(each for each in left if each.relation == part.relation),
+        )
+        for part in parts
+    ]
+    return moved + [Task(table, decoder, part) for part in left]
+
+
+def _filenodes(parts: list[Part]) -> tuple[int, ...]:
+    return tuple(part.filenode for part in parts)
+
+
+def _same(one: Range, other: Range) -> bool:
+    """Whether two are the same range, however far each has come."""
+    return (one.relation, one.end) == (other.relation, other.end)

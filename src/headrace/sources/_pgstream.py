@@ -1,0 +1,359 @@
+"""The flow of a PostgreSQL source, from connecting to closing.
+
+A copy always happens at a point: a snapshot exported together with an LSN. The stream is followed
+up to that LSN, the rows are read under that snapshot, and the stream goes on. The first copy of a
+database, a copy taken up after a crash, a table that appears later and a table copied again are
+all this one case.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import msgspec
+
+from ..event import Batch, Change, format_lsn
+from . import CopyProgress, Phase, Register, Status, _pgddl, _pgslot
+from ._pgcatalog import Catalog, Published, Server
+from ._pgconnection import Replication, connect, connect_replication
+from ._pgcopy import Copier, Point
+from ._pgplan import Planner, progressed
+from ._pgreceive import Received, Receiver
+from ._pgresume import Copy, Restart, Resume
+from ._pgsettings import PostgresSettings
+from ._pgtransactions import Assembler
+
+_WATCH_SECONDS = 10.0  # between two looks for new tables
+_LONGEST_STATUS = 10.0  # seconds between two words to the server
+_TAKE_SECONDS = 0.5
+
+
+class PostgresStream:
+    """An open PostgreSQL source."""
+
+    def __init__(
+        self, source: PostgresSettings, stored: Resume | Restart | None, register: Register
+    ) -> None:
+        self._source = source
+        self._stored = stored
+        self._register = register
+        self._closing = threading.Event()
+        self._flow: _Flow | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        session = _Session.open(self._source, self._stored, self._closing)
+        flow = self._flow = _Flow(self._source, session, self._register, self._closing)
+        try:
+            yield from flow.batches()
+        finally:
+            flow.release()
+
+    def ack(self, resume: bytes) -> None:
+        """Everything up to `resume` is durable: the server may forget it."""
+        if self._flow is not None:
+            self._flow.ack()
+
+    def status(self) -> Status:
+        """How it is doing; may be called from any thread."""
+        if self._flow is None:
+            return Status(source=self._source.name, phase=Phase.STARTING)
+        return self._flow.status()
+
+    def close(self) -> None:
+        """End the iteration; may be called from any thread."""
+        self._closing.set()
+        if self._flow is not None:
+            self._flow.interrupt()
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """Connections to a server that has turned out to be the right one, and where to go on."""
+
+    catalog: Catalog
+    replication: Replication
+    resume: Resume
+    point: Point | None  # of a slot that was created just now
+
+    @classmethod
+    def open(
+        cls, source: PostgresSettings, stored: Resume | Restart | None, closing: threading.Event
+    ) -> _Session:
+        """Connect, make sure who the server is, and prepare publication and slot."""
+        connection = connect(source.url.reveal(), application=source.application)
+        catalog = Catalog(connection, source=source.name)
+        replication = None
+        try:
+            server = catalog.server()
+            if isinstance(stored, Resume):
+                _pgslot.verify(stored, server, catalog)
+            tables = _pgslot.publish(
+                catalog, source.publication_name, source.tables, server.version
+            )
+            if source.ddl:
+                _pgddl.install(catalog)
+            replication = _replicating(source, closing)
+            if isinstance(stored, Resume):
+                resume, point = stored, None
+            else:
+                resume, point = _first(source, server, catalog, replication, stored)
+        except BaseException:
+            catalog.close()
+            if replication is not None:
+                replication.close()
+            raise
+        before = stored.tables if isinstance(stored, Restart) else ()
+        resume = _with_tables(resume, tables, before=before, copying=source.snapshot)
+        return cls(catalog, replication, resume, point)
+
+
+class _Flow:
+    """Batches of one connection: copy what is not copied, then stream."""
+
+    def __init__(
+        self,
+        source: PostgresSettings,
+        session: _Session,
+        register: Register,
+        closing: threading.Event,
+    ) -> None:
+        self._source = source
+        self._session = session
+        self._register = register
+        self._closing = closing
+        self._phase = Phase.STARTING
+        self._resume = session.resume
+        self._receiver: Receiver | None = None
+        self._copier: Copier | None = None
+        self._stored_at = 0
+        self._commit_time = 0
+        self._watched = self._beat = time.monotonic()
+        self._beat_position = 0
+
+    def batches(self) -> Iterator[Batch]:
+        """Everything, for ever."""
+        yield self._batch([])  # remembers the slot before anything is read from it
+        if self._resume.to_copy:
+            yield from self._copy_at(self._session.point)
+        receiver = self._receive()
+        self._phase = Phase.STREAMING
+        while not self._closing.is_set():
+            received = receiver.take(_TAKE_SECONDS)
+            if received is not None:
+                yield self._received(received)
+                if received.position is None:
+                    continue  # nothing may come between the pieces of a transaction
+            self._heartbeat(receiver)
+            if self._tables_appeared():
+                yield from self._copy_at(None)
+                self._phase = Phase.STREAMING
+
+    def ack(self) -> None:
+        """What was handed over last is durable."""
+        self._stored_at = time.time_ns() // 1000
+        if self._receiver is not None:
+            self._receiver.ack(self._resume.position)
+
+    def interrupt(self) -> None:
+        """End waiting and copying."""
+        if self._copier is not None:
+            self._copier.close()
+        if self._receiver is not None:
+            self._receiver.close()
+
+    def release(self) -> None:
+        """Let go of the server."""
+        self._closing.set()
+        self.interrupt()
+        self._session.catalog.close()
+        if self._receiver is None:
+            self._session.replication.close()
+
+    def status(self) -> Status:
+        """How it is doing."""
+        resume, receiver = self._resume, self._receiver
+        lag = max(receiver.wal_end - resume.position, 0) if receiver else 0
+        behind = time.time() - self._commit_time / 1e6 if lag and self._commit_time else 0.0
+        return Status(
+            source=self._source.name,
+            phase=self._phase,
+            position=format_lsn(resume.position),
+            lag_bytes=lag,
+            lag_seconds=max(behind, 0.0),
+            heard_at=receiver.heard_at if receiver else self._stored_at,
+            stored_at=self._stored_at,
+            copies=tuple(
+                CopyProgress(path, copy.rows, copy.estimated_rows, copy.done)
+                for path, copy in resume.copies.items()
+            ),
+            errored=resume.errored,
+        )
+
+    def _batch(self, changes: list[Change]) -> Batch:
+        return Batch(changes, self._resume.encode())
+
+    # -- streaming ------------------------------------------------------------------------------
+
+    def _receive(self, boundary: int | None = None) -> Receiver:
+        """The receiver, started when it is first asked for."""
+        if self._receiver is None:
+            self._receiver = self._start_receiver(boundary)
+            if self._closing.is_set():
+                self._receiver.close()
+        elif boundary is not None:
+            self._receiver.set_boundary(boundary)
+        return self._receiver
+
+    def _start_receiver(self, boundary: int | None) -> Receiver:
+        source, resume = self._source, self._resume
+        options = {
+            "proto_version": "1",
+            "publication_names": f'"{source.publication_name}"',
+            "messages": "true",
+        }
+        replication = self._session.replication
+        replication.start(resume.slot, resume.position, options)
+        # The receiver asks the catalogs from its own thread, so it has its own connection.
+        catalog = Catalog(
+            connect(source.url.reveal(), application=source.application),
+            source=source.name,
+            origin=resume.origin,
+        )
+        assembler = Assembler(catalog, self._register, after=resume.position, xid=resume.xid)
+        assembler.renew(resume.live, resume.errored, resume.versions)
+        timeout = self._session.catalog.wal_sender_timeout()
+        seconds = min(_LONGEST_STATUS, timeout / 3) if timeout else _LONGEST_STATUS
+        receiver = Receiver(replication, assembler, catalog, status_seconds=seconds)
+        receiver.start(boundary=boundary)
+        return receiver
+
+    def _received(self, received: Received) -> Batch:
+        if received.changes:
+            self._commit_time = received.changes[-1].transaction.commit_time
+        if received.position is None:
+            return Batch(received.changes, None)
+        self._resume = msgspec.structs.replace(
+            self._resume,
+            position=received.position,
+            xid=received.xid,
+            errored=received.errored,
+            versions=received.versions,
+        )
+        return self._batch(received.changes)
+
+    def _heartbeat(self, receiver: Receiver) -> None:
+        """Write a word into an otherwise idle stream, so that the slot can move."""
+        now = time.monotonic()
+        if now - self._beat < self._source.heartbeat_seconds:
+            return
+        position, idle = self._resume.position, self._resume.position == self._beat_position
+        self._beat, self._beat_position = now, position
+        if idle and receiver.wal_end > position:
+            self._session.catalog.beat()
+
+    def _tables_appeared(self) -> bool:
+        now = time.monotonic()
+        if now - self._watched < _WATCH_SECONDS or self._closing.is_set():
+            return False
+        self._watched = now
+        source = self._source
+        tables = _pgslot.publish(self._session.catalog, source.publication_name, source.tables)
+        self._resume = _with_tables(self._resume, tables, copying=source.snapshot)
+        return bool(self._resume.to_copy)
+
+    # -- copying --------------------------------------------------------------------------------
+
+    def _copy_at(self, point: Point | None) -> Iterator[Batch]:
+        """Follow the stream to a point, and copy there what is not copied yet."""
+        self._phase = Phase.SNAPSHOT
+        if point is not None:
+            yield from self._copy(point)
+            return
+        with closing(_replicating(self._source, self._closing)) as holder:
+            point = _pgslot.create_point(holder, self._source.slot_name)
+            yield from self._follow_to(point.lsn)
+            yield from self._copy(point)
+        resume = self._resume
+        self._receive().renew(resume.live, resume.errored, resume.versions)
+
+    def _follow_to(self, lsn: int) -> Iterator[Batch]:
+        receiver = self._receive(boundary=lsn)
+        while not self._closing.is_set() and not receiver.reached_boundary():
+            received = receiver.take(_TAKE_SECONDS)
+            if received is not None:
+                yield self._received(received)
+
+    def _copy(self, point: Point) -> Iterator[Batch]:
+        source = self._source
+        url, application = source.url.reveal(), source.application
+        self._copier = Copier(url, point, application=application, workers=source.copy_workers)
+        if self._closing.is_set():
+            return
+        with closing(
+            Catalog(
+                connect(url, application=application),
+                source=source.name,
+                origin=self._resume.origin,
+            )
+        ) as catalog:
+            catalog.share(point.snapshot)
+            planner = Planner(
+                catalog, self._register, publication=source.publication_name, point=point
+            )
+            tasks = []
+            for path in self._resume.to_copy:
+                plan = planner.plan(self._resume, path)
+                self._resume = plan.resume
+                tasks += plan.tasks
+                yield self._batch(plan.announced)
+        for copied in self._copier.copy(tasks):
+            self._resume = progressed(self._resume, copied)
+            yield self._batch(copied.changes)
+
+
+def _replicating(source: PostgresSettings, closing: threading.Event) -> Replication:
+    return connect_replication(source.url.reveal(), application=source.application, closing=closing)
+
+
+def _first(
+    source: PostgresSettings,
+    server: Server,
+    catalog: Catalog,
+    replication: Replication,
+    stored: Restart | None,
+) -> tuple[Resume, Point | None]:
+    """No position yet: create the slot, or adopt one that somebody has made for us."""
+    if stored is not None:
+        _pgslot.drop_slot(catalog, source.slot_name)
+    slot = catalog.slot(source.slot_name)
+    point = None if slot else _pgslot.create_slot(replication, source.slot_name)
+    resume = Resume(
+        system=server.system,
+        timeline=server.timeline,
+        database=server.database,
+        slot=source.slot_name,
+        birth=point.lsn if point else 0,
+        position=point.lsn if point else slot.confirmed if slot else 0,
+        xid=server.next_xid,
+        copies={},
+        errored={},
+        versions={},
+    )
+    return resume, point
+
+
+def _with_tables(
+    resume: Resume, tables: list[Published], *, before: tuple[str, ...] = (), copying: bool
+) -> Resume:
+    """Add tables that are not known yet; forget copies of tables that were replaced."""
+    copies = dict(resume.copies)
+    for table in tables:
+        known = copies.get(table.path)
+        if known is None or known.relation != table.oid:
+            again = known is not None or table.path in before
+            copies[table.path] = Copy(table.oid, None if copying else (), again=again)
+    return msgspec.structs.replace(resume, copies=copies)
