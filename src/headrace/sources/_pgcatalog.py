@@ -20,19 +20,6 @@ _IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
-    """Which server this is, and where it stands."""
-
-    system: str
-    timeline: int
-    database: str
-    version: int
-    wal_lsn: int
-    next_xid: int
-    standby: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Slot:
     """A replication slot as the server shows it."""
 
@@ -57,15 +44,6 @@ class Published:
         """schema.table, as the config and the status write it."""
         return f"{self.schema}.{self.name}"
 
-
-_SERVER = """
-    SELECT (SELECT system_identifier::text FROM pg_control_system()),
-           (SELECT timeline_id FROM pg_control_checkpoint()),
-           current_database(), current_setting('server_version_num')::int,
-           (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
-                ELSE pg_current_wal_insert_lsn() END - '0/0')::bigint,
-           pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
-           pg_is_in_recovery()"""
 
 _SLOT = """
     SELECT coalesce(confirmed_flush_lsn - '0/0', 0)::bigint, plugin, database,
@@ -163,9 +141,14 @@ class Catalog:
         """Write a word into the stream; in a transaction, or the slot would not move past it."""
         self.rows("SELECT pg_logical_emit_message(true, 'headrace.heartbeat', '')")
 
-    def server(self) -> Server:
-        """Which server this is, and where it stands."""
-        return Server(*self.rows(_SERVER)[0])
+    def version(self) -> int:
+        """As server_version_num writes it: 150000 is 15.0."""
+        return int(self.rows("SELECT current_setting('server_version_num')")[0][0])
+
+    def next_xid(self) -> int:
+        """The next transaction id, with its epoch."""
+        query = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+        return int(self.rows(query)[0][0])
 
     def slot(self, name: str) -> Slot | None:
         """A slot; None when there is none of this name."""

@@ -6,12 +6,14 @@ import select
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import conninfo, pq
 
 from ..errors import PositionLost, SourceError, SourceRefused, SourceUnavailable
+from ..event import format_lsn, parse_lsn
 from ._pgvalues import SESSION_SETTINGS
 
 # A long copy or an idle stream is not a mistake.
@@ -98,6 +100,16 @@ def _wait_for_connection(connection: pq.abc.PGconn) -> None:
         select.select(reading, writing, [], left)
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Which server this is, and where it stands."""
+
+    system: str
+    timeline: int
+    database: str
+    wal_lsn: int
+
+
 class Replication:
     """A replication session: commands first, then a stream in both directions."""
 
@@ -114,6 +126,11 @@ class Replication:
         """The descriptor to wait on."""
         return self._connection.socket
 
+    def identify(self) -> Server:
+        """Ask the server who it is; unlike the control file's functions, this needs no privilege."""
+        system, timeline, lsn, database = self.command("IDENTIFY_SYSTEM")[0]
+        return Server(str(system), int(timeline or 0), str(database), parse_lsn(str(lsn)))
+
     def command(self, text: str) -> list[list[str | None]]:
         """Run a replication command and return its rows."""
         result = self._execute(text)
@@ -125,8 +142,7 @@ class Replication:
     def start(self, slot: str, after: int, options: Mapping[str, str]) -> None:
         """Begin to stream what was committed after an LSN."""
         given = ", ".join(f"{name} {quote(value)}" for name, value in options.items())
-        lsn = f"{after >> 32:X}/{after & 0xFFFFFFFF:X}"
-        command = f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn} ({given})'
+        command = f'START_REPLICATION SLOT "{slot}" LOGICAL {format_lsn(after)} ({given})'
         result = self._execute(command)
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise self._failure(result, "START_REPLICATION")
