@@ -114,7 +114,7 @@ class _Check:
             detail = f"{self._source.slot_name} will be created"
             yield Finding("slot", ok=True, detail=detail)
             return
-        here = self._catalog.server().database
+        here = self._catalog.rows("SELECT current_database()")[0][0]
         ok = slot.plugin == "pgoutput" and slot.database == here and not slot.lost
         detail = f"{self._source.slot_name}: plugin {slot.plugin}, database {slot.database}"
         detail += ", WAL lost" if slot.lost else ""

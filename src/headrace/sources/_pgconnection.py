@@ -127,7 +127,7 @@ class Replication:
         return self._connection.socket
 
     def identify(self) -> Server:
-        """Ask the server who it is; unlike the control file's functions, this needs no privilege."""
+        """Ask the server who it is; needs no privilege, unlike the control file's functions."""
         system, timeline, lsn, database = self.command("IDENTIFY_SYSTEM")[0]
         return Server(str(system), int(timeline or 0), str(database), parse_lsn(str(lsn)))
 

@@ -8,8 +8,8 @@ from psycopg import sql
 
 from ..errors import PositionLost, SourceError, SourceRefused, SourceReplaced
 from ..event import format_lsn, parse_lsn
-from ._pgcatalog import Catalog, Published, Server, matches
-from ._pgconnection import Replication
+from ._pgcatalog import Catalog, Published, matches
+from ._pgconnection import Replication, Server
 from ._pgcopy import Point
 from ._pgresume import Resume
 
@@ -66,7 +66,7 @@ def verify(resume: Resume, server: Server, catalog: Catalog) -> None:
             f"the server is on timeline {server.timeline}, the log follows timeline "
             f"{resume.timeline}: it was restored or a standby was promoted"
         )
-    if server.wal_lsn < resume.position or server.next_xid < resume.xid:
+    if server.wal_lsn < resume.position or catalog.next_xid() < resume.xid:
         raise SourceReplaced(
             f"the server stands at {format_lsn(server.wal_lsn)}, before the log's position "
             f"{format_lsn(resume.position)}: it was restored from an older copy"

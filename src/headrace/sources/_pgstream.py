@@ -18,8 +18,8 @@ import msgspec
 
 from ..event import Batch, Change, format_lsn
 from . import CopyProgress, Phase, Register, Status, _pgddl, _pgslot
-from ._pgcatalog import Catalog, Published, Server
-from ._pgconnection import Replication, connect, connect_replication
+from ._pgcatalog import Catalog, Published
+from ._pgconnection import Replication, Server, connect, connect_replication
 from ._pgcopy import Copier, Point
 from ._pgplan import Planner, progressed
 from ._pgreceive import Received, Receiver
@@ -88,15 +88,15 @@ class _Session:
         catalog = Catalog(connection, source=source.name)
         replication = None
         try:
-            server = catalog.server()
+            replication = _replicating(source, closing)
+            server = replication.identify()
             if isinstance(stored, Resume):
                 _pgslot.verify(stored, server, catalog)
             tables = _pgslot.publish(
-                catalog, source.publication_name, source.tables, server.version
+                catalog, source.publication_name, source.tables, catalog.version()
             )
             if source.ddl:
                 _pgddl.install(catalog)
-            replication = _replicating(source, closing)
             if isinstance(stored, Resume):
                 resume, point = stored, None
             else:
@@ -338,7 +338,7 @@ def _first(
         slot=source.slot_name,
         birth=point.lsn if point else 0,
         position=point.lsn if point else slot.confirmed if slot else 0,
-        xid=server.next_xid,
+        xid=catalog.next_xid(),
         copies={},
         errored={},
         versions={},
