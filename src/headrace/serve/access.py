@@ -7,14 +7,15 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from .problems import Problem, Refused
-from .settings import ServerSettings, is_loopback
+from .service import Service
+from .settings import is_loopback
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
 
 def known_host(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a foreign Host: a web page whose name was pointed at this machine sends its own."""
-    settings: ServerSettings = connection.app.state.settings
+    settings = Service.of(connection).settings
     host = connection.headers.get("host", "")
     if not settings.allow_remote and not is_loopback(_hostname(host)):
         message = f"the server answers only to loopback names, not to Host {host[:200]!r}"
@@ -41,8 +42,7 @@ def no_body(connection: Connection, route: BaseRouteHandler) -> None:
 
 def changefeed_enabled(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse the changefeed where it is switched off."""
-    settings: ServerSettings = connection.app.state.settings
-    if not settings.enabled:
+    if not Service.of(connection).settings.enabled:
         hint = "Set cdc.enabled to true."
         raise Refused(404, Problem("not_enabled", "the changefeed is switched off", hint=hint))
 

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 from litestar import Litestar, Router
 from litestar.datastructures import State
-from litestar.di import Provide
 from litestar.exceptions import HTTPException
 
 from ..errors import HeadraceError
@@ -58,8 +57,7 @@ def create_app(
             # GET /openapi.json comes with `openapi_config`
         ],
         guards=[access.known_host, access.same_origin, access.no_body],
-        dependencies={"service": Provide(lambda: service, sync_to_thread=False)},
-        state=State({"settings": settings, "feed": feed}),
+        state=State({"service": service}),
         lifespan=[following],
         exception_handlers={
             problems.Refused: problems.refuse,

@@ -55,8 +55,9 @@ class Retained(msgspec.Struct, frozen=True):
 
 
 @get("/changefeed", operation_class=asks(PollQuery), responses=answers(ChangefeedPage))
-async def poll(request: Request[Any, Any, Any], service: Service) -> Response[bytes]:
+async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The next events; when there are none, wait for one."""
+    service = Service.of(request)
     query = read_query(request, PollQuery)
     subscription = Subscription(
         service.feed,
@@ -78,8 +79,9 @@ async def poll(request: Request[Any, Any, Any], service: Service) -> Response[by
     operation_class=asks(StreamQuery, header=LAST_EVENT_ID),
     responses=answers(ChangefeedEvent, media_type="text/event-stream"),
 )
-async def stream(request: Request[Any, Any, Any], service: Service) -> Stream:
+async def stream(request: Request[Any, Any, Any]) -> Stream:
     """The same events as they come, each `data: {JSON}` with its sequence as `id:`."""
+    service = Service.of(request)
     query = read_query(request, StreamQuery)
     subscription = Subscription(
         service.feed,
@@ -100,8 +102,9 @@ async def stream(request: Request[Any, Any, Any], service: Service) -> Stream:
 
 
 @get("/changefeed/stats", operation_class=asks(NoQuery), responses=answers(ChangefeedStats))
-async def stats(request: Request[Any, Any, Any], service: Service) -> ChangefeedStats:
+async def stats(request: Request[Any, Any, Any]) -> ChangefeedStats:
     """How much the feed holds."""
+    service = Service.of(request)
     read_query(request, NoQuery)
     now = service.log.stats()
     return ChangefeedStats(now.count, now.latest_sequence, now.total_bytes)
@@ -113,8 +116,9 @@ async def stats(request: Request[Any, Any, Any], service: Service) -> Changefeed
     operation_class=asks(NoQuery, body=Retention),
     responses=answers(Retained),
 )
-async def retention(request: Request[Any, Any, Any], service: Service) -> Retained:
+async def retention(request: Request[Any, Any, Any]) -> Retained:
     """Delete every event below a sequence, but none that a named cursor still needs."""
+    service = Service.of(request)
     read_query(request, NoQuery)
     asked = await read_body(request, Retention)
     # In a thread: it waits for the disk, and for its turn to write.

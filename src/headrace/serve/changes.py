@@ -34,8 +34,9 @@ class ChangesPage(msgspec.Struct, frozen=True):
 
 
 @get("/v1/changes", operation_class=asks(ChangesQuery), responses=answers(ChangesPage))
-async def changes(request: Request[Any, Any, Any], service: Service) -> Response[Any]:
+async def changes(request: Request[Any, Any, Any]) -> Response[Any]:
     """The next changes: one JSON document, or with `Accept: application/x-ndjson` a line each."""
+    service = Service.of(request)
     query = read_query(request, ChangesQuery)
     subscription = Subscription(
         service.feed,
@@ -57,8 +58,9 @@ async def changes(request: Request[Any, Any, Any], service: Service) -> Response
     operation_class=asks(ChangesStreamQuery, header=LAST_EVENT_ID),
     responses=answers(CanonicalChange, media_type="text/event-stream"),
 )
-async def changes_stream(request: Request[Any, Any, Any], service: Service) -> Stream:
+async def changes_stream(request: Request[Any, Any, Any]) -> Stream:
     """The same changes as they come, each `data: {JSON}` with its sequence as `id:`."""
+    service = Service.of(request)
     query = read_query(request, ChangesStreamQuery)
     subscription = Subscription(
         service.feed,

@@ -73,6 +73,7 @@ class Feed:
         self.log = log
         self.epoch = log.epoch
         self.closing = False
+        self.waiting = 0  # how many subscriptions wait for a change now
         self._blocks: OrderedDict[int, Block] = OrderedDict()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
@@ -97,12 +98,15 @@ class Feed:
 
     async def wait(self, after: int, until: float) -> bool:
         """Until the log goes beyond `after`; False at `until` (loop time) or when closing."""
+        self.waiting += 1
         try:
             async with asyncio.timeout_at(until):
                 while self.log.latest_sequence <= after and not self.closing:
                     await self._arrival.wait()
         except TimeoutError:
             return False
+        finally:
+            self.waiting -= 1
         return not self.closing
 
     async def read(self, after: int, upto: int) -> list[Entry]:

@@ -35,8 +35,9 @@ class CopyAccepted(msgspec.Struct, frozen=True):
 
 
 @get("/v1/sources", operation_class=asks(NoQuery), responses=answers(SourceList))
-async def sources(request: Request[Any, Any, Any], service: Service) -> SourceList:
+async def sources(request: Request[Any, Any, Any]) -> SourceList:
     """How every source is doing."""
+    service = Service.of(request)
     read_query(request, NoQuery)
     return SourceList(service.statuses())
 
@@ -47,10 +48,12 @@ async def sources(request: Request[Any, Any, Any], service: Service) -> SourceLi
     operation_class=asks(NoQuery, body=CopyRequest),
     responses=answers(CopyAccepted, status=202),
 )
-async def snapshot(name: str, request: Request[Any, Any, Any], service: Service) -> CopyAccepted:
+async def snapshot(request: Request[Any, Any, Any]) -> CopyAccepted:
     """Copy tables of a source again."""
+    service = Service.of(request)
     read_query(request, NoQuery)
     asked = await read_body(request, CopyRequest)
+    name: str = request.path_params["name"]
     known = [status.source for status in service.statuses()]
     if name not in known:
         message = f"there is no source called {name!r}"
@@ -63,8 +66,9 @@ async def snapshot(name: str, request: Request[Any, Any, Any], service: Service)
 
 
 @get("/health", operation_class=asks(NoQuery), responses=answers(HealthReport))
-async def health(request: Request[Any, Any, Any], service: Service) -> Response[HealthReport]:
+async def health(request: Request[Any, Any, Any]) -> Response[HealthReport]:
     """Whether capture keeps up; 503 when it does not."""
+    service = Service.of(request)
     read_query(request, NoQuery)
     report = service.health.report(service.statuses(), service.log)
     status = 503 if report.status is Verdict.UNHEALTHY else 200

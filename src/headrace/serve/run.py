@@ -83,7 +83,7 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self.settled = threading.Event()  # started, or failed to
-        self._feed = app.state.feed
+        self._feed = app.state.service.feed
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

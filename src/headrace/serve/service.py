@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Self
+
+from litestar.connection import ASGIConnection
 
 from ..log import Log
 from ..sources import Status
@@ -21,6 +24,12 @@ class Service:
     copy_again: Callable[[str, list[str]], None] | None  # None: this process captures nothing
     settings: ServerSettings
     health: Health
+
+    @classmethod
+    def of(cls, connection: ASGIConnection[Any, Any, Any, Any]) -> Self:
+        """The one that the app of this request was made with."""
+        service: Self = connection.app.state.service
+        return service
 
     def headers(self, page: Page, *, scanned: int | None = None) -> dict[str, str]:
         """What a reader must know of a page besides its changes."""

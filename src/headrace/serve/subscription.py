@@ -117,19 +117,24 @@ class Subscription:
             if first > self.scanned + 1:
                 gap = Gap(gap.first if gap else self.scanned + 1, first - 1)
                 self.scanned = first - 1
-            taken = len(deliveries)
-            self._take(entries, deliveries, limit)
-            room -= sum(len(delivery.payload) for delivery in deliveries[taken:])
+            room = self._take(entries, deliveries, limit=limit, room=room)
             await asyncio.sleep(0)  # other requests come between two blocks
         return Page(deliveries, self.scanned, gap)
 
-    def _take(self, entries: list[Entry], deliveries: list[Delivery], limit: int) -> None:
+    def _take(
+        self, entries: list[Entry], deliveries: list[Delivery], *, limit: int, room: int
+    ) -> int:
+        """Add what is wanted of some entries while there is room; returns the bytes left."""
         wanted, format = self._wanted, self._format
         for entry in entries:
-            if wanted is None or wanted(entry.change):
-                payload = entry.encode(format)
-                if payload is not None:
-                    deliveries.append(Delivery(entry.sequence, payload))
             self.scanned = entry.sequence
-            if len(deliveries) >= limit:
-                return
+            if wanted is not None and not wanted(entry.change):
+                continue
+            payload = entry.encode(format)
+            if payload is None:
+                continue
+            deliveries.append(Delivery(entry.sequence, payload))
+            room -= len(payload)
+            if room <= 0 or len(deliveries) >= limit:
+                break
+        return room

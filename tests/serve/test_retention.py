@@ -1,0 +1,171 @@
+"""GET /changefeed/stats and POST /changefeed/retention."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.serve.conftest import Site
+from tests.serve.sse import Reader, parse
+
+
+def trim(site: Site, **body: Any) -> httpx.Response:
+    return site.http.post("/changefeed/retention", json=body)
+
+
+def trimmed(site: Site, **body: Any) -> dict[str, Any]:
+    response = trim(site, **body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def kept(site: Site) -> list[int]:
+    page = site.get("/changefeed", limit=1000).json()
+    return [event["sequence"] for event in page["events"]]
+
+
+@pytest.mark.requirement("S4-12")
+def test_stats_count_events_and_bytes(site: Site) -> None:
+    assert site.get("/changefeed/stats").json() == {
+        "total_events": 0,
+        "latest_sequence": 0,
+        "total_size_bytes": 0,
+    }
+    site.writer.put_many("users", 10)
+    stats = site.get("/changefeed/stats").json()
+    assert stats.keys() == {"total_events", "latest_sequence", "total_size_bytes"}
+    assert (stats["total_events"], stats["latest_sequence"]) == (10, 10)
+    assert stats["total_size_bytes"] > 10 * len('{"id":"1"}')
+
+
+@pytest.mark.requirement("S4-13", "C-10")
+def test_retention_deletes_strictly_below_the_sequence(site: Site) -> None:
+    site.writer.put_many("users", 10)
+    assert trimmed(site, before_sequence=4) == {
+        "deleted": 3,
+        "before_sequence": 4,
+        "latest_sequence": 10,
+        "held_by": None,
+    }
+    assert kept(site) == [4, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.requirement("S4-14")
+def test_retention_never_resets_the_latest_sequence(site: Site) -> None:
+    site.writer.put_many("users", 10)
+    assert trimmed(site, before_sequence=2**64 - 1)["deleted"] == 10
+    stats = site.get("/changefeed/stats").json()
+    assert stats == {"total_events": 0, "latest_sequence": 10, "total_size_bytes": 0}
+    assert site.get("/changefeed").json()["latest_sequence"] == 10
+    assert site.writer.put("users", "next") == 11
+
+
+@pytest.mark.requirement("S4-13")
+@pytest.mark.parametrize("before", [0, 1])
+def test_retention_below_the_first_event_deletes_nothing(site: Site, before: int) -> None:
+    site.writer.put_many("users", 3)
+    assert trimmed(site, before_sequence=before)["deleted"] == 0
+    assert kept(site) == [1, 2, 3]
+
+
+@pytest.mark.requirement("S4-20")
+def test_the_lowest_checkpoint_of_all_consumers_is_a_safe_bound(site: Site) -> None:
+    site.writer.put_many("users", 100)
+    checkpoints = {"search": 40, "cache": 70}
+    trimmed(site, before_sequence=min(checkpoints.values()))
+    for checkpoint in checkpoints.values():
+        page = site.get("/changefeed", from_seq=checkpoint, limit=1000)
+        assert "x-headrace-gap" not in page.headers
+        sequences = [event["sequence"] for event in page.json()["events"]]
+        assert sequences == list(range(checkpoint + 1, 101))
+    assert site.get("/changefeed/stats").json()["total_events"] == 61
+
+
+@pytest.mark.requirement("C-24")
+def test_retention_stops_at_the_slowest_named_cursor_and_says_so(site: Site) -> None:
+    site.writer.put_many("users", 10)
+    site.log.move_cursor("search", 6)
+    site.log.move_cursor("cache", 3)
+    answer = trimmed(site, before_sequence=9)
+    assert answer == {
+        "deleted": 3,
+        "before_sequence": 4,
+        "latest_sequence": 10,
+        "held_by": "cache",
+    }
+    assert kept(site)[0] == 4
+
+
+@pytest.mark.requirement("C-24")
+def test_forced_retention_passes_a_named_cursor(site: Site) -> None:
+    site.writer.put_many("users", 10)
+    site.log.move_cursor("cache", 3)
+    assert trimmed(site, before_sequence=9, force=True)["deleted"] == 8
+    assert kept(site) == [9, 10]
+
+
+@pytest.mark.requirement("S4-15")
+@pytest.mark.parametrize("field", ["before_timestamp", "before_time", "max_age_days", "older_than"])
+def test_retention_by_time_is_refused(site: Site, field: str) -> None:
+    site.writer.put_many("users", 3)
+    for body in ({field: 1}, {"before_sequence": 3, field: 1}):
+        refused = trim(site, **body)
+        assert refused.status_code == 400
+        assert refused.json()["parameter"] == field
+        assert "before_sequence" in refused.json()["message"]
+    assert kept(site) == [1, 2, 3]
+
+
+@pytest.mark.requirement("S4-13")
+@pytest.mark.parametrize("value", [-1, 2**64, 1.5, "3", None, True, [], {}])
+def test_before_sequence_must_be_a_uint64(site: Site, value: object) -> None:
+    site.writer.put_many("users", 3)
+    refused = trim(site, before_sequence=value)
+    assert refused.status_code == 400
+    assert refused.json()["parameter"] == "before_sequence"
+    assert kept(site) == [1, 2, 3]
+
+
+@pytest.mark.requirement("C-05")
+def test_a_reader_whose_events_were_deleted_is_told_which(site: Site) -> None:
+    site.writer.put_many("users", 10)
+    trimmed(site, before_sequence=6)
+    page = site.get("/changefeed", from_seq=2)
+    assert [event["sequence"] for event in page.json()["events"]] == [6, 7, 8, 9, 10]
+    assert page.headers["x-headrace-gap"] == "3-5"
+    assert "x-headrace-gap" not in site.get("/changefeed", from_seq=5).headers
+    text = site.get("/changefeed/stream", from_seq=2).text
+    assert ": gap 3-5\n\n" in text
+    assert [event["sequence"] for event in parse(text)] == [6, 7, 8, 9, 10]
+
+
+@pytest.mark.requirement("C-05")
+def test_retention_in_the_middle_of_reading_is_announced(site: Site) -> None:
+    site.writer.put_many("users", 600)
+    first = site.get("/changefeed", limit=10).json()["events"]
+    trimmed(site, before_sequence=300)
+    page = site.get("/changefeed", from_seq=first[-1]["sequence"], limit=1000)
+    assert page.headers["x-headrace-gap"] == "11-299"
+    assert [event["sequence"] for event in page.json()["events"]] == list(range(300, 601))
+
+
+def test_what_was_read_before_it_was_deleted_is_not_served_from_memory(site: Site) -> None:
+    site.writer.put_many("users", 10)
+    assert len(kept(site)) == 10
+    trimmed(site, before_sequence=8)
+    assert kept(site) == [8, 9, 10]
+    trimmed(site, before_sequence=11)
+    assert kept(site) == []
+    site.writer.put("users", "next")
+    assert kept(site) == [11]
+
+
+def test_an_open_stream_survives_retention(site: Site) -> None:
+    site.writer.put_many("users", 5)
+    with Reader(f"{site.url}/changefeed/stream?keep_alive=true") as reader:
+        reader.await_events(5)
+        trimmed(site, before_sequence=6)
+        site.writer.put("users", "next")
+        assert [event["sequence"] for event in reader.await_events(6)] == [1, 2, 3, 4, 5, 6]
+        assert "gap" not in reader.text
