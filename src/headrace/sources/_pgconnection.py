@@ -151,14 +151,19 @@ class Replication:
     def messages(self) -> Iterator[memoryview]:
         """What has arrived and was not read yet; does not wait."""
         get = self._connection.get_copy_data
+        dry = False
         while True:
             size, data = get(1)
             if size > 0:
+                dry = False
                 yield data
-            elif size == 0:
+            elif size < 0:
+                raise self._ended()
+            elif dry:
                 return
             else:
-                raise self._ended()
+                dry = True
+                self.receive()
 
     def receive(self) -> None:
         """Take what the socket holds."""
@@ -214,17 +219,23 @@ class Replication:
 
 
 def copy_lines(connection: pq.abc.PGconn) -> Iterator[bytes]:
-    """The lines of a COPY TO STDOUT that was just begun, without their newlines."""
+    """The lines of a COPY TO STDOUT that was begun."""
     get = connection.get_copy_data
+    dry = False
     while True:
         size, data = get(1)
         if size > 0:
-            yield bytes(data[:-1])
-        elif size == 0:
-            select.select([connection.socket], [], [])
-            connection.consume_input()
-        else:
+            dry = False
+            yield bytes(data)
+        elif size < 0:
             break
+        else:
+            # Waiting lets other threads in, and a busy one gives the turn back late: so first
+            # take what has come meanwhile, and wait only when that is nothing.
+            if dry:
+                select.select([connection.socket], [], [])
+            dry = True
+            connection.consume_input()
     while (result := connection.get_result()) is not None:
         if result.status == pq.ExecStatus.FATAL_ERROR:
             sqlstate = _text(result.error_field(pq.DiagnosticField.SQLSTATE)) or "08000"

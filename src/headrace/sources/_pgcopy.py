@@ -14,7 +14,7 @@ import psycopg
 from psycopg import pq, sql
 
 from ..errors import DecodeError
-from ..event import Change, Op, PostgresPosition, Transaction, format_lsn
+from ..event import BeforeKind, Change, Op, PostgresPosition, Transaction, format_lsn
 from ._pgcatalog import Published
 from ._pgconnection import classify, connect, copy_lines
 from ._pgresume import Range
@@ -137,12 +137,17 @@ class Copier:
         statement = _statement(task).as_bytes(connection)
         begin_copy(connection.pgconn, statement)
         batch = _Reading(task, self._point)
-        for line in copy_lines(connection.pgconn):
-            if batch.take(line):
-                self._read.put(batch.cut())
-            if self._closed.is_set():
-                return
-        self._read.put(batch.end())
+        try:
+            for line in copy_lines(connection.pgconn):
+                if batch.take(line):
+                    self._read.put(batch.cut())
+                if self._closed.is_set():
+                    return
+            self._read.put(batch.end())
+        except DecodeError as error:
+            self._read.put(batch.failed(error))
+            for _ in copy_lines(connection.pgconn):
+                pass  # the rest of the range, before the connection can be used again
 
 
 class _Reading:
@@ -152,61 +157,63 @@ class _Reading:
         self._task = task
         self._point = point
         self._position = PostgresPosition(point.lsn, point.lsn)
-        self._changes: list[Change] = []
+        self._decoder = task.rows.lines()
+        self._lines: list[bytes] = []
         self._bytes = 0
         self._start = task.range.start
-        self._ctid = b""
-        self.error = ""
-        self._transaction = self._begin()
 
     def take(self, line: bytes) -> bool:
-        """Add a row; True when the batch is full. After an error the rest is passed over."""
-        if self.error:
-            return False
-        self._ctid, _, rest = line.partition(b"\t")
-        try:
-            row = self._task.rows.copied(rest)
-        except DecodeError as error:
-            self.error = str(error)
-            return False
-        changes = self._changes
-        changes.append(
-            Change(
-                Op.READ,
-                self._task.rows.table,
-                *row,
-                self._transaction,
-                len(changes) + 1,
-                self._position,
-            )
-        )
+        """Add a row; True when the batch is full."""
+        self._lines.append(line)
         self._bytes += len(line)
-        return len(changes) >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES
+        return len(self._lines) >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES
 
     def cut(self) -> Copied:
         """Hand over the batch; the range goes on after its last row."""
-        block, _, row = self._ctid.decode().strip("()").partition(",")
-        self._start = f"({block},{int(row) + 1})"
-        left = msgspec.structs.replace(self._task.range, start=self._start)
-        copied = Copied(self._task, self._finished(), left)
-        self._transaction = self._begin()
+        ctid = self._lines[-1].partition(b"\t")[0].decode()
+        block, _, row = ctid.strip("()").partition(",")
+        left = msgspec.structs.replace(self._task.range, start=f"({block},{int(row) + 1})")
+        copied = Copied(self._task, self._changes(), left)
+        self._start = left.start
         return copied
 
     def end(self) -> Copied:
         """Hand over the rest; nothing is left of the range."""
-        return Copied(self._task, self._finished(), None, self.error)
+        return Copied(self._task, self._changes(), None)
 
-    def _begin(self) -> Transaction:
+    def failed(self, error: DecodeError) -> Copied:
+        """Give the table up: what it holds cannot be read."""
+        return Copied(self._task, [], None, str(error))
+
+    def _changes(self) -> list[Change]:
+        images = self._decoder.images(self._lines) if self._lines else []
+        self._lines, self._bytes = [], 0
+        transaction, table, position = self._transaction(), self._task.rows.table, self._position
+        changes = [
+            Change(
+                Op.READ,
+                table,
+                key,
+                None,
+                BeforeKind.NONE,
+                image,
+                None,
+                (),
+                transaction,
+                ordinal,
+                position,
+            )
+            for ordinal, (key, image) in enumerate(images, 1)
+        ]
+        if changes:
+            msgspec.structs.force_setattr(changes[-1], "last", True)
+        return changes
+
+    def _transaction(self) -> Transaction:
         kind = "moved" if self._task.since else "snapshot"
         name = f"{kind}-{format_lsn(self._point.lsn)}-{self._task.range.relation}-{self._start}"
         now = time.time_ns() // 1000
         return Transaction(name, now, now)
-
-    def _finished(self) -> list[Change]:
-        changes, self._changes, self._bytes = self._changes, [], 0
-        if changes:
-            msgspec.structs.force_setattr(changes[-1], "last", True)
-        return changes
 
 
 def ranges(relation: str, blocks: int) -> list[Range]:

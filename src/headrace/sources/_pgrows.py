@@ -1,4 +1,4 @@
-"""PostgreSQL rows -> JSON images: the one decoder of stream and snapshot. No I/O.
+"""PostgreSQL rows -> JSON images. No I/O.
 
 Values are sent as text, and most text is its own JSON, so a row becomes its image by filling a
 template of bytes; no Python value is made of any column.
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..errors import DecodeError, ProtocolError
+from ..errors import ProtocolError
 from ..event import BeforeKind, Table
-from ._pgvalues import Encode, quoted
+from ._pglines import Lines
+from ._pgvalues import Encode, as_quoted
 
 _HEAD = struct.Struct(">BI")
 _COUNT = struct.Struct(">H")
@@ -64,6 +65,10 @@ class Rows:
     def of(self, table: Table) -> Rows:
         """The same decoder for the same columns under another version."""
         return Rows(table, self._encoders)
+
+    def lines(self) -> Lines:
+        """The decoder for the same rows as COPY sends them."""
+        return Lines(self.table, self._encoders)
 
     def insert(self, data: bytes) -> Row:
         """An Insert message, its type byte and relation included."""
@@ -117,25 +122,6 @@ class Rows:
         if kind == _KEY:
             return key, key, BeforeKind.KEY, None, None, ()
         return key, self._image(old), BeforeKind.FULL, None, None, ()
-
-    def copied(self, line: bytes) -> Row:
-        """A line of COPY's text format, without its newline."""
-        fields = line.split(b"\t")
-        if len(fields) != len(self._encoders):
-            raise ProtocolError(
-                f"COPY sent {len(fields)} columns of {self.table.name}, not {len(self._encoders)}"
-            )
-        if b"\\" in line:
-            values = [
-                b"null" if field == b"\\N" else self._encoded(encode, unescape(field))
-                for encode, field in zip(self._encoders, fields, strict=True)
-            ]
-        else:
-            values = [
-                field if encode is None else encode(field)
-                for encode, field in zip(self._encoders, fields, strict=True)
-            ]
-        return self._key(values), None, BeforeKind.NONE, self._template % tuple(values), None, ()
 
     def _tuple(self, data: bytes, at: int) -> tuple[list[bytes | None], int]:
         """The columns as JSON and where they end; None for one that was not sent."""
@@ -201,9 +187,6 @@ class Rows:
         labels = [self._labels[at].replace(b"%", b"%%") + b"%b" for at in columns]
         return b"{%b}" % b",".join(labels)
 
-    def _encoded(self, encode: Encode | None, value: bytes) -> bytes:
-        return value if encode is None else encode(value)
-
     def _padded(self, data: bytes) -> bytes:
         self._expect(len(data) >= _SHORTEST, "a row message is cut short")
         return data + _PADDING
@@ -232,7 +215,7 @@ class _Plain:
         self._head = b"N" + _COUNT.pack(self._count)
         # Without null, types that only need quotes have them in the template.
         slots = [
-            label.replace(b"%", b"%%") + (b'"%b"' if encode is quoted else b"%b")
+            label.replace(b"%", b"%%") + (b'"%b"' if encode is as_quoted else b"%b")
             for label, encode in zip(labels, encoders, strict=True)
         ]
         self._template = b"{%b}" % b",".join(slots)
@@ -242,7 +225,7 @@ class _Plain:
         self._encoded = [
             (at, encode)
             for at, encode in enumerate(encoders)
-            if encode is not None and encode is not quoted
+            if encode is not None and encode is not as_quoted
         ]
 
     def read(self, data: bytes) -> Row | None:
@@ -259,31 +242,3 @@ class _Plain:
             key = self._key_template % tuple([values[at] for at in self._keys])
             key = key if self._keys else None
         return key, None, BeforeKind.NONE, image, None, ()
-
-
-_ESCAPES = {
-    b"b": b"\b",
-    b"f": b"\f",
-    b"n": b"\n",
-    b"r": b"\r",
-    b"t": b"\t",
-    b"v": b"\v",
-    b"\\": b"\\",
-}
-
-
-def unescape(field: bytes) -> bytes:
-    """A field of COPY's text format as it was before COPY escaped it."""
-    if b"\\" not in field:
-        return field
-    first, *rest = field.split(b"\\\\")
-    whole = [_unescape_single(first)] + [_unescape_single(part) for part in rest]
-    return b"\\".join(whole)
-
-
-def _unescape_single(part: bytes) -> bytes:
-    first, *rest = part.split(b"\\")
-    try:
-        return first + b"".join(_ESCAPES[piece[:1]] + piece[1:] for piece in rest)
-    except KeyError as error:
-        raise DecodeError("COPY sent an escape that it does not define") from error

@@ -107,14 +107,14 @@ def _not_utf8() -> DecodeError:
 # --- scalars -------------------------------------------------------------------------------------
 
 
-def _text(value: bytes) -> bytes:
+def as_text(value: bytes) -> bytes:
     try:
         return _quote(value.decode())
     except UnicodeDecodeError as error:
         raise _not_utf8() from error
 
 
-def quoted(value: bytes) -> bytes:
+def as_quoted(value: bytes) -> bytes:
     """Text of digits, letters and signs that JSON never escapes."""
     return b'"%b"' % value
 
@@ -165,7 +165,7 @@ _ONE_LINE = bytes.maketrans(b"\n\r\t", b"   ")
 
 def _json(value: bytes) -> bytes:
     if not value.isascii():
-        _text(value)  # refuses what is not UTF-8
+        as_text(value)  # refuses what is not UTF-8
     return value.translate(_ONE_LINE)
 
 
@@ -216,7 +216,7 @@ _SCALARS: dict[int, Encode | None] = {
     # numeric, date, time, timetz, interval, uuid, inet, cidr, macaddr, macaddr8, bit, varbit,
     # pg_lsn, tid
     **dict.fromkeys(
-        (1700, 1082, 1083, 1266, 1186, 2950, 869, 650, 829, 774, 1560, 1562, 3220, 27), quoted
+        (1700, 1082, 1083, 1266, 1186, 2950, 869, 650, 829, 774, 1560, 1562, 3220, 27), as_quoted
     ),
 }
 
@@ -379,10 +379,10 @@ class _Encoders:
             return self._built[oid]
         pg_type = self._types.get(oid)
         if pg_type is None:
-            return _text
+            return as_text
         if self._depth == TYPE_NESTING:
             raise DecodeError(f"a type is nested more than {TYPE_NESTING} levels deep")
-        self._built[oid] = _text
+        self._built[oid] = as_text
         self._depth += 1
         self._built[oid] = self._build(pg_type)
         self._depth -= 1
@@ -397,7 +397,7 @@ class _Encoders:
             return self._array_of(pg_type)
         if pg_type.kind == "b" and pg_type.name.rpartition(".")[2] == "hstore":
             return _hstore
-        return _text
+        return as_text
 
     def _array_of(self, pg_type: PgType) -> Encode:
         element = self._undomained(pg_type.element)
