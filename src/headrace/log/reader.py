@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,7 @@ class LogReader:
         self._tables: dict[int, Table] = {}
         self._latest = 0
         self._first = 1
+        self._scratch: str | None = None  # where RocksDB keeps a follower's own notes
 
     @classmethod
     def open(cls, path: Path | str) -> LogReader:
@@ -54,6 +56,7 @@ class LogReader:
         access = AccessType.secondary(scratch)
         db = Rdict(str(folder), options(), {layout.STATE: options()}, access)
         reader = cls(db, folder)
+        reader._scratch = scratch
         reader.refresh()
         return reader
 
@@ -72,6 +75,8 @@ class LogReader:
         """Let go of the files."""
         self._state.close()
         self._db.close()
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch)
 
     def refresh(self) -> None:
         """See what the writer has committed since."""

@@ -24,7 +24,7 @@ _NO_TIMEOUTS = {
     "idle_session_timeout": "0",
 }
 
-_SLOT_GONE = {"42704"}  # undefined_object
+_UNDEFINED = "42704"
 _NOT_NOW = ("08", "53", "57", "58", "40", "25006", "55006", "55P03", "XX")
 _CONNECT_SECONDS = 10
 _LOOK_SECONDS = 0.2
@@ -52,9 +52,9 @@ def classify(error: psycopg.Error, what: str) -> SourceError:
 
 
 def _error_for(sqlstate: str, message: str) -> SourceError:
-    if "can no longer get changes from replication slot" in message or sqlstate == "55000":
+    if "can no longer" in message and "replication slot" in message:
         return PositionLost(message)
-    if sqlstate in _SLOT_GONE and "replication slot" in message:
+    if sqlstate == _UNDEFINED and "replication slot" in message:
         return PositionLost(message)
     if sqlstate.startswith(_NOT_NOW):
         return SourceUnavailable(message)
