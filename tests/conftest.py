@@ -4,9 +4,16 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import hypothesis
 import pytest
 
 from headrace.testing import PostgresDatabase, PostgresInstall, PostgresServer, postgres_installs
+
+# How long one example takes says more about the machine's load than about the code.
+hypothesis.settings.register_profile(
+    "headrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("headrace")
 
 VERSIONS = (15, 16, 18)
 
