@@ -90,7 +90,11 @@ def headrace(
         bool, typer.Option("--debug", help="Show where an error comes from, and log more.")
     ] = False,
 ) -> None:
-    """Carry a database's row changes into a durable, ordered log, and serve them in real time."""
+    """Carry a database's row changes into a durable, ordered log, and serve them in real time.
+
+    Every command exits with 0 when it did what it says, 1 when it could not and 2 when it was
+    asked wrongly.
+    """
 
 
 # --- run and demo --------------------------------------------------------------------------------

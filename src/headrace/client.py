@@ -13,7 +13,7 @@ from .formats import Canonical
 from .log import LogReader
 from .serve.filter import Filter
 
-_CONNECT_SECONDS = 5.0
+_CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 60.0
 _POLL_SECONDS = 0.2  # between two looks at a log that another process may write
 _WAIT_SECONDS = 30.0
@@ -49,6 +49,11 @@ class Client:
         with self._request("GET", _with_query(path, query)) as answer:
             return self._json(path, answer)
 
+    def health(self) -> Any:
+        """The server's health, asked for without much patience: maybe nobody is there."""
+        with self._request("GET", "/health", seconds=_CONNECT_SECONDS) as answer:
+            return self._json("/health", answer)
+
     def post(self, path: str, body: object) -> Any:
         """What the server answers to a JSON document."""
         with self._request("POST", path, body=body) as answer:
@@ -70,7 +75,13 @@ class Client:
             return Page(lines, scanned, answer.headers.get("X-Headrace-Gap", ""))
 
     def _request(
-        self, method: str, path: str, *, body: object = None, accept: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        accept: str = "application/json",
+        seconds: float = _ANSWER_SECONDS,
     ) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_SECONDS)
         headers = {"Accept": accept, "Connection": "close"}
@@ -78,7 +89,7 @@ class Client:
             headers["Content-Type"] = "application/json"
         try:
             connection.connect()
-            connection.sock.settimeout(_ANSWER_SECONDS)
+            connection.sock.settimeout(seconds)
             content = None if body is None else msgspec.json.encode(body)
             connection.request(method, path, content, headers)
             return connection.getresponse()

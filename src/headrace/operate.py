@@ -49,7 +49,7 @@ def connect(config: Config) -> Client | None:
     """The running server of this config; None when none answers."""
     client = Client(config.server.url)
     try:
-        epoch = client.get("/health")["log"]["epoch"]
+        epoch = client.health()["log"]["epoch"]
     except ServerAbsent:
         return None
     try:
@@ -70,7 +70,7 @@ def look(config: Config) -> Overview:
     client = connect(config)
     if client is None:
         return _look_on_disk(config)
-    health = client.get("/health")
+    health = client.health()
     log = health["log"]
     return Overview(
         server=client.url,
@@ -109,7 +109,7 @@ def open_changes(config: Config) -> Iterator[tuple[Changes, int]]:
     """Where to read changes from, and the newest sequence there."""
     client = connect(config)
     if client is not None:
-        yield client, client.get("/health")["log"]["latest_sequence"]
+        yield client, client.health()["log"]["latest_sequence"]
         return
     with LogReader.open(config.log_dir) as log:
         yield DiskChanges(log), log.latest_sequence

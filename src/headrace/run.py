@@ -78,7 +78,10 @@ class Run:
         if source not in self.captures:
             self.config.source(source)
             raise ConfigError(f"source {source} is not captured: cdc.enabled is false")
-        self.captures[source].copy_again(tables)
+        capture = self.captures[source]
+        # Asked here first: a table that the source does not have is refused, and halts nothing.
+        capture.source.copy_again(self.log.resume(source), tables)
+        capture.copy_again(tables)
 
     @property
     def halted(self) -> list[Status]:

@@ -12,12 +12,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from .formats.canonical import CanonicalChange
+from .formats.canonical import CanonicalTransaction
 from .log import Stats
 from .operate import Overview
 from .sources import CopyProgress, Finding, Phase, Status
-
-_decode = msgspec.json.Decoder(CanonicalChange).decode
 
 _PHASE_STYLES = {
     Phase.STREAMING: "green",
@@ -200,13 +198,29 @@ def overview_lines(seen: Overview) -> Iterator[RenderableType]:
         yield Text(f"cursor {cursor.name}: at {cursor.sequence}, {behind:,} behind")
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """What a line tells of a canonical change."""
+
+    sequence: int
+    op: str
+    source: str
+    schema: str
+    table: str
+    before: msgspec.Raw  # null where there is none
+    after: msgspec.Raw
+    transaction: CanonicalTransaction
+
+
+_told = msgspec.json.Decoder(_Told).decode
+
+
 def change_line(encoded: bytes) -> str:
     """A canonical change on one line."""
-    change = _decode(encoded)
+    change = _told(encoded)
     moment = datetime.fromtimestamp(change.transaction.commit_time / 1e6, UTC)
     name = f"{change.schema}.{change.table}" if change.table else change.source
-    said = change.after if change.after is not None else change.before
-    row = "" if said is None else str(said, "utf-8")
+    images = (str(image, "utf-8") for image in (change.after, change.before))
+    row = next((image for image in images if image != "null"), "")
     if len(row) > _LONGEST_ROW:
         row = row[: _LONGEST_ROW - 1] + "…"
     clock = f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d}"

@@ -65,7 +65,10 @@ class Demo:
             shop = Shop(url)
             stack.callback(shop.stop)
             shop.start()
-            self._watch(running, shop, console, stopping)
+            with Progress(
+                console, footer=_hints(running, url), plain_seconds=2, always=True
+            ) as progress:
+                self._watch(running, shop, stopping, progress)
             shop.stop()
             _catch_up(running, url)
             return _judge(console, running.log, url)
@@ -79,25 +82,31 @@ class Demo:
             stack.callback(shutil.rmtree, folder)
         return folder
 
-    def _watch(self, running: Run, shop: Shop, console: Console, stopping: threading.Event) -> None:
+    def _watch(
+        self, running: Run, shop: Shop, stopping: threading.Event, progress: Progress
+    ) -> None:
         """Show how it goes, until the time is over or something is wrong."""
-        url = running.server.url
-        hints = (
-            f"curl '{url}/changefeed?from_seq=0&limit=5'",
-            f"curl -N '{url}/changefeed/stream?keep_alive=true'",
-        )
         ended = threading.Event()
         until = time.monotonic() + self.seconds if self.seconds else None
-        with Progress(console, footer=hints, plain_seconds=2, always=True) as progress:
 
-            def look() -> None:
-                progress.show(running.statuses(), running.log.stats())
-                over = until is not None and time.monotonic() >= until
-                if over or stopping.is_set() or shop.error or running.halted:
-                    ended.set()
+        def look() -> None:
+            progress.show(running.statuses(), running.log.stats())
+            over = until is not None and time.monotonic() >= until
+            if over or stopping.is_set() or shop.error or running.halted:
+                ended.set()
 
-            running.work(ended, look)
+        running.work(ended, look)
         _raise_trouble(running, shop)
+
+
+def _hints(running: Run, database: str) -> list[str]:
+    """What to try while it plays."""
+    url = running.server.url
+    return [
+        f"read:   curl '{url}/changefeed?from_seq=0&limit=5'",
+        f"follow: curl -N '{url}/changefeed/stream?keep_alive=true'",
+        f"write:  psql {database}",
+    ]
 
 
 class _Database:

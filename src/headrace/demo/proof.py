@@ -42,11 +42,25 @@ class Verdict(NamedTuple):
 
 def prove(url: str, replay: Replay, tables: Iterable[TableName]) -> list[Verdict]:
     """Compare every table of the database with its rows in the replay."""
+    return [compare(name, rows_in_database(url, name), replay.rows(name)) for name in tables]
+
+
+def rows_in_database(url: str, name: TableName) -> list[Row]:
+    """What a table holds now, as JSON values."""
+    statement = sql.SQL("SELECT * FROM {}").format(sql.Identifier(name.schema, name.name))
     with psycopg.connect(url, autocommit=True) as connection:
         # Digits as written: a float would round what is compared.
         set_json_loads(partial(json.loads, parse_float=Decimal), connection)
         connection.execute("SET TimeZone = 'UTC'")
-        return [compare(name, _select(connection, name), replay.rows(name)) for name in tables]
+        cursor = connection.execute(statement)
+        columns = cursor.description or []
+        return [
+            {
+                column.name: value if column.type_code in _JSON_TYPES else _json_value(value)
+                for column, value in zip(columns, row, strict=True)
+            }
+            for row in cursor
+        ]
 
 
 def compare(name: TableName, database: list[Row], replayed: list[Row]) -> Verdict:
@@ -65,19 +79,6 @@ def _difference(missing: Counter[bytes], surplus: Counter[bytes]) -> str:
         return "whole rows"
     columns = [name for name in wanted | found if wanted.get(name) != found.get(name)]
     return f"columns {', '.join(columns)}"
-
-
-def _select(connection: psycopg.Connection[Any], name: TableName) -> list[Row]:
-    statement = sql.SQL("SELECT * FROM {}").format(sql.Identifier(name.schema, name.name))
-    cursor = connection.execute(statement)
-    columns = cursor.description or []
-    return [
-        {
-            column.name: value if column.type_code in _JSON_TYPES else _json_value(value)
-            for column, value in zip(columns, row, strict=True)
-        }
-        for row in cursor
-    ]
 
 
 def _json_value(value: Any) -> Any:
