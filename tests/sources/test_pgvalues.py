@@ -412,7 +412,7 @@ def test_arbitrary_bytes_become_one_line_of_json_or_a_refusal(
     [
         (BOOL, b"yes"),
         (FLOAT8, b""),
-        (BYTEA, b"abc"),
+        (BYTEA, b"abcd"),
         (BYTEA, rb"\x0"),
         (BYTEA, rb"\xzz"),
         (POINT, b"(1,2"),
