@@ -161,6 +161,20 @@ def test_the_server_is_reached_at_an_address_even_when_it_listens_on_all(
             'headrace.sources.shop.tables: expected a list, got "public.*"',
         ),
         (
+            "sources: {shop: {type: postgres, url: nonsense}}",
+            "headrace.sources.shop: the url of source shop is no connection string; "
+            "write postgresql://user:password@host/database",
+        ),
+        (
+            "sources: {shop: {type: postgres, url: 'dbname=x', copy_workers: 0}}",
+            "headrace.sources.shop.copy_workers: expected a whole number >= 1, got 0",
+        ),
+        (
+            "sources: {shop: {type: postgres, url: 'dbname=x', slot: Mine}}",
+            "headrace.sources.shop.slot: expected text matching regex '^[a-z0-9_]{0,63}$', "
+            'got "Mine"',
+        ),
+        (
             'sources: {shop: {type: postgres, url: "${ABSENT}"}}',
             "headrace.sources.shop.url: the environment variable ABSENT is not set",
         ),
@@ -242,6 +256,7 @@ def test_a_secret_never_prints(config: Load) -> None:
         f'sources: {{shop: {{type: postgres, url: "postgresql://app:{PASSWORD}@db/shop", x: 1}}}}',
         f'sources: {{shop: {{url: "{PASSWORD}" %',
         f'sources: "postgresql://app:{PASSWORD}@db/shop',
+        f'sources: {{shop: {{type: postgres, url: "postgresq//app:{PASSWORD}@db/shop"}}}}',
     ],
 )
 def test_an_error_never_shows_a_secret(config: Load, text: str) -> None:

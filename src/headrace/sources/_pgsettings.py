@@ -1,8 +1,16 @@
 """The settings of a PostgreSQL source."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+import psycopg
+from msgspec import Meta
+from psycopg import conninfo
+
+from ..errors import ConfigError
 from ..secret import Secret
+
+SlotName = Annotated[str, Meta(pattern="^[a-z0-9_]{0,63}$")]  # what PostgreSQL allows, or nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,13 +19,23 @@ class PostgresSettings:
 
     name: str
     url: Secret
-    tables: tuple[str, ...] = ("public.*",)
-    slot: str = ""  # "": headrace_<name>
+    tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("public.*",)
+    slot: SlotName = ""  # "": headrace_<name>
     publication: str = ""  # "": headrace_<name>
     ddl: bool = False  # whether to install the event trigger that tells DDL
     snapshot: bool = True  # whether to copy the rows that are there already
-    copy_workers: int = 2
-    heartbeat_seconds: float = 60.0
+    copy_workers: Annotated[int, Meta(ge=1, le=64)] = 2
+    heartbeat_seconds: Annotated[float, Meta(gt=0)] = 60.0
+
+    def __post_init__(self) -> None:
+        try:
+            conninfo.conninfo_to_dict(self.url.reveal())
+        except psycopg.Error:
+            # Not chained: libpq quotes what it cannot read, and that may be the password.
+            raise ConfigError(
+                f"the url of source {self.name} is no connection string; "
+                "write postgresql://user:password@host/database"
+            ) from None
 
     @property
     def slot_name(self) -> str:
