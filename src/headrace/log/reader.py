@@ -57,6 +57,11 @@ class LogReader:
         db = Rdict(str(folder), options(), {layout.STATE: options()}, access)
         reader = cls(db, folder)
         reader._scratch = scratch
+        try:
+            reader._expect_layout()
+        except LogError:
+            reader.close()
+            raise
         reader.refresh()
         return reader
 
@@ -175,6 +180,14 @@ class LogReader:
                 return key + 1
             before = key + 1
         return before if surplus > 0 else self._first
+
+    def _expect_layout(self) -> None:
+        found = self._state.get(layout.LAYOUT)
+        if found is not None and found != layout.LAYOUT_VERSION:
+            raise LogError(
+                f"the log in {self.path} has layout {found.decode()}, this version of Headrace "
+                f"reads layout {layout.LAYOUT_VERSION.decode()}"
+            )
 
     def _marks(self) -> Iterator[tuple[int, layout.Mark]]:
         for key, value in self._scan(b"mark:"):

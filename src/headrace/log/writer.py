@@ -73,7 +73,7 @@ class Log(LogReader):
         transaction. Until then other sources wait. Returns the last committed sequence.
         """
         with self._turn:
-            self._turn.wait_for(lambda: self._unfinished in (None, source))
+            self._turn.wait_for(lambda: self._failure or self._unfinished in (None, source))
             if self._failure:
                 raise LogFailed("the log takes no changes since a write failed") from self._failure
             with self._failing():
@@ -130,7 +130,8 @@ class Log(LogReader):
         """Forget a named consumer: it no longer holds back trimming."""
         batch = WriteBatch(raw_mode=True)
         batch.delete(layout.cursor_key(name), self._family)
-        self._db.write(batch, self._fsynced)
+        with self._turn, self._failing():
+            self._db.write(batch, self._fsynced)
 
     def refresh(self) -> None:
         """The writer always sees everything."""
@@ -196,15 +197,10 @@ class Log(LogReader):
 
     def _found(self) -> None:
         """Begin a new log, or take up an old one."""
-        layout_version = self._state.get(layout.LAYOUT)
-        if layout_version is None:
+        self._expect_layout()
+        if self._state.get(layout.LAYOUT) is None:
             self._put(layout.EPOCH, uuid.uuid4().hex.encode())
             self._put(layout.LAYOUT, layout.LAYOUT_VERSION)
-        elif layout_version != layout.LAYOUT_VERSION:
-            raise LogError(
-                f"the log in {self.path} has layout {layout_version.decode()}, this version "
-                f"of Headrace reads layout {layout.LAYOUT_VERSION.decode()}"
-            )
         self._first = self._number(layout.FIRST, 1)
         self._latest = self._number(layout.SEQUENCE, 0)
         self._remove_uncommitted()
@@ -222,7 +218,8 @@ class Log(LogReader):
     def _put(self, key: bytes, value: bytes) -> None:
         batch = WriteBatch(raw_mode=True)
         batch.put(key, value, self._family)
-        self._db.write(batch, self._fsynced)
+        with self._turn, self._failing():
+            self._db.write(batch, self._fsynced)
 
     def _announce(self) -> None:
         with self._arrival:
@@ -232,12 +229,13 @@ class Log(LogReader):
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        # RocksDB refuses everything after a failed write, and so do we: what is on disk is known
-        # again only when the log is opened anew.
+        # With the turn held. RocksDB refuses everything after a failed write, and so do we: what is
+        # on disk is known again only when the log is opened anew.
         try:
             yield
         except Exception as error:
             self._failure = error
+            self._turn.notify_all()  # whoever waits for a transaction that will not end
             raise LogFailed(f"the log in {self.path} could not be written") from error
 
 

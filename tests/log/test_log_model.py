@@ -1,0 +1,113 @@
+"""Whatever is done to a log, it holds what a plain list would hold."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from headrace.event import Batch
+from headrace.log import Log
+from tests.log.transactions import ids, known_table, transaction
+
+SOURCES = ("one", "two")
+HALF_A_MINUTE = 30_000_000  # so that the log marks age and size now and then
+SIZES = st.integers(0, 40)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """A log beside a list: transactions whole and in pieces, given up, cut off and trimmed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="headrace-model-"))
+        self.log = Log.open(self.folder)
+        self.committed: list[tuple[str, int]] = []
+        self.resumes: dict[str, bytes] = {}
+        self.first = 1
+        self.number = 0
+        self.open = ""  # the source whose transaction is open
+        self.pieces: list[tuple[str, int]] = []
+
+    def teardown(self) -> None:
+        self.log.close()
+        shutil.rmtree(self.folder)
+
+    def _append(self, source: str, size: int, resume: bytes | None) -> None:
+        if not self.pieces:
+            self.number += 1
+        changes = transaction(
+            known_table(self.log),
+            self.number,
+            size,
+            start=len(self.pieces) + 1,
+            captured_at=self.number * HALF_A_MINUTE,
+        )
+        self.log.append(source, Batch(changes, resume))
+        self.pieces += ids(changes)
+
+    @precondition(lambda self: not self.open)
+    @rule(source=st.sampled_from(SOURCES), size=SIZES)
+    def append(self, source: str, size: int) -> None:
+        """A transaction in one batch."""
+        resume = b"%d" % (self.number + 1)
+        self._append(source, size, resume)
+        self._commit(source, resume)
+
+    @rule(source=st.sampled_from(SOURCES), size=SIZES.filter(bool))
+    def append_piece(self, source: str, size: int) -> None:
+        """A transaction that goes on."""
+        self.open = self.open or source
+        self._append(self.open, size, None)
+
+    @precondition(lambda self: self.open)
+    @rule(size=SIZES)
+    def end(self, size: int) -> None:
+        """The rest of a transaction in pieces."""
+        resume = b"end of %d" % self.number
+        self._append(self.open, size, resume)
+        self._commit(self.open, resume)
+
+    def _commit(self, source: str, resume: bytes) -> None:
+        self.committed += self.pieces
+        self.resumes[source] = resume
+        self.open, self.pieces = "", []
+
+    @rule(source=st.sampled_from(SOURCES))
+    def abandon(self, source: str) -> None:
+        """A source fails, perhaps in the middle of a transaction."""
+        self.log.abandon(source)
+        if source == self.open:
+            self.open, self.pieces = "", []
+
+    @rule()
+    def reopen(self) -> None:
+        """The process ends, perhaps in the middle of a transaction."""
+        self.log.close()
+        self.log = Log.open(self.folder)
+        self.open, self.pieces = "", []
+
+    @rule(before=st.integers(0, 200), share=st.booleans())
+    def trim(self, before: int, share: bool) -> None:
+        """Remove the oldest."""
+        before = self.first + (before if share else 0)
+        self.log.trim(before)
+        self.first = max(self.first, min(before, len(self.committed) + 1))
+
+    @invariant()
+    def holds_what_the_list_holds(self) -> None:
+        """Every promise at once: order, density, visibility, positions, sizes."""
+        changes = self.log.read(0, limit=1_000_000)
+        assert ids(changes) == self.committed[self.first - 1 :]
+        assert [c.sequence for c in changes] == list(range(self.first, len(self.committed) + 1))
+        assert {s: r for s in SOURCES if (r := self.log.resume(s)) is not None} == self.resumes
+        stats = self.log.stats()
+        sizes = [len(record) for _, record in self.log.records(0, limit=1_000_000)]
+        assert (stats.count, stats.total_bytes) == (len(sizes), sum(sizes))
+        assert (stats.first_sequence, stats.latest_sequence) == (self.first, len(self.committed))
+
+
+TestLogModel = LogMachine.TestCase
+TestLogModel.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)

@@ -1,0 +1,135 @@
+"""A reader sees the live log of another process: everything committed, nothing half."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rocksdict import Options, Rdict
+
+from headrace.errors import LogError
+from headrace.event import Batch
+from headrace.log import Log, LogReader
+from tests.changes import make_table
+from tests.log.transactions import SOURCE, ids, piece, stored
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Log]:
+    with Log.open(tmp_path / "log") as log:
+        yield log
+
+
+@pytest.fixture
+def reader(log: Log) -> Iterator[LogReader]:
+    with LogReader.open(log.path) as reader:
+        yield reader
+
+
+FOLLOW = """
+import sys
+from headrace.log import LogReader
+from tests.log.transactions import ids
+
+reader = LogReader.open(sys.argv[1])
+print(reader.epoch, flush=True)
+for _ in sys.stdin:
+    reader.refresh()
+    changes = reader.read(0)
+    print(reader.latest_sequence, reader.first_sequence, ids(changes), flush=True)
+"""
+
+
+def test_another_process_follows_the_log_while_it_is_written(log: Log) -> None:
+    stored(log, 1, 2)
+    with subprocess.Popen(
+        [sys.executable, "-c", FOLLOW, log.path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as follower:
+        assert follower.stdin is not None
+        assert follower.stdout is not None
+
+        def seen() -> str:
+            assert follower.stdin is not None
+            assert follower.stdout is not None
+            follower.stdin.write("look\n")
+            follower.stdin.flush()
+            return follower.stdout.readline().strip()
+
+        assert follower.stdout.readline().strip() == log.epoch
+        assert seen() == "2 1 [('1', 1), ('1', 2)]"
+        piece(log, 2, 2)
+        assert seen() == "2 1 [('1', 1), ('1', 2)]"
+        log.append(SOURCE, Batch([], b"2"))
+        assert seen() == "4 1 [('1', 1), ('1', 2), ('2', 1), ('2', 2)]"
+        log.trim(4)
+        assert seen() == "4 4 [('2', 2)]"
+        follower.stdin.close()
+
+
+def test_a_reader_sees_what_is_committed_when_it_refreshes(log: Log, reader: LogReader) -> None:
+    stored(log, 1)
+    assert reader.latest_sequence == 0
+    reader.refresh()
+    assert ids(reader.read(0)) == [("1", 1)]
+    assert (reader.epoch, reader.stats()) == (log.epoch, log.stats())
+
+
+def test_a_reader_never_sees_half_a_transaction(log: Log, reader: LogReader) -> None:
+    piece(log, 1, 3)
+    reader.refresh()
+    assert (reader.latest_sequence, reader.read(0), reader.stats().count) == (0, [], 0)
+    log.append(SOURCE, Batch([], b"1"))
+    reader.refresh()
+    assert len(reader.read(0)) == 3
+
+
+def test_a_reader_knows_tables_cursors_and_positions(log: Log, reader: LogReader) -> None:
+    stored(log, 1)
+    log.move_cursor("lake", 1)
+    later = log.register(make_table("orders"))
+    reader.refresh()
+    assert reader.tables() == log.tables()
+    assert reader.table(later.version) == later
+    assert reader.cursors() == log.cursors()
+    assert reader.resume(SOURCE) == b"1"
+
+
+def test_a_reader_may_outlive_the_writer(tmp_path: Path) -> None:
+    with Log.open(tmp_path) as log:
+        stored(log, 1, 3)
+        reader = LogReader.open(tmp_path)
+    with reader:
+        reader.refresh()
+        assert len(reader.read(0)) == 3
+
+
+def test_a_reader_leaves_nothing_behind(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    LogReader.open(log.path).close()
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_folder_without_a_log_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="there is no log in") as caught:
+        LogReader.open(tmp_path)
+    assert "data_dir" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_refuses_a_log_of_another_layout(tmp_path: Path) -> None:
+    Log.open(tmp_path).close()
+    raw = Options(raw_mode=True)
+    db = Rdict(str(tmp_path), raw, {"state": raw})
+    db.get_column_family("state")[b"layout"] = b"99"
+    db.close()
+    with pytest.raises(LogError, match=r"layout 99.*layout 1"):
+        LogReader.open(tmp_path)

@@ -1,0 +1,231 @@
+"""A database that is captured into a log of its own while a test writes to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from psycopg import sql
+
+from headrace.capture import Capture
+from headrace.event import Batch, Change, Op, parse_lsn
+from headrace.log import Log
+from headrace.replay import Replay, Row, TableName
+from headrace.secret import Secret
+from headrace.sources import Phase, Status, Stream
+from headrace.sources.postgres import Postgres
+from headrace.testing import PostgresDatabase, wait_until
+
+SOURCE = "shop"
+TIMEOUT = 20.0  # seconds; far more than anything here takes
+_MARK = "test.mark"
+
+
+def postgres(database: PostgresDatabase, **settings: Any) -> Postgres:
+    """The source that captures a database."""
+    given: dict[str, Any] = {"name": SOURCE, "url": Secret(database.url), "tables": ("*.*",)}
+    given |= settings
+    # Slots belong to the whole server, and tests share it.
+    given.setdefault("slot", f"{given['name']}_{database.name}")
+    return Postgres(**given)
+
+
+class Captured:
+    """A running capture, and what it has put into the log."""
+
+    def __init__(self, database: PostgresDatabase, log: Log, source: Postgres) -> None:
+        self.database = database
+        self.log = log
+        self.source = source
+        self.capture = Capture(source, log)
+        self.copied_to = 0  # the last sequence of the first copy
+
+    def start(self) -> None:
+        """Begin, without waiting."""
+        self.capture = Capture(self.source, self.log)
+        self.capture.start()
+
+    def restart(self) -> None:
+        """Stop and begin again, as a new process would."""
+        self.capture.stop()
+        self.start()
+
+    @property
+    def status(self) -> Status:
+        """How the capture is doing."""
+        return self.capture.status()
+
+    def until(self, condition: Callable[[], Any], message: str, timeout: float = TIMEOUT) -> None:
+        """Wait for a condition; fails at once when the capture has halted meanwhile."""
+
+        def holds() -> bool:
+            status = self.status
+            assert status.phase is not Phase.HALTED, f"{status.error} {status.hint}"
+            return bool(condition())
+
+        wait_until(holds, timeout=timeout, message=message)
+
+    def until_streaming(self) -> None:
+        """Wait until everything is copied."""
+        self.until(lambda: self.status.phase is Phase.STREAMING, "the capture streams")
+
+    def until_halted(self) -> Status:
+        """Wait until the capture has given up, and say why."""
+        wait_until(lambda: self.status.phase is Phase.HALTED, timeout=TIMEOUT, message="halted")
+        return self.status
+
+    def until_caught_up(self) -> None:
+        """Wait until everything that is committed now is in the log."""
+        name = uuid4().hex
+        after = self.log.latest_sequence
+        self.database.execute("SELECT pg_logical_emit_message(true, %s, %s)", (_MARK, name))
+        said = msgspec.json.encode(name)
+
+        def arrived() -> bool:
+            nonlocal after
+            news = self.log.read(after, limit=10_000)
+            after = news[-1].sequence if news else after
+            return any(_is_mark(change) and said in (change.after or b"") for change in news)
+
+        self.until(arrived, "the log holds everything that was committed")
+
+    def changes(self, *ops: Op, table: str = "", after: int = 0) -> list[Change]:
+        """What the log holds once it has caught up, without the marks that this took."""
+        self.until_caught_up()
+        return self.stored(*ops, table=table, after=after)
+
+    def streamed(self, *ops: Op, table: str = "") -> list[Change]:
+        """What came after the first copy."""
+        return self.changes(*ops, table=table, after=self.copied_to)
+
+    def stored(self, *ops: Op, table: str = "", after: int = 0) -> list[Change]:
+        """What the log holds now."""
+        return [
+            change
+            for change in self.log.read(after, limit=1 << 30)
+            if not _is_mark(change)
+            and (not ops or change.op in ops)
+            and (not table or change.table.name == table)
+        ]
+
+    def replay(self) -> Replay:
+        """The rows that the log adds up to."""
+        self.until_caught_up()
+        return Replay.of(self.stored())
+
+    def assert_replays(self, *tables: str, surprises: bool = False) -> None:
+        """The log adds up to the rows of these tables of the schema public."""
+        replay = self.replay()
+        for table in tables:
+            replayed = replay.rows(TableName(self.source.name, "public", table))
+            assert ordered(replayed) == ordered(rows_of(self.database, table)), table
+        if not surprises:
+            assert replay.surprises == []
+
+    @property
+    def slot(self) -> str:
+        """The slot's name."""
+        return self.source.slot_name
+
+    def confirmed(self) -> int:
+        """How far the server believes the log to be."""
+        query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+        return parse_lsn(self.database.execute(query, (self.slot,))[0][0])
+
+    def end_walsender(self) -> None:
+        """Break the connection from the server's side."""
+        query = (
+            "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s"
+        )
+        self.database.execute(query, (self.slot,))
+
+
+@contextmanager
+def captured(
+    database: PostgresDatabase, folder: Path, *, start: bool = True, **settings: Any
+) -> Iterator[Captured]:
+    """Capture a database; the block begins when what was there is copied."""
+    with Log.open(folder / "log") as log:
+        feed = Captured(database, log, postgres(database, **settings))
+        try:
+            if start:
+                feed.start()
+                feed.until_streaming()
+                feed.copied_to = log.latest_sequence
+            yield feed
+        finally:
+            feed.capture.stop()
+
+
+class Driven:
+    """A source read batch by batch, so that a test can act in between."""
+
+    def __init__(self, source: Postgres, log: Log) -> None:
+        self.source = source
+        self.log = log
+        self.stream: Stream = source.open(log.resume(source.name), log.register)
+        self._batches = iter(self.stream)
+
+    def step(self) -> Batch:
+        """The next batch, stored and acknowledged."""
+        batch = next(self._batches)
+        self.store(batch)
+        return batch
+
+    def store(self, batch: Batch) -> None:
+        """What a capture does with a batch."""
+        self.log.append(self.source.name, batch)
+        if batch.resume is not None:
+            self.stream.ack(batch.resume)
+
+    def until(self, wanted: Callable[[Batch], bool], timeout: float = TIMEOUT) -> Batch:
+        """Go on to the first batch that is wanted."""
+        deadline = time.monotonic() + timeout
+        while not wanted(batch := self.step()):
+            assert time.monotonic() < deadline, "no such batch came"
+        return batch
+
+    def close(self) -> None:
+        """Let go in the middle of everything, as a process that ends does."""
+        self.stream.close()
+        for _ in self._batches:
+            pass  # what nobody has stored is lost with the process
+        self.log.abandon(self.source.name)
+
+
+@contextmanager
+def driven(source: Postgres, log: Log) -> Iterator[Driven]:
+    """A source that is open while the block runs."""
+    reading = Driven(source, log)
+    try:
+        yield reading
+    finally:
+        reading.close()
+
+
+def image(data: bytes | None) -> Row | None:
+    """An image as Python values."""
+    return None if data is None else msgspec.json.decode(data)
+
+
+def rows_of(database: PostgresDatabase, table: str) -> list[Row]:
+    """What a table of the schema public holds, for columns whose values Python and JSON share."""
+    statement = sql.SQL("SELECT * FROM ONLY {}").format(sql.Identifier("public", table))
+    with database.connect() as connection:
+        cursor = connection.execute(statement)
+        names = [column.name for column in cursor.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def ordered(rows: list[Row]) -> list[Row]:
+    """Rows in an order that depends on nothing but themselves."""
+    return sorted(rows, key=lambda row: msgspec.json.encode(row, order="sorted"))
+
+
+def _is_mark(change: Change) -> bool:
+    return change.op is Op.MESSAGE and f'"{_MARK}"'.encode() in (change.after or b"")
