@@ -11,10 +11,10 @@ import psycopg
 from psycopg import sql
 
 from ..event import Column, Table
-from ._pgconnection import classify
+from ._pgaddress import classify
 from ._pgoutput import Relation
 from ._pgrows import Rows
-from ._pgvalues import TYPES_SQL, PgType, encoder, pg_types
+from ._pgvalues import TYPES_SQL, PgType, as_utf8, encoder, pg_types
 
 _IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 
@@ -132,6 +132,11 @@ class Catalog:
         query = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
         return int(self.rows(query)[0][0])
 
+    def row_encoding(self) -> str:
+        """The encoding in which rows are sent."""
+        (encoding,) = self.rows("SELECT current_setting('server_encoding')")[0]
+        return "SQL_ASCII" if encoding == "SQL_ASCII" else "UTF8"
+
     def wal_sender_timeout(self) -> float:
         """Seconds after which the server drops a silent reader; 0: never."""
         query = "SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'wal_sender_timeout'"
@@ -215,7 +220,11 @@ class Catalog:
             identity,
             oid,
         )
-        return Rows(table, [encoder(column.type_id, self._types) for column in columns])
+        encoders = [encoder(column.type_id, self._types) for column in columns]
+        if self.row_encoding() == "SQL_ASCII":
+            # Nobody has made sure that what passes through as it is can be read.
+            encoders = [encode or as_utf8 for encode in encoders]
+        return Rows(table, encoders)
 
     def _type_names(self, types: Sequence[tuple[int, int]]) -> list[str]:
         query = """SELECT coalesce(format_type(oid::oid, modifier), 'unknown')

@@ -9,7 +9,6 @@ from psycopg import sql
 from ..errors import HeadraceError
 from . import Finding
 from ._pgcatalog import Catalog
-from ._pgconnection import connect
 from ._pgsettings import PostgresSettings
 
 _OLDEST = 150000
@@ -36,7 +35,7 @@ _TABLE = """
 def check(source: PostgresSettings) -> list[Finding]:
     """Every setting and privilege that capturing needs, with the statement that mends it."""
     try:
-        connection = connect(source.url.reveal(), application=source.application)
+        connection = source.address.connect()
     except HeadraceError as error:
         fix = "Check the source's url, the server's pg_hba.conf and that it listens there."
         return [Finding("connection", ok=False, detail=str(error), fix=fix)]

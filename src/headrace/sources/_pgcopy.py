@@ -11,12 +11,13 @@ from typing import Any
 
 import msgspec
 import psycopg
-from psycopg import pq, sql
+from psycopg import sql
 
 from ..errors import DecodeError
 from ..event import BeforeKind, Change, Op, PostgresPosition, Transaction, format_lsn
+from ._pgaddress import Address, classify
 from ._pgcatalog import Published
-from ._pgconnection import classify, connect, copy_lines
+from ._pgreplication import copy_lines
 from ._pgresume import Range
 from ._pgrows import Rows
 
@@ -59,10 +60,9 @@ class Point:
 class Copier:
     """Reads tasks with several workers that share one snapshot."""
 
-    def __init__(self, url: str, point: Point, *, application: str, workers: int) -> None:
-        self._url = url
+    def __init__(self, address: Address, point: Point, *, workers: int) -> None:
+        self._address = address
         self._point = point
-        self._application = application
         self._workers = workers
         self._closed = threading.Event()
         self._read: queue.Queue[Copied | BaseException | None] = queue.Queue(maxsize=8)
@@ -109,7 +109,7 @@ class Copier:
 
     def _session(self) -> psycopg.Connection[Any]:
         """A session that sees the snapshot; all are opened before any reads, as it may vanish."""
-        connection = connect(self._url, application=self._application)
+        connection = self._address.connect()
         try:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             snapshot = sql.Literal(self._point.snapshot)
@@ -134,11 +134,10 @@ class Copier:
             connection.close()
 
     def _copy_range(self, connection: psycopg.Connection[Any], task: Task) -> None:
-        statement = _statement(task).as_bytes(connection)
-        begin_copy(connection.pgconn, statement)
+        lines = copy_lines(connection.pgconn, _statement(task).as_bytes(connection))
         batch = _Reading(task, self._point)
         try:
-            for line in copy_lines(connection.pgconn):
+            for line in lines:
                 if batch.take(line):
                     self._read.put(batch.cut())
                 if self._closed.is_set():
@@ -146,8 +145,8 @@ class Copier:
             self._read.put(batch.end())
         except DecodeError as error:
             self._read.put(batch.failed(error))
-            for _ in copy_lines(connection.pgconn):
-                pass  # the rest of the range, before the connection can be used again
+            for _ in lines:
+                pass  # the rest of the range, before the session can be used again
 
 
 class _Reading:
@@ -223,14 +222,6 @@ def ranges(relation: str, blocks: int) -> list[Range]:
         Range(relation, f"({start},0)", start + RANGE_BLOCKS if start != starts[-1] else None)
         for start in starts
     ]
-
-
-def begin_copy(connection: pq.abc.PGconn, statement: bytes) -> None:
-    """Start a COPY TO STDOUT; `copy_lines` reads it."""
-    result = connection.exec_(statement)
-    if result.status != pq.ExecStatus.COPY_OUT:
-        error = psycopg.errors.error_from_result(result)
-        raise classify(error, "COPY failed") from error
 
 
 def _statement(task: Task) -> sql.Composed:

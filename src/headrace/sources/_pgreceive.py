@@ -18,8 +18,8 @@ import msgspec
 from ..errors import ProtocolError
 from ..event import Change
 from ._pgcatalog import Catalog
-from ._pgconnection import Replication
 from ._pgoutput import EPOCH_MICROSECONDS
+from ._pgreplication import Replication
 from ._pgtransactions import Assembler
 
 _WAL, _KEEPALIVE = b"wk"

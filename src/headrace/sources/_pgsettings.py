@@ -9,6 +9,7 @@ from psycopg import conninfo
 
 from ..errors import ConfigError
 from ..secret import Secret
+from ._pgaddress import Address
 
 SlotName = Annotated[str, Meta(pattern="^[a-z0-9_]{0,63}$")]  # what PostgreSQL allows, or nothing
 
@@ -48,6 +49,6 @@ class PostgresSettings:
         return self.publication or f"headrace_{self.name}"
 
     @property
-    def application(self) -> str:
-        """What pg_stat_activity shows."""
-        return f"headrace {self.name}"
+    def address(self) -> Address:
+        """How to reach the server."""
+        return Address(self.url, application=f"headrace {self.name}")

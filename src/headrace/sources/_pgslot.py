@@ -9,8 +9,8 @@ from psycopg import sql
 from ..errors import PositionLost, SourceError, SourceRefused, SourceReplaced
 from ..event import format_lsn, parse_lsn
 from ._pgcatalog import Catalog, Published, matches
-from ._pgconnection import Replication, Server
 from ._pgcopy import Point
+from ._pgreplication import Replication, Server
 from ._pgresume import Resume
 
 _GENERATED_COLUMNS = 180000  # the first version that can publish them

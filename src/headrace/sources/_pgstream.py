@@ -12,18 +12,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 
 import msgspec
 
 from ..event import Batch, Change, format_lsn
-from . import CopyProgress, Phase, Register, Status, _pgddl, _pgslot
-from ._pgcatalog import Catalog, Published
-from ._pgconnection import Replication, Server, connect, connect_replication
+from . import CopyProgress, Phase, Register, Status, _pgslot
 from ._pgcopy import Copier, Point
 from ._pgplan import Planner, progressed
 from ._pgreceive import Received, Receiver
-from ._pgresume import Copy, Restart, Resume
+from ._pgresume import Restart, Resume
+from ._pgsession import Session, with_tables
 from ._pgsettings import PostgresSettings
 from ._pgtransactions import Assembler
 
@@ -45,7 +43,7 @@ class PostgresStream:
         self._flow: _Flow | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        session = _Session.open(self._source, self._stored, self._closing)
+        session = Session.open(self._source, self._stored, self._closing)
         flow = self._flow = _Flow(self._source, session, self._register, self._closing)
         try:
             yield from flow.batches()
@@ -70,54 +68,13 @@ class PostgresStream:
             self._flow.interrupt()
 
 
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """Connections to a server that has turned out to be the right one, and where to go on."""
-
-    catalog: Catalog
-    replication: Replication
-    resume: Resume
-    point: Point | None  # of a slot that was created just now
-
-    @classmethod
-    def open(
-        cls, source: PostgresSettings, stored: Resume | Restart | None, closing: threading.Event
-    ) -> _Session:
-        """Connect, make sure who the server is, and prepare publication and slot."""
-        connection = connect(source.url.reveal(), application=source.application)
-        catalog = Catalog(connection, source=source.name)
-        replication = None
-        try:
-            replication = _replicating(source, closing)
-            server = replication.identify()
-            if isinstance(stored, Resume):
-                _pgslot.verify(stored, server, catalog)
-            tables = _pgslot.publish(
-                catalog, source.publication_name, source.tables, catalog.version()
-            )
-            if source.ddl:
-                _pgddl.install(catalog)
-            if isinstance(stored, Resume):
-                resume, point = stored, None
-            else:
-                resume, point = _first(source, server, catalog, replication, stored)
-        except BaseException:
-            catalog.close()
-            if replication is not None:
-                replication.close()
-            raise
-        before = stored.tables if isinstance(stored, Restart) else ()
-        resume = _with_tables(resume, tables, before=before, copying=source.snapshot)
-        return cls(catalog, replication, resume, point)
-
-
 class _Flow:
     """Batches of one connection: copy what is not copied, then stream."""
 
     def __init__(
         self,
         source: PostgresSettings,
-        session: _Session,
+        session: Session,
         register: Register,
         closing: threading.Event,
     ) -> None:
@@ -218,11 +175,7 @@ class _Flow:
         replication = self._session.replication
         replication.start(resume.slot, resume.position, options)
         # The receiver asks the catalogs from its own thread, so it has its own connection.
-        catalog = Catalog(
-            connect(source.url.reveal(), application=source.application),
-            source=source.name,
-            origin=resume.origin,
-        )
+        catalog = self._session.another_catalog()
         assembler = Assembler(catalog, self._register, after=resume.position, xid=resume.xid)
         assembler.renew(resume.live, resume.errored, resume.versions)
         timeout = self._session.catalog.wal_sender_timeout()
@@ -262,7 +215,7 @@ class _Flow:
         self._watched = now
         source = self._source
         tables = _pgslot.publish(self._session.catalog, source.publication_name, source.tables)
-        self._resume = _with_tables(self._resume, tables, copying=source.snapshot)
+        self._resume = with_tables(self._resume, tables, copying=source.snapshot)
         return bool(self._resume.to_copy)
 
     # -- copying --------------------------------------------------------------------------------
@@ -273,7 +226,7 @@ class _Flow:
         if point is not None:
             yield from self._copy(point)
             return
-        with closing(_replicating(self._source, self._closing)) as holder:
+        with closing(self._session.address.replicate(self._closing)) as holder:
             point = _pgslot.create_point(holder, self._source.slot_name)
             yield from self._follow_to(point.lsn)
             yield from self._copy(point)
@@ -289,17 +242,10 @@ class _Flow:
 
     def _copy(self, point: Point) -> Iterator[Batch]:
         source = self._source
-        url, application = source.url.reveal(), source.application
-        self._copier = Copier(url, point, application=application, workers=source.copy_workers)
+        self._copier = Copier(self._session.address, point, workers=source.copy_workers)
         if self._closing.is_set():
             return
-        with closing(
-            Catalog(
-                connect(url, application=application),
-                source=source.name,
-                origin=self._resume.origin,
-            )
-        ) as catalog:
+        with closing(self._session.another_catalog()) as catalog:
             catalog.share(point.snapshot)
             planner = Planner(
                 catalog, self._register, publication=source.publication_name, point=point
@@ -313,47 +259,3 @@ class _Flow:
         for copied in self._copier.copy(tasks):
             self._resume = progressed(self._resume, copied)
             yield self._batch(copied.changes)
-
-
-def _replicating(source: PostgresSettings, closing: threading.Event) -> Replication:
-    return connect_replication(source.url.reveal(), application=source.application, closing=closing)
-
-
-def _first(
-    source: PostgresSettings,
-    server: Server,
-    catalog: Catalog,
-    replication: Replication,
-    stored: Restart | None,
-) -> tuple[Resume, Point | None]:
-    """No position yet: create the slot, or adopt one that somebody has made for us."""
-    if stored is not None:
-        _pgslot.drop_slot(catalog, source.slot_name)
-    slot = catalog.slot(source.slot_name)
-    point = None if slot else _pgslot.create_slot(replication, source.slot_name)
-    resume = Resume(
-        system=server.system,
-        timeline=server.timeline,
-        database=server.database,
-        slot=source.slot_name,
-        birth=point.lsn if point else 0,
-        position=point.lsn if point else slot.confirmed if slot else 0,
-        xid=catalog.next_xid(),
-        copies={},
-        errored={},
-        versions={},
-    )
-    return resume, point
-
-
-def _with_tables(
-    resume: Resume, tables: list[Published], *, before: tuple[str, ...] = (), copying: bool
-) -> Resume:
-    """Add tables that are not known yet; forget copies of tables that were replaced."""
-    copies = dict(resume.copies)
-    for table in tables:
-        known = copies.get(table.path)
-        if known is None or known.relation != table.oid:
-            again = known is not None or table.path in before
-            copies[table.path] = Copy(table.oid, None if copying else (), again=again)
-    return msgspec.structs.replace(resume, copies=copies)

@@ -1,0 +1,103 @@
+"""Connecting: to the right server, with a publication, a slot and a place to go on from."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import msgspec
+
+from . import _pgddl, _pgslot
+from ._pgaddress import Address
+from ._pgcatalog import Catalog, Published
+from ._pgcopy import Point
+from ._pgreplication import Replication, Server
+from ._pgresume import Copy, Restart, Resume
+from ._pgsettings import PostgresSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Connections to a server that has turned out to be the right one."""
+
+    source: PostgresSettings
+    address: Address  # for sessions that read rows
+    catalog: Catalog
+    replication: Replication
+    resume: Resume  # where to go on
+    point: Point | None  # of a slot that was created just now
+
+    @classmethod
+    def open(
+        cls, source: PostgresSettings, stored: Resume | Restart | None, closing: threading.Event
+    ) -> Session:
+        """Connect, make sure who the server is, and prepare publication and slot."""
+        with ExitStack() as stack:
+            catalog = Catalog(source.address.connect(), source=source.name)
+            stack.callback(catalog.close)
+            address = dataclasses.replace(source.address, encoding=catalog.row_encoding())
+            replication = address.replicate(closing)
+            stack.callback(replication.close)
+            server = replication.identify()
+            if isinstance(stored, Resume):
+                _pgslot.verify(stored, server, catalog)
+            tables = _pgslot.publish(
+                catalog, source.publication_name, source.tables, catalog.version()
+            )
+            if source.ddl:
+                _pgddl.install(catalog)
+            if isinstance(stored, Resume):
+                resume, point = stored, None
+            else:
+                resume, point = _begin(source, server, catalog, replication, stored)
+            before = stored.tables if isinstance(stored, Restart) else ()
+            resume = with_tables(resume, tables, before=before, copying=source.snapshot)
+            stack.pop_all()
+        return cls(source, address, catalog, replication, resume, point)
+
+    def another_catalog(self) -> Catalog:
+        """The catalogs over a connection of its own, for another thread or another snapshot."""
+        connection = self.source.address.connect()
+        return Catalog(connection, source=self.source.name, origin=self.resume.origin)
+
+
+def _begin(
+    source: PostgresSettings,
+    server: Server,
+    catalog: Catalog,
+    replication: Replication,
+    stored: Restart | None,
+) -> tuple[Resume, Point | None]:
+    """No position yet: create the slot, or adopt one that somebody has made for us."""
+    if stored is not None:
+        _pgslot.drop_slot(catalog, source.slot_name)
+    slot = catalog.slot(source.slot_name)
+    point = None if slot else _pgslot.create_slot(replication, source.slot_name)
+    resume = Resume(
+        system=server.system,
+        timeline=server.timeline,
+        database=server.database,
+        slot=source.slot_name,
+        birth=point.lsn if point else 0,
+        position=point.lsn if point else slot.confirmed if slot else 0,
+        xid=catalog.next_xid(),
+        copies={},
+        errored={},
+        versions={},
+    )
+    return resume, point
+
+
+def with_tables(
+    resume: Resume, tables: list[Published], *, before: tuple[str, ...] = (), copying: bool
+) -> Resume:
+    """Add tables that are not known yet; forget copies of tables that were replaced."""
+    copies = dict(resume.copies)
+    for table in tables:
+        known = copies.get(table.path)
+        if known is None or known.relation != table.oid:
+            again = known is not None or table.path in before
+            copies[table.path] = Copy(table.oid, None if copying else (), again=again)
+    return msgspec.structs.replace(resume, copies=copies)
