@@ -127,7 +127,7 @@ def filled(site: Site) -> Site:
     with Log.open(site.log) as log:
         table = log.register(USERS)
         changes = [msgspec.structs.replace(insert(n), table=table) for n in range(1, 21)]
-        log.append("shop", Batch(changes, b"{}"))
+        log.append("earlier", Batch(changes, b"{}"))
     return site
 
 
@@ -152,6 +152,13 @@ def rows(client: Client) -> list[tuple[str, Any]]:
 def test_the_version_is_told() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, "headrace 0.1.0\n")
+
+
+def test_starting_the_command_line_loads_nothing_heavy() -> None:
+    heavy = {"litestar", "psycopg", "pyspark", "rocksdict", "uvicorn"}
+    program = f"import sys, headrace.cli; print(*{heavy} & set(sys.modules))"
+    shown = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert shown.split() == []
 
 
 @pytest.mark.parametrize(
@@ -289,7 +296,7 @@ def test_tail_on_disk_follows_what_another_process_writes(filled: Site) -> None:
 
             def ended_after_one_more() -> bool:
                 change = msgspec.structs.replace(insert(21), table=log.table(1))
-                log.append("shop", Batch([change], b"{}"))
+                log.append("earlier", Batch([change], b"{}"))
                 return tail.poll() is not None
 
             wait_until(ended_after_one_more, timeout=30, message="tail has seen its change")
@@ -483,6 +490,16 @@ def test_switched_off_nothing_is_captured_and_the_feed_does_not_answer(
     assert pg.execute(
         "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
     ) == [(0,)]
+
+
+@pytest.mark.requirement("S1-51")
+def test_a_page_of_the_feed_has_the_batch_size_unless_the_request_says_otherwise(
+    filled: Site,
+) -> None:
+    filled.write_config(NOWHERE, cdc={"batch_size": 7})
+    with filled.running() as client:
+        assert client.get("/changefeed")["count"] == 7
+        assert client.get("/changefeed", limit=9)["count"] == 9
 
 
 def test_two_processes_never_write_the_same_log(site: Site) -> None:

@@ -210,12 +210,13 @@ def tail(
     as_json: AsJson = False,
 ) -> None:
     """Print changes as they come: from the running server, or without one from the log on disk."""
+    from .client import DiskChanges
     from .client import follow as following
     from .config import load
     from .operate import open_changes
 
     with open_changes(load(config)) as (changes, latest):
-        if not hasattr(changes, "url"):
+        if isinstance(changes, DiskChanges):
             typer.echo("no server answers; reading the log on disk", err=True)
         start = _starting_point(after, latest)
         try:

@@ -29,6 +29,7 @@ def server_settings(config: Config) -> ServerSettings:
         host=server.host,
         port=server.port,
         enabled=config.cdc.enabled,
+        batch_size=config.cdc.batch_size,
         max_lag_seconds=server.max_lag_seconds,
         stall_seconds=server.stall_seconds,
         allow_remote=server.allow_remote,

@@ -143,8 +143,8 @@ def sources_table(statuses: Sequence[Status]) -> RenderableType:
             status.source,
             Text(status.phase, style=_PHASE_STYLES.get(status.phase, "")),
             status.position,
-            f"{size(status.lag_bytes)}, {status.lag_seconds:.1f} s",
-            f"{done} of {len(status.copies)} tables",
+            f"{size(status.lag_bytes)}, {status.lag_seconds:.1f} s" if status.position else "",
+            f"{done} of {len(status.copies)} tables" if status.copies else "",
         )
         notes += [Text(line, style="red") for line in complaints(status)]
     return Group(table, *notes)

@@ -65,7 +65,8 @@ async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
         filter=Filter(key_prefix=query.key_prefix),
         after=query.from_seq,
     )
-    page = await subscription.page(query.limit, wait=query.long_poll_ms / 1000)
+    limit = query.limit or service.settings.batch_size
+    page = await subscription.page(limit, wait=query.long_poll_ms / 1000)
     body = b'{"events":[%b],"count":%d,"latest_sequence":%d}' % (
         b",".join(page.payloads),
         len(page.deliveries),

@@ -161,7 +161,7 @@ class PollQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /changefeed."""
 
     from_seq: Cursor = 0
-    limit: Annotated[int, MOST] = 100
+    limit: Annotated[int | None, MOST] = None
     long_poll_ms: Annotated[int, WAIT] = 0
     key_prefix: KeyPrefix = ""
     include: Include = frozenset()

@@ -1,0 +1,105 @@
+"""A running process says what happens to its sources, and keeps only what it is told to keep."""
+
+import logging
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from headrace.config import Cdc, Config, Server
+from headrace.errors import ConfigError
+from headrace.event import (
+    Batch,
+    BeforeKind,
+    Change,
+    Op,
+    PostgresPosition,
+    Table,
+    Transaction,
+)
+from headrace.log import Log
+from headrace.run import News, Run, retain, server_settings
+from headrace.secret import Secret
+from headrace.sources import Phase, Status
+from headrace.sources.postgres import Postgres
+
+TABLE = Table("shop", "postgres", "o", "db", "public", "users")
+DAY = 86_400 * 1_000_000
+
+
+def config(folder: Path = Path("unused"), *, server: Server | None = None, **cdc: object) -> Config:
+    source = Postgres(name="shop", url=Secret("postgresql://app:hunter2@127.0.0.1:1/shop"))
+    settings = msgspec.convert(cdc, Cdc)
+    return Config(sources=(source,), data_dir=folder, server=server or Server(), cdc=settings)
+
+
+def write(log: Log, *, days_ago: float, size: int = 10) -> None:
+    """One change, captured so long ago."""
+    at = time.time_ns() // 1000 - int(days_ago * DAY)
+    image = msgspec.json.encode({"text": "x" * size})
+    change = Change(
+        Op.INSERT, log.register(TABLE), None, None, BeforeKind.NONE, image, None, (),
+        Transaction("1", at, at), 1, PostgresPosition(1, 1), last=True,
+    )  # fmt: skip
+    log.append("shop", Batch([change], b"{}"))
+
+
+def test_retention_removes_what_is_older_than_its_days(tmp_path: Path) -> None:
+    with Log.open(tmp_path) as log:
+        for days in (9, 8, 6, 0):
+            write(log, days_ago=days)
+        assert retain(log, config(retention_days=7)).removed == 2
+        assert log.stats().first_sequence == 3
+
+
+def test_retention_removes_the_oldest_beyond_its_size(tmp_path: Path) -> None:
+    with Log.open(tmp_path) as log:
+        for days in (3, 2, 1):
+            write(log, days_ago=days, size=10_000)
+        assert retain(log, config()).removed == 0
+        assert retain(log, config(retention_bytes=15_000)).removed == 2
+        assert log.stats().total_bytes < 15_000
+
+
+def test_retention_waits_for_a_named_cursor(tmp_path: Path) -> None:
+    with Log.open(tmp_path) as log:
+        for days in (9, 8, 0):
+            write(log, days_ago=days)
+        log.move_cursor("reports", 1)
+        trimmed = retain(log, config(retention_days=7))
+        assert (trimmed.removed, trimmed.held_by) == (1, "reports")
+
+
+def test_a_source_is_told_of_once_a_phase(caplog: pytest.LogCaptureFixture) -> None:
+    news = News()
+    streaming = Status(source="shop", phase=Phase.STREAMING, position="0/1")
+    with caplog.at_level(logging.INFO, logger="headrace"):
+        news.tell([streaming])
+        news.tell([msgspec.structs.replace(streaming, position="0/2")])
+        news.tell([msgspec.structs.replace(streaming, errored={"public.users": "unreadable"})])
+        news.tell([msgspec.structs.replace(streaming, errored={"public.users": "unreadable"})])
+        halted = Status(source="shop", phase=Phase.HALTED, error="slot gone", hint="copy anew")
+        news.tell([halted])
+        news.tell([halted])
+    assert caplog.messages == [
+        "source=shop phase=streaming position=0/1",
+        "source=shop table=public.users errored=unreadable",
+        "source=shop phase=halted position=none",
+        "source=shop halted, what it captured is still served; error=slot gone; hint=copy anew",
+    ]
+
+
+def test_an_address_open_to_the_world_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"server\.host"):
+        Run(config(tmp_path, server=Server(host="0.0.0.0")))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_setting_of_the_server_reaches_it() -> None:
+    server = Server(
+        host="0.0.0.0", port=4000, max_lag_seconds=5, stall_seconds=6, allow_remote=True
+    )
+    settings = server_settings(config(server=server, enabled=False, batch_size=7))
+    told = msgspec.structs.asdict(settings)
+    assert told == {**msgspec.structs.asdict(server), "enabled": False, "batch_size": 7}
