@@ -76,7 +76,7 @@ class Site:
         return CliRunner().invoke(app, [command, *config, *rest])
 
     @contextmanager
-    def running(self, *, exits: int = 0) -> Iterator[Client]:
+    def running(self, *, exits: int = 0, stop: signal.Signals = signal.SIGTERM) -> Iterator[Client]:
         """Run `headrace run` in a process of its own, and stop it as a service manager would."""
         output = (self.folder / "output.txt").open("ab")
         process = subprocess.Popen(
@@ -86,7 +86,7 @@ class Site:
         try:
             wait_until(lambda: self._answers(process), timeout=30, message="the server answers")
             yield client
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(stop)
             assert process.wait(timeout=30) == exits, self.output()
         finally:
             process.kill()
@@ -410,6 +410,12 @@ def test_run_copies_streams_serves_and_stops_in_order(shop: Site, pg: PostgresDa
         wait_until(lambda: ("DELETE", 1) in rows(client), message="the delete is served")
         assert rows(client)[2:] == [("INSERT", 3), ("DELETE", 1)]
     assert "Traceback" not in shop.output()
+
+
+def test_ctrl_c_stops_it_in_order_too(site: Site) -> None:
+    with site.running(stop=signal.SIGINT):
+        pass
+    assert "Traceback" not in site.output()
 
 
 def test_the_commands_ask_the_running_server(shop: Site, pg: PostgresDatabase) -> None:
