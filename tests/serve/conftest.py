@@ -9,7 +9,7 @@ import pytest
 
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.feed import Feed
-from headrace.sources import Status
+from headrace.sources import Phase, Status
 from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
 
@@ -75,6 +75,17 @@ def sites(tmp_path: Path) -> Iterator[Sites]:
     """Starts servers with settings of the test's own."""
     with ExitStack() as stack:
         yield Sites(tmp_path, stack)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """One server over five changes, for tests that change nothing."""
+    with ExitStack() as stack:
+        writer = stack.enter_context(opened_writer(tmp_path_factory.mktemp("shared")))
+        site = Site(writer, ServerSettings(port=0), stack)
+        site.statuses = [Status(source="shop", phase=Phase.STREAMING)]
+        writer.put_many("users", 5)
+        yield site
 
 
 @pytest.fixture

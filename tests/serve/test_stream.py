@@ -166,9 +166,9 @@ def test_last_event_id_wins_over_from_seq(site: Site) -> None:
 
 
 @pytest.mark.parametrize("bad", ["abc", "-1", "1.5", str(2**64), "evt_1"])
-def test_a_last_event_id_that_is_no_sequence_is_refused(site: Site, bad: str) -> None:
+def test_a_last_event_id_that_is_no_sequence_is_refused(shared: Site, bad: str) -> None:
     for path in ("/changefeed/stream", "/v1/changes/stream"):
-        refused = site.http.get(path, headers={"Last-Event-ID": bad})
+        refused = shared.http.get(path, headers={"Last-Event-ID": bad})
         assert refused.status_code == 400
         assert refused.json()["parameter"] == "Last-Event-ID"
         assert refused.json()["value"] == bad

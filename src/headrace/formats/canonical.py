@@ -19,7 +19,10 @@ class CanonicalTransaction(msgspec.Struct, frozen=True):
 
 
 class CanonicalChange(msgspec.Struct, frozen=True):
-    """Every field of a change; null stands for what is not known or does not apply."""
+    """Every field of a change; null stands for what is not known or does not apply.
+
+    Images are JSON text, also the `null` of one that is not there: `Raw` never holds None.
+    """
 
     sequence: int
     id: str
@@ -29,20 +32,21 @@ class CanonicalChange(msgspec.Struct, frozen=True):
     database: str
     schema: str
     table: str
-    key: msgspec.Raw | None
-    before: msgspec.Raw | None
+    key: msgspec.Raw
+    before: msgspec.Raw
     before_kind: BeforeKind
-    after: msgspec.Raw | None
+    after: msgspec.Raw
     changed: tuple[str, ...] | None
     unchanged: tuple[str, ...]
     transaction: CanonicalTransaction
     position: dict[str, str | int]
     captured_at: int  # microseconds since 1970
     schema_version: int
-    metadata: msgspec.Raw | None
+    metadata: msgspec.Raw
 
 
 _encode = msgspec.json.Encoder().encode
+_NULL = msgspec.Raw(b"null")
 
 
 @dataclass(frozen=True)
@@ -83,5 +87,5 @@ class Canonical:
         return one_line(line)
 
 
-def _raw(image: bytes | None) -> msgspec.Raw | None:
-    return None if image is None else msgspec.Raw(image)
+def _raw(image: bytes | None) -> msgspec.Raw:
+    return _NULL if image is None else msgspec.Raw(image)

@@ -1,12 +1,14 @@
 """The changefeed: poll, stream, stats, retention."""
 
 import asyncio
+import functools
 from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, Response, get, post
 from litestar.response import Stream
 
+from ..event import Op
 from ..formats import Changefeed
 from ..formats.changefeed import ChangefeedEvent
 from .body import read_body
@@ -54,6 +56,12 @@ class Retained(msgspec.Struct, frozen=True):
     held_by: str | None  # the named cursor that kept more from being deleted
 
 
+@functools.cache
+def _format(include: frozenset[Op]) -> Changefeed:
+    """One format for all who ask for the same, so that they share what it encodes."""
+    return Changefeed(include)
+
+
 @get("/changefeed", operation_class=asks(PollQuery), responses=answers(ChangefeedPage))
 async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The next events; when there are none, wait for one."""
@@ -61,7 +69,7 @@ async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
     query = read_query(request, PollQuery)
     subscription = Subscription(
         service.feed,
-        Changefeed(query.include),
+        _format(query.include),
         filter=Filter(key_prefix=query.key_prefix),
         after=query.from_seq,
     )
@@ -86,7 +94,7 @@ async def stream(request: Request[Any, Any, Any]) -> Stream:
     query = read_query(request, StreamQuery)
     subscription = Subscription(
         service.feed,
-        Changefeed(query.include),
+        _format(query.include),
         filter=Filter(key_prefix=query.key_prefix),
         after=resume_after(request, query.from_seq),
         upto=None if query.keep_alive else service.log.latest_sequence,

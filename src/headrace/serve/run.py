@@ -1,5 +1,6 @@
 """The server in a process: in the foreground, or in a thread beside something else."""
 
+import asyncio
 import errno
 import socket
 import threading
@@ -79,7 +80,6 @@ class _Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=GRACE_SECONDS,
         )
         super().__init__(config)
         self.settled = threading.Event()  # started, or failed to
@@ -93,7 +93,15 @@ class _Server(uvicorn.Server):
         # Uvicorn waits for open responses before it tells the app to end; streams end only when
         # told, so they are told first.
         self._feed.close()
+        cutting_off = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._cut_off)
         await super().shutdown(sockets)
+        cutting_off.cancel()
+
+    def _cut_off(self) -> None:
+        """Drop the clients that do not take their answer; their responses then end."""
+        for connection in list(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
 
 
 def _bind(settings: ServerSettings) -> socket.socket:

@@ -118,7 +118,8 @@ class Subscription:
                 gap = Gap(gap.first if gap else self.scanned + 1, first - 1)
                 self.scanned = first - 1
             room = self._take(entries, deliveries, limit=limit, room=room)
-            await asyncio.sleep(0)  # other requests come between two blocks
+            if self.scanned < end:
+                await asyncio.sleep(0)  # other requests come between two blocks
         return Page(deliveries, self.scanned, gap)
 
     def _take(
