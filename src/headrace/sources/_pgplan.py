@@ -47,8 +47,10 @@ class Planner:
         decoder = self._catalog.describe(table)
         decoder = decoder.of(self._register(decoder.table))
         parts = self._catalog.parts(table.oid)
-        rewritten = copy.filenodes != _filenodes(parts)
-        if copy.ranges is not None and not rewritten:
+        # Rows that have moved meanwhile are read again. Without a key nobody could tell them from
+        # new ones, so that table is copied anew, as one is that was rewritten.
+        same = copy.filenodes == _filenodes(parts) and bool(decoder.table.key)
+        if copy.ranges is not None and same:
             announced = self._announce(resume, path, decoder, forget=False)
             tasks = _rest(copy, table, decoder, parts)
         else:
