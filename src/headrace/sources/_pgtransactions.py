@@ -30,6 +30,7 @@ DDL = "headrace.ddl"
 
 _OPERATIONS = {b"I": Op.INSERT, b"U": Op.UPDATE, b"D": Op.DELETE}
 _Reading = tuple[Op, Callable[[bytes], Row], Table]
+_ONE_LINE = bytes.maketrans(b"\n\r\t", b"   ")  # in JSON these stand only between tokens
 _set = msgspec.structs.force_setattr
 
 
@@ -223,8 +224,9 @@ class Assembler:
 
     def _annotated(self, content: bytes) -> bool:
         try:
+            content.decode()  # msgspec does not look into what it leaves raw
             said = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
         transaction = self._transaction
         assert transaction is not None
@@ -232,7 +234,8 @@ class Assembler:
         if transaction.metadata is not None:
             known = msgspec.json.decode(transaction.metadata, type=dict[str, msgspec.Raw])
         # Nobody has seen the transaction yet, and its changes share this one value.
-        _set(transaction, "metadata", msgspec.json.encode(known | said))
+        metadata = msgspec.json.encode(known | said).translate(_ONE_LINE)
+        _set(transaction, "metadata", metadata)
         return True
 
     def _said_outside(self, message: Message) -> None:
@@ -251,7 +254,7 @@ class Assembler:
     def _altered(self, message: Message, lsn: int) -> None:
         try:
             ddl = msgspec.json.decode(message.content, type=_Ddl)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._add(Op.MESSAGE, self._no_table(), lsn, _spoken(message))
             return
         told = {"ddl_type": ddl.tag.replace(" ", "_"), "ddl_command": ddl.sql}
