@@ -131,5 +131,8 @@ class Capture:
             reason = f"{reason}: {error.__cause__}"
         logger.warning("source=%s phase=%s error=%s", self.source.name, phase, reason)
         self._status = msgspec.structs.replace(
-            self._status, phase=phase, error=reason, hint=error.hint
+            self._status,
+            phase=phase,
+            error=reason,
+            hint=error.hint.replace("SOURCE", self.source.name),
         )

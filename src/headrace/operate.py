@@ -16,7 +16,7 @@ from .errors import ConfigError, LogError, ServerAbsent, ServerError
 from .event import Batch
 from .log import Cursor, Log, LogReader, Stats, Trimmed
 from .run import server_settings
-from .sources import Finding, Phase, Status
+from .sources import Finding, Status
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,12 +87,13 @@ def look(config: Config) -> Overview:
 
 
 def _look_on_disk(config: Config) -> Overview:
-    sources = [Status(source=source.name, phase=Phase.STOPPED) for source in config.sources]
     try:
         with LogReader.open(config.log_dir) as log:
             stats = log.stats()
+            sources = [source.describe(log.resume(source.name)) for source in config.sources]
     except LogError:
         stats = None
+        sources = [source.describe(None) for source in config.sources]
     return Overview(server=None, health=None, sources=sources, log=stats, cursors=_cursors(config))
 
 

@@ -106,6 +106,10 @@ class Source(Protocol):
         """A resume that copies these tables anew; no tables: all, from a new start."""
         ...
 
+    def describe(self, resume: bytes | None) -> Status:
+        """What a stored resume tells, without asking the database."""
+        ...
+
     def check(self) -> list[Finding]:
         """Look at everything that capturing needs on the server."""
         ...

@@ -52,7 +52,9 @@ class Planner:
         same = copy.filenodes == _filenodes(parts) and bool(decoder.table.key)
         if copy.ranges is not None and same:
             announced = self._announce(resume, path, decoder, forget=False)
-            tasks = _rest(copy, table, decoder, parts)
+            copy = msgspec.structs.replace(copy, moved=tuple(part.relation for part in parts))
+            resume = resume.with_copy(path, copy)
+            tasks = _rest(copy, table, decoder)
         else:
             forget = copy.again or copy.ranges is not None
             announced = self._announce(resume, path, decoder, forget=forget)
@@ -107,28 +109,31 @@ def progressed(resume: Resume, copied: Copied) -> Resume:
     task = copied.task
     path = task.table.path
     copy = resume.copies[path]
-    left = copy.ranges or ()
+    left, moved = copy.ranges or (), copy.moved
     if not task.since:
         left = tuple(part for part in left if not _same(part, task.range))
         if copied.left is not None:
             left = (*left, copied.left)
+    elif copied.left is None:
+        moved = tuple(relation for relation in moved if relation != task.range.relation)
     rows = copy.rows + len(copied.changes)
-    resume = resume.with_copy(path, msgspec.structs.replace(copy, ranges=left, rows=rows))
+    copy = msgspec.structs.replace(copy, ranges=left, moved=moved, rows=rows)
+    resume = resume.with_copy(path, copy)
     return resume.with_error(path, copied.error) if copied.error else resume
 
 
-def _rest(copy: Copy, table: Published, decoder: Rows, parts: list[Part]) -> list[Task]:
+def _rest(copy: Copy, table: Published, decoder: Rows) -> list[Task]:
     """The ranges that are left, and rows that may have moved out of them meanwhile."""
     left = copy.ranges or ()
     moved = [
         Task(
             table,
             decoder,
-            Range(part.relation, "(0,0)", None),
+            Range(relation, "(0,0)", None),
             since=copy.since,
-            left=tuple(each for each in left if each.relation == part.relation),
+            left=tuple(each for each in left if each.relation == relation),
         )
-        for part in parts
+        for relation in copy.moved
     ]
     return moved + [Task(table, decoder, part) for part in left]
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from ..event import format_lsn
+from . import CopyProgress, Phase, Status
+
 
 class Range(msgspec.Struct, frozen=True):
     """Blocks of one physical table that still have to be copied."""
@@ -17,7 +20,8 @@ class Copy(msgspec.Struct, frozen=True):
     """The copy of one table's rows.
 
     Not begun: `ranges` is None, and changes committed before the copy's point are in the copy.
-    Begun: `ranges` are left to read. Finished: there are none left.
+    Begun: `ranges` are left to read. Taken up after an interruption: `moved` too. Finished:
+    nothing is left.
     """
 
     relation: int  # the table's oid: another one under the same name is another table
@@ -27,13 +31,14 @@ class Copy(msgspec.Struct, frozen=True):
     # The oldest transaction that the first of the copy's snapshots might not see: a row written by
     # it or later may have moved between the ranges when an interrupted copy is taken up again.
     since: int = 0
+    moved: tuple[str, ...] = ()  # physical tables where such rows still have to be looked for
     filenodes: tuple[int, ...] = ()  # a rewritten table has others: its ranges mean nothing then
     again: bool = False  # whether rows of an earlier copy must be forgotten first
 
     @property
     def done(self) -> bool:
         """Whether every row has been read."""
-        return self.ranges == ()
+        return self.ranges == () and not self.moved
 
 
 class Resume(msgspec.Struct, frozen=True):
@@ -70,6 +75,19 @@ class Resume(msgspec.Struct, frozen=True):
     def to_copy(self) -> list[str]:
         """Tables that have rows left to read."""
         return [path for path, copy in self.copies.items() if not copy.done]
+
+    def status(self, source: str, phase: Phase) -> Status:
+        """As far as it tells how the source is doing."""
+        return Status(
+            source=source,
+            phase=phase,
+            position=format_lsn(self.position),
+            copies=tuple(
+                CopyProgress(path, copy.rows, copy.estimated_rows, copy.done)
+                for path, copy in self.copies.items()
+            ),
+            errored=self.errored,
+        )
 
     def with_copy(self, path: str, copy: Copy) -> Resume:
         """The same with another state of one table's copy."""

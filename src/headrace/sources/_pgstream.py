@@ -15,8 +15,8 @@ from contextlib import closing
 
 import msgspec
 
-from ..event import Batch, Change, format_lsn
-from . import CopyProgress, Phase, Register, Status, _pgslot
+from ..event import Batch, Change
+from . import Phase, Register, Status, _pgslot
 from ._pgcopy import Copier, Point
 from ._pgplan import Planner, progressed
 from ._pgreceive import Received, Receiver
@@ -135,19 +135,12 @@ class _Flow:
         resume, receiver = self._resume, self._receiver
         lag = max(receiver.wal_end - resume.position, 0) if receiver else 0
         behind = time.time() - self._commit_time / 1e6 if lag and self._commit_time else 0.0
-        return Status(
-            source=self._source.name,
-            phase=self._phase,
-            position=format_lsn(resume.position),
+        return msgspec.structs.replace(
+            resume.status(self._source.name, self._phase),
             lag_bytes=lag,
             lag_seconds=max(behind, 0.0),
             heard_at=receiver.heard_at if receiver else self._stored_at,
             stored_at=self._stored_at,
-            copies=tuple(
-                CopyProgress(path, copy.rows, copy.estimated_rows, copy.done)
-                for path, copy in resume.copies.items()
-            ),
-            errored=resume.errored,
         )
 
     def _batch(self, changes: list[Change]) -> Batch:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import SourceError
-from . import Finding, Register, _pgcheck
-from ._pgresume import Restart, copied_again, decode
+from . import Finding, Phase, Register, Status, _pgcheck
+from ._pgresume import Restart, Resume, copied_again, decode
 from ._pgsettings import PostgresSettings
 from ._pgstream import PostgresStream
 
@@ -41,6 +41,13 @@ class Postgres(PostgresSettings):
                 hint=f"It captures: {', '.join(sorted(copies))}.",
             )
         return copied_again(known, paths).encode()
+
+    def describe(self, resume: bytes | None) -> Status:
+        """What a stored resume tells, without asking the server."""
+        known = None if resume is None else decode(resume)
+        if isinstance(known, Resume):
+            return known.status(self.name, Phase.STOPPED)
+        return Status(source=self.name, phase=Phase.STOPPED)
 
     def check(self) -> list[Finding]:
         """Look at everything that capturing needs on the server."""
