@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from headrace.event import Op
+from headrace.serve import ServerSettings
 from tests.changes import make_change
-from tests.serve.conftest import Site
+from tests.serve.conftest import Site, Sites
 
 
 def events(site: Site, **parameters: object) -> list[dict[str, Any]]:
@@ -58,6 +59,13 @@ def test_from_seq_is_exclusive(site: Site) -> None:
 def test_a_poll_without_parameters_gives_the_first_hundred(site: Site) -> None:
     site.writer.put_many("users", 120)
     assert [event["sequence"] for event in events(site)] == list(range(1, 101))
+
+
+def test_a_poll_without_a_limit_gives_as_many_as_the_server_is_set_to(sites: Sites) -> None:
+    site = sites(ServerSettings(port=0, batch_size=7))
+    site.writer.put_many("users", 20)
+    assert len(events(site)) == 7
+    assert len(events(site, limit=9)) == 9
 
 
 @pytest.mark.requirement("S4-24")

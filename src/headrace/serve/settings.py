@@ -16,7 +16,6 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 3000  # 0: any free one
     enabled: bool = True  # whether /changefeed answers
-    batch_size: Annotated[int, msgspec.Meta(ge=1)] = 100  # events of a poll without a limit
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100  # events in a page by default
     max_lag_seconds: Seconds = 60.0  # a source further behind is unhealthy
     stall_seconds: Seconds = 90.0  # a source silent for longer is unhealthy
