@@ -13,11 +13,12 @@ from headrace.event import BeforeKind, Column, Table
 from headrace.sources._pgrows import Rows
 from tests.sources.recorded import decoder, text_tuple
 
+COPY_ESCAPES = (r"\b", r"\f", r"\n", r"\r", r"\t", r"\v", r"\\")
 HEAD = (16384).to_bytes(4, "big")
 BOOL, INT8, TEXT, NUMERIC, JSONB, FLOAT8, BYTEA = 16, 20, 25, 1700, 3802, 701, 17
 
 # Text never holds a zero byte; lengths around a byte's and two bytes' limits matter to decoders.
-PLAIN = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))
+PLAIN = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 TEXTS = PLAIN | st.sampled_from(
     ["", "%", "%b %s %%", '"', "\\", "t\x01", "ttt", "x" * 255, "y" * 256, "é" * 200, "z" * 65_536]
 )
@@ -70,9 +71,7 @@ def insert_of(values: list[bytes | None]) -> bytes:
 
 def copied_line(values: list[bytes | None]) -> bytes:
     """A line of COPY's text format with its ctid, as the server escapes it."""
-    escapes = {
-        ord(c): e for c, e in zip("\b\f\n\r\t\v\\", r"\b \f \n \r \t \v \\".split(), strict=True)
-    }
+    escapes = {ord(c): e for c, e in zip("\b\f\n\r\t\v\\", COPY_ESCAPES, strict=True)}
     fields = [r"\N" if v is None else v.decode().translate(escapes) for v in values]
     return "\t".join(["(0,1)", *fields]).encode() + b"\n"
 
@@ -138,8 +137,9 @@ def test_a_copied_row_has_the_bytes_of_a_streamed_one(
 ) -> None:
     rows, sent = case
     streamed = [rows.insert(insert_of(values)) for values in sent]
-    copied = rows.lines().images([copied_line(values) for values in sent])
-    assert copied == [(row[0], row[3]) for row in streamed]
+    keys, images = rows.lines().images([copied_line(values) for values in sent])
+    assert list(keys) == [row[0] for row in streamed]
+    assert images == [row[3] for row in streamed]
 
 
 # --- old rows ------------------------------------------------------------------------------------
@@ -224,18 +224,17 @@ def test_arbitrary_rows_are_read_or_refused_with_an_error_of_ours(data: bytes) -
     for read in (ANY.insert, ANY.update, ANY.delete):
         try:
             row = read(data)
-        except (ProtocolError, DecodeError) as error:
-            assert str(error)
-        else:
-            assert isinstance(row, tuple)
+        except (ProtocolError, DecodeError):
+            continue
+        assert isinstance(row, tuple)
 
 
 @given(st.lists(st.binary(max_size=40).map(lambda b: b + b"\n"), min_size=1, max_size=4))
 def test_arbitrary_lines_are_read_or_refused_with_an_error_of_ours(lines: list[bytes]) -> None:
     try:
         ANY.lines().images(lines)
-    except (ProtocolError, DecodeError) as error:
-        assert str(error)
+    except (ProtocolError, DecodeError):
+        return
 
 
 @given(st.lists(st.text('ab\\\tnN\n\x80"', max_size=6), min_size=4, max_size=4))
@@ -244,8 +243,8 @@ def test_lines_of_the_right_width_are_read_or_refused_as_well(fields: list[str])
     line = "\t".join(["(0,1)", *fields]).encode("latin-1") + b"\n"
     try:
         ANY.lines().images([line])
-    except (ProtocolError, DecodeError) as error:
-        assert str(error)
+    except (ProtocolError, DecodeError):
+        return
 
 
 @pytest.mark.parametrize(

@@ -64,13 +64,17 @@ _PUBLISHED = """
     JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
     WHERE p.pubname = %s ORDER BY 1, 2"""
 
+# What a Relation message will say. The catalogs of 15 list generated columns as published, but the
+# server sends none before 18; a deferrable key identifies no row to it.
 _COLUMNS = """
     SELECT a.attname, a.atttypid::bigint, a.atttypmod,
            coalesce(a.attnum = ANY (i.indkey), false), c.relreplident
     FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
     LEFT JOIN pg_index i ON i.indrelid = c.oid
-      AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+      AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
+               WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE i.indisprimary END
     WHERE c.oid = %s AND a.attnum > 0 AND NOT a.attisdropped
+      AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000)
     ORDER BY a.attnum"""
 
 _PARTS = """

@@ -30,8 +30,8 @@ class Lines:
         self._encoders = tuple(encoders)
         self._keys = [at for at, column in enumerate(table.columns) if column.key]
 
-    def images(self, lines: Sequence[bytes]) -> list[tuple[bytes | None, bytes]]:
-        """The key and the image of each line; lines keep their newlines."""
+    def images(self, lines: Sequence[bytes]) -> tuple[Sequence[bytes | None], list[bytes]]:
+        """The key of each line, and the image of each; lines keep their newlines."""
         # COPY escapes tabs and newlines inside values, so all that are left are separators.
         width = len(self._encoders) + 1
         fields = b"".join(lines).replace(b"\n", b"\t").split(b"\t")
@@ -44,7 +44,7 @@ class Lines:
             columns.append(column)
         template = b"{%b}" % b",".join(slots)
         images = [template % row for row in zip(*columns, strict=True)]
-        return list(zip(self._key_images(slots, columns, len(lines)), images, strict=True))
+        return self._key_images(slots, columns, len(lines)), images
 
     def _key_images(
         self, slots: Sequence[bytes], columns: Sequence[Sequence[bytes]], count: int

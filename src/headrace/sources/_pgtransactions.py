@@ -240,7 +240,8 @@ class Assembler:
 
     def _said_outside(self, message: Message) -> None:
         """A message that belongs to no transaction is one by itself."""
-        if message.lsn < self.position:
+        # Its LSN is where its record ends, which is where the next one begins: perhaps a commit.
+        if message.lsn <= self.position:
             return
         now = time.time_ns() // 1000
         transaction = Transaction(f"message-{message.lsn:X}", now, now)
@@ -249,7 +250,7 @@ class Assembler:
         change = _told(Op.MESSAGE, self._no_table(), said, transaction, 1, position)
         _set(change, "last", True)
         self.done.append(change)
-        self.position = message.lsn + 1
+        self.position = message.lsn
 
     def _altered(self, message: Message, lsn: int) -> None:
         try:
