@@ -34,15 +34,6 @@ _IN_ORDER = """
     SET LOCAL enable_bitmapscan = off;
     SET LOCAL max_parallel_workers_per_gather = 0"""
 
-# A copy that was interrupted goes on after the last ctid it has read. Only this plan reads in the
-# order of the ctids; an index on the columns of a row filter would tempt the planner away from it.
-_IN_ORDER = """
-    SET LOCAL enable_tidscan = on;
-    SET LOCAL enable_seqscan = off;
-    SET LOCAL enable_indexscan = off;
-    SET LOCAL enable_bitmapscan = off;
-    SET LOCAL max_parallel_workers_per_gather = 0"""
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
