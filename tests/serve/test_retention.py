@@ -161,6 +161,16 @@ def test_what_was_read_before_it_was_deleted_is_not_served_from_memory(site: Sit
     assert kept(site) == [11]
 
 
+def test_what_was_deleted_unread_leaves_no_hole_that_is_filled_wrongly(site: Site) -> None:
+    site.writer.put_many("users", 10)
+    assert len(kept(site)) == 10
+    site.writer.put_many("users", 10)
+    trimmed(site, before_sequence=15)
+    assert kept(site) == [15, 16, 17, 18, 19, 20]
+    page = site.get("/changefeed", from_seq=10)
+    assert page.headers["x-headrace-gap"] == "11-14"
+
+
 def test_an_open_stream_survives_retention(site: Site) -> None:
     site.writer.put_many("users", 5)
     with Reader(f"{site.url}/changefeed/stream?keep_alive=true") as reader:

@@ -173,9 +173,13 @@ class Driven:
 
     def step(self) -> Batch:
         """The next batch, stored and acknowledged."""
-        batch = next(self._batches)
+        batch = self.peek()
         self.store(batch)
         return batch
+
+    def peek(self) -> Batch:
+        """The next batch, which is lost unless it is stored."""
+        return next(self._batches)
 
     def store(self, batch: Batch) -> None:
         """What a capture does with a batch."""

@@ -40,7 +40,8 @@ def record(database: PostgresDatabase) -> Recorded:
     """Every kind of message that a server sends for the changes above."""
     database.execute("CREATE TYPE mood AS ENUM ('sad', 'happy')")
     database.execute(
-        "CREATE TABLE things (id int PRIMARY KEY, name text, numbers int[], doc jsonb, price numeric);"
+        "CREATE TABLE things"
+        " (id int PRIMARY KEY, name text, numbers int[], doc jsonb, price numeric);"
         "CREATE TABLE full_things (id int PRIMARY KEY, note text, flag bool);"
         "ALTER TABLE full_things REPLICA IDENTITY FULL;"
         "CREATE PUBLICATION recorded FOR TABLE things, full_things"
@@ -48,7 +49,7 @@ def record(database: PostgresDatabase) -> Recorded:
     slot = f"recorded_{database.name}"
     database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
     for statement in WORKLOAD.strip().split(";\n"):
-        database.execute(statement)  # type: ignore[arg-type]
+        database.execute(statement)
     with database.connect() as connection:
         for name, value in SESSION_SETTINGS.items():
             connection.execute("SELECT set_config(%s, %s, false)", (name, value))

@@ -81,12 +81,15 @@ _decode = msgspec.msgpack.Decoder(_Record).decode
 
 
 def encode(change: Change) -> bytes:
-    """The record of a change: fields in `_Record`'s order, the table by its version."""
+    """The record of a change: fields in `_Record`'s order, the table by its version.
+
+    Enums are written by their values at once; handing them over costs a third of the whole.
+    """
     transaction = change.transaction
     return _encode(
         (
             change.table.version,
-            change.op,
+            change.op._value_,
             transaction.id,
             transaction.commit_time,
             transaction.captured_at,
@@ -95,7 +98,7 @@ def encode(change: Change) -> bytes:
             change.last,
             change.position,
             change.key,
-            change.before_kind,
+            change.before_kind._value_,
             change.before,
             change.after,
             change.changed,
