@@ -99,8 +99,9 @@ def test_an_image_is_passed_on_byte_for_byte() -> None:
     assert after in Canonical().encode(change)
 
 
-def test_a_change_is_one_line_even_when_its_json_column_was_not() -> None:
-    after = b'{"doc":{\n  "a": "x\\ny",\r\n  "b": 1\n}}'
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_a_change_is_one_line_even_when_its_json_column_was_not(end: bytes) -> None:
+    after = end.join([b'{"doc":{', b'  "a": "x\\ny",', b'  "b": 1', b"}}"])
     line = Canonical().encode(msgspec.structs.replace(make_change(), after=after))
     assert b"\n" not in line
     assert b"\r" not in line

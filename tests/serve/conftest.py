@@ -23,16 +23,22 @@ class Site:
         self.settings = settings
         self.statuses: list[Status] = []
         self.copies: list[tuple[str, list[str]]] = []
+        self.copy_error: Exception | None = None  # what copying again fails with
         app = create_app(
             writer.log,
             statuses=lambda: self.statuses,
-            copy_again=lambda source, tables: self.copies.append((source, tables)),
+            copy_again=self._copy_again,
             settings=settings,
         )
         self.feed: Feed = app.state.service.feed
         self.server = stack.enter_context(BackgroundServer(app, settings))
         self.url = self.server.url
         self.http = stack.enter_context(httpx.Client(base_url=self.url, timeout=30))
+
+    def _copy_again(self, source: str, tables: list[str]) -> None:
+        if self.copy_error:
+            raise self.copy_error
+        self.copies.append((source, tables))
 
     @property
     def address(self) -> tuple[str, int]:

@@ -1,5 +1,6 @@
 """GET /v1/changes and /v1/changes/stream: canonical changes."""
 
+import http.client
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +168,23 @@ def test_trimmed_changes_are_announced(site: Site) -> None:
     assert lines(site, after=2).headers["x-headrace-gap"] == "3-5"
     text = site.get("/v1/changes/stream", after=2, upto=10).text
     assert 'event: gap\ndata: {"first":3,"last":5}\n\n' in text
+
+
+@pytest.mark.requirement("C-05")
+def test_lines_whose_rest_is_trimmed_while_they_are_sent_break_off(site: Site) -> None:
+    for number in range(60):
+        site.writer.put("users", str(number), photo="x" * (1 << 18))
+    connection = http.client.HTTPConnection(*site.address, timeout=30)
+    connection.request("GET", "/v1/changes", headers=LINES)
+    response = connection.getresponse()
+    # The first pages fill every buffer on the way; what follows is still to be read.
+    site.log.trim(60)
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        response.read()
+    whole = caught.value.partial.rpartition(b"\n")[0].splitlines()
+    assert [json.loads(line)["sequence"] for line in whole] == list(range(1, len(whole) + 1))
+    assert len(whole) < 59
+    connection.close()
 
 
 def test_a_stream_sends_canonical_changes_until_upto(site: Site) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headrace.errors import LogFailed
 from headrace.serve import ServerSettings, create_app
 from headrace.serve.health import Health, Verdict
 from headrace.serve.run import BackgroundServer
@@ -153,6 +154,27 @@ def test_tables_to_copy_must_be_names(site: Site, tables: object) -> None:
     response = site.http.post("/v1/sources/shop/snapshot", json={"tables": tables})
     assert (response.status_code, response.json()["parameter"]) == (400, "tables")
     assert site.copies == []
+
+
+def test_what_does_not_work_now_is_unavailable_and_says_why(site: Site) -> None:
+    site.statuses = [status()]
+    site.copy_error = LogFailed("the log could not be written")
+    response = site.http.post("/v1/sources/shop/snapshot", json={})
+    assert response.status_code == 503
+    assert response.json() == {
+        "error": "unavailable",
+        "message": "the log could not be written",
+        "hint": LogFailed.hint,
+    }
+
+
+def test_a_mistake_of_the_server_tells_no_details(site: Site) -> None:
+    site.statuses = [status()]
+    site.copy_error = RuntimeError("password=hunter2")
+    response = site.http.post("/v1/sources/shop/snapshot", json={})
+    assert (response.status_code, response.json()["error"]) == (500, "server_error")
+    assert "hunter2" not in response.text
+    assert site.get("/health").json()["status"] == "healthy"
 
 
 def test_a_server_that_does_not_capture_copies_nothing(site: Site) -> None:
