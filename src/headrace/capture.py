@@ -63,9 +63,13 @@ class Capture:
         """Copy these tables (none: all) anew, as soon as the batch at hand is stored."""
         with self._lock:
             self._copies.append(tuple(tables))
+            halted = self._status.phase is Phase.HALTED
         self._close_stream()
-        if self._status.phase is Phase.HALTED:
+        if halted:
             self._thread.join()
+            self._status = msgspec.structs.replace(
+                self._status, phase=Phase.STARTING, error="", hint=""
+            )
             self._thread = threading.Thread(
                 target=self._run, name=f"capture-{self.source.name}", daemon=True
             )
@@ -84,16 +88,17 @@ class Capture:
                 self._once()
             except HeadraceError as error:
                 if not error.retry:
-                    self._report(Phase.HALTED, error)
-                    return
+                    if self._halts(error):
+                        return
+                    continue
                 self._report(Phase.WAITING, error)
                 wait = _FIRST_WAIT if time.monotonic() - began > _LONGEST_WAIT else wait
                 self._stopping.wait(wait * random.uniform(0.5, 1.0))
                 wait = min(wait * 2, _LONGEST_WAIT)
             except Exception as error:  # a mistake of ours; the thread must not end in silence
                 logger.exception("source=%s phase=halted", self.source.name)
-                self._report(Phase.HALTED, HeadraceError(f"unexpected {error!r}", hint=_BUG))
-                return
+                if self._halts(HeadraceError(f"unexpected {error!r}", hint=_BUG)):
+                    return
         self._status = msgspec.structs.replace(self._status, phase=Phase.STOPPED)
 
     def _once(self) -> None:
@@ -103,8 +108,8 @@ class Capture:
         stream = self.source.open(self._log.resume(name), self._log.register)
         self._stream = stream
         try:
-            if self._stopping.is_set():
-                return
+            if self._stopping.is_set() or self._copies:
+                return  # asked for while there was no stream to close
             copy(stream, self._log, name)
         finally:
             self._status = stream.status()
@@ -124,6 +129,13 @@ class Capture:
         stream = self._stream
         if stream is not None:
             stream.close()
+
+    def _halts(self, error: HeadraceError) -> bool:
+        """Halt, unless a copy has just been asked for: it may be the way out."""
+        with self._lock:
+            if not self._copies:
+                self._report(Phase.HALTED, error)
+            return not self._copies
 
     def _report(self, phase: Phase, error: HeadraceError) -> None:
         reason = str(error)
