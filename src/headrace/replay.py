@@ -71,7 +71,7 @@ class Replay:
             return
         name = TableName(table.source, table.schema, table.name)
         rows = self._tables.get(name)
-        if rows is None:
+        if rows is None or _drops(change):
             rows = self._tables[name] = _Rows(table)
         elif rows.table.version != table.version:
             rows.follow(table)
@@ -150,6 +150,10 @@ class _Rows:
 
     def _key(self, row: Row) -> bytes:
         return _text([row.get(name) for name in self.table.key] or row)
+
+
+def _drops(change: Change) -> bool:
+    return change.op is Op.SCHEMA and bool(_decoded(change.after).get("dropped"))
 
 
 def _copy(key: bytes, number: int) -> bytes:

@@ -22,10 +22,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
                 'key', coalesce(a.attnum = ANY (i.indkey), false)) ORDER BY a.attnum), '[]')
             FROM pg_attribute a
             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-              AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000)))
+              AND (a.attgenerated = '' OR a.attgenerated = 's'
+                   AND current_setting('server_version_num')::int >= 180000)))
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     LEFT JOIN pg_index i ON i.indrelid = c.oid
-      AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+      AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
+               WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE i.indisprimary END
     WHERE c.oid = relation AND c.relkind IN ('r', 'p')
 $$;
 

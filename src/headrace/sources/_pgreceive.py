@@ -243,14 +243,7 @@ class Receiver:
 
     def _offer(self, changes: list[Change], position: int | None) -> None:
         assembler = self._assembler
-        received = Received(
-            changes,
-            position,
-            assembler.xid,
-            self._size,
-            dict(assembler.errored),
-            dict(assembler.versions),
-        )
+        received = Received(changes, position, assembler.xid, self._size, *assembler.settled)
         self._size = 0
         with self._turn:
             self._waiting.append(received)

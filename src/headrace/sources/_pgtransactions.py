@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -57,8 +57,11 @@ class Assembler:
         self.open: list[Change] = []
         self.position = after
         self.xid = xid
+        # Replaced, never altered: `settled` is what both were at `position`, whatever the open
+        # transaction has found out since.
         self.errored: dict[str, str] = {}
         self.versions: dict[str, int] = {}
+        self.settled = (self.errored, self.versions)
         # Tables whose changes count: oid -> schema.table. Others are passed over.
         self.live: dict[int, str] = {}
         self._catalog = catalog
@@ -124,6 +127,7 @@ class Assembler:
             self.done += self.open
             self.open = []
         self.position = max(self.position, commit.end_lsn)
+        self.settled = (self.errored, self.versions)
         self._begin = self._transaction = None
 
     def _row(self, reading: _Reading, lsn: int, data: bytes) -> None:
@@ -131,7 +135,7 @@ class Assembler:
         try:
             row = read(data)
         except DecodeError as error:
-            self.errored[f"{table.schema}.{table.name}"] = str(error)
+            self.errored = self.errored | {f"{table.schema}.{table.name}": str(error)}
             self._settle(table.relation)
             self._passed_over(lsn, data)
             return
@@ -168,7 +172,8 @@ class Assembler:
     ) -> None:
         """Take up tables that were copied meanwhile."""
         self.live, self.errored = dict(live), dict(errored)
-        self.versions |= versions
+        self.versions = self.versions | versions
+        self.settled = (self.errored, self.versions)
         for relation, rows in self._known.items():
             if relation in live and rows.table.version == 0:
                 self._known[relation] = rows.of(self._register(rows.table))
@@ -197,7 +202,7 @@ class Assembler:
         self._known[table.relation] = rows.of(table)
         self._settle(table.relation)
         if self.versions.get(path) != table.version or ddl:
-            self.versions[path] = table.version
+            self.versions = self.versions | {path: table.version}
             if self._transaction is not None:
                 self._add(Op.SCHEMA, table, lsn, schema(table) | ddl)
 
@@ -264,8 +269,15 @@ class Assembler:
             if path is not None and table.columns:
                 rows = self._catalog.describe_relation(table.relation())
                 self._versioned(rows, path, lsn, told)
-            elif path is not None and table.oid in self._known:
-                self._add(Op.SCHEMA, self._known[table.oid].table, lsn, told | {"dropped": True})
+            elif path is not None:
+                self._add(Op.SCHEMA, self._last_known(table), lsn, told | {"dropped": True})
+
+    def _last_known(self, table: _DdlTable) -> Table:
+        """A table that is gone; its columns are forgotten unless it had a row just now."""
+        known = self._known.get(table.oid)
+        if known is None or known.table.version == 0:
+            return self._register(self._catalog.describe_relation(table.relation()).table)
+        return known.table
 
     def _add(self, op: Op, table: Table, lsn: int, said: dict[str, Any]) -> None:
         assert self._transaction is not None
@@ -284,15 +296,19 @@ class Assembler:
             raise ProtocolError("a change outside a transaction")
 
 
+# Anybody may write a message that looks like the trigger's: numbers are checked before use.
+_Oid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
 class _DdlColumn(msgspec.Struct, frozen=True):
     name: str
-    type_id: int
-    modifier: int
+    type_id: _Oid
+    modifier: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
     key: bool
 
 
 class _DdlTable(msgspec.Struct, frozen=True):
-    oid: int
+    oid: _Oid
     schema: str
     name: str
     identity: str
