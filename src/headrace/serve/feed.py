@@ -24,6 +24,13 @@ PAUSE_PER_READER = 0.000_1
 LONGEST_PAUSE = 0.02
 
 
+class _NotYet:
+    """Stands for what no subscription has asked for; None is an answer."""
+
+
+_NOT_YET = _NotYet()
+
+
 class Entry:
     """A change and what it looks like in each format that somebody asked for."""
 
@@ -36,11 +43,10 @@ class Entry:
 
     def encode(self, format: Format) -> bytes | None:
         """The change in a format; None: the format does not carry it."""
-        try:
-            return self._encoded[format]
-        except KeyError:
+        encoded = self._encoded.get(format, _NOT_YET)
+        if isinstance(encoded, _NotYet):
             encoded = self._encoded[format] = format.encode(self.change)
-            return encoded
+        return encoded
 
 
 class Block:
