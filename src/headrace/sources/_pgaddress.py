@@ -26,7 +26,13 @@ _CONNECT_SECONDS = 10
 _UNDEFINED = "42704"
 _NOT_NOW = ("08", "53", "57", "58", "40", "25006", "55006", "55P03", "XX")
 # What a server says while it cannot take a session but will.
-_BUSY = ("starting up", "shutting down", "too many", "recovery", "remaining connection slots")
+_BUSY = (
+    "the database system is",  # starting up, shutting down, recovering, not accepting yet
+    "terminating connection",
+    "too many",
+    "remaining connection slots",
+    "max_wal_senders",
+)
 
 
 @dataclass(frozen=True, slots=True)
