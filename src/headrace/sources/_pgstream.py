@@ -232,6 +232,11 @@ class _Flow:
             received = receiver.take(_TAKE_SECONDS)
             if received is not None:
                 yield self._received(received)
+        if not self._closing.is_set():
+            # The stream may have told nothing of the tables that are copied here. What it told
+            # them before this point is in the copy and must not come after it.
+            position = max(self._resume.position, lsn)
+            self._resume = msgspec.structs.replace(self._resume, position=position)
 
     def _copy(self, point: Point) -> Iterator[Batch]:
         source = self._source
