@@ -88,7 +88,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One server over five changes, for tests that change nothing."""
     with ExitStack() as stack:
         writer = stack.enter_context(opened_writer(tmp_path_factory.mktemp("shared")))
-        site = Site(writer, ServerSettings(port=0), stack)
+        # The source in its list never says anything, which must not make it unhealthy.
+        site = Site(writer, ServerSettings(port=0, stall_seconds=86_400.0), stack)
         site.statuses = [Status(source="shop", phase=Phase.STREAMING)]
         writer.put_many("users", 5)
         yield site
