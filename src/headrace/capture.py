@@ -61,6 +61,8 @@ class Capture:
 
     def copy_again(self, tables: Sequence[str]) -> None:
         """Copy these tables (none: all) anew, as soon as the batch at hand is stored."""
+        # Whoever asks for a table that is not there is told, and the capture goes on.
+        self.source.copy_again(self._log.resume(self.source.name), tables)
         with self._lock:
             self._copies.append(tuple(tables))
             halted = self._status.phase is Phase.HALTED

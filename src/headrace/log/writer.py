@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from rocksdict import Rdict, WriteBatch, WriteOptions
+from rocksdict import Rdict, WriteBatch
 
 from ..errors import LogError, LogFailed, LogInUse
 from ..event import Batch, Table
 from . import _layout as layout
+from ._wal import WriteAheadLog
 from .reader import Cursor, LogReader, options
 
 _MARK_CHANGES = 1024
@@ -35,9 +36,7 @@ class Log(LogReader):
     def __init__(self, db: Rdict, path: Path) -> None:
         super().__init__(db, path)
         self._family = db.get_column_family_handle(layout.STATE)
-        self._fsynced = WriteOptions()
-        self._fsynced.sync = True
-        self._unsynced = WriteOptions()
+        self._wal = WriteAheadLog(path)
         self._turn = threading.Condition()
         self._arrival = threading.Condition()
         self._listeners: list[Callable[[], None]] = []
@@ -131,7 +130,7 @@ class Log(LogReader):
         batch = WriteBatch(raw_mode=True)
         batch.delete(layout.cursor_key(name), self._family)
         with self._turn, self._failing():
-            self._db.write(batch, self._fsynced)
+            self._write_durably(batch)
 
     def refresh(self) -> None:
         """The writer always sees everything."""
@@ -158,14 +157,14 @@ class Log(LogReader):
         if batch.changes:
             self._note_mark(records, sequence, batch.changes[-1].transaction.captured_at)
         if batch.resume is None:
-            self._db.write(records, self._unsynced)
+            self._db.write(records)
             self._unfinished = source
             self._written = sequence
             return
         records.put(layout.SEQUENCE, b"%d" % sequence, self._family)
         records.put(layout.BYTES, b"%d" % self._bytes, self._family)
         records.put(layout.source_key(source), batch.resume, self._family)
-        self._db.write(records, self._fsynced)
+        self._write_durably(records)
         self._written = self._latest = sequence
         self._unfinished = None
         self._turn.notify_all()
@@ -183,7 +182,7 @@ class Log(LogReader):
         removal.put(layout.FIRST, b"%d" % before, self._family)
         removal.put(layout.TRIMMED, b"%d" % self._bytes_below(before), self._family)
         removal.delete_range(layout.mark_key(0), layout.mark_key(before - 1), self._family)
-        self._db.write(removal, self._fsynced)
+        self._write_durably(removal)
         self._first = before
 
     def _bytes_below(self, before: int) -> int:
@@ -210,16 +209,20 @@ class Log(LogReader):
         beyond = self._latest + 1
         removal.delete_range(layout.change_key(beyond), layout.change_key(10**20 - 1))
         removal.delete_range(layout.mark_key(beyond), layout.mark_key(10**20 - 1), self._family)
-        self._db.write(removal, self._fsynced)
+        self._write_durably(removal)
         self._written = self._latest
         self._bytes = self._number(layout.BYTES, 0)
         self._mark = (self._latest, 0)
+
+    def _write_durably(self, batch: WriteBatch) -> None:
+        self._db.write(batch)
+        self._wal.sync()
 
     def _put(self, key: bytes, value: bytes) -> None:
         batch = WriteBatch(raw_mode=True)
         batch.put(key, value, self._family)
         with self._turn, self._failing():
-            self._db.write(batch, self._fsynced)
+            self._write_durably(batch)
 
     def _announce(self) -> None:
         with self._arrival:

@@ -58,7 +58,7 @@ _CANDIDATES = """
     ORDER BY 1, 2"""
 
 _PUBLISHED = """
-    SELECT p.schemaname, p.tablename, c.oid::bigint, p.attnames, p.rowfilter
+    SELECT p.schemaname, p.tablename, c.oid::bigint, coalesce(p.attnames, '{}'), p.rowfilter
     FROM pg_publication_tables p
     JOIN pg_namespace n ON n.nspname = p.schemaname
     JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename

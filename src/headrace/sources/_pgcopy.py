@@ -13,7 +13,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from ..errors import DecodeError
+from ..errors import DecodeError, SourceError, SourceUnavailable
 from ..event import BeforeKind, Change, Op, PostgresPosition, Transaction, format_lsn
 from ._pgaddress import Address, classify
 from ._pgcatalog import Published
@@ -33,6 +33,14 @@ _IN_ORDER = """
     SET LOCAL enable_indexscan = off;
     SET LOCAL enable_bitmapscan = off;
     SET LOCAL max_parallel_workers_per_gather = 0"""
+
+# A snapshot shows a table that was rewritten after it as empty; then the server's present word for
+# the table's file is not the snapshot's.
+_REWRITTEN = """
+    SELECT 1 FROM pg_class
+    WHERE oid = %s::regclass AND relfilenode <> pg_relation_filenode(oid)"""
+
+_CHANGED = {"42703", "42P01"}  # undefined_column, undefined_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +138,19 @@ class Copier:
         return connection
 
     def _work(self, connection: psycopg.Connection[Any], todo: queue.SimpleQueue[Task]) -> None:
+        held: set[str] = set()
         try:
             while not self._closed.is_set():
-                self._copy_range(connection, todo.get_nowait())
+                task = todo.get_nowait()
+                if task.range.relation not in held:
+                    _hold(connection, task.range.relation)
+                    held.add(task.range.relation)
+                self._copy_range(connection, task)
             self._read.put(None)
         except queue.Empty:
             self._read.put(None)
         except psycopg.Error as error:
-            self._read.put(classify(error, "copy failed"))
+            self._read.put(_failure(error))
         except Exception as error:  # noqa: BLE001 - raised again by whoever collects
             self._read.put(error)
         finally:
@@ -232,6 +245,21 @@ def ranges(relation: str, blocks: int) -> list[Range]:
         Range(relation, f"({start},0)", start + RANGE_BLOCKS if start != starts[-1] else None)
         for start in starts
     ]
+
+
+def _hold(connection: psycopg.Connection[Any], relation: str) -> None:
+    """Keep a table as it is to the end of the copy, unless it is not what the snapshot shows."""
+    name = sql.SQL(relation)
+    connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
+    if connection.execute(_REWRITTEN, (relation,)).fetchone():
+        raise SourceUnavailable(f"{relation} was rewritten when its copy was about to begin")
+
+
+def _failure(error: psycopg.Error) -> SourceError:
+    if error.sqlstate in _CHANGED:
+        # Between the description and the reading; another description will be right.
+        return SourceUnavailable(f"a table changed when its copy was about to begin: {error}")
+    return classify(error, "copy failed")
 
 
 def _statement(task: Task) -> sql.Composed:

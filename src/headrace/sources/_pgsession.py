@@ -53,7 +53,9 @@ class Session:
             else:
                 resume, point = _begin(source, server, catalog, replication, stored)
             before = stored.tables if isinstance(stored, Restart) else ()
-            resume = with_tables(resume, tables, before=before, copying=source.snapshot)
+            # Without a snapshot, what is not copied is what was there before the first start.
+            copying = source.snapshot or stored is not None
+            resume = with_tables(resume, tables, before=before, copying=copying)
             stack.pop_all()
         return cls(source, address, catalog, replication, resume, point)
 

@@ -208,7 +208,7 @@ class _Flow:
         self._watched = now
         source = self._source
         tables = _pgslot.publish(self._session.catalog, source.publication_name, source.tables)
-        self._resume = with_tables(self._resume, tables, copying=source.snapshot)
+        self._resume = with_tables(self._resume, tables, copying=True)
         return bool(self._resume.to_copy)
 
     # -- copying --------------------------------------------------------------------------------
@@ -219,6 +219,9 @@ class _Flow:
         if point is not None:
             yield from self._copy(point)
             return
+        if self._receiver is not None:
+            # Nothing may be read from beyond the point before it is known where that is.
+            self._receiver.set_boundary(0)
         with closing(self._session.address.replicate(self._closing)) as holder:
             point = _pgslot.create_point(holder, self._source.slot_name)
             yield from self._follow_to(point.lsn)
