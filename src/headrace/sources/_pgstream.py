@@ -236,8 +236,8 @@ class _Flow:
             if received is not None:
                 yield self._received(received)
         if not self._closing.is_set():
-            # The stream may have told nothing of the tables that are copied here. What it told
-            # them before this point is in the copy and must not come after it.
+            # Of tables that are copied only now the stream has told nothing so far: what was
+            # committed before this point is in the copy, and must not come once more after it.
             position = max(self._resume.position, lsn)
             self._resume = msgspec.structs.replace(self._resume, position=position)
 
