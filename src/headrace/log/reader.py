@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
@@ -78,10 +79,11 @@ class LogReader:
 
     def close(self) -> None:
         """Let go of the files."""
-        self._state.close()
-        self._db.close()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch)
+        with ExitStack() as stack:  # all of them, even when one cannot be closed in order
+            if self._scratch is not None:
+                stack.callback(shutil.rmtree, self._scratch)
+            stack.callback(self._db.close)
+            stack.callback(self._state.close)
 
     def refresh(self) -> None:
         """See what the writer has committed since."""

@@ -63,7 +63,12 @@ class Log(LogReader):
     def close(self) -> None:
         """Let go of the files, so that another process may write."""
         del self._family  # it keeps the database open
-        super().close()
+        try:
+            super().close()
+        except Exception as error:
+            # After a failed write RocksDB only says the same once more; whoever wrote was told.
+            if self._failure is None:
+                raise LogFailed(f"the log in {self.path} could not be closed") from error
 
     def append(self, source: str, batch: Batch) -> int:
         """Store a batch; when this returns, it survives a crash.

@@ -22,6 +22,7 @@ _COUNT = struct.Struct(">H")
 # A column's head is read as kind and length at once, although null has no length.
 _PADDING = b"\0\0\0\0"
 
+_NONE = BeforeKind.NONE
 _SHORTEST = 8  # type, relation, kind of tuple, number of columns
 
 _TEXT, _NULL, _UNCHANGED = b"tnu"
@@ -211,34 +212,32 @@ class _Plain:
     def __init__(
         self, labels: Sequence[bytes], encoders: Sequence[Encode | None], keys: Sequence[int]
     ) -> None:
-        self._count = len(labels)
-        self._head = b"N" + _COUNT.pack(self._count)
+        self._pieces = len(labels) + 1  # what stands before the first column is one too
+        self._head = b"N" + _COUNT.pack(len(labels))
         # Without null, types that only need quotes have them in the template.
         slots = [
             label.replace(b"%", b"%%") + (b'"%b"' if encode is as_quoted else b"%b")
             for label, encode in zip(labels, encoders, strict=True)
         ]
-        self._template = b"{%b}" % b",".join(slots)
+        self._template = b"%%.0b{%b}" % b",".join(slots)  # .0: nothing of the first piece
         self._key_template = b"{%b}" % b",".join([slots[at] for at in keys])
-        self._keys = tuple(keys)
-        self._only_key = keys[0] if len(keys) == 1 else None
+        self._keys = tuple(at + 1 for at in keys)
+        self._only_key = self._keys[0] if len(keys) == 1 else 0
         self._encoded = [
             (at, encode)
-            for at, encode in enumerate(encoders)
+            for at, encode in enumerate(encoders, 1)
             if encode is not None and encode is not as_quoted
         ]
 
     def read(self, data: bytes) -> Row | None:
         """The row; None when it is not a usual one."""
-        head, *values = _split(data)
-        if len(values) != self._count or head[5:] != self._head:
+        pieces = _split(data)
+        if len(pieces) != self._pieces or pieces[0][5:] != self._head:
             return None
         for at, encode in self._encoded:
-            values[at] = encode(values[at])
-        image = self._template % (*values,)
-        if self._only_key is not None:
-            key: bytes | None = self._key_template % values[self._only_key]
-        else:
-            key = self._key_template % tuple([values[at] for at in self._keys])
-            key = key if self._keys else None
-        return key, None, BeforeKind.NONE, image, None, ()
+            pieces[at] = encode(pieces[at])
+        image = self._template % tuple(pieces)
+        if self._only_key:
+            return self._key_template % pieces[self._only_key], None, _NONE, image, None, ()
+        key = self._key_template % tuple([pieces[at] for at in self._keys])
+        return key if self._keys else None, None, _NONE, image, None, ()

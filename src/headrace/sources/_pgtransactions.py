@@ -83,8 +83,22 @@ class Assembler:
         """Take one message."""
         # The type byte and the relation say at once how to read a row.
         reading = self._reading.get(data[:5])
-        if reading is not None and self._transaction is not None:
-            self._row(reading, lsn, data)
+        transaction = self._transaction
+        if reading is not None and transaction is not None:
+            op, read, table = reading
+            try:
+                key, before, kind, after, changed, unchanged = read(data)
+            except DecodeError as error:
+                self._cannot_read(table, error)
+                self._passed_over(lsn, data)
+                return
+            self._ordinal = at = self._ordinal + 1
+            position = PostgresPosition(self._commit_lsn, lsn)
+            # All by position: this is the one line that runs for every row.
+            self.open.append(
+                Change(op, table, key, before, kind, after, changed, unchanged,
+                       transaction, at, position)
+            )  # fmt: skip
         elif data[:1] in _OPERATIONS:
             self._passed_over(lsn, data)
         else:
@@ -130,18 +144,9 @@ class Assembler:
         self.settled = (self.errored, self.versions)
         self._begin = self._transaction = None
 
-    def _row(self, reading: _Reading, lsn: int, data: bytes) -> None:
-        op, read, table = reading
-        try:
-            row = read(data)
-        except DecodeError as error:
-            self.errored = self.errored | {f"{table.schema}.{table.name}": str(error)}
-            self._settle(table.relation)
-            self._passed_over(lsn, data)
-            return
-        self._ordinal = ordinal = self._ordinal + 1
-        position = PostgresPosition(self._commit_lsn, lsn)
-        self.open.append(Change(op, table, *row, self._transaction, ordinal, position))  # type: ignore[arg-type]
+    def _cannot_read(self, table: Table, error: DecodeError) -> None:
+        self.errored = self.errored | {f"{table.schema}.{table.name}": str(error)}
+        self._settle(table.relation)
 
     def _passed_over(self, lsn: int, data: bytes) -> None:
         """A row that does not become a change of its own."""
