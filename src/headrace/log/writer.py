@@ -55,9 +55,11 @@ class Log(LogReader):
         try:
             db = Rdict(str(folder), options(), {layout.STATE: options()})
         except Exception as error:
-            if "lock" in str(error).lower():
+            if "/LOCK:" in str(error):
                 raise LogInUse(f"another process is writing the log in {folder}") from error
-            raise LogError(f"the log in {folder} cannot be opened") from error
+            raise LogError(
+                f"the log in {folder} cannot be opened", hint=f"RocksDB says: {error}"
+            ) from error
         return cls(db, folder)
 
     def close(self) -> None:
