@@ -162,6 +162,15 @@ def captured(
             feed.capture.stop()
 
 
+def assert_mended_by_a_full_copy(feed: Captured) -> None:
+    """What the hint of a lost position says helps."""
+    assert f"headrace snapshot {feed.source.name}" in feed.status.hint
+    feed.capture.copy_again([])
+    feed.until_streaming()
+    feed.database.execute("INSERT INTO users VALUES (1000, 'after')")
+    feed.assert_replays("users")
+
+
 class Driven:
     """A source read batch by batch, so that a test can act in between."""
 

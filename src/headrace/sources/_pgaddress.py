@@ -90,6 +90,9 @@ def error_for(sqlstate: str, message: str) -> SourceError:
     """Our error for a code and message of PostgreSQL's."""
     if "replication slot" in message and (sqlstate == _UNDEFINED or "can no longer" in message):
         return PositionLost(message)
+    if sqlstate == _UNDEFINED and "publication" in message:
+        # The slot stands where the publication did not exist yet, and cannot be read past that.
+        return PositionLost(message)
     if sqlstate.startswith(_NOT_NOW):
         return SourceUnavailable(message)
     return SourceRefused(message)

@@ -46,6 +46,8 @@ class Session:
             tables = _pgslot.publish(
                 catalog, source.publication_name, source.tables, catalog.version()
             )
+            if not tables and stored is None:
+                raise _pgslot.nothing_matches(source.tables)
             if source.ddl:
                 _pgddl.install(catalog)
             if isinstance(stored, Resume):

@@ -21,27 +21,48 @@ def publish(
 ) -> list[Published]:
     """The tables to capture, after adding those the publication lacks."""
     wanted = catalog.candidates(globs)
-    if not wanted:
-        raise SourceRefused(
-            f"no table matches {', '.join(globs)}",
-            hint="Check `tables` of the source, and that the tables exist in this database.",
-        )
-    names = sql.SQL(", ").join(sql.SQL("TABLE ONLY {}").format(_qualified(t)) for t in wanted)
     pub = sql.Identifier(publication)
     if not catalog.rows("SELECT 1 FROM pg_publication WHERE pubname = %s", publication):
+        if not wanted:
+            raise nothing_matches(globs)
         options = "publish_via_partition_root = true"
         if version >= _GENERATED_COLUMNS:
             options += ", publish_generated_columns = stored"
         statement = sql.SQL("CREATE PUBLICATION {} FOR {} WITH ({})")
-        catalog.run(statement.format(pub, names, sql.SQL(options)))
+        catalog.run(statement.format(pub, _only(wanted), sql.SQL(options)))
     published = catalog.published(publication)
     present = {(table.schema, table.name) for table in published}
     missing = [table for table in wanted if table not in present]
     if missing:
-        added = sql.SQL(", ").join(sql.SQL("TABLE ONLY {}").format(_qualified(t)) for t in missing)
-        catalog.run(sql.SQL("ALTER PUBLICATION {} ADD {}").format(pub, added))
+        _expect_roots(catalog, publication)
+        catalog.run(sql.SQL("ALTER PUBLICATION {} ADD {}").format(pub, _only(missing)))
         published = catalog.published(publication)
     return [table for table in published if matches(table.path, globs)]
+
+
+def nothing_matches(globs: Sequence[str]) -> SourceRefused:
+    """There is no table to capture."""
+    return SourceRefused(
+        f"no table matches {', '.join(globs)}",
+        hint="Check `tables` of the source, and that the tables exist in this database.",
+    )
+
+
+def _expect_roots(catalog: Catalog, publication: str) -> None:
+    """A publication that somebody else made must send partitioned tables as one table."""
+    leaves = catalog.rows(
+        """SELECT format('%%s.%%s', c.relnamespace::regnamespace, c.relname)
+           FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+           JOIN pg_class c ON c.oid = r.prrelid
+           WHERE p.pubname = %s AND NOT p.pubviaroot AND c.relkind = 'p'""",
+        publication,
+    )
+    if leaves:
+        quoted = sql.Identifier(publication).as_string()
+        raise SourceRefused(
+            f"publication {publication} sends the partitions of {leaves[0][0]}, not the table",
+            hint=f"ALTER PUBLICATION {quoted} SET (publish_via_partition_root = true);",
+        )
 
 
 def create_slot(replication: Replication, slot: str) -> Point:
@@ -103,6 +124,11 @@ def _create(replication: Replication, what: str) -> Point:
     if lsn is None or snapshot is None:
         raise SourceError("the server exported no snapshot with the slot")
     return Point(snapshot, parse_lsn(lsn))
+
+
+def _only(tables: Sequence[tuple[str, str]]) -> sql.Composed:
+    """Tables of a publication, without those that inherit from them."""
+    return sql.SQL(", ").join(sql.SQL("TABLE ONLY {}").format(_qualified(t)) for t in tables)
 
 
 def _qualified(table: tuple[str, str]) -> sql.Composed:
