@@ -153,14 +153,13 @@ class Log(LogReader):
 
     def _write(self, source: str, batch: Batch) -> None:
         records = WriteBatch(raw_mode=True)
-        put, encode = records.put, layout.encode
-        sequence, size = self._written, 0
-        for change in batch.changes:
+        put = records.put
+        sequence = self._written
+        encoded = layout.encode(batch.changes)
+        for record in encoded:
             sequence += 1
-            record = encode(change)
-            size += len(record)
             put(b"changefeed:%020d" % sequence, record)
-        self._bytes += size
+        self._bytes += sum(map(len, encoded))
         if batch.changes:
             self._note_mark(records, sequence, batch.changes[-1].transaction.captured_at)
         if batch.resume is None:

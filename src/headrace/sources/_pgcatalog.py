@@ -154,6 +154,12 @@ class Catalog:
         """As server_version_num writes it: 150000 is 15.0."""
         return int(self.rows("SELECT current_setting('server_version_num')")[0][0])
 
+    def wal_lsn(self) -> int:
+        """How far the server's log reaches."""
+        query = """SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                           ELSE pg_current_wal_lsn() END - '0/0')::bigint"""
+        return int(self.rows(query)[0][0])
+
     def next_xid(self) -> int:
         """The next transaction id, with its epoch."""
         query = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"

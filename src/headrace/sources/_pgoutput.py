@@ -8,7 +8,8 @@ Anything that the protocol does not allow raises ProtocolError, whatever the byt
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from ..errors import ProtocolError
 
@@ -27,8 +28,7 @@ _COUNT = struct.Struct(">H")
 _IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     """A transaction starts; it is sent only when it has committed, so its commit is known."""
 
     commit_lsn: int
@@ -36,16 +36,14 @@ class Begin:
     xid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(msgspec.Struct, frozen=True):
     """A transaction ends."""
 
     commit_lsn: int
     end_lsn: int  # acknowledging this, not commit_lsn, keeps it from being sent again
 
 
-@dataclass(frozen=True, slots=True)
-class RelationColumn:
+class RelationColumn(msgspec.Struct, frozen=True):
     """A column in a Relation message."""
 
     name: str
@@ -54,8 +52,7 @@ class RelationColumn:
     modifier: int
 
 
-@dataclass(frozen=True, slots=True)
-class Relation:
+class Relation(msgspec.Struct, frozen=True):
     """A table's columns, sent before its first row on a connection and after each change."""
 
     id: int
@@ -65,8 +62,7 @@ class Relation:
     columns: tuple[RelationColumn, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(msgspec.Struct, frozen=True):
     """Tables emptied by one statement."""
 
     relations: tuple[int, ...]
@@ -74,8 +70,7 @@ class Truncate:
     restart_identity: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """What pg_logical_emit_message wrote."""
 
     transactional: bool
@@ -84,8 +79,7 @@ class Message:
     content: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
+class Ignored(msgspec.Struct, frozen=True):
     """Origin and Type messages: nothing we need."""
 
 

@@ -23,7 +23,7 @@ from ._pgreplication import Replication
 from ._pgtransactions import Assembler
 
 _WAL, _KEEPALIVE = b"wk"
-_WAL_HEAD = struct.Struct(">cQQq")
+_WAL_HEAD = 25  # type, LSN, end of the log, time
 _KEEPALIVE_BODY = struct.Struct(">cQqB")
 _STATUS = struct.Struct(">cQQQqB")
 
@@ -32,6 +32,7 @@ _PIECE_BYTES = 4 << 20
 _FULL = 32768  # changes waiting for the log; then reading stops
 _FULL_BYTES = 32 << 20
 _BURST = 1024  # messages between two looks at the clock
+_APPROACHING = 0.05  # seconds between two questions how far the server has come
 _IDLE_ADVANCE = 5.0  # seconds between two steps of an idle position
 _BEGIN, _MESSAGE = b"BM"
 _LSN = struct.Struct(">Q")
@@ -72,6 +73,7 @@ class Receiver:
         self._held: tuple[int, bytes] | None = None  # the first message beyond the boundary
         self._at_boundary = False
         self._acked = assembler.position
+        self._offered = assembler.position  # the last position that was handed over
         self._told = (0, 0.0)  # what the server was told last, and when
         self._advanced = time.monotonic()
         self._closed = False
@@ -99,6 +101,10 @@ class Receiver:
         """Everything before `position` is durable."""
         self._acked = max(self._acked, position)
 
+    def heard_of(self, wal_end: int) -> None:
+        """The server's log reaches this far, although the stream has not told yet."""
+        self.wal_end = max(self.wal_end, wal_end)
+
     def reached_boundary(self) -> bool:
         """Whether everything before the boundary has arrived and been taken."""
         with self._turn:
@@ -106,8 +112,12 @@ class Receiver:
                 raise self._error
             return self._at_boundary and not self._waiting
 
+    def pause(self) -> None:
+        """Stop before the next transaction."""
+        self.set_boundary(0)
+
     def set_boundary(self, boundary: int | None) -> None:
-        """Stop at a new boundary, or none."""
+        """Stop before the first transaction that commits there or later; None: go on."""
         with self._turn:
             self._boundary = boundary
             self._at_boundary = False
@@ -188,26 +198,33 @@ class Receiver:
             if self._beyond(data, lsn):
                 return True
             self._assembler.feed(lsn, data)
-        feed, unpack = self._assembler.feed, _LSN.unpack_from
-        count = 0
-        for message in self._replication.messages():
-            count += 1
-            if message[0] == _WAL:
-                (lsn,) = unpack(message, 1)
-                data = bytes(message[25:])
-                self._size += len(data)
-                if self._boundary is not None and self._beyond(data, lsn):
-                    break
-                feed(lsn, data)
-            else:
-                self._other(bytes(message))
-            if count >= _BURST or self._size >= _PIECE_BYTES:
-                self.wal_end = max(self.wal_end, lsn if message[0] == _WAL else 0)
-                break
+        count = self._read_burst()
         if count:
             self.heard_at = time.time_ns() // 1000
         self._hand_over()
         return count > 0
+
+    def _read_burst(self) -> int:
+        feed, unpack = self._assembler.feed, _LSN.unpack_from
+        bounded = self._boundary is not None
+        count = lsn = 0
+        size = self._size
+        for message in self._replication.messages():
+            count += 1
+            if message[0] == _WAL:
+                (lsn,) = unpack(message, 1)
+                data = bytes(message[_WAL_HEAD:])
+                size += len(data)
+                if bounded and self._beyond(data, lsn):
+                    break
+                feed(lsn, data)
+            else:
+                self._other(bytes(message))
+            if count >= _BURST or size >= _PIECE_BYTES:
+                break
+        self._size = size
+        self.wal_end = max(self.wal_end, lsn)
+        return count
 
     def _beyond(self, data: bytes, lsn: int) -> bool:
         """Whether this message begins what lies beyond the boundary; it is kept for later."""
@@ -245,6 +262,7 @@ class Receiver:
         assembler = self._assembler
         received = Received(changes, position, assembler.xid, self._size, *assembler.settled)
         self._size = 0
+        self._offered = position or self._offered
         with self._turn:
             self._waiting.append(received)
             self._waiting_changes += len(received.changes)
@@ -263,40 +281,42 @@ class Receiver:
             else:
                 self._advance_idle(wal_end)
         if wants_reply:
-            self._tell_status(now=True)
+            self._tell_status(now=True, answering=True)
 
     def _advance_idle(self, wal_end: int) -> None:
         """Nothing of ours lies before `wal_end`: store that, so that the server may forget it."""
-        assembler = self._assembler
         due = time.monotonic() - self._advanced >= _IDLE_ADVANCE
-        if wal_end <= assembler.position or not due:
+        if wal_end <= self._offered or not due:
             return
         with self._turn:
             idle = not self._waiting
         if idle:
             self._advanced = time.monotonic()
-            assembler.position = wal_end
-            self._offer([], wal_end)
+            self._assembler.position = max(self._assembler.position, wal_end)
+            self._offer([], self._assembler.position)
 
-    def _tell_status(self, *, now: bool = False) -> None:
+    def _tell_status(self, *, now: bool = False, answering: bool = False) -> None:
         told, at = self._told
         acked = self._acked
         since = time.monotonic() - at
-        if not now and since < self._status_seconds and not (acked > told and since > 1.0):
+        if not now and since < self._interval and not (acked > told and since > 1.0):
             return
         clock = time.time_ns() // 1000 - EPOCH_MICROSECONDS
-        # At a boundary the server must tell how far it has come, even when nothing is written.
-        reply = self._boundary is not None and not self._at_boundary
+        # Asked for a reply, the server tells how far it has come even when nothing is written.
+        reply = not answering
         self._replication.send(_STATUS.pack(b"r", acked, acked, acked, clock, reply))
         self._told = (acked, time.monotonic())
 
+    @property
+    def _interval(self) -> float:
+        """Seconds between two words to the server; less while its answer is waited for."""
+        approaching = self._boundary is not None and not self._at_boundary
+        return _APPROACHING if approaching else self._status_seconds
+
     def _until_status(self) -> float:
-        limit = 0.1 if self._boundary is not None and not self._at_boundary else 1.0
-        return max(min(self._told[1] + self._status_seconds - time.monotonic(), limit), 0.0)
+        return max(min(self._told[1] + self._interval - time.monotonic(), 1.0), 0.0)
 
     def _wait_for_input(self) -> None:
-        if self._boundary is not None and not self._at_boundary:
-            self._tell_status(now=True)
         stream, wake = self._replication.socket, self._wake_out.fileno()
         ready, _, _ = select.select([stream, wake], [], [], self._until_status())
         if wake in ready:

@@ -87,7 +87,9 @@ class _Flow:
         self._receiver: Receiver | None = None
         self._copier: Copier | None = None
         self._stored_at = 0
-        self._commit_time = 0
+        self._inside = False  # whether a transaction was handed over in part
+        self._commit_time = 0  # of the newest change that was handed over; 0: none since caught up
+        self._caught_up = time.time()  # when the log last had all that the server had told of
         self._watched = self._beat = time.monotonic()
         self._beat_position = 0
 
@@ -102,8 +104,8 @@ class _Flow:
             received = receiver.take(_TAKE_SECONDS)
             if received is not None:
                 yield self._received(received)
-                if received.position is None:
-                    continue  # nothing may come between the pieces of a transaction
+            if self._inside:
+                continue  # nothing may come between the pieces of a transaction
             self._heartbeat(receiver)
             if self._tables_appeared():
                 yield from self._copy_at(None)
@@ -112,8 +114,11 @@ class _Flow:
     def ack(self) -> None:
         """What was handed over last is durable."""
         self._stored_at = time.time_ns() // 1000
-        if self._receiver is not None:
-            self._receiver.ack(self._resume.position)
+        receiver, position = self._receiver, self._resume.position
+        if receiver is not None:
+            receiver.ack(position)
+            if position >= receiver.wal_end:
+                self._caught_up, self._commit_time = time.time(), 0
 
     def interrupt(self) -> None:
         """End waiting and copying."""
@@ -134,11 +139,11 @@ class _Flow:
         """How it is doing."""
         resume, receiver = self._resume, self._receiver
         lag = max(receiver.wal_end - resume.position, 0) if receiver else 0
-        behind = time.time() - self._commit_time / 1e6 if lag and self._commit_time else 0.0
+        since = self._commit_time / 1e6 or self._caught_up
         return msgspec.structs.replace(
             resume.status(self._source.name, self._phase),
             lag_bytes=lag,
-            lag_seconds=max(behind, 0.0),
+            lag_seconds=max(time.time() - since, 0.0) if lag else 0.0,
             heard_at=receiver.heard_at if receiver else self._stored_at,
             stored_at=self._stored_at,
         )
@@ -180,6 +185,7 @@ class _Flow:
     def _received(self, received: Received) -> Batch:
         if received.changes:
             self._commit_time = received.changes[-1].transaction.commit_time
+        self._inside = received.position is None
         if received.position is None:
             return Batch(received.changes, None)
         self._resume = msgspec.structs.replace(
@@ -207,6 +213,7 @@ class _Flow:
             return False
         self._watched = now
         source = self._source
+        self._receive().heard_of(self._session.catalog.wal_lsn())
         tables = _pgslot.publish(self._session.catalog, source.publication_name, source.tables)
         self._resume = with_tables(self._resume, tables, copying=True)
         return bool(self._resume.to_copy)
@@ -220,8 +227,9 @@ class _Flow:
             yield from self._copy(point)
             return
         if self._receiver is not None:
-            # Nothing may be read from beyond the point before it is known where that is.
-            self._receiver.set_boundary(0)
+            # What is read from here on must not overtake the point that is about to be made.
+            self._receiver.pause()
+            yield from self._reach_boundary(self._receiver)
         with closing(self._session.address.replicate(self._closing)) as holder:
             point = _pgslot.create_point(holder, self._source.slot_name)
             yield from self._follow_to(point.lsn)
@@ -230,16 +238,18 @@ class _Flow:
         self._receive().renew(resume.live, resume.errored, resume.versions)
 
     def _follow_to(self, lsn: int) -> Iterator[Batch]:
-        receiver = self._receive(boundary=lsn)
-        while not self._closing.is_set() and not receiver.reached_boundary():
-            received = receiver.take(_TAKE_SECONDS)
-            if received is not None:
-                yield self._received(received)
+        yield from self._reach_boundary(self._receive(boundary=lsn))
         if not self._closing.is_set():
             # Of tables that are copied only now the stream has told nothing so far: what was
             # committed before this point is in the copy, and must not come once more after it.
             position = max(self._resume.position, lsn)
             self._resume = msgspec.structs.replace(self._resume, position=position)
+
+    def _reach_boundary(self, receiver: Receiver) -> Iterator[Batch]:
+        while not self._closing.is_set() and not receiver.reached_boundary():
+            received = receiver.take(_TAKE_SECONDS)
+            if received is not None:
+                yield self._received(received)
 
     def _copy(self, point: Point) -> Iterator[Batch]:
         source = self._source
