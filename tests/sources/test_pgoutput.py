@@ -52,7 +52,6 @@ def test_origins_and_types_are_passed_over() -> None:
     assert parse(b"Y" + bytes(4) + b"public\0mood\0") == Ignored()
 
 
-@pytest.mark.requirement("S2-10")
 @given(INT64, st.integers(-(2**62), 2**62), INT32)
 def test_begin_tells_the_commit_to_come(lsn: int, time: int, xid: int) -> None:
     begin = parse(struct.pack(">cQqI", b"B", lsn, time, xid))
@@ -60,7 +59,6 @@ def test_begin_tells_the_commit_to_come(lsn: int, time: int, xid: int) -> None:
     assert begin == Begin(lsn, time + 946_684_800_000_000, xid)
 
 
-@pytest.mark.requirement("S2-11")
 @given(INT64, INT64)
 def test_commit_tells_where_it_stands_and_where_it_ends(lsn: int, end: int) -> None:
     assert parse(struct.pack(">cBQQq", b"C", 0, lsn, end, 0)) == Commit(lsn, end)
@@ -95,7 +93,6 @@ def test_the_schema_pg_catalog_is_sent_without_its_name() -> None:
     assert relation == Relation(7, "pg_catalog", "t", "default", ())
 
 
-@pytest.mark.requirement("S2-09")
 @given(st.lists(INT32, max_size=10), st.booleans(), st.booleans())
 def test_a_truncate_names_all_its_tables(oids: list[int], cascade: bool, restart: bool) -> None:
     data = struct.pack(f">cIB{len(oids)}I", b"T", len(oids), cascade | restart << 1, *oids)

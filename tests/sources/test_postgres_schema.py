@@ -45,7 +45,6 @@ def ddl(change: Change) -> Any:
 # --- seen with the next row ----------------------------------------------------------------------
 
 
-@pytest.mark.requirement("S2-12")
 def test_the_copy_tells_the_columns_before_the_first_row(shop: Captured) -> None:
     shop.database.execute("INSERT INTO users VALUES (1, 'ann')")
     schema, insert = shop.changes()
@@ -55,7 +54,6 @@ def test_the_copy_tells_the_columns_before_the_first_row(shop: Captured) -> None
     assert insert.table.version == schema.table.version
 
 
-@pytest.mark.requirement("S2-12")
 def test_each_change_of_columns_is_told_before_the_first_row_that_has_it(shop: Captured) -> None:
     steps = [
         "ALTER TABLE users ADD COLUMN age int DEFAULT 7",
@@ -261,7 +259,6 @@ def test_copy_stream_and_ddl_describe_every_kind_of_table_alike(
 # --- told by the event trigger -------------------------------------------------------------------
 
 
-@pytest.mark.requirement("S0-12")
 def test_ddl_is_told_where_it_happened_with_its_text(told: Captured) -> None:
     told.database.execute("INSERT INTO users VALUES (1, 'a')")
     told.database.execute("ALTER TABLE users ADD COLUMN age int")

@@ -296,6 +296,23 @@ def test_a_table_dropped_and_created_again_begins_anew(
         ]  # fmt: skip
 
 
+def test_a_table_that_the_config_drops_and_takes_again_begins_anew(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    create(pg, "users", "orders", rows=10)
+    with captured(pg, tmp_path):
+        pass
+    with captured(pg, tmp_path, tables=("public.users",)) as feed:
+        pg.execute("DELETE FROM orders WHERE id < 5")
+        pg.execute("INSERT INTO users VALUES (11, 'x')")
+        assert [change.table.name for change in feed.streamed()] == ["users"]
+        assert [copy.table for copy in feed.status.copies] == ["public.users"]
+    with captured(pg, tmp_path) as feed:
+        assert len(feed.stored(Op.TRUNCATE, table="orders")) == 1
+        pg.execute("INSERT INTO orders VALUES (11, 'x')")
+        feed.assert_replays("users", "orders")
+
+
 # --- copied again --------------------------------------------------------------------------------
 
 

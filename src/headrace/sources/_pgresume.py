@@ -54,6 +54,7 @@ class Resume(msgspec.Struct, frozen=True):
     copies: dict[str, Copy]  # by schema.table
     errored: dict[str, str]  # schema.table -> reason
     versions: dict[str, int]  # schema.table -> the version its last SCHEMA change told
+    former: tuple[str, ...] = ()  # captured before and not now: their rows are in the log
 
     def encode(self) -> bytes:
         """As the log stores it."""
@@ -125,7 +126,7 @@ def copied_again(resume: Resume | Restart, tables: set[str]) -> Resume | Restart
     if isinstance(resume, Restart):
         return resume
     if not tables:
-        return Restart(True, tuple(resume.copies))
+        return Restart(True, (*resume.copies, *resume.former))
     copies = {
         name: Copy(copy.relation, again=True) if name in tables else copy
         for name, copy in resume.copies.items()

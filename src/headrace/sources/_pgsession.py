@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import msgspec
 
 from . import _pgddl, _pgslot
 from ._pgaddress import Address
-from ._pgcatalog import Catalog, Published
+from ._pgcatalog import Catalog, Published, matches
 from ._pgcopy import Point
 from ._pgreplication import Replication, Server
 from ._pgresume import Copy, Restart, Resume
@@ -51,13 +52,12 @@ class Session:
             if source.ddl:
                 _pgddl.install(catalog)
             if isinstance(stored, Resume):
-                resume, point = stored, None
+                resume, point = _narrowed(stored, source.tables), None
             else:
                 resume, point = _begin(source, server, catalog, replication, stored)
-            before = stored.tables if isinstance(stored, Restart) else ()
             # Without a snapshot, what is not copied is what was there before the first start.
             copying = source.snapshot or stored is not None
-            resume = with_tables(resume, tables, before=before, copying=copying)
+            resume = with_tables(resume, tables, copying=copying)
             stack.pop_all()
         return cls(source, address, catalog, replication, resume, point)
 
@@ -90,18 +90,29 @@ def _begin(
         copies={},
         errored={},
         versions={},
+        former=stored.tables if stored else (),
     )
     return resume, point
 
 
-def with_tables(
-    resume: Resume, tables: list[Published], *, before: tuple[str, ...] = (), copying: bool
-) -> Resume:
+def _narrowed(resume: Resume, globs: Sequence[str]) -> Resume:
+    """Let go of tables that the config does not name any more."""
+    former = [path for path in resume.copies if not matches(path, globs)]
+    return msgspec.structs.replace(
+        resume,
+        copies={path: copy for path, copy in resume.copies.items() if path not in former},
+        errored={path: why for path, why in resume.errored.items() if path not in former},
+        former=(*resume.former, *former),
+    )
+
+
+def with_tables(resume: Resume, tables: list[Published], *, copying: bool) -> Resume:
     """Add tables that are not known yet; forget copies of tables that were replaced."""
     copies = dict(resume.copies)
     for table in tables:
         known = copies.get(table.path)
         if known is None or known.relation != table.oid:
-            again = known is not None or table.path in before
+            again = known is not None or table.path in resume.former
             copies[table.path] = Copy(table.oid, None if copying else (), again=again)
-    return msgspec.structs.replace(resume, copies=copies)
+    former = tuple(path for path in resume.former if path not in copies)
+    return msgspec.structs.replace(resume, copies=copies, former=former)
