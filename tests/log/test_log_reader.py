@@ -17,12 +17,6 @@ from tests.log.transactions import SOURCE, ids, piece, stored
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    with Log.open(tmp_path / "log") as log:
-        yield log
-
-
-@pytest.fixture
 def reader(log: Log) -> Iterator[LogReader]:
     with LogReader.open(log.path) as reader:
         yield reader

@@ -49,3 +49,8 @@ def piece(log: Log, number: int, size: int, *, source: str = SOURCE, start: int 
 def ids(changes: Sequence[Change]) -> list[tuple[str, int]]:
     """Transaction and ordinal of each change."""
     return [(change.transaction.id, change.ordinal) for change in changes]
+
+
+def sequences(log: Log) -> list[int]:
+    """The sequences that the log holds."""
+    return [change.sequence for change in log.read(0, limit=100_000)]
