@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from headrace.apart import Apart
 from headrace.capture import Capture
 from headrace.log import Log
 from headrace.secret import Secret
@@ -100,7 +101,7 @@ def capture_all(task: Task, *, ready: Callable[[Capture], None]) -> Outcome:
     began = time.perf_counter()
     with Log.open(task.log) as log:
         commits = Commits(log)
-        capture = Capture(task.source(), log)
+        capture = Capture(Apart(task.source()), log)
         capture.start()
         ready(capture)
         ended = _wait(task, log, commits, capture)

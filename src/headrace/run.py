@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from .apart import Apart
 from .capture import Capture
 from .config import Config
 from .errors import ConfigError, LogError
@@ -48,7 +49,7 @@ class Run:
         with ExitStack() as stack:
             self.log = stack.enter_context(Log.open(self.config.log_dir))
             sources = self.config.sources if self.config.cdc.enabled else ()
-            self.captures = {source.name: Capture(source, self.log) for source in sources}
+            self.captures = {source.name: Capture(Apart(source), self.log) for source in sources}
             app = create_app(
                 self.log,
                 statuses=self.statuses,

@@ -15,6 +15,7 @@ from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from ..errors import LogError
 from ..event import Change, Table
+from ..record import decode
 from . import _layout as layout
 
 
@@ -110,7 +111,7 @@ class LogReader:
         """The next changes, at most `limit`, none beyond `upto`."""
         tables = _Tables(self)
         return [
-            layout.decode(sequence, record, tables)
+            decode(sequence, record, tables)
             for sequence, record in self.records(after, limit=limit, upto=upto)
         ]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from rocksdict import Rdict, WriteBatch
 
+from .. import record
 from ..errors import LogError, LogFailed, LogInUse
 from ..event import Batch, Table
 from . import _layout as layout
@@ -155,10 +156,10 @@ class Log(LogReader):
         records = WriteBatch(raw_mode=True)
         put = records.put
         sequence = self._written
-        encoded = layout.encode(batch.changes)
-        for record in encoded:
+        encoded = record.encode(batch.changes)
+        for each in encoded:
             sequence += 1
-            put(b"changefeed:%020d" % sequence, record)
+            put(b"changefeed:%020d" % sequence, each)
         self._bytes += sum(map(len, encoded))
         if batch.changes:
             self._note_mark(records, sequence, batch.changes[-1].transaction.captured_at)

@@ -121,6 +121,15 @@ def decode(stored: bytes) -> Resume | Restart:
     return msgspec.json.decode(stored, type=Resume)
 
 
+class _Position(msgspec.Struct, frozen=True):
+    position: int
+
+
+def position_in(stored: bytes) -> int:
+    """The position alone, passing over everything else."""
+    return msgspec.json.decode(stored, type=_Position).position
+
+
 def copied_again(resume: Resume | Restart, tables: set[str]) -> Resume | Restart:
     """Forget that these tables were copied; no tables: start anew."""
     if isinstance(resume, Restart):

@@ -20,7 +20,7 @@ from . import Phase, Register, Status, _pgslot
 from ._pgcopy import Copier, Point
 from ._pgplan import Planner, progressed
 from ._pgreceive import Received, Receiver
-from ._pgresume import Restart, Resume
+from ._pgresume import Restart, Resume, position_in
 from ._pgsession import Session, with_tables
 from ._pgsettings import PostgresSettings
 from ._pgtransactions import Assembler
@@ -53,7 +53,7 @@ class PostgresStream:
     def ack(self, resume: bytes) -> None:
         """Everything up to `resume` is durable: the server may forget it."""
         if self._flow is not None:
-            self._flow.ack()
+            self._flow.ack(position_in(resume))
 
     def status(self) -> Status:
         """How it is doing; may be called from any thread."""
@@ -111,10 +111,10 @@ class _Flow:
                 yield from self._copy_at(None)
                 self._phase = Phase.STREAMING
 
-    def ack(self) -> None:
-        """What was handed over last is durable."""
+    def ack(self, position: int) -> None:
+        """Everything before `position` is durable."""
         self._stored_at = time.time_ns() // 1000
-        receiver, position = self._receiver, self._resume.position
+        receiver = self._receiver
         if receiver is not None:
             receiver.ack(position)
             if position >= receiver.wal_end:

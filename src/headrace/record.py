@@ -1,0 +1,125 @@
+"""A change as the log stores it: encoded once, at capture, and carried as bytes from there on."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import overload
+
+import msgspec
+
+from .event import BeforeKind, Change, Op, Position, Table, Transaction
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    table: int
+    op: Op
+    transaction: str
+    commit_time: int
+    captured_at: int
+    metadata: bytes | None
+    ordinal: int
+    last: bool
+    position: Position
+    key: bytes | None
+    before_kind: BeforeKind
+    before: bytes | None
+    after: bytes | None
+    changed: tuple[str, ...] | None
+    unchanged: tuple[str, ...]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Record).decode
+
+
+def encode(changes: Sequence[Change]) -> list[bytes]:
+    """The records of changes: fields in `_Record`'s order, the table by its version.
+
+    Most neighbours share table, operation and transaction, so those are written once and reused.
+    Enums are written by their values: handing them over as they are takes twice as long.
+    """
+    if isinstance(changes, Records):
+        return changes.encoded
+    records: list[bytes] = []
+    add, write = records.append, _encode
+    table = op = transaction = None
+    head = b""
+    for change in changes:
+        if (
+            change.transaction is not transaction
+            or change.op is not op
+            or change.table is not table
+        ):
+            table, op, transaction = change.table, change.op, change.transaction
+            head = _head(table, op, transaction)
+        tail = write(
+            (
+                change.ordinal,
+                change.last,
+                change.position,
+                change.key,
+                change.before_kind._value_,
+                change.before,
+                change.after,
+                change.changed,
+                change.unchanged,
+            )
+        )
+        add(head + tail[1:])
+    return records
+
+
+def _head(table: Table, op: Op, transaction: Transaction) -> bytes:
+    shared = _encode(
+        (
+            table.version,
+            op._value_,
+            transaction.id,
+            transaction.commit_time,
+            transaction.captured_at,
+            transaction.metadata,
+        )
+    )
+    # An array of up to 15 elements says its length in its first byte.
+    return bytes([0x90 | len(_Record.__struct_fields__)]) + shared[1:]
+
+
+def decode(sequence: int, record: bytes, tables: Mapping[int, Table]) -> Change:
+    """The change behind a record."""
+    r = _decode(record)
+    return Change(
+        r.op,
+        tables[r.table],
+        r.key,
+        r.before,
+        r.before_kind,
+        r.after,
+        r.changed,
+        r.unchanged,
+        Transaction(r.transaction, r.commit_time, r.captured_at, r.metadata),
+        r.ordinal,
+        r.position,
+        r.last,
+        sequence,
+    )
+
+
+class Records(Sequence[Change]):
+    """Changes that are encoded already, and decoded only when somebody looks at them."""
+
+    def __init__(self, encoded: list[bytes], tables: Mapping[int, Table]) -> None:
+        self.encoded = encoded
+        self._tables = tables
+
+    def __len__(self) -> int:
+        return len(self.encoded)
+
+    def __iter__(self) -> Iterator[Change]:
+        return (decode(0, record, self._tables) for record in self.encoded)
+
+    @overload
+    def __getitem__(self, at: int) -> Change: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Change]: ...
+    def __getitem__(self, at: int | slice) -> Change | Sequence[Change]:
+        if isinstance(at, slice):
+            return Records(self.encoded[at], self._tables)
+        return decode(0, self.encoded[at], self._tables)
