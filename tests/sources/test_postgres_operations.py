@@ -31,6 +31,12 @@ def shop(pg: PostgresDatabase, tmp_path: Path) -> Iterator[Captured]:
         yield feed
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that comes back is found within a second."""
+    monkeypatch.setattr("headrace.capture._LONGEST_WAIT", 1.0)
+
+
 def position(database: PostgresDatabase) -> int:
     """Where the server stands."""
     return parse_lsn(database.execute("SELECT pg_current_wal_lsn()::text")[0][0])
