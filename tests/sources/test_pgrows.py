@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError, ProtocolError
@@ -237,9 +237,8 @@ def test_arbitrary_lines_are_read_or_refused_with_an_error_of_ours(lines: list[b
         return
 
 
-@given(st.lists(st.text('ab\\\tnN\n\x80"', max_size=6), min_size=4, max_size=4))
+@given(st.lists(st.text('ab\\nN\x80"', max_size=6), min_size=4, max_size=4))
 def test_lines_of_the_right_width_are_read_or_refused_as_well(fields: list[str]) -> None:
-    assume(not any("\n" in field or "\t" in field for field in fields))
     line = "\t".join(["(0,1)", *fields]).encode("latin-1") + b"\n"
     try:
         ANY.lines().images([line])
