@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
+import psycopg
 
 from headrace.capture import Capture
 from headrace.errors import HeadraceError
@@ -24,9 +25,16 @@ from headrace.log import Log
 from headrace.secret import Secret
 from headrace.sources import Finding, Phase, Register, Source, Status, Stream
 from headrace.sources.postgres import Postgres
+from headrace.testing import wait_until
 
 SOURCE = "faults"
 HALTED, REFUSED = 3, 4  # exit codes
+
+STREAMING = f"""
+    FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid
+    WHERE slot_name = 'headrace_{SOURCE}'"""
+TOLD = f"SELECT 1 {STREAMING} AND reply_time > %s"
+CUT = f"SELECT pg_terminate_backend(pid) {STREAMING}"
 
 
 class Point(StrEnum):
@@ -48,6 +56,8 @@ class Kill(msgspec.Struct, frozen=True):
 
     at: Point
     nth: int = 1
+    told: bool = False  # not before the server has heard once more how far the log has come
+    cut: bool = False  # do not die: only end the server's side of the stream
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -72,9 +82,10 @@ class Report(msgspec.Struct, frozen=True):
 class Killer:
     """Counts how often each point is reached while it is armed."""
 
-    def __init__(self, kill: Kill | None, *, armed: bool) -> None:
-        self.armed = armed
-        self._kill = kill
+    def __init__(self, orders: Orders) -> None:
+        self.armed = orders.copy_again is None
+        self._kill = orders.kill
+        self._url = orders.url
         self._reached = 0
 
     def reach(self, point: Point) -> None:
@@ -83,7 +94,17 @@ class Killer:
             return
         self._reached += 1
         if self._reached == self._kill.nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._strike(self._kill)
+
+    def _strike(self, kill: Kill) -> None:
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            if kill.told:
+                now = connection.execute("SELECT clock_timestamp()").fetchall()[0]
+                wait_until(lambda: connection.execute(TOLD, now).fetchall(), timeout=20)
+            if kill.cut:
+                connection.execute(CUT)
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 class WatchedSource:
@@ -170,7 +191,7 @@ def main(orders: Orders) -> int:
         return REFUSED
     with log:
         source = Postgres(name=SOURCE, url=Secret(orders.url))
-        killer = Killer(orders.kill, armed=orders.copy_again is None)
+        killer = Killer(orders)
         capture = Capture(WatchedSource(source, killer), log)
         capture.start()
         if orders.copy_again is not None:

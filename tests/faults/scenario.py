@@ -139,7 +139,7 @@ class Watcher:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.wait(0.002):
+            while not self._stopping.wait(0.005):
                 self._look()
             self._look()
         except BaseException as error:  # noqa: BLE001 - raised again by whoever waits

@@ -1,29 +1,103 @@
-"""Killed at random, again and again, Headrace neither loses nor repeats nor halves anything."""
+"""Whatever happens at random, again and again: nothing is lost, repeated or seen in half."""
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from headrace.sources import Phase
-from headrace.testing import PostgresDatabase
+from headrace.testing import PostgresServer
+from tests.conftest import Servers
 from tests.faults import workload
+from tests.faults.captor import Kill, Point
 from tests.faults.scenario import Scenario
 from tests.faults.workload import Workload
 
 
-@pytest.mark.parametrize("longest", [0.25, 0.8], ids=["in-the-snapshot", "while-streaming"])
+@pytest.mark.parametrize(
+    ("version", "pages", "longest"),
+    [(18, 16_000, 0.25), (16, 1000, 0.8)],
+    ids=["in-the-snapshot", "while-streaming"],
+)
 def test_killed_seven_times_in_a_row_the_log_still_equals_the_database(
-    pg: PostgresDatabase, tmp_path: Path, seed: int, longest: float
+    servers: Servers, tmp_path: Path, seed: int, version: int, pages: int, longest: float
 ) -> None:
     random = Random(seed)
-    workload.create(pg, pages=24_000 if longest < 0.5 else 1000)
-    with Scenario(pg, tmp_path) as scenario:
-        with Workload(pg, seed):
-            for _ in range(7):
-                captor = scenario.start()
-                if longest > 0.5 and random.random() < 0.5:
-                    captor.wait_for(Phase.STREAMING)
-                captor.outlast(random.uniform(0, longest))
-                scenario.kill(captor)
-        scenario.finish()
+    with servers[version].database() as database:
+        workload.create(database, pages=pages)
+        with Scenario(database, tmp_path) as scenario:
+            with Workload(database, seed):
+                for _ in range(7):
+                    captor = scenario.start()
+                    captor.outlast(random.uniform(0, longest))
+                    scenario.kill(captor)
+            scenario.finish()
+
+
+class Faults:
+    """Everything that may happen to a scenario, by the dice."""
+
+    def __init__(self, scenario: Scenario, server: PostgresServer, random: Random) -> None:
+        self._scenario = scenario
+        self._server = server
+        self._random = random
+
+    def next(self) -> None:
+        """Something goes wrong."""
+        faults: list[Callable[[], None]] = [
+            self._kill,
+            self._die,
+            self._die_while_copying_again,
+            self._restart_server,
+            self._terminate_sessions,
+        ]
+        self._random.choice(faults)()
+
+    def _kill(self) -> None:
+        captor = self._scenario.start()
+        captor.outlast(self._random.uniform(0, 0.6))
+        self._scenario.kill(captor)
+
+    def _die(self) -> None:
+        self._scenario.start_to_die(
+            Kill(self._random.choice((Point.BEFORE_APPEND, Point.AFTER_APPEND)), self._times())
+        )
+
+    def _die_while_copying_again(self) -> None:
+        tables = self._random.choice(((), ("accounts", "journal"), ("pages",)))
+        kill = Kill(self._random.choice((Point.FIRST_BATCH, Point.IN_SNAPSHOT)), 1)
+        self._scenario.start_to_die(kill, copy_again=tables)
+
+    def _restart_server(self) -> None:
+        captor = self._scenario.start()
+        captor.outlast(self._random.uniform(0, 0.4))
+        self._server.restart(self._random.choice(("fast", "immediate")))
+        captor.outlast(self._random.uniform(0, 0.4))
+        self._scenario.kill(captor)
+
+    def _terminate_sessions(self) -> None:
+        captor = self._scenario.start()
+        captor.wait_for(Phase.SNAPSHOT, Phase.STREAMING, after=0)
+        self._scenario.database.execute(
+            """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+               WHERE application_name LIKE 'headrace%' AND datname = current_database()"""
+        )
+        captor.outlast(self._random.uniform(0, 0.4))
+        self._scenario.kill(captor)
+
+    def _times(self) -> int:
+        return self._random.randrange(1, 6)
+
+
+def test_after_any_sequence_of_faults_the_log_equals_the_database(
+    own_server: PostgresServer, tmp_path: Path, seed: int
+) -> None:
+    with own_server.database() as database:
+        workload.create(database, pages=4000)
+        with Scenario(database, tmp_path) as scenario:
+            faults = Faults(scenario, own_server, Random(seed))
+            with Workload(database, seed):
+                for _ in range(6):
+                    faults.next()
+            scenario.finish()

@@ -56,8 +56,9 @@ class Checks:
         before, self._before = self._before, change
         expected = before.sequence + 1 if before else 1
         assert change.sequence == expected, f"{change.sequence} follows {expected - 1}"
-        assert change.id not in self._ids, f"the id of {change} was there before"
-        self._ids.add(change.id)
+        identity = change.id
+        assert identity not in self._ids, f"the id of {change} was there before"
+        self._ids.add(identity)
         if before is None or before.last:
             self._begin(change)
         else:
