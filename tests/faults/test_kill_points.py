@@ -32,6 +32,7 @@ def named(kill: Kill) -> str:
     return f"{name}-and-the-server-was-told" if kill.told else name
 
 
+@pytest.mark.requirement("S0-34", "S1-48", "S2-21", "S4-22")
 @pytest.mark.parametrize(
     "kill",
     [
@@ -56,6 +57,7 @@ def test_killed_while_streaming_it_goes_on_after_the_last_stored_transaction(
         scenario.finish()
 
 
+@pytest.mark.requirement("S0-34", "S2-19")
 @pytest.mark.parametrize(
     "kill",
     [

@@ -15,6 +15,7 @@ from tests.faults.scenario import Scenario
 from tests.faults.workload import Workload
 
 
+@pytest.mark.requirement("S0-34", "S1-48")
 @pytest.mark.parametrize(
     ("version", "pages", "longest"),
     [(18, 16_000, 0.25), (16, 1000, 0.8)],
@@ -90,6 +91,7 @@ class Faults:
         return self._random.randrange(1, 6)
 
 
+@pytest.mark.requirement("S0-34", "S1-48")
 def test_after_any_sequence_of_faults_the_log_equals_the_database(
     own_server: PostgresServer, tmp_path: Path, seed: int
 ) -> None:
