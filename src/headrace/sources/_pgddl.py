@@ -62,8 +62,13 @@ CREATE EVENT TRIGGER headrace_drop ON sql_drop
 
 
 def install(catalog: Catalog) -> None:
-    """Create the trigger where it is missing; needs a superuser."""
-    if catalog.rows("SELECT 1 FROM pg_event_trigger WHERE evtname = 'headrace_ddl'"):
-        return
-    for statement in (SETUP, TRIGGERS):
-        catalog.run(statement)
+    """Create the trigger where it is missing, and bring its functions up to date.
+
+    Both need a superuser; anybody else goes on with what is there.
+    """
+    there = catalog.rows("SELECT 1 FROM pg_event_trigger WHERE evtname = 'headrace_ddl'")
+    superuser = catalog.rows("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")[0][0]
+    if superuser or not there:
+        catalog.run(SETUP)
+    if not there:
+        catalog.run(TRIGGERS)
