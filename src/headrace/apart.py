@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import select
 import struct
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from .sources import Finding, Phase, Register, Source, Status, Stream
 _STATE_SECONDS = 0.25  # between two words about how it is doing
 _PATIENCE_SECONDS = 10.0  # for the other process to end
 _LENGTH = struct.Struct(">I")
+_READ_BYTES = 1 << 20
+_JOINED = 16384  # records; what has arrived meanwhile is stored together, with one sync
 
 
 class _Open(msgspec.Struct, tag=True):
@@ -75,8 +78,8 @@ _from = msgspec.msgpack.Decoder(_From)
 _pack = msgspec.msgpack.Encoder().encode
 
 
-class _Pipe:
-    """One direction: frames of four bytes of length and a message."""
+class _Outbox:
+    """The writing end of a pipe: frames of four bytes of length and a message."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -89,18 +92,46 @@ class _Pipe:
             self._file.write(data)
             self._file.flush()
 
-    def receive(self) -> bytes | None:
-        """The next frame; None at the end of the pipe."""
-        head = self._file.read(_LENGTH.size)
-        if len(head) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack(head)
-        data = self._file.read(length)
-        return data if len(data) == length else None
-
     def close(self) -> None:
         with self._lock:
             self._file.close()
+
+
+class _Inbox:
+    """The reading end of a pipe."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._buffer = bytearray()
+
+    def receive(self) -> bytes | None:
+        """The next frame; None at the end of the pipe."""
+        while not self._whole():
+            data = os.read(self._file, _READ_BYTES)
+            if not data:
+                return None
+            self._buffer += data
+        end = self._end()
+        frame = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return frame
+
+    def ready(self) -> bool:
+        """Whether the next frame is there already."""
+        while not self._whole():
+            readable, _, _ = select.select([self._file], [], [], 0)
+            data = os.read(self._file, _READ_BYTES) if readable else b""
+            if not data:
+                return False
+            self._buffer += data
+        return True
+
+    def _whole(self) -> bool:
+        return len(self._buffer) >= _LENGTH.size and len(self._buffer) >= self._end()
+
+    def _end(self) -> int:
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        return _LENGTH.size + int(length)
 
 
 # --- this side -----------------------------------------------------------------------------------
@@ -142,25 +173,26 @@ class ApartStream:
         self._register = register
         self._tables: dict[int, Table] = {}
         self._status = Status(source=source.name, phase=Phase.STARTING)
+        self._failure: HeadraceError | None = None
         self._closing = threading.Event()
-        self._near: _Pipe | None = None
+        self._near: _Outbox | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         process = self._process = subprocess.Popen(
-            [sys.executable, "-c", "from headrace.apart import main; main()"],
+            [sys.executable, "-P", "-c", "from headrace.apart import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for this process, which then closes the other
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        self._near = _Pipe(process.stdin)
+        self._near = _Outbox(process.stdin)
         try:
             self._send(self._opening)
             if self._closing.is_set():
                 self.close()
-            yield from self._batches(_Pipe(process.stdout))
+            yield from self._batches(_Inbox(process.stdout.fileno()))
         finally:
             self.close()
             process.wait()
@@ -178,27 +210,53 @@ class ApartStream:
         """End the iteration; may be called from any thread."""
         self._closing.set()
         if self._near is not None and self._process is not None:
-            with suppress(BrokenPipeError):  # it has ended already
-                self._near.close()
             patience = threading.Timer(_PATIENCE_SECONDS, self._process.kill)
             patience.daemon = True
             patience.start()
+            with suppress(BrokenPipeError):  # it has ended already
+                self._near.close()
 
-    def _batches(self, far: _Pipe) -> Iterator[Batch]:
-        while (frame := far.receive()) is not None:
-            match _from.decode(frame):
-                case _Batch(records, resume):
-                    yield Batch(Records(records, self._tables), resume)
-                case _Register(table):
-                    registered = self._register(table)
-                    self._tables[registered.version] = registered
-                    self._send(_Registered(registered))
-                case _State(status):
-                    self._status = status
-                case _Failed(error):
-                    raise pickle.loads(error)
+    def _batches(self, inbox: _Inbox) -> Iterator[Batch]:
+        """What comes, joined as far as it is there already and complete."""
+        joined: _Batch | None = None
+        while (frame := inbox.receive()) is not None:
+            message = _from.decode(frame)
+            if not isinstance(message, _Batch):
+                self._heard(message)
+            elif joined is None:
+                joined = message
+            elif message.resume is None:
+                yield self._batch(joined)
+                joined = message
+            else:
+                joined = _Batch(joined.records + message.records, message.resume)
+            if joined is not None and not self._more(joined, inbox):
+                yield self._batch(joined)
+                joined = None
+        if joined is not None:
+            yield self._batch(joined)
+        if self._failure is not None:
+            raise self._failure
         if not self._closing.is_set():
             raise SourceUnavailable("the process that captures this source has ended")
+
+    def _batch(self, message: _Batch) -> Batch:
+        return Batch(Records(message.records, self._tables), message.resume)
+
+    def _more(self, joined: _Batch, inbox: _Inbox) -> bool:
+        """Whether to wait for the frame that follows: a piece of a transaction goes alone."""
+        return joined.resume is not None and len(joined.records) < _JOINED and inbox.ready()
+
+    def _heard(self, message: _From) -> None:
+        match message:
+            case _Register(table):
+                registered = self._register(table)
+                self._tables[registered.version] = registered
+                self._send(_Registered(registered))
+            case _State(status):
+                self._status = status
+            case _Failed(error):
+                self._failure = pickle.loads(error)
 
     def _send(self, message: _To) -> None:
         try:
@@ -215,7 +273,7 @@ class ApartStream:
 class _Worker:
     """The far end: runs the stream and sends what comes of it."""
 
-    def __init__(self, near: _Pipe, far: _Pipe, opening: _Open) -> None:
+    def __init__(self, near: _Inbox, far: _Outbox, opening: _Open) -> None:
         self._near = near
         self._far = far
         self._registered: queue.SimpleQueue[Table | None] = queue.SimpleQueue()
@@ -246,6 +304,7 @@ class _Worker:
             self._far.send(_Register(table))
             registered = self._registered.get()
         if registered is None:
+            self._registered.put(None)  # for whoever comes next
             raise SourceUnavailable("closed while a table was registered")
         return registered
 
@@ -266,7 +325,8 @@ class _Worker:
         while not pause.wait(_STATE_SECONDS):
             status = self._stream.status()
             if status != told:
-                self._far.send(_State(status))
+                with suppress(BrokenPipeError):  # nobody is left to tell
+                    self._far.send(_State(status))
                 told = status
 
 
@@ -275,10 +335,10 @@ def main() -> None:
     # What is printed by mistake must not get between the frames.
     far = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    near = _Pipe(sys.stdin.buffer)
+    near = _Inbox(0)
     frame = near.receive()
     if frame is None:
         return
     opening = _to.decode(frame)
     assert isinstance(opening, _Open)
-    _Worker(near, _Pipe(far), opening).run()
+    _Worker(near, _Outbox(far), opening).run()

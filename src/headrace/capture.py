@@ -40,6 +40,7 @@ class Capture:
         self._stopping = threading.Event()
         self._copies: list[tuple[str, ...]] = []  # asked for, not begun
         self._lock = threading.Lock()
+        self._restarting = threading.Lock()
         self._thread = threading.Thread(
             target=self._run, name=f"capture-{source.name}", daemon=True
         )
@@ -48,12 +49,17 @@ class Capture:
         """Begin; returns at once."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End after the batch at hand, and wait for that."""
+    def close(self) -> None:
+        """End after the batch at hand, without waiting for that."""
         self._stopping.set()
         self._close_stream()
-        if self._thread.is_alive():
-            self._thread.join()
+
+    def stop(self) -> None:
+        """End after the batch at hand, and wait for that."""
+        self.close()
+        with self._restarting:
+            if self._thread.is_alive():
+                self._thread.join()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has halted or was stopped."""
@@ -63,19 +69,23 @@ class Capture:
         """Copy these tables (none: all) anew, as soon as the batch at hand is stored."""
         # Whoever asks for a table that is not there is told, and the capture goes on.
         self.source.copy_again(self._log.resume(self.source.name), tables)
-        with self._lock:
-            self._copies.append(tuple(tables))
-            halted = self._status.phase is Phase.HALTED
-        self._close_stream()
-        if halted:
-            self._thread.join()
-            self._status = msgspec.structs.replace(
-                self._status, phase=Phase.STARTING, error="", hint=""
-            )
-            self._thread = threading.Thread(
-                target=self._run, name=f"capture-{self.source.name}", daemon=True
-            )
-            self._thread.start()
+        with self._restarting:
+            with self._lock:
+                self._copies.append(tuple(tables))
+                halted = self._status.phase is Phase.HALTED
+            self._close_stream()
+            if halted and not self._stopping.is_set():
+                self._restart()
+
+    def _restart(self) -> None:
+        self._thread.join()
+        self._status = msgspec.structs.replace(
+            self._status, phase=Phase.STARTING, error="", hint=""
+        )
+        self._thread = threading.Thread(
+            target=self._run, name=f"capture-{self.source.name}", daemon=True
+        )
+        self._thread.start()
 
     def status(self) -> Status:
         """How the source is doing; may be called from any thread."""

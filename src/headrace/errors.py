@@ -3,11 +3,13 @@
     HeadraceError
     ├── ConfigError            the person who wrote the config
     ├── LogError               the operator of the machine that holds the log
+    │   ├── LogAbsent          there is no log in the folder
     │   ├── LogInUse           another process writes this log
     │   └── LogFailed          the disk refused a write; nothing after it was stored
     ├── SourceError            the operator of the database
     │   ├── SourceUnavailable  nobody: it is tried again
     │   ├── SourceRefused      a setting or privilege is missing on the server
+    │   ├── TableUnknown       the person who named a table that is not captured
     │   ├── PositionLost       the server no longer has the changes after our position
     │   ├── SourceReplaced     the server is not the one our position belongs to
     │   └── ProtocolError      the server sent what its protocol does not allow
@@ -43,6 +45,12 @@ class LogError(HeadraceError):
     """The log cannot do what was asked."""
 
 
+class LogAbsent(LogError):
+    """There is no log where one was looked for."""
+
+    hint = "Check data_dir in the config; `headrace run` creates the log."
+
+
 class LogInUse(LogError):
     """Another process holds the log open for writing."""
 
@@ -71,6 +79,10 @@ class SourceRefused(SourceError):
     """The server lacks a setting or the user a privilege."""
 
     hint = "Run `headrace check` for the statements that mend it."
+
+
+class TableUnknown(SourceError):
+    """The source captures no table of this name."""
 
 
 class PositionLost(SourceError):

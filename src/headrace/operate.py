@@ -12,7 +12,7 @@ import msgspec
 
 from .client import Changes, Client, DiskChanges
 from .config import Config
-from .errors import ConfigError, LogError, ServerAbsent, ServerError
+from .errors import ConfigError, LogAbsent, ServerAbsent, ServerError
 from .event import Batch
 from .log import Cursor, Log, LogReader, Stats, Trimmed
 from .run import server_settings
@@ -55,7 +55,7 @@ def connect(config: Config) -> Client | None:
     try:
         with LogReader.open(config.log_dir) as log:
             same = log.epoch == epoch
-    except LogError:
+    except LogAbsent:
         return client  # it may run on another machine
     if not same:
         raise ServerError(
@@ -91,7 +91,7 @@ def _look_on_disk(config: Config) -> Overview:
         with LogReader.open(config.log_dir) as log:
             stats = log.stats()
             sources = [source.describe(log.resume(source.name)) for source in config.sources]
-    except LogError:
+    except LogAbsent:
         stats = None
         sources = [source.describe(None) for source in config.sources]
     return Overview(server=None, health=None, sources=sources, log=stats, cursors=_cursors(config))
@@ -101,7 +101,7 @@ def _cursors(config: Config) -> list[Cursor]:
     try:
         with LogReader.open(config.log_dir) as log:
             return log.cursors()
-    except LogError:
+    except LogAbsent:
         return []
 
 
@@ -124,6 +124,7 @@ def copy_again(config: Config, source: str, tables: Sequence[str]) -> str:
     if client is not None:
         client.post(f"/v1/sources/{source}/snapshot", {"tables": list(tables)})
         return f"{source}: copying {named} anew; `headrace status` shows how far it is"
+    LogReader.open(config.log_dir).close()  # opening for writing would create a log
     with Log.open(config.log_dir) as log:
         resume = chosen.copy_again(log.resume(source), tables)
         if resume is None:

@@ -69,6 +69,9 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # All are told before any is waited for: one may be waiting for another's transaction.
+        for capture in self.captures.values():
+            capture.close()
         self._stack.close()
 
     def statuses(self) -> list[Status]:

@@ -13,7 +13,7 @@ from typing import Self, cast
 import msgspec
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
-from ..errors import LogError
+from ..errors import LogAbsent, LogError
 from ..event import Change, Table
 from ..record import decode
 from . import _layout as layout
@@ -53,10 +53,14 @@ class LogReader:
         """Follow a log that another process may be writing; `refresh` catches up with it."""
         folder = Path(path)
         if not (folder / "CURRENT").exists():
-            raise LogError(f"there is no log in {folder}", hint="Check data_dir in the config.")
+            raise LogAbsent(f"there is no log in {folder}")
         scratch = tempfile.mkdtemp(prefix="headrace-reader-")
         access = AccessType.secondary(scratch)
-        db = Rdict(str(folder), options(), {layout.STATE: options()}, access)
+        try:
+            db = Rdict(str(folder), options(), {layout.STATE: options()}, access)
+        except Exception as error:
+            shutil.rmtree(scratch)
+            raise LogError(f"the log in {folder} cannot be read: {error}") from error
         reader = cls(db, folder)
         reader._scratch = scratch
         try:

@@ -85,7 +85,7 @@ class Health:
         failures = []
         if status.phase is Phase.HALTED:
             failures.append(" ".join(filter(None, ("it has halted:", status.error, status.hint))))
-        elif status.phase in (Phase.STREAMING, Phase.WAITING) and silence > settings.stall_seconds:
+        elif status.phase is not Phase.STOPPED and silence > settings.stall_seconds:
             failures.append(
                 f"it has stalled: nothing heard for {silence:.0f} s, "
                 f"server.stall_seconds is {settings.stall_seconds:g}. {status.error}".strip()
@@ -103,7 +103,8 @@ class Health:
         A source that cannot reconnect may have forgotten when that was, so it is remembered here;
         one never heard has been silent since the server began.
         """
-        heard = max(status.heard_at / 1e6, self._heard.get(status.source, self._started))
+        heard = max(status.heard_at, status.stored_at) / 1e6
+        heard = max(heard, self._heard.get(status.source, self._started))
         self._heard[status.source] = heard
         return self._clock() - heard
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from litestar import Request, Response, get, post
 
+from ..errors import TableUnknown
 from ..sources import Status
 from .body import read_body
 from .health import HealthReport, Verdict
@@ -61,7 +62,10 @@ async def snapshot(request: Request[Any, Any, Any]) -> CopyAccepted:
     if service.copy_again is None:
         raise Refused(409, Problem("not_capturing", "this server does not capture its sources"))
     # In a thread: it may wait for the batch at hand.
-    await asyncio.to_thread(service.copy_again, name, asked.tables)
+    try:
+        await asyncio.to_thread(service.copy_again, name, asked.tables)
+    except TableUnknown as error:
+        raise Refused(404, Problem("unknown_table", str(error), hint=error.hint)) from error
     return CopyAccepted(name, asked.tables)
 
 

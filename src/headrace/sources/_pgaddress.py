@@ -21,7 +21,14 @@ _NO_TIMEOUTS = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
 }
-_CONNECT_SECONDS = 10
+# A path that swallows everything is noticed within about a minute, not by TCP's own patience.
+_NETWORK = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 
 _UNDEFINED = "42704"
 _NOT_NOW = ("08", "53", "57", "58", "40", "25006", "55006", "55P03", "XX")
@@ -75,7 +82,7 @@ class Address:
             url,
             options=f"{given.get('options') or ''} {pinned}".strip(),
             application_name=self.application,
-            connect_timeout=given.get("connect_timeout") or _CONNECT_SECONDS,
+            **{name: given.get(name) or value for name, value in _NETWORK.items()},
             client_encoding=self.encoding,
             **extra,
         )

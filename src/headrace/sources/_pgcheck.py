@@ -10,6 +10,7 @@ from ..errors import HeadraceError
 from . import Finding
 from ._pgcatalog import Catalog
 from ._pgsettings import PostgresSettings
+from ._pgslot import everything_published, publishes_everything
 
 _OLDEST = 150000
 
@@ -105,7 +106,9 @@ class _Check:
     def _publication_and_slot(self) -> Iterator[Finding]:
         name = self._source.publication_name
         if self._catalog.rows("SELECT 1 FROM pg_publication WHERE pubname = %s", name):
-            yield Finding("publication", ok=True, detail=f"{name} exists")
+            ok = publishes_everything(self._catalog, name)
+            detail = f"{name} exists" if ok else f"{name} does not publish every operation"
+            yield Finding("publication", ok, detail, "" if ok else everything_published(name))
         else:
             yield self._may_create_publication(name)
         slot = self._catalog.slot(self._source.slot_name)

@@ -31,8 +31,9 @@ LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
     WHERE c.oid = relation AND c.relkind IN ('r', 'p')
 $$;
 
+-- As its owner: whoever alters a table need not know of this schema.
 CREATE OR REPLACE FUNCTION headrace.tell_ddl() RETURNS event_trigger
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 DECLARE
     told jsonb;
 BEGIN

@@ -1,7 +1,8 @@
 """The thread that reads the replication stream and tells the server how far the log has come.
 
-It never waits for the log: while the log is slow it stops reading but goes on answering, so the
-server neither drops the connection nor forgets anything that is not durable.
+While the log is slow it stops reading but goes on answering, so the server neither drops the
+connection nor forgets anything that is not durable. Only a table's columns, told before its first
+row and after each change of them, make it wait: until the log has their version.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import deque
 
 import msgspec
 
-from ..errors import ProtocolError
+from ..errors import ProtocolError, SourceUnavailable
 from ..event import Change
 from ._pgcatalog import Catalog
 from ._pgoutput import EPOCH_MICROSECONDS
@@ -32,9 +33,9 @@ _PIECE_BYTES = 4 << 20
 _FULL = 32768  # changes waiting for the log; then reading stops
 _FULL_BYTES = 32 << 20
 _BURST = 1024  # messages between two looks at the clock
+_SILENCE = 120.0  # seconds; it is asked for a word at least every ten
 _APPROACHING = 0.05  # seconds between two questions how far the server has come
 _IDLE_ADVANCE = 5.0  # seconds between two steps of an idle position
-_BEGIN, _MESSAGE = b"BM"
 _LSN = struct.Struct(">Q")
 
 
@@ -74,6 +75,7 @@ class Receiver:
         self._at_boundary = False
         self._acked = assembler.position
         self._offered = assembler.position  # the last position that was handed over
+        self._heard = time.monotonic()
         self._told = (0, 0.0)  # what the server was told last, and when
         self._advanced = time.monotonic()
         self._closed = False
@@ -182,6 +184,7 @@ class Receiver:
         with self._turn:
             if not self._at_boundary and not self._is_full():
                 return False
+            self._heard = time.monotonic()  # who does not listen hears nothing
             self._turn.wait_for(
                 lambda: self._closed or not (self._at_boundary or self._is_full()),
                 self._until_status(),
@@ -200,6 +203,7 @@ class Receiver:
             self._assembler.feed(lsn, data)
         count = self._read_burst()
         if count:
+            self._heard = time.monotonic()
             self.heard_at = time.time_ns() // 1000
         self._hand_over()
         return count > 0
@@ -323,6 +327,8 @@ class Receiver:
             self._wake_out.recv(4096)
         if stream in ready:
             self._replication.receive()
+        elif time.monotonic() - self._heard > _SILENCE:
+            raise SourceUnavailable(f"the server has said nothing for {_SILENCE:.0f} s")
 
     def _wake(self) -> None:
         try:

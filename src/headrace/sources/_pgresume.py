@@ -48,7 +48,6 @@ class Resume(msgspec.Struct, frozen=True):
     timeline: int
     database: str
     slot: str
-    birth: int  # the slot's consistent point when it was created; 0: it was adopted
     position: int  # end of the last transaction that is in the log
     xid: int  # its transaction id, with the epoch
     copies: dict[str, Copy]  # by schema.table

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ..errors import SourceRefused
 from . import _pgddl, _pgslot
 from ._pgaddress import Address
 from ._pgcatalog import Catalog, Published, matches
@@ -29,6 +30,7 @@ class Session:
     replication: Replication
     resume: Resume  # where to go on
     point: Point | None  # of a slot that was created just now
+    refused: dict[str, str]  # tables that are wanted but not published, and why
 
     @classmethod
     def open(
@@ -44,11 +46,9 @@ class Session:
             server = replication.identify()
             if isinstance(stored, Resume):
                 _pgslot.verify(stored, server, catalog)
-            tables = _pgslot.publish(
-                catalog, source.publication_name, source.tables, catalog.version()
-            )
-            if not tables and stored is None:
-                raise _pgslot.nothing_matches(source.tables)
+            published = _pgslot.publish(catalog, source.publication_name, source.tables)
+            if not published.tables and stored is None:
+                raise _nothing_to_capture(source, published)
             if source.ddl:
                 _pgddl.install(catalog)
             if isinstance(stored, Resume):
@@ -57,14 +57,20 @@ class Session:
                 resume, point = _begin(source, server, catalog, replication, stored)
             # Without a snapshot, what is not copied is what was there before the first start.
             copying = source.snapshot or stored is not None
-            resume = with_tables(resume, tables, copying=copying)
+            resume = with_tables(resume, published.tables, copying=copying)
             stack.pop_all()
-        return cls(source, address, catalog, replication, resume, point)
+        return cls(source, address, catalog, replication, resume, point, published.refused)
 
     def another_catalog(self) -> Catalog:
         """The catalogs over a connection of its own, for another thread or another snapshot."""
         connection = self.source.address.connect()
         return Catalog(connection, source=self.source.name, origin=self.resume.origin)
+
+
+def _nothing_to_capture(source: PostgresSettings, published: _pgslot.Publication) -> SourceRefused:
+    for path, why in published.refused.items():
+        return SourceRefused(f"table {path}: {why}")
+    return _pgslot.nothing_matches(source.tables)
 
 
 def _begin(
@@ -84,7 +90,6 @@ def _begin(
         timeline=server.timeline,
         database=server.database,
         slot=source.slot_name,
-        birth=point.lsn if point else 0,
         position=point.lsn if point else slot.confirmed if slot else 0,
         xid=catalog.next_xid(),
         copies={},
@@ -107,12 +112,20 @@ def _narrowed(resume: Resume, globs: Sequence[str]) -> Resume:
 
 
 def with_tables(resume: Resume, tables: list[Published], *, copying: bool) -> Resume:
-    """Add tables that are not known yet; forget copies of tables that were replaced."""
+    """Add tables that are not known yet; forget copies of tables replaced or renamed."""
     copies = dict(resume.copies)
+    named = {copy.relation: path for path, copy in copies.items()}
+    former = list(resume.former)
     for table in tables:
         known = copies.get(table.path)
-        if known is None or known.relation != table.oid:
-            again = known is not None or table.path in resume.former
-            copies[table.path] = Copy(table.oid, None if copying else (), again=again)
-    former = tuple(path for path in resume.former if path not in copies)
-    return msgspec.structs.replace(resume, copies=copies, former=former)
+        if known is not None and known.relation == table.oid:
+            continue
+        renamed = named.get(table.oid)
+        if renamed is not None:
+            # What the stream has told under the new name already is in the copy as well.
+            del copies[renamed]
+            former.append(renamed)
+        again = known is not None or renamed is not None or table.path in former
+        copies[table.path] = Copy(table.oid, None if copying else (), again=again)
+    former = [path for path in former if path not in copies]
+    return msgspec.structs.replace(resume, copies=copies, former=tuple(former))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from psycopg import sql
 
@@ -16,28 +18,78 @@ from ._pgresume import Resume
 _GENERATED_COLUMNS = 180000  # the first version that can publish them
 
 
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What of the wanted tables is published, and why others are not."""
+
+    tables: list[Published]
+    refused: dict[str, str]  # schema.table -> reason
+
+
 def publish(
-    catalog: Catalog, publication: str, globs: Sequence[str], version: int = 0
-) -> list[Published]:
-    """The tables to capture, after adding those the publication lacks."""
+    catalog: Catalog, publication: str, globs: Sequence[str], *, refused: Mapping[str, str] = {}
+) -> Publication:
+    """The tables to capture, after adding those the publication lacks.
+
+    A table that was `refused` before is not tried again; it counts once somebody has added it.
+    """
     wanted = catalog.candidates(globs)
     pub = sql.Identifier(publication)
     if not catalog.rows("SELECT 1 FROM pg_publication WHERE pubname = %s", publication):
         if not wanted:
             raise nothing_matches(globs)
         options = "publish_via_partition_root = true"
-        if version >= _GENERATED_COLUMNS:
+        if catalog.version() >= _GENERATED_COLUMNS:
             options += ", publish_generated_columns = stored"
         statement = sql.SQL("CREATE PUBLICATION {} FOR {} WITH ({})")
         catalog.run(statement.format(pub, _only(wanted), sql.SQL(options)))
-    published = catalog.published(publication)
-    present = {(table.schema, table.name) for table in published}
+    _expect_everything(catalog, publication)
+    present = {(table.schema, table.name) for table in catalog.published(publication)}
     missing = [table for table in wanted if table not in present]
     if missing:
         _expect_roots(catalog, publication)
-        catalog.run(sql.SQL("ALTER PUBLICATION {} ADD {}").format(pub, _only(missing)))
-        published = catalog.published(publication)
-    return [table for table in published if matches(table.path, globs)]
+    reasons = {}
+    for schema, name in missing:
+        path = f"{schema}.{name}"
+        why = refused.get(path) or _add(catalog, publication, (schema, name))
+        if why:
+            reasons[path] = why
+    tables = [table for table in catalog.published(publication) if matches(table.path, globs)]
+    return Publication(tables, reasons)
+
+
+def _add(catalog: Catalog, publication: str, table: tuple[str, str]) -> str:
+    """Add a table to a publication; returns why that was refused."""
+    statement = sql.SQL("ALTER PUBLICATION {} ADD {}").format(
+        sql.Identifier(publication), _only([table])
+    )
+    try:
+        catalog.run(statement)
+    except SourceRefused as error:
+        return f"it is not published ({error}); its owner can run: {statement.as_string()};"
+    return ""
+
+
+def _expect_everything(catalog: Catalog, publication: str) -> None:
+    """A publication that leaves out an operation would lose changes in silence."""
+    if not publishes_everything(catalog, publication):
+        raise SourceRefused(
+            f"publication {publication} does not publish every operation",
+            hint=everything_published(publication),
+        )
+
+
+def publishes_everything(catalog: Catalog, publication: str) -> bool:
+    """Whether inserts, updates, deletes and truncates are all sent."""
+    query = """SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate
+               FROM pg_publication WHERE pubname = %s"""
+    return bool(catalog.rows(query, publication)[0][0])
+
+
+def everything_published(publication: str) -> str:
+    """The statement that makes a publication send every operation."""
+    name = sql.Identifier(publication).as_string()
+    return f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate');"
 
 
 def nothing_matches(globs: Sequence[str]) -> SourceRefused:
@@ -72,7 +124,8 @@ def create_slot(replication: Replication, slot: str) -> Point:
 
 def create_point(replication: Replication, slot: str) -> Point:
     """A snapshot and its exact place in the stream, by way of a slot that dies with the session."""
-    return _create(replication, f'"{slot}_copy_{abs(hash(replication)) % 10**8}" TEMPORARY')
+    # A name has 63 characters at most, and must not be cut down to that of the slot itself.
+    return _create(replication, f'"{slot[:40]}_copy_{secrets.token_hex(4)}" TEMPORARY')
 
 
 def verify(resume: Resume, server: Server, catalog: Catalog) -> None:

@@ -84,6 +84,7 @@ class _Flow:
         self._closing = closing
         self._phase = Phase.STARTING
         self._resume = session.resume
+        self._refused = session.refused
         self._receiver: Receiver | None = None
         self._copier: Copier | None = None
         self._stored_at = 0
@@ -146,6 +147,7 @@ class _Flow:
             lag_seconds=max(time.time() - since, 0.0) if lag else 0.0,
             heard_at=receiver.heard_at if receiver else self._stored_at,
             stored_at=self._stored_at,
+            errored=resume.errored | self._refused,
         )
 
     def _batch(self, changes: list[Change]) -> Batch:
@@ -214,8 +216,11 @@ class _Flow:
         self._watched = now
         source = self._source
         self._receive().heard_of(self._session.catalog.wal_lsn())
-        tables = _pgslot.publish(self._session.catalog, source.publication_name, source.tables)
-        self._resume = with_tables(self._resume, tables, copying=True)
+        published = _pgslot.publish(
+            self._session.catalog, source.publication_name, source.tables, refused=self._refused
+        )
+        self._refused = published.refused
+        self._resume = with_tables(self._resume, published.tables, copying=True)
         return bool(self._resume.to_copy)
 
     # -- copying --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import SourceError
+from ..errors import TableUnknown
 from . import Finding, Phase, Register, Status, _pgcheck
 from ._pgresume import Restart, Resume, copied_again, decode
 from ._pgsettings import PostgresSettings
@@ -36,7 +36,7 @@ class Postgres(PostgresSettings):
         copies = known.tables if isinstance(known, Restart) else tuple(known.copies)
         unknown = paths - set(copies)
         if unknown:
-            raise SourceError(
+            raise TableUnknown(
                 f"source {self.name} has no table {', '.join(sorted(unknown))}",
                 hint=f"It captures: {', '.join(sorted(copies))}.",
             )
