@@ -1,5 +1,6 @@
 """One log under test: processes that capture into it, and a reader that never looks away."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -59,13 +60,15 @@ class Captor:
 
         return wait_until(reported, timeout=40, message=f"{phases} after {self.reports}")[0]
 
+    def linger(self, seconds: float) -> None:
+        """Let it run for a while, or to its end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=seconds)
+
     def outlast(self, seconds: float) -> None:
         """Let it run for a while; it must not end by itself."""
-        try:
-            code = self._process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return
-        raise AssertionError(f"it has ended with {code}: {self.words()}")
+        self.linger(seconds)
+        assert self.running, f"it has ended: {self.words()}"
 
     def kill(self) -> None:
         """kill -9."""
@@ -139,7 +142,7 @@ class Watcher:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.wait(0.005):
+            while not self._stopping.wait(0.02):
                 self._look()
             self._look()
         except BaseException as error:  # noqa: BLE001 - raised again by whoever waits

@@ -100,11 +100,12 @@ def test_a_second_process_is_refused_the_log_and_the_first_goes_on(
 
 
 def fill(database: PostgresDatabase, captor: Captor) -> None:
-    """Write until the process has halted."""
+    """Write until the process has halted, and not much longer."""
     with database.connect(autocommit=False) as connection:
         while captor.running:
-            write_many(connection, 5000)
+            write_many(connection, 3000)
             connection.commit()
+            captor.linger(0.1)
 
 
 def said(report: Report) -> str:

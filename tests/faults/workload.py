@@ -140,7 +140,7 @@ class Writer:
                 self._stopping.wait(0.05)
 
     def _work(self, connection: Connection) -> None:
-        while not self._stopping.wait(self._random.uniform(0, 0.01)):
+        while not self._stopping.wait(self._random.uniform(0, 0.04)):
             (action,) = self._random.choices(self._actions, self._weights)
             aborts = self._random.random() < 0.08
             try:
