@@ -18,6 +18,7 @@ from headrace.event import Batch
 from headrace.log import Log
 from headrace.sources import Finding, Phase, Register, Status
 from headrace.testing import wait_until
+from tests.changes import make_change
 from tests.log.transactions import ids, known_table, transaction
 
 Step = Batch | HeadraceError | Exception | Callable[[], None]
@@ -283,3 +284,35 @@ def test_a_copy_asked_for_while_it_connects_is_not_forgotten(log: Log, run: Run)
     capture.append(run(source))
     wait_until(lambda: len(source.opened) == 2)
     assert source.opened == [None, b"copy again: a"]
+
+
+def test_a_halted_source_asked_by_many_at_once_is_captured_by_one(
+    log: Log, run: Callable[..., Capture]
+) -> None:
+    source = Scripted([SourceError("broken")])
+    capture = run(source)
+    wait_until(lambda: capture.status().phase is Phase.HALTED, message="it has halted")
+    asking = [threading.Thread(target=capture.copy_again, args=(["orders"],)) for _ in range(6)]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in asking)
+    capturing = [each for each in threading.enumerate() if each.name == "capture-scripted"]
+    assert len(capturing) == 1
+
+
+def test_told_to_close_first_one_capture_does_not_wait_for_another_s_transaction(
+    log: Log, run: Callable[..., Capture]
+) -> None:
+    large = Scripted([Batch([make_change(table=log.register(make_change().table))], None)])
+    waiting = Scripted([Batch([], b"{}")])
+    waiting.name = "waiting"
+    first = run(large)
+    wait_until(lambda: log._unfinished == "scripted", message="a transaction is open")
+    second = run(waiting)
+    wait_until(lambda: waiting.opened, message="the second has begun")
+    for capture in (first, second):
+        capture.close()
+    second.stop()
+    assert second.status().phase is Phase.STOPPED
