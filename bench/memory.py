@@ -18,7 +18,7 @@ _PERIOD = 0.005  # seconds between two looks
 
 
 class Peak:
-    """The most memory that a process has held since `start`."""
+    """The most memory that a process and those it started have held since `start`."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
@@ -46,7 +46,17 @@ class Peak:
             self.highest = max(self.highest, self._held())
 
     def _held(self) -> float:
-        return float(self._process.memory_info().rss) / 1e6
+        return sum(_resident(process) for process in self._family()) / 1e6
+
+    def _family(self) -> list[psutil.Process]:
+        return [self._process, *self._process.children(recursive=True)]
+
+
+def _resident(process: psutil.Process) -> float:
+    try:
+        return float(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0.0  # it ended while it was looked at
 
 
 def measure(database: PostgresDatabase, folder: Path, *, rows: int) -> Figures:

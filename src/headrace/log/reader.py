@@ -18,6 +18,8 @@ from ..event import Change, Table
 from ..record import decode
 from . import _layout as layout
 
+_WRITE_BUFFER = 32 << 20  # bytes; up to two of them hold what is not in a table file yet
+
 
 class Stats(msgspec.Struct, frozen=True):
     """What the log holds now."""
@@ -228,4 +230,5 @@ def options() -> Options:
     opts.create_if_missing(True)
     opts.create_missing_column_families(True)
     opts.set_keep_log_file_num(2)
+    opts.set_write_buffer_size(_WRITE_BUFFER)
     return opts
