@@ -195,8 +195,8 @@ class ApartStream:
             yield from self._batches(_Inbox(process.stdout.fileno()))
         finally:
             self.close()
+            process.stdout.close()  # first: the other end may be waiting to be read
             process.wait()
-            process.stdout.close()
 
     def ack(self, resume: bytes) -> None:
         """Everything up to `resume` is durable: the database may forget it."""

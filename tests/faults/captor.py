@@ -7,6 +7,7 @@ ends when its standard input does, and by itself when capture halts. The points 
 outside: between the stream of the source and the log stands one that looks, and may kill.
 """
 
+import faulthandler
 import os
 import resource
 import select
@@ -18,6 +19,7 @@ from enum import StrEnum
 import msgspec
 import psycopg
 
+from headrace.apart import Apart
 from headrace.capture import Capture
 from headrace.errors import HeadraceError
 from headrace.event import Batch, Op
@@ -181,6 +183,7 @@ class WatchedStream:
 
 def main(orders: Orders) -> int:
     """Capture until standard input ends."""
+    faulthandler.register(signal.SIGUSR1)  # tells what every thread is at
     if orders.file_limit:
         # The write that goes beyond fails; Python ignores the signal that comes with it.
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders.file_limit, orders.file_limit))
@@ -190,7 +193,7 @@ def main(orders: Orders) -> int:
         _tell(Report(Phase.STOPPED, str(error), error.hint))
         return REFUSED
     with log:
-        source = Postgres(name=SOURCE, url=Secret(orders.url))
+        source = Apart(Postgres(name=SOURCE, url=Secret(orders.url)))  # as `headrace run` does
         killer = Killer(orders)
         capture = Capture(WatchedSource(source, killer), log)
         capture.start()

@@ -83,11 +83,9 @@ class Captor:
 
     def wait(self, *codes: int) -> None:
         """Wait until it has ended, with one of these exit codes."""
-        try:
-            found = self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self.abort()
-            raise
+        self.linger(30)
+        assert not self.running, f"it does not end: {self.stacks()}"
+        found = self._process.returncode
         if self._process.stdin is not None:
             self._process.stdin.close()
         assert found in codes, f"it ended with {found}, not {codes}: {self.words()}"
@@ -98,6 +96,12 @@ class Captor:
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
+
+    def stacks(self) -> str:
+        """What it is doing, thread by thread."""
+        self._process.send_signal(signal.SIGUSR1)
+        self.linger(0.5)
+        return self.words()
 
     def words(self) -> str:
         """What it said, for whoever reads a failed test."""
