@@ -31,6 +31,7 @@ _NETWORK = {
 }
 
 _UNDEFINED = "42704"
+_DUPLICATE = "42710"
 _SNAPSHOT_GONE = ("22023", _UNDEFINED)  # the session that exported it has ended
 _NOT_NOW = ("08", "53", "57", "58", "40", "25006", "55006", "55P03", "XX")
 # What a server says while it cannot take a session but will.
@@ -101,6 +102,9 @@ def error_for(sqlstate: str, message: str) -> SourceError:
     if sqlstate == _UNDEFINED and "publication" in message:
         # The slot stands where the publication did not exist yet, and cannot be read past that.
         return PositionLost(message)
+    if sqlstate == _DUPLICATE and "replication slot" in message:
+        # Somebody was faster, such as a process that was killed meanwhile; that one will do.
+        return SourceUnavailable(message)
     if sqlstate.startswith(_NOT_NOW) or (sqlstate in _SNAPSHOT_GONE and "snapshot" in message):
         return SourceUnavailable(message)
     return SourceRefused(message)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..errors import SourceRefused
+from ..errors import SourceRefused, SourceUnavailable
 from . import _pgddl, _pgslot
 from ._pgaddress import Address
 from ._pgcatalog import Catalog, Published, matches
@@ -84,6 +84,12 @@ def _begin(
     if stored is not None:
         _pgslot.drop_slot(catalog, source.slot_name)
     slot = catalog.slot(source.slot_name)
+    if slot is not None and not slot.confirmed:
+        # The server goes on with it even when whoever asked for it was killed.
+        raise SourceUnavailable(
+            f"replication slot {source.slot_name} is being created: the server waits for "
+            "transactions that were open before"
+        )
     point = None if slot else _pgslot.create_slot(replication, source.slot_name)
     resume = Resume(
         system=server.system,
