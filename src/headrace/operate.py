@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,12 +124,15 @@ def copy_again(config: Config, source: str, tables: Sequence[str]) -> str:
     if client is not None:
         client.post(f"/v1/sources/{source}/snapshot", {"tables": list(tables)})
         return f"{source}: copying {named} anew; `headrace status` shows how far it is"
-    LogReader.open(config.log_dir).close()  # opening for writing would create a log
-    with Log.open(config.log_dir) as log:
-        resume = chosen.copy_again(log.resume(source), tables)
-        if resume is None:
-            return f"{source}: never captured yet; the first `headrace run` copies all tables"
-        log.append(source, Batch((), resume))
+    resume = None
+    with suppress(LogAbsent):
+        LogReader.open(config.log_dir).close()  # opening for writing would create a log
+        with Log.open(config.log_dir) as log:
+            resume = chosen.copy_again(log.resume(source), tables)
+            if resume is not None:
+                log.append(source, Batch((), resume))
+    if resume is None:
+        return f"{source}: never captured yet; the first `headrace run` copies all tables"
     return f"{source}: {named} will be copied anew at the next `headrace run`"
 
 
