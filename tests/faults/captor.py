@@ -122,7 +122,7 @@ class WatchedSource:
 
     def open(self, resume: bytes | None, register: Register) -> "WatchedStream":
         self._killer.reach(Point.OPENING)
-        return WatchedStream(self._source.open(resume, register), self._killer)
+        return WatchedStream(self._source, self._source.open(resume, register), self._killer)
 
     def copy_again(self, resume: bytes | None, tables: Sequence[str]) -> bytes | None:
         return self._source.copy_again(resume, tables)
@@ -137,7 +137,8 @@ class WatchedSource:
 class WatchedStream:
     """A stream that may kill the process before and after the log has taken a batch."""
 
-    def __init__(self, stream: Stream, killer: Killer) -> None:
+    def __init__(self, source: Source, stream: Stream, killer: Killer) -> None:
+        self._source = source
         self._stream = stream
         self._killer = killer
         self._batch = Batch((), None)
@@ -158,7 +159,7 @@ class WatchedStream:
                 self._killer.reach(Point.IN_TRANSACTION)
 
     def ack(self, resume: bytes) -> None:
-        copies = self._stream.status().copies
+        copies = self._source.describe(resume).copies
         if self._streamed():
             self._killer.reach(Point.AFTER_APPEND)
         elif copies and all(copy.done for copy in copies):

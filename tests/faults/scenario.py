@@ -11,6 +11,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 import msgspec
+import psutil
 
 from headrace.log import LogReader
 from headrace.sources import Phase
@@ -74,6 +75,10 @@ class Captor:
         """kill -9."""
         self._process.kill()
         self.wait(-signal.SIGKILL)
+
+    def started(self) -> list[psutil.Process]:
+        """The processes that it runs."""
+        return psutil.Process(self._process.pid).children(recursive=True)
 
     def stop(self) -> None:
         """Let it end in order."""
@@ -178,6 +183,7 @@ class Scenario:
         self.kills = 0
         self._folder = folder
         self._captors: list[Captor] = []
+        self._orphans: list[psutil.Process] = []
         self._watcher: Watcher | None = None
 
     def __enter__(self) -> Self:
@@ -215,6 +221,7 @@ class Scenario:
 
     def kill(self, captor: Captor) -> None:
         """kill -9 from outside."""
+        self._orphans += captor.started()
         captor.kill()
         self.kills += 1
 
@@ -249,6 +256,8 @@ class Scenario:
 
     def compare(self, *, surprises: bool = True) -> None:
         """Hold the log against the database, and against what the reader saw meanwhile."""
+        _, alive = psutil.wait_procs(self._orphans, timeout=10)
+        assert not alive, f"processes outlive the one that started them: {alive}"
         seen: list[int] = []
         if self._watcher is not None:
             watcher, self._watcher = self._watcher, None

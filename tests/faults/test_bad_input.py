@@ -14,7 +14,7 @@ from headrace.event import Op
 from headrace.log import LogReader
 from headrace.replay import Replay, TableName
 from headrace.sources import Phase
-from headrace.testing import PostgresDatabase
+from headrace.testing import PostgresDatabase, wait_until
 from tests.conftest import Servers
 from tests.faults.captor import SOURCE
 from tests.faults.scenario import Captor, Scenario
@@ -84,6 +84,6 @@ def write(database: PostgresDatabase, number: int, word: str) -> None:
 
 def errored(captor: Captor) -> str:
     """Why the table `bad` has stopped; no other has."""
-    ((table, reason),) = captor.wait_for(Phase.STREAMING).errored.items()
-    assert table == "public.bad"
-    return reason
+    told = wait_until(lambda: captor.reports[-1].errored, message="a table is errored")
+    assert list(told) == ["public.bad"]
+    return told["public.bad"]

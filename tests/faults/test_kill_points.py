@@ -7,7 +7,7 @@ import pytest
 from headrace.log import LogReader
 from headrace.replay import Replay, TableName
 from headrace.sources import Phase
-from headrace.testing import PostgresDatabase
+from headrace.testing import PostgresDatabase, wait_until
 from tests.faults import workload
 from tests.faults.captor import SOURCE, Kill, Point
 from tests.faults.scenario import Scenario
@@ -23,6 +23,10 @@ FILTERED = """
     CREATE PUBLICATION headrace_faults FOR TABLE ONLY visits WHERE (at > 20000)
 """
 
+BEING_CREATED = """
+    SELECT 1 FROM pg_replication_slots
+    WHERE database = current_database() AND confirmed_flush_lsn IS NULL"""
+
 FEW, MANY = 300, 13_500  # pages: no more than a batch; more than one range
 
 
@@ -36,7 +40,7 @@ def named(kill: Kill) -> str:
 @pytest.mark.parametrize(
     "kill",
     [
-        Kill(Point.BEFORE_APPEND, 1),
+        Kill(Point.BEFORE_APPEND, 2),
         Kill(Point.BEFORE_APPEND, 5, told=True),
         Kill(Point.AFTER_APPEND, 8),
         Kill(Point.AFTER_ACK, 5, told=True),
@@ -52,6 +56,8 @@ def test_killed_while_streaming_it_goes_on_after_the_last_stored_transaction(
     with Scenario(pg, tmp_path) as scenario:
         captor = scenario.start(kill)
         captor.wait_for(Phase.STREAMING)
+        # While a process is held up it cannot give tables their versions.
+        workload.touch(pg)
         with Workload(pg, seed):
             scenario.dies(captor)
         scenario.finish(surprises=False)
@@ -113,6 +119,25 @@ def test_killed_during_the_snapshot_it_copies_only_what_is_left(
             scenario.start_to_die(kill)
             scenario.start_to_die(Kill(Point.BEFORE_STREAM))
         scenario.finish()
+
+
+def test_killed_while_the_slot_waits_for_an_open_transaction_it_takes_that_slot_later(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    workload.create(pg, pages=FEW)
+    with Scenario(pg, tmp_path) as scenario:
+        with pg.connect(autocommit=False) as connection:
+            write_many(connection, 10)
+            captor = scenario.start()
+            wait_until(lambda: pg.execute(BEING_CREATED), message="the slot is being created")
+            # The server goes on creating it although nobody is left to use it.
+            scenario.kill(captor)
+            captor = scenario.start()
+            captor.wait_for(Phase.WAITING, after=0)
+            assert pg.execute(BEING_CREATED)
+        scenario.catch_up(captor)
+        captor.stop()
+        scenario.compare(surprises=False)
 
 
 def test_killed_before_moved_rows_are_read_again_it_keeps_their_large_values(

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from headrace.sources import Phase
-from headrace.testing import PostgresServer
+from headrace.testing import PostgresDatabase, PostgresServer, wait_until
 from tests.conftest import Servers
 from tests.faults import workload
 from tests.faults.captor import Kill, Point
@@ -36,6 +36,25 @@ def test_killed_six_times_in_a_row_the_log_still_equals_the_database(
             scenario.finish()
 
 
+def test_the_process_of_a_source_killed_alone_is_started_again_and_nothing_is_lost(
+    pg: PostgresDatabase, tmp_path: Path, seed: int
+) -> None:
+    workload.create(pg, pages=6000)
+    with Scenario(pg, tmp_path) as scenario:
+        with Workload(pg, seed) as load:
+            captor = scenario.start()
+            for phase in (Phase.SNAPSHOT, Phase.STREAMING, Phase.STREAMING):
+                captor.wait_for(phase)
+                load.wait_for_more(10)
+                said = len(captor.reports)
+                (source,) = captor.started()
+                source.kill()
+                captor.wait_for(Phase.WAITING, after=said)
+        scenario.catch_up(captor)
+        captor.stop()
+        scenario.compare()
+
+
 class Faults:
     """Everything that may happen to a scenario, by the dice."""
 
@@ -48,6 +67,7 @@ class Faults:
         """Something goes wrong."""
         faults: list[Callable[[], None]] = [
             self._kill,
+            self._kill_source,
             self._die,
             self._die_while_copying_again,
             self._restart_server,
@@ -58,6 +78,13 @@ class Faults:
     def _kill(self) -> None:
         captor = self._scenario.start()
         captor.outlast(self._random.uniform(0, 0.6))
+        self._scenario.kill(captor)
+
+    def _kill_source(self) -> None:
+        captor = self._scenario.start()
+        for source in wait_until(captor.started, message="the source has a process"):
+            source.kill()
+        captor.outlast(self._random.uniform(0, 0.8))
         self._scenario.kill(captor)
 
     def _die(self) -> None:
