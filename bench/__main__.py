@@ -178,7 +178,8 @@ def main(
         chosen = only or list(Part)
         sections = [measure(part, server, Scale(scale), runs) for part in chosen]
     if scale != 1:
-        console.print("Not the full size: the JVM is still warming up, and ratios mean little.")
+        facts["Size"] = f"{scale:g} of the full one: the JVM is not warm, ratios mean nothing"
+        console.print(f"Size: {facts['Size']}")
     if output is None and not only and scale == 1:
         output = RESULTS
     if output is not None:

@@ -122,7 +122,8 @@ def figures(reading: Reading, *, rate: float) -> Figures:
             Figure("p99.9", percentile(delays, 99.9), "ms"),
             Figure("worst", delays[-1], "ms"),
             Figure("changes", len(delays), "rows"),
-            Figure("written", rate, "changes/s"),
+            # A writer that cannot keep up on a busy machine makes the delays look better.
+            Figure("written", rate, "changes/s", at_least=0.98 * RATE),
         ],
     )
 

@@ -91,17 +91,27 @@ class Race:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number, and what it must stay below."""
+    """One measured number, and what it must stay below or come up to."""
 
     name: str
     value: float
     unit: str
     below: float | None = None
+    at_least: float | None = None
 
     @property
     def met(self) -> bool | None:
         """Whether it does; None: nothing is asked of it."""
-        return None if self.below is None else self.value < self.below
+        if self.below is not None:
+            return self.value < self.below
+        return None if self.at_least is None else self.value >= self.at_least
+
+    @property
+    def target(self) -> str:
+        """What is asked of it."""
+        if self.below is not None:
+            return f"< {self.below:g} {self.unit}"
+        return "" if self.at_least is None else f"≥ {self.at_least:g} {self.unit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +127,8 @@ class Figures:
 
     @staticmethod
     def _row(figure: Figure) -> Row:
-        target = "" if figure.below is None else f"< {figure.below:g} {figure.unit}"
         verdict = {None: "", True: "reached", False: "missed"}[figure.met]
-        return (figure.name, f"{figure.value:,.1f} {figure.unit}", target, verdict)
+        return (figure.name, f"{figure.value:,.1f} {figure.unit}", figure.target, verdict)
 
     def verdicts(self) -> Iterator[str]:
         """The table says it all."""

@@ -70,6 +70,11 @@ def test_a_figure_at_its_bound_has_missed_it() -> None:
     assert Figure("p50", 10.0, "ms", below=10).met is False
 
 
+def test_a_rate_that_was_not_kept_up_is_missed() -> None:
+    spread = figures(Reading([1.0], 1.0), rate=600.0)
+    assert "| written | 600.0 changes/s | ≥ 980 changes/s | missed |" in markdown([spread], {})
+
+
 def test_the_terminal_shows_as_many_rows_as_the_page() -> None:
     assert terminal(race(headrace=50.0)).row_count == 3
 
