@@ -64,6 +64,7 @@ def create(database: PostgresDatabase, *, pages: int) -> None:
 
 def touch(database: PostgresDatabase) -> None:
     """Change something in every table, after which the stream need not describe any of them."""
+    database.execute("INSERT INTO bulk VALUES (0)")
     database.execute("; ".join(f"DELETE FROM {table} WHERE ctid = '(0,1)'" for table in TABLES))
 
 
