@@ -278,6 +278,7 @@ class _Worker:
         self._far = far
         self._registered: queue.SimpleQueue[Table | None] = queue.SimpleQueue()
         self._registering = threading.Lock()
+        self._versions: dict[tuple[str, str], Table] = {}  # the latest of each table
         source: Source = pickle.loads(opening.source)
         self._stream = source.open(opening.resume, self._register)
 
@@ -300,13 +301,20 @@ class _Worker:
         self._far.send(_Failed(pickle.dumps(error)))
 
     def _register(self, table: Table) -> Table:
+        name = table.schema, table.name
         with self._registering:
+            known = self._versions.get(name)
+            # A table is described again whenever it is analysed or truncated. Nobody has to wait
+            # for the near end to hear that nothing has changed.
+            if known is not None and msgspec.structs.replace(known, version=0) == table:
+                return known
             self._far.send(_Register(table))
             registered = self._registered.get()
-        if registered is None:
-            self._registered.put(None)  # for whoever comes next
-            raise SourceUnavailable("closed while a table was registered")
-        return registered
+            if registered is None:
+                self._registered.put(None)  # for whoever comes next
+                raise SourceUnavailable("closed while a table was registered")
+            self._versions[name] = registered
+            return registered
 
     def _listen(self) -> None:
         while (frame := self._near.receive()) is not None:
