@@ -15,6 +15,12 @@
     │   └── ProtocolError      the server sent what its protocol does not allow
     ├── ServerError            whoever asked the running server for what it refuses
     │   └── ServerAbsent       nobody answers at the server's address
+    ├── PipelineError          the operator of the pipeline
+    │   ├── ChangesLost        the log no longer has the changes after a query's offset
+    │   ├── LogReplaced        the log is not the one that a query's offset belongs to
+    │   ├── SinkUnavailable    nobody: the batch is tried again
+    │   ├── SinkFenced         another pipeline writes to the same place
+    │   └── TableTroubled      one table cannot follow its source; the others go on
     └── DecodeError            one value or message cannot be read; its table stops, others go on
 
 The message is the only required argument, so errors survive pickling between processes.
@@ -109,6 +115,43 @@ class ServerAbsent(ServerError):
     """No Headrace answers at the server's address."""
 
     hint = "Start it with `headrace run`, or check server.host and server.port in the config."
+
+
+class PipelineError(HeadraceError):
+    """A streaming query cannot go on."""
+
+
+class ChangesLost(PipelineError):
+    """Changes that a query has not read yet are no longer in the log."""
+
+    hint = (
+        "Run `headrace snapshot SOURCE` for a full copy and set failOnDataLoss to false to go on "
+        "after the gap; a longer cdc.retention_days avoids it."
+    )
+
+
+class LogReplaced(PipelineError):
+    """The log is another one than the query has read so far."""
+
+    hint = "Check data_dir and the server's address; `headrace pipeline --adopt` starts afresh."
+
+
+class SinkUnavailable(PipelineError):
+    """The place a sink writes to does not answer now and may answer later."""
+
+    retry = True
+
+
+class SinkFenced(PipelineError):
+    """Another pipeline writes to the same place."""
+
+    hint = "Stop the other one, or run `headrace pipeline --adopt SINK` to take over from it."
+
+
+class TableTroubled(PipelineError):
+    """One table cannot follow its source any more."""
+
+    hint = "Run `headrace snapshot SOURCE TABLE` for a full copy; the table then goes on."
 
 
 class DecodeError(HeadraceError):
