@@ -1,11 +1,13 @@
-"""Fixtures that give tests real PostgreSQL servers and fresh databases in them."""
+"""Fixtures that give tests real PostgreSQL servers, fresh databases in them, and a real Spark."""
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import hypothesis
 import pytest
+from pyspark.sql import SparkSession
 
 from headrace.testing import PostgresDatabase, PostgresInstall, PostgresServer, postgres_installs
 
@@ -71,6 +73,32 @@ def own_server() -> Iterator[PostgresServer]:
     """A PostgreSQL 16 of the test's own, to stop, kill and break."""
     with PostgresServer(install_of(16), settings=SETTINGS) as server:
         yield server
+
+
+SPARK = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.memory": "1g",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark of a test run, with two cores; it starts in six to ten seconds."""
+    # Workers are new processes: without these they look for another Python.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").appName("headrace-tests")
+    for name, value in SPARK.items():
+        builder = builder.config(name, value)
+    warehouse = tmp_path_factory.mktemp("warehouse")
+    session = builder.config("spark.sql.warehouse.dir", str(warehouse)).getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -46,5 +46,9 @@ def test_an_error_explains_itself_with_its_hint_on_a_line_of_its_own() -> None:
     assert HeadraceError("broken").explain() == "broken"
 
 
-def test_only_a_source_that_does_not_answer_is_tried_again() -> None:
-    assert [kind for kind in ERRORS if kind.retry] == [errors.SourceUnavailable]
+def test_only_what_does_not_answer_is_tried_again() -> None:
+    assert {kind for kind in ERRORS if kind.retry} == {
+        errors.SourceUnavailable,
+        errors.LogUnreachable,
+        errors.SinkUnavailable,
+    }

@@ -18,6 +18,9 @@
     ├── PipelineError          the operator of the pipeline
     │   ├── ChangesLost        the log no longer has the changes after a query's offset
     │   ├── LogReplaced        the log is not the one that a query's offset belongs to
+    │   ├── CheckpointUnreadable  a query's own notes are damaged; what its sink holds is not
+    │   ├── QueryFailed        Spark gave up for a reason of its own; it is tried a few times
+    │   ├── LogUnreachable     nobody: the server that a query reads from is asked again
     │   ├── SinkUnavailable    nobody: the batch is tried again
     │   ├── SinkFenced         another pipeline writes to the same place
     │   └── TableTroubled      one table cannot follow its source; the others go on
@@ -134,6 +137,21 @@ class LogReplaced(PipelineError):
     """The log is another one than the query has read so far."""
 
     hint = "Check data_dir and the server's address; `headrace pipeline --adopt` starts afresh."
+
+
+class CheckpointUnreadable(PipelineError):
+    """The notes of how far a query is cannot be read."""
+
+
+class QueryFailed(PipelineError):
+    """A query ended for a reason that Headrace does not know."""
+
+
+class LogUnreachable(PipelineError):
+    """The server that a query reads from does not answer now and may answer later."""
+
+    retry = True
+    hint = "Start it with `headrace run`, or check the url."
 
 
 class SinkUnavailable(PipelineError):

@@ -7,6 +7,7 @@ Everything that reads the log reuses those bytes; nobody decodes a row unless it
 import hashlib
 from collections.abc import Sequence
 from enum import StrEnum
+from fnmatch import fnmatchcase
 
 import msgspec
 
@@ -60,6 +61,10 @@ class Table(msgspec.Struct, frozen=True):
         """Names of the key columns, in column order."""
         return tuple(column.name for column in self.columns if column.key)
 
+    def matches(self, glob: str) -> bool:
+        """Whether a pattern means this table: schema.table, or the bare table in any schema."""
+        return fnmatchcase(f"{self.schema}.{self.name}" if "." in glob else self.name, glob)
+
 
 class Transaction(msgspec.Struct, frozen=True, gc=False):
     """What all changes of one transaction share."""
@@ -108,16 +113,7 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     @property
     def id(self) -> str:
         """`evt_` and a UUID: the same for this change in every format and every replay."""
-        name = (
-            f"{self.table.origin}|{self.position.commit_lsn}|{self.transaction.id}|{self.ordinal}"
-        )
-        digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-        # A UUID of version 8 (free of meaning), put together by hand: this runs for every delivery.
-        variant = "89ab"[int(digest[16], 16) & 3]
-        return (
-            f"evt_{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-"
-            f"{variant}{digest[17:20]}-{digest[20:]}"
-        )
+        return change_id(self.table.origin, self.position, self.transaction.id, self.ordinal)
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
@@ -129,6 +125,17 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
     changes: Sequence[Change]
     resume: bytes | None  # opaque to everyone but the source
+
+
+def change_id(origin: str, position: Position, transaction: str, ordinal: int) -> str:
+    """The id of the change that stands here in its source."""
+    name = f"{origin}|{position.commit_lsn}|{transaction}|{ordinal}"
+    digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+    # A UUID of version 8 (free of meaning), put together by hand: this runs for every delivery.
+    variant = "89ab"[int(digest[16], 16) & 3]
+    return (
+        f"evt_{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:]}"
+    )
 
 
 def format_lsn(lsn: int) -> str:

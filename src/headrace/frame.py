@@ -4,7 +4,16 @@ Every row explains itself: `row_schema` holds the columns of its table as they w
 the log it comes from, so that a DataFrame of changes can be filtered, stored and read elsewhere.
 """
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress, starmap
+from typing import NamedTuple
+
+import msgspec
 import pyarrow as pa
+
+from . import record
+from .event import Position, Table, change_id
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -41,6 +50,143 @@ FIELDS: dict[str, pa.DataType] = {
 """The columns of a change, in order; all may be null but sequence, op, unchanged and epoch."""
 
 
-def schema(fields: list[str] | None = None) -> pa.Schema:
+def schema(fields: Sequence[str] | None = None) -> pa.Schema:
     """The Arrow schema of changes; `fields` leaves out what nobody will look at."""
     return pa.schema([(name, FIELDS[name]) for name in fields or FIELDS])
+
+
+@dataclass(frozen=True)
+class Framing:
+    """Turns records of one log into Arrow, with the fields that were asked for."""
+
+    epoch: str
+    tables: Mapping[int, Table]  # by version
+    fields: tuple[str, ...] = tuple(FIELDS)
+    wanted: tuple[str, ...] = ()  # globs of tables; none: all
+    # A table's answer never changes, so each version is asked once.
+    _answers: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
+
+    def batch(self, first: int, count: int, records: bytes) -> pa.RecordBatch:
+        """The changes of wanted tables among `count` neighbouring records, from sequence `first`.
+
+        The records lie one after the other, as the log stores each.
+        """
+        sequences: Sequence[int] = range(first, first + count)
+        rows = record.rows(records, count)
+        if self.wanted:
+            keep = [self._wants(row[0]) for row in rows]
+            sequences, rows = list(compress(sequences, keep)), list(compress(rows, keep))
+        if not rows:
+            return schema(self.fields).empty_table().to_batches()[0]
+        columns = _Columns(self, sequences, _Fields._make(zip(*rows, strict=True)))
+        arrays = [_BUILD[name](columns) for name in self.fields]
+        return pa.RecordBatch.from_arrays(arrays, schema=schema(self.fields))
+
+    def _wants(self, version: int) -> bool:
+        answer = self._answers.get(version)
+        if answer is None:
+            table = self.tables[version]
+            answer = self._answers[version] = any(map(table.matches, self.wanted))
+        return answer
+
+
+class _Fields(NamedTuple):
+    """The fields of several records, a tuple each; names and order are those of a record."""
+
+    table: tuple[int, ...]
+    op: tuple[str, ...]
+    transaction: tuple[str, ...]
+    commit_time: tuple[int, ...]
+    captured_at: tuple[int, ...]
+    metadata: tuple[bytes | None, ...]
+    ordinal: tuple[int, ...]
+    last: tuple[bool, ...]
+    position: tuple[msgspec.Raw, ...]
+    key: tuple[bytes | None, ...]
+    before_kind: tuple[str, ...]
+    before: tuple[bytes | None, ...]
+    after: tuple[bytes | None, ...]
+    changed: tuple[tuple[str, ...] | None, ...]
+    unchanged: tuple[tuple[str, ...], ...]
+
+
+class _Columns:
+    """What the columns of one batch are built from."""
+
+    def __init__(self, framing: Framing, sequences: Sequence[int], fields: _Fields) -> None:
+        self.framing = framing
+        self.sequences = sequences
+        self.fields = fields
+        self.versions = pa.array(fields.table, pa.int32())
+        self._tables = self.versions.dictionary_encode()
+        self._known = [framing.tables[version] for version in self._tables.dictionary.to_pylist()]
+
+    def of_table(self, value: Callable[[Table], str | None]) -> pa.Array:
+        """What all changes of a table share, worked out once for each."""
+        return pa.array(map(value, self._known), pa.string()).take(self._tables.indices)
+
+    def transactions(self) -> pa.Array:
+        """Where each change stands in its transaction."""
+        fields = self.fields
+        parts = (fields.transaction, fields.ordinal, fields.last, fields.commit_time)
+        types = FIELDS["transaction"]
+        arrays = [pa.array(part, inner.type) for part, inner in zip(parts, types, strict=True)]
+        return pa.StructArray.from_arrays(arrays, fields=list(types))
+
+    def positions(self) -> list[Position]:
+        """Where each change stands in its source."""
+        return list(map(_position, self.fields.position))
+
+    def ids(self) -> pa.Array:
+        """A hash for each change: the one column that costs as much as all others."""
+        origins = [self.framing.tables[version].origin for version in self.fields.table]
+        fields = self.fields
+        given = zip(origins, self.positions(), fields.transaction, fields.ordinal, strict=True)
+        return pa.array(starmap(change_id, given), pa.string())
+
+
+_position = msgspec.msgpack.Decoder(Position).decode
+_json = msgspec.json.Encoder().encode
+
+
+def _row_schema(table: Table) -> str | None:
+    if not table.name:
+        return None
+    columns = [{"name": c.name, "type": c.type, "key": c.key} for c in table.columns]
+    return _json(columns).decode()
+
+
+def _plain(name: str) -> Callable[[_Columns], pa.Array]:
+    """A field as the record has it; JSON goes from its bytes to text without being read."""
+    return lambda columns: pa.array(getattr(columns.fields, name), FIELDS[name])
+
+
+def _shared(value: Callable[[Table], str | None]) -> Callable[[_Columns], pa.Array]:
+    return lambda columns: columns.of_table(value)
+
+
+_BUILD: dict[str, Callable[[_Columns], pa.Array]] = {
+    "sequence": lambda columns: pa.array(columns.sequences, pa.int64()),
+    "id": _Columns.ids,
+    "op": _plain("op"),
+    "source": _shared(lambda table: table.source),
+    "connector": _shared(lambda table: table.connector),
+    "database": _shared(lambda table: table.database),
+    "schema": _shared(lambda table: table.schema),
+    "table": _shared(lambda table: table.name),
+    "key": _plain("key"),
+    "before": _plain("before"),
+    "before_kind": _plain("before_kind"),
+    "after": _plain("after"),
+    "changed": _plain("changed"),
+    "unchanged": _plain("unchanged"),
+    "transaction": _Columns.transactions,
+    "position": lambda columns: pa.array(
+        [_json(position.to_json()) for position in columns.positions()], pa.string()
+    ),
+    "captured_at": _plain("captured_at"),
+    "schema_version": lambda columns: columns.versions,
+    "row_schema": _shared(_row_schema),
+    "metadata": _plain("metadata"),
+    "epoch": lambda columns: pa.repeat(columns.framing.epoch, len(columns.sequences)),
+}

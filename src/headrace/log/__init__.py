@@ -6,7 +6,8 @@ One process writes (`Log`), any number read (`LogReader`). Sequences start at 1,
 follow commit order. A reader never sees half a transaction. All cursors are exclusive: "after".
 """
 
-from .reader import Cursor, LogReader, Stats
+from .ranges import Ranges
+from .reader import Cursor, LogReader, Piece, Stats
 from .writer import Log, Trimmed
 
-__all__ = ["Cursor", "Log", "LogReader", "Stats", "Trimmed"]
+__all__ = ["Cursor", "Log", "LogReader", "Piece", "Ranges", "Stats", "Trimmed"]

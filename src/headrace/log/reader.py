@@ -15,9 +15,11 @@ from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from ..errors import LogAbsent, LogError
 from ..event import Change, Table
-from ..record import decode
+from ..record import Place, decode, place
 from . import _layout as layout
+from .ranges import Ranges, plan
 
+_PIECE_BYTES = 1 << 20
 _WRITE_BUFFER = 32 << 20  # bytes; up to two of them hold what is not in a table file yet
 
 
@@ -38,6 +40,19 @@ class Cursor(msgspec.Struct, frozen=True):
     updated_at: int  # microseconds since 1970
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """Neighbouring changes as the log stores them."""
+
+    first: int  # sequence of the first
+    count: int
+    records: bytes  # one after the other
+
+    @property
+    def last(self) -> int:
+        """The sequence of the last one."""
+        return self.first + self.count - 1
+
+
 class LogReader:
     """The committed changes of a log, oldest first."""
 
@@ -48,7 +63,6 @@ class LogReader:
         self._tables: dict[int, Table] = {}
         self._latest = 0
         self._first = 1
-        self._scratch: str | None = None  # where RocksDB keeps a follower's own notes
 
     @classmethod
     def open(cls, path: Path | str) -> LogReader:
@@ -61,10 +75,11 @@ class LogReader:
         try:
             db = Rdict(str(folder), options(), {layout.STATE: options()}, access)
         except Exception as error:
-            shutil.rmtree(scratch)
             raise LogError(f"the log in {folder} cannot be read: {error}") from error
+        finally:
+            # A follower's own notes: nobody reads them, and a killed process leaves none this way.
+            shutil.rmtree(scratch)
         reader = cls(db, folder)
-        reader._scratch = scratch
         try:
             reader._expect_layout()
         except LogError:
@@ -87,8 +102,6 @@ class LogReader:
     def close(self) -> None:
         """Let go of the files."""
         with ExitStack() as stack:  # all of them, even when one cannot be closed in order
-            if self._scratch is not None:
-                stack.callback(shutil.rmtree, self._scratch)
             stack.callback(self._db.close)
             stack.callback(self._state.close)
 
@@ -136,6 +149,31 @@ class LogReader:
         items = self._db.items(from_key=layout.change_key(start), read_opt=bounds)
         for key, record in cast("Iterator[tuple[bytes, bytes]]", items):
             yield layout.sequence_of(key), record
+
+    def piece(self, after: int, *, upto: int, most: int = 10_000) -> Piece | None:
+        """The next changes in one go: at most `most`, and no more once they have a megabyte.
+
+        None: nothing follows. It begins later than `after` + 1 where changes were trimmed.
+        """
+        first, size, records = 0, 0, []
+        for sequence, stored in self.records(after, limit=most, upto=upto):
+            first = first or sequence
+            records.append(stored)
+            size += len(stored)
+            if size >= _PIECE_BYTES:
+                break
+        return Piece(first, len(records), b"".join(records)) if records else None
+
+    def place(self, sequence: int) -> Place | None:
+        """Where a change stands in its transaction; None: it is not in the log."""
+        stored = self._db.get(layout.change_key(sequence))
+        return None if stored is None or sequence > self._latest else place(stored)
+
+    def ranges(
+        self, after: int, *, limit: int | None = None, upto: int | None = None, parts: int = 1
+    ) -> Ranges:
+        """How readers may share what follows `after`; see `headrace.log.ranges`."""
+        return plan(self, after, limit=limit, upto=upto, parts=parts)
 
     def stats(self) -> Stats:
         """How many changes there are, and how large they are."""

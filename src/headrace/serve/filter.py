@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
 from ..event import Change, Op, Table
 from ..formats.key import row_key
@@ -33,7 +32,7 @@ class Filter:
     def _wants(self, table: Table) -> bool:
         answer = self._answers.get(table.version)
         if answer is None:
-            answer = any(_matches(table, glob) for glob in self.tables)
+            answer = any(table.matches(glob) for glob in self.tables)
             self._answers[table.version] = answer
         return answer
 
@@ -43,8 +42,3 @@ class Filter:
         if len(self.key_prefix) <= len(table):
             return table.startswith(self.key_prefix)
         return self.key_prefix.startswith(table) and row_key(change).startswith(self.key_prefix)
-
-
-def _matches(table: Table, glob: str) -> bool:
-    name = f"{table.schema}.{table.name}" if "." in glob else table.name
-    return fnmatchcase(name, glob)

@@ -1,0 +1,147 @@
+"""How a query reads the log: ranges planned on the driver, read on the executors."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from ..errors import ChangesLost, LogReplaced, PipelineError
+from ..event import Table
+from ..frame import Framing
+from ..log import LogReader, Piece, Ranges
+from .options import Options
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Changes that one task reads: those after `after`, up to and with `upto`."""
+
+    epoch: str
+    after: int
+    upto: int
+
+
+class Reading(Protocol):
+    """A log within reach: on disk, or behind a server. It is opened when it is first asked."""
+
+    def ranges(
+        self, after: int, *, limit: int | None = None, upto: int | None = None, parts: int = 1
+    ) -> Ranges:
+        """How readers may share what follows `after`; see `headrace.log.ranges`."""
+        ...
+
+    def pieces(self, wanted: Range) -> Iterator[Piece]:
+        """The changes of a range, those that are still there; LogReplaced: it is another log."""
+        ...
+
+    def table(self, epoch: str, version: int) -> Table:
+        """A version of a table's columns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A log in a folder, which another process may be writing."""
+
+    path: str
+
+    def ranges(
+        self, after: int, *, limit: int | None = None, upto: int | None = None, parts: int = 1
+    ) -> Ranges:
+        """How readers may share what follows `after`."""
+        return _reader(self.path).ranges(after, limit=limit, upto=upto, parts=parts)
+
+    def pieces(self, wanted: Range) -> Iterator[Piece]:
+        """The changes of a range, those that are still there."""
+        reader, after = _reader(self.path), wanted.after
+        expect_epoch(wanted.epoch, reader.epoch)
+        while piece := reader.piece(after, upto=wanted.upto):
+            yield piece
+            after = piece.last
+
+    def table(self, epoch: str, version: int) -> Table:
+        """A version of a table's columns."""
+        return _reader(self.path).table(version)
+
+
+# One for each log in a process, refreshed when it is used: opening one takes a tenth of a second.
+_readers: dict[str, tuple[bytes, LogReader]] = {}
+
+
+def _reader(path: str) -> LogReader:
+    """The log as it is now; a folder whose log was replaced is opened again."""
+    identity_file = Path(path, "IDENTITY")
+    identity = identity_file.read_bytes() if identity_file.exists() else b""
+    known, reader = _readers.get(path, (b"", None))
+    if reader is not None and identity == known:
+        reader.refresh()
+        return reader
+    if reader is not None:
+        del _readers[path]
+        reader.close()
+    reader = LogReader.open(path)
+    _readers[path] = (identity, reader)
+    return reader
+
+
+def read(reading: Reading, wanted: Range, options: Options) -> Iterator[pa.RecordBatch]:
+    """The changes of a range as Arrow, some thousands at a time."""
+    tables = _Tables(reading, wanted.epoch)
+    framing = Framing(wanted.epoch, tables, options.columns, options.tables)
+    after = wanted.after
+    for piece in reading.pieces(wanted):
+        if piece.first > after + 1:
+            lose(options, after + 1, piece.first)
+        after = piece.last
+        batch = framing.batch(piece.first, piece.count, piece.records)
+        if batch.num_rows:
+            yield batch
+    if after < wanted.upto:
+        _explain_end(reading, wanted, after, options)
+
+
+def _explain_end(reading: Reading, wanted: Range, after: int, options: Options) -> None:
+    """What is missing at the end of a range was trimmed, or has not come to this machine."""
+    now = reading.ranges(after, upto=after)
+    expect_epoch(wanted.epoch, now.epoch)
+    if now.first_sequence <= after + 1:
+        raise PipelineError(
+            f"the log ends at {now.latest_sequence} where this executor reads it, "
+            f"although a batch up to {wanted.upto} was planned",
+            hint="Check that driver and executors reach the same log.",
+        )
+    lose(options, after + 1, min(now.first_sequence, wanted.upto + 1))
+
+
+def expect_epoch(wanted: str, found: str) -> None:
+    """Sequences of two logs cannot be compared."""
+    if wanted != found:
+        raise LogReplaced(f"the query has read the log {wanted}, but this one is {found}")
+
+
+def lose(options: Options, wanted: int, first: int) -> None:
+    """Changes from `wanted` on were trimmed; the first one kept is `first`."""
+    if options.strict:
+        raise ChangesLost(
+            f"changes {wanted} to {first - 1} are no longer in the log, "
+            f"whose oldest change is {first}"
+        )
+    logger.warning("lost=%d-%d first_kept=%d", wanted, first - 1, first)
+
+
+class _Tables(dict[int, Table]):
+    """Table versions, asked for the first time each is met."""
+
+    def __init__(self, reading: Reading, epoch: str) -> None:
+        super().__init__()
+        self._reading = reading
+        self._epoch = epoch
+
+    def __missing__(self, version: int) -> Table:
+        table = self[version] = self._reading.table(self._epoch, version)
+        return table

@@ -1,0 +1,215 @@
+"""`spark.readStream.format("headrace")` and `spark.read.format("headrace")`: changes as rows.
+
+An offset is {"epoch": the log's, "sequence": the last one read}. The driver only asks where
+transactions end; rows go from the log to the executors.
+"""
+
+import time
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from .. import frame
+from ..errors import ConfigError, LogReplaced
+from ..log import Ranges
+from .options import EARLIEST, LATEST, Options
+from .reading import Disk, Range, Reading, expect_epoch, lose, read
+from .remote import Server
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+_IDLE_SECONDS = 0.05  # a log that had nothing new is not asked again before
+
+Offset = dict[str, Any]
+
+
+class ChangeSource(DataSource):
+    """The changes of a log, one row each."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self._options = Options.read(options)
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` calls it."""
+        return "headrace"
+
+    def schema(self) -> StructType:
+        """The columns of `headrace.frame`, or those that were asked for."""
+        return from_arrow_schema(frame.schema(self._options.columns))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch read."""
+        return ChangeReader(self._options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A streaming read."""
+        if self._options.ending != LATEST:
+            raise ConfigError("the option endingSequence is for spark.read, a stream has no end")
+        return ChangeStreamReader(self._options)
+
+
+class RangePartition(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, value: Range) -> None:
+        super().__init__(value)
+
+
+class ChangeReader(DataSourceReader):
+    """Reads what the log holds now."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._reading = _reading(options)
+
+    def partitions(self) -> list[InputPartition]:
+        """Ranges that end with transactions; none when there is nothing to read."""
+        options, now = self._options, self._reading.ranges(0, upto=0)
+        after = _after(options, now)
+        upto = now.latest_sequence if isinstance(options.ending, str) else options.ending
+        upto = min(upto, now.latest_sequence)
+        return _partitions(self._reading, options, now.epoch, after, upto)
+
+    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+        """The changes of a range, on an executor."""
+        return _read(self._reading, partition, self._options)
+
+
+class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads what the log holds, then what comes."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._reading = _reading(options)
+        self._initial: Offset | None = None
+        self._opening = options.starting == LATEST
+        self._target: int | None = None  # where a run of what is available now ends
+        self._latest: Offset | None = None
+        self._rested = 0.0
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """Where a query without a checkpoint begins; the same for as long as this process lives."""
+        if self._initial is None:
+            now = self._reading.ranges(0, upto=0)
+            self._initial = _offset(now.epoch, _after(self._options, now))
+        return self._initial
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Read no further than the log reaches now."""
+        self._target = self._reading.ranges(0, upto=0).latest_sequence
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What `maxChangesPerBatch` says."""
+        return ReadMaxRows(self._options.most)
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+        """Where the next batch ends; `start` itself when there is nothing new."""
+        if self._opening and start == self._initial:
+            # Spark writes down where a batch ends, not where the first one starts. An empty first
+            # batch makes "latest" the same place for a query that is killed during it.
+            self._opening = False
+            return start
+        if time.monotonic() < self._rested:
+            return start
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        now = self._reading.ranges(start["sequence"], limit=most, upto=self._target)
+        self._latest = _offset(now.epoch, now.latest_sequence)
+        self._check(start, now)
+        if not now.ends:
+            self._rested = time.monotonic() + _IDLE_SECONDS
+            return start
+        return _offset(now.epoch, now.ends[-1])
+
+    def reportLatestOffset(self) -> Offset | None:  # noqa: N802
+        """How far the log reached when it was asked last: lag, in the query's progress."""
+        return self._latest
+
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        """Ranges that end with transactions; none when there is nothing to read."""
+        expect_epoch(start["epoch"], end["epoch"])
+        options, after, upto = self._options, start["sequence"], end["sequence"]
+        if after > upto and options.starting == EARLIEST:
+            # A first batch that is run again, after retention has removed all of it.
+            lose(options, upto, after + 1)
+        return _partitions(self._reading, options, start["epoch"], after, upto)
+
+    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+        """The changes of a range, on an executor."""
+        return _read(self._reading, partition, self._options)
+
+    def _check(self, start: Offset, now: Ranges) -> None:
+        expect_epoch(start["epoch"], now.epoch)
+        _expect_within(start["sequence"], now)
+        if start["sequence"] + 1 < now.first_sequence:
+            lose(self._options, start["sequence"] + 1, now.first_sequence)
+
+
+def _reading(options: Options) -> Reading:
+    if options.path:
+        return Disk(options.path)
+    return Server(options.url, options.api_key_env, options.api_key_file)
+
+
+def _offset(epoch: str, sequence: int) -> Offset:
+    # Spark compares offsets as text, so the order of the keys matters.
+    return {"epoch": epoch, "sequence": sequence}
+
+
+def _after(options: Options, now: Ranges) -> int:
+    """The sequence that a first read goes on after."""
+    if options.starting == EARLIEST:
+        return now.first_sequence - 1
+    if isinstance(options.starting, str):
+        return now.latest_sequence
+    if options.starting > now.latest_sequence + 1:
+        raise ConfigError(
+            f"startingSequence {options.starting} is beyond the log, "
+            f"which ends at {now.latest_sequence}"
+        )
+    return options.starting - 1
+
+
+def _partitions(
+    reading: Reading, options: Options, epoch: str, after: int, upto: int
+) -> list[InputPartition]:
+    if after >= upto:
+        return []
+    # A large batch is cut into more ranges, so that a task that fails has not much to repeat.
+    parts = max(options.parts, (upto - after) // options.most)
+    now = reading.ranges(after, upto=upto, parts=parts)
+    expect_epoch(epoch, now.epoch)
+    _expect_within(upto, now)
+    if after + 1 < now.first_sequence:
+        lose(options, after + 1, min(now.first_sequence, upto + 1))
+    starts = [max(after, now.first_sequence - 1), *now.ends]
+    return [
+        RangePartition(Range(epoch, begin, end))
+        for begin, end in zip(starts, now.ends, strict=False)
+    ]
+
+
+def _expect_within(sequence: int, now: Ranges) -> None:
+    if sequence > now.latest_sequence:
+        raise LogReplaced(
+            f"the query has read up to {sequence}, but the log ends at {now.latest_sequence}: "
+            "it was restored from an older copy"
+        )
+
+
+def _read(reading: Reading, partition: InputPartition, options: Options) -> Iterator["RecordBatch"]:
+    # A batch read without any range gets a partition of Spark's own, with no value.
+    if not isinstance(partition, RangePartition):
+        return iter(())
+    return read(reading, partition.value, options)
