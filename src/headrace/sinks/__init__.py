@@ -4,7 +4,10 @@ A sink is a frozen dataclass whose fields are its settings; its module's `plugin
 It opens nothing until a streaming query opens it, and then gets every batch of that query in turn.
 """
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,6 +27,42 @@ class Troubled(NamedTuple):
     sequence: int  # of the first change that was not applied
     reason: str
     hint: str
+
+
+class Phase(StrEnum):
+    """What a sink's query is doing."""
+
+    STARTING = "starting"
+    STREAMING = "streaming"
+    WAITING = "waiting"  # it failed and is tried again
+    HALTED = "halted"  # a person must act
+    STOPPED = "stopped"
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """How a sink is doing."""
+
+    sink: str
+    phase: Phase
+    batch: int = -1  # the last one stored since the process began; -1: none yet
+    changes: int = 0  # stored since the process began
+    changes_per_second: float = 0.0  # of the last batch that had any
+    sequence: int = 0  # everything up to it is stored; 0: not known yet
+    lag: int = 0  # how many changes the log had beyond it
+    troubled: tuple[Troubled, ...] = ()
+    error: str = ""  # why it waits or has halted
+    hint: str = ""  # what to do about it
+
+
+REPORT = "status.json"  # the file in which a running pipeline says how it is doing
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running pipeline last said of itself."""
+
+    pid: int
+    at: int  # microseconds since 1970
+    sinks: list[Status]
 
 
 @runtime_checkable

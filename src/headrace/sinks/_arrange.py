@@ -1,0 +1,126 @@
+"""A table's files put in order between batches: small ones joined, large buckets split.
+
+The rows stay what they are, so readers see no change, and a crash leaves only files that nobody
+knows of.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from ._effects import conformed
+from ._merge import RESULT, RESULT_DDL, split
+from ._plan import SEQUENCE, Part, part_name
+from ._store import Added, Folder
+from ._target import Target, level_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MOST_SMALL_FILES = 8  # in a bucket, before they are joined
+LARGEST_BUCKET = 4  # files' worth, before it is split
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Files of one table to be written anew by one task."""
+
+    at: int  # which table
+    uri: str
+    options: dict[str, str]
+    paths: list[str]
+    key: list[str]
+    level: int
+    schema: bytes
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a task made of its files."""
+
+    removed: list[str]
+    added: list[Added]
+
+
+def arrange(spark: SparkSession, targets: Sequence[Target], file_bytes: float) -> None:
+    """Bring the files of these tables into order, where that is due."""
+    levels = [_level(target, file_bytes) for target in targets]
+    work = [
+        each
+        for at, (target, level) in enumerate(zip(targets, levels, strict=True))
+        for each in _work(at, target, level, file_bytes)
+    ]
+    if not work:
+        return
+    written: dict[int, list[Written]] = defaultdict(list)
+    for at, result in _run(spark, work):
+        written[at].append(result)
+    for at, results in written.items():
+        added = [file for each in results for file in each.added]
+        removed = [path for each in results for path in each.removed]
+        targets[at].arranged(levels[at], added, removed)
+
+
+def _level(target: Target, file_bytes: float) -> int:
+    size = sum(part.size for part in target.parts)
+    if size > file_bytes * LARGEST_BUCKET * (1 << target.level):
+        return level_for(size, file_bytes)
+    return target.level
+
+
+def _work(at: int, target: Target, level: int, file_bytes: float) -> Iterator[Work]:
+    groups: dict[tuple[int, int], list[Part]] = defaultdict(list)
+    for part in target.parts:
+        groups[part.level, part.bucket].append(part)
+    for (known, _), parts in sorted(groups.items()):
+        if known == level:
+            parts = _small(parts, file_bytes)  # noqa: PLW2901
+        if parts:
+            yield Work(
+                at,
+                target.delta.folder.uri,
+                dict(target.delta.folder.options),
+                [part.path for part in parts],
+                target.key or [SEQUENCE],
+                level,
+                target.delta.schema.serialize().to_pybytes(),
+            )
+
+
+def _small(parts: list[Part], file_bytes: float) -> list[Part]:
+    """The files of a bucket that are worth joining."""
+    small = [part for part in parts if part.size < file_bytes / 2]
+    return small if len(small) >= MOST_SMALL_FILES else []
+
+
+def _run(spark: SparkSession, work: list[Work]) -> Iterator[tuple[int, Written]]:
+    told = spark.createDataFrame(
+        [(msgspec.json.encode(each).decode(),) for each in work], "work string"
+    )
+    results = told.repartition(len(work)).mapInArrow(_rewritten, RESULT_DDL).collect()
+    for row in results:
+        yield row["at"], msgspec.json.decode(row["said"], type=Written)
+
+
+def _rewritten(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for text in batch.column("work").to_pylist():
+            work = msgspec.json.decode(text, type=Work)
+            said = msgspec.json.encode(_rewrite(work)).decode()
+            yield pa.RecordBatch.from_pylist(
+                [{"at": work.at, "kind": "arranged", "said": said}], RESULT
+            )
+
+
+def _rewrite(work: Work) -> Written:
+    folder = Folder(work.uri, work.options)
+    schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
+    rows = pa.concat_tables([conformed(folder.read(path), schema) for path in work.paths])
+    added = [
+        folder.write(part, part_name(work.level, bucket), {})
+        for bucket, part in split(rows, work.key, work.level)
+    ]
+    return Written(work.paths, added)

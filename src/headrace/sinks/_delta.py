@@ -1,0 +1,206 @@
+"""A Delta table as a sink writes it: one commit a batch, by one writer.
+
+delta-rs keeps the log; the files are written by Spark's tasks. A commit carries two marks: the
+query's batch, and up to which sequence of the log the table has everything.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.schema import Schema
+from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+
+from ..errors import SinkFenced, SinkUnavailable
+from ._plan import Part
+from ._store import Added, Folder
+
+WRITER = "headrace.writer"
+SOURCE = "headrace.source"
+KEEP = "headrace.keep"
+EPOCH = "headrace.epoch"
+
+
+class Delta:
+    """A Delta table that is there, and belongs to this writer."""
+
+    def __init__(self, folder: Folder, table: DeltaTable, writer: str) -> None:
+        self.folder = folder
+        self._table = table
+        self._writer = writer
+        self.parts: dict[str, Part] = _parts(table)
+
+    @classmethod
+    def open(cls, folder: Folder, writer: str, *, adopt: bool = False) -> "Delta | None":
+        """The table in a folder; None: there is none."""
+        try:
+            table = DeltaTable(folder.uri, storage_options=dict(folder.options))
+        except TableNotFoundError:
+            return None
+        except (DeltaError, OSError) as error:
+            raise SinkUnavailable(f"the Delta table {folder.uri} cannot be read") from error
+        owner = table.metadata().configuration.get(WRITER)
+        if owner != writer:
+            if not adopt:
+                raise SinkFenced(f"another pipeline writes the Delta table {folder.uri}")
+            table.alter.set_table_properties({WRITER: writer}, raise_if_not_exists=False)
+        return cls(folder, table, writer)
+
+    @classmethod
+    def create(
+        cls,
+        folder: Folder,
+        schema: pa.Schema,
+        properties: dict[str, str],
+        *,
+        writer: str,
+        partition_by: Sequence[str] = (),
+    ) -> "Delta":
+        """A new, empty table."""
+        try:
+            table = DeltaTable.create(
+                folder.uri,
+                schema=schema,
+                partition_by=list(partition_by),
+                storage_options=dict(folder.options),
+                configuration={**properties, WRITER: writer},
+                raise_if_key_not_exists=False,
+            )
+        except (DeltaError, OSError) as error:
+            raise SinkUnavailable(f"the Delta table {folder.uri} cannot be created") from error
+        return cls(folder, table, writer)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """What is noted beside the schema."""
+        return dict(self._table.metadata().configuration)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+        return pa.schema(self._table.schema().to_arrow())
+
+    def applied(self, epoch: str) -> int:
+        """The sequence of that log up to which the table has everything; 0: nothing of it."""
+        return self._table.transaction_version(_sequence_mark(epoch)) or 0
+
+    def has_batch(self, batch_id: int) -> bool:
+        """Whether this writer's batch is in the table."""
+        version = self._table.transaction_version(self._writer)
+        return version is not None and version >= batch_id
+
+    def note(self, properties: dict[str, str]) -> None:
+        """Change what is noted beside the schema."""
+        self._table.alter.set_table_properties(properties, raise_if_not_exists=False)
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Give the table columns that its files do not have: they read as null."""
+        delta = Schema.from_arrow(pa.schema(list(fields)))
+        self._table.alter.add_columns(delta.fields)
+
+    def commit(
+        self,
+        added: Sequence[Added],
+        removed: Sequence[str],
+        *,
+        schema: pa.Schema | None = None,
+        marks: "Marks | None" = None,
+        partition_by: Sequence[str] = (),
+    ) -> None:
+        """Take files in and out at once.
+
+        A `schema` replaces the table's, and `added` all of its files. Without `marks` the table's
+        rows stay as they are: its files are only arranged in another way.
+        """
+        actions: list[AddAction | RemoveAction] = [_add(file, marks) for file in added]
+        if schema is None:
+            now = time.time_ns() // 1_000_000
+            actions += [
+                RemoveAction(path, marks is not None, now, self.parts[path].size, {})
+                for path in removed
+            ]
+        transactions = marks.transactions(self._writer) if marks else []
+        self._written(actions, schema, transactions, partition_by)
+        gone = list(self.parts) if schema is not None else removed
+        for path in gone:
+            del self.parts[path]
+        self.parts |= {file.path: Part.of(file.path, file.size, file.rows) for file in added}
+
+    def _written(
+        self,
+        actions: list[AddAction | RemoveAction],
+        schema: pa.Schema | None,
+        transactions: list[Transaction],
+        partition_by: Sequence[str],
+    ) -> None:
+        try:
+            self._table.create_write_transaction(
+                actions,
+                "append" if schema is None else "overwrite",
+                self._table.schema() if schema is None else Schema.from_arrow(schema),
+                list(partition_by) or None,
+                commit_properties=CommitProperties(app_transactions=transactions),
+            )
+            self._table.update_incremental()
+        except CommitFailedError as error:
+            raise SinkFenced(
+                f"another pipeline has just written the Delta table {self.folder.uri}; "
+                "this batch was not committed"
+            ) from error
+        except (DeltaError, OSError) as error:
+            raise SinkUnavailable(
+                f"the Delta table {self.folder.uri} did not take a commit"
+            ) from error
+
+    def vacuum(self, hours: float) -> int:
+        """Delete files that no version younger than so many hours refers to; returns how many."""
+        deleted = self._table.vacuum(
+            retention_hours=int(hours), dry_run=False, enforce_retention_duration=False, full=True
+        )
+        self._table.update_incremental()
+        return len(deleted)
+
+
+class Marks:
+    """What a commit says of the batch it holds."""
+
+    def __init__(self, *, batch_id: int, epoch: str, sequence: int) -> None:
+        self.batch_id = batch_id
+        self.epoch = epoch
+        self.sequence = sequence
+
+    def transactions(self, writer: str) -> list[Transaction]:
+        """The marks as Delta keeps them."""
+        now = time.time_ns() // 1_000_000
+        return [
+            Transaction(writer, self.batch_id, now),
+            Transaction(_sequence_mark(self.epoch), self.sequence, now),
+        ]
+
+
+def _sequence_mark(epoch: str) -> str:
+    return f"headrace.sequence:{epoch}"
+
+
+def _add(file: Added, marks: Marks | None) -> AddAction:
+    return AddAction(
+        file.path,
+        file.size,
+        file.partition,
+        file.written_at,
+        marks is not None,
+        file.statistics,
+    )
+
+
+def _parts(table: DeltaTable) -> dict[str, Part]:
+    actions = pa.table(table.get_add_actions())
+    columns: Iterable[tuple[str, int, int | None]] = zip(
+        actions["path"].to_pylist(),
+        actions["size_bytes"].to_pylist(),
+        actions["num_records"].to_pylist(),
+        strict=True,
+    )
+    return {path: Part.of(path, size, rows or 0) for path, size, rows in columns}

@@ -1,0 +1,89 @@
+"""What a tables sink remembers beside its tables: how far it has come, which tables it knows."""
+
+import msgspec
+
+from ..errors import SinkFenced
+from . import Progress, Troubled
+from ._plan import Place, Trouble
+from ._store import Folder
+
+_PATH = "_headrace/ledger.json"
+
+
+class Entry(msgspec.Struct):
+    """One table."""
+
+    source: str
+    trouble: Trouble | None = None
+
+
+class _Content(msgspec.Struct):
+    writer: str
+    epoch: str = ""
+    sequence: int = 0
+    tables: dict[str, Entry] = {}
+
+
+class Ledger:
+    """A small file in the sink's folder; what it says is already true when it is written."""
+
+    def __init__(self, folder: Folder, content: _Content) -> None:
+        self._folder = folder
+        self._content = content
+        self._written = b""
+
+    @classmethod
+    def open(cls, folder: Folder, writer: str, *, adopt: bool) -> "Ledger":
+        """The sink's ledger; that of another writer is refused."""
+        text = folder.read_text(_PATH)
+        content = msgspec.json.decode(text, type=_Content) if text else _Content(writer)
+        if content.writer != writer:
+            if not adopt:
+                raise SinkFenced(f"another pipeline writes to {folder.uri}")
+            content.writer = writer
+        return cls(folder, content)
+
+    @property
+    def epoch(self) -> str:
+        """The log that the sink has followed so far; "": none yet."""
+        return self._content.epoch
+
+    def progress(self) -> Progress | None:
+        """How far every table has come; None: nowhere."""
+        content = self._content
+        return Progress(content.epoch, content.sequence) if content.epoch else None
+
+    def knows(self, place: Place) -> bool:
+        """Whether the sink has had this table."""
+        return str(place) in self._content.tables
+
+    def trouble(self, place: Place) -> Trouble | None:
+        """Why the table is not followed; None: it is."""
+        entry = self._content.tables.get(str(place))
+        return entry.trouble if entry else None
+
+    def troubled(self) -> list[Troubled]:
+        """Every table that is not followed."""
+        return [
+            Troubled(name, entry.trouble.sequence, entry.trouble.reason, entry.trouble.hint)
+            for name, entry in sorted(self._content.tables.items())
+            if entry.trouble
+        ]
+
+    def note(self, place: Place, trouble: Trouble | None) -> None:
+        """Remember a table, and what is wrong with it."""
+        entry = self._content.tables.setdefault(str(place), Entry(place.source))
+        entry.trouble = trouble
+
+    def reach(self, epoch: str, sequence: int) -> None:
+        """Remember that every change up to this one has arrived."""
+        if epoch != self._content.epoch:
+            self._content.epoch, self._content.sequence = epoch, 0
+        self._content.sequence = max(self._content.sequence, sequence)
+
+    def save(self) -> None:
+        """Write it down, if anything changed."""
+        text = msgspec.json.encode(self._content)
+        if text != self._written:
+            self._folder.write_text(_PATH, text.decode())
+            self._written = text

@@ -1,0 +1,269 @@
+"""Changes on their way to the tasks that own their keys: each gets a table and a bucket.
+
+Runs inside Spark's tasks on Arrow batches. What the driver must decide (a table, a version of its
+columns or a case that the plan does not cover) is told to it in place of being routed.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..columns import columns_of, decode
+from ..errors import HeadraceError, TableTroubled
+from ._keys import buckets
+from ._plan import Place, Seen, TablePlan, Trouble
+
+FIELDS = (
+    "sequence",
+    "op",
+    "source",
+    "schema",
+    "table",
+    "key",
+    "before",
+    "before_kind",
+    "after",
+    "unchanged",
+    "transaction",
+    "schema_version",
+    "row_schema",
+    "epoch",
+)
+
+ROUTED = pa.schema(
+    [
+        ("at", pa.int32()),  # which plan; -1: `key` holds a `Seen`
+        ("bucket", pa.int32()),
+        ("sequence", pa.int64()),
+        ("op", pa.string()),
+        ("key", pa.string()),
+        ("old_key", pa.string()),
+        ("after", pa.string()),
+        ("absent", pa.list_(pa.string())),
+        ("commit_time", pa.int64()),
+    ]
+)
+ROUTED_DDL = (
+    "at int, bucket int, sequence bigint, op string, key string, old_key string, after string, "
+    "absent array<string>, commit_time bigint"
+)
+
+_image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_text = msgspec.json.Encoder().encode
+_ROW_OPS = pa.array(["INSERT", "READ", "UPDATE", "DELETE"])
+
+
+class Router:
+    """Sends every change of a batch where the plans say."""
+
+    def __init__(self, plans: list[TablePlan], *, only_planned: bool) -> None:
+        self._plans = {plan.place: (at, plan) for at, plan in enumerate(plans)}
+        self._only_planned = only_planned  # other tables have been dealt with already
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        seen: dict[int, Seen] = {}
+        for batch in batches:
+            changes = pa.Table.from_batches([batch])
+            changes = changes.filter(pc.not_equal(changes["table"], ""))
+            for version in pc.unique(changes["schema_version"]).to_pylist():
+                of_version = changes.filter(pc.equal(changes["schema_version"], version))
+                for routed in self._routed(of_version, version, seen):
+                    yield from routed.to_batches()
+        yield from self._everywhere().to_batches()
+        yield _told(seen)
+
+    def _routed(self, changes: pa.Table, version: int, seen: dict[int, Seen]) -> Iterator[pa.Table]:
+        place = Place(*(changes[name][0].as_py() for name in ("source", "schema", "table")))
+        at, plan = self._plans.get(place, (-1, None))
+        if plan is None and self._only_planned:
+            return
+        known = _look(seen, changes, place, version)
+        if plan is None or version not in plan.versions:
+            return
+        try:
+            yield from _Routing(at, plan, known).of(changes)
+        except HeadraceError as error:
+            first = changes["sequence"][0].as_py()
+            known.trouble = known.trouble or Trouble(first, str(error), error.hint)
+
+    def _everywhere(self) -> pa.Table:
+        """A word to every bucket of a table whose files must all be written anew."""
+        told = [
+            {"at": at, "bucket": bucket, "sequence": 0, "op": "SCHEMA", "key": ""}
+            for at, plan in self._plans.values()
+            if plan.rewrite
+            for bucket in plan.buckets
+        ]
+        return pa.Table.from_pylist(told, ROUTED)
+
+
+class _Routing:
+    """The changes of one version of one table's columns."""
+
+    def __init__(self, at: int, plan: TablePlan, seen: Seen) -> None:
+        self._at = at
+        self._plan = plan
+        self._seen = seen
+        self._key = [column for column in columns_of(seen.row_schema) if column.key]
+
+    def of(self, changes: pa.Table) -> Iterator[pa.Table]:
+        changes = changes.filter(pc.greater(changes["sequence"], self._plan.applied))
+        is_row = pc.is_in(changes["op"], value_set=_ROW_OPS)
+        rows = changes.filter(is_row)
+        if rows.num_rows:
+            yield from self._rows(rows)
+        if rows.num_rows < changes.num_rows:
+            yield self._about_tables(changes.filter(pc.invert(is_row)))
+
+    def _rows(self, rows: pa.Table) -> Iterator[pa.Table]:
+        if not self._key:
+            yield self._keyless(rows)
+            return
+        rows, moved = self._moved(rows)
+        yield self._placed(rows, rows["key"], rows.column("old_key"), rows["op"], rows["after"])
+        if moved.num_rows:
+            gone = pa.array(["DELETE"] * moved.num_rows)
+            nothing = pa.nulls(moved.num_rows, pa.string())
+            yield self._placed(moved, moved["left_key"], nothing, gone, nothing)
+
+    def _moved(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """The rows with their keys complete, and those that left another key behind."""
+        with_before = pc.and_(pc.is_valid(rows["before"]), pc.equal(rows["op"], "UPDATE"))
+        nothing = pa.nulls(rows.num_rows, pa.string())
+        if not pc.any(with_before).as_py() and rows["key"].null_count == 0:
+            return rows.append_column("old_key", nothing), rows.slice(0, 0)
+        keys: list[str | None] = rows["key"].to_pylist()
+        left: list[str | None] = [None] * rows.num_rows
+        old = left.copy()
+        befores, absents = rows["before"].to_pylist(), rows["unchanged"].to_pylist()
+        for at in np.flatnonzero(pc.is_valid(rows["before"]).to_numpy()).tolist():
+            before = self._key_of(befores[at])
+            keys[at] = keys[at] or before
+            if with_before[at].as_py() and before is not None and before != keys[at]:
+                left[at] = before
+                if absents[at]:
+                    old[at] = before
+        if None in keys:
+            sequence = rows["sequence"][keys.index(None)].as_py()
+            raise _troubled("a change comes without its key", sequence, self._seen)
+        if any(old) and not self._plan.together:
+            self._seen.moves = True
+        rows = rows.set_column(rows.column_names.index("key"), "key", pa.array(keys, pa.string()))
+        rows = rows.append_column("old_key", pa.array(old, pa.string()))
+        leaving = rows.append_column("left_key", pa.array(left, pa.string()))
+        return rows, leaving.filter(pc.is_valid(leaving["left_key"]))
+
+    def _key_of(self, image: str) -> str | None:
+        """The key within an old image, written as capture writes keys; None: not all of it."""
+        values = _image(image)
+        if not all(column.name in values for column in self._key):
+            return None
+        return _text({column.name: values[column.name] for column in self._key}).decode()
+
+    def _keyless(self, rows: pa.Table) -> pa.Table:
+        """Rows without a key can only be added; each is known by its sequence."""
+        other = pc.invert(pc.is_in(rows["op"], value_set=pa.array(["INSERT", "READ"])))
+        if pc.any(other).as_py():
+            sequence = rows.filter(other)["sequence"][0].as_py()
+            raise _troubled("a row was changed, and the table has no key", sequence, self._seen)
+        nothing = pa.nulls(rows.num_rows, pa.string())
+        key = pc.cast(rows["sequence"], pa.string())
+        return self._table(rows, self._bucket([rows["sequence"]], rows.num_rows), key, nothing)
+
+    def _placed(self, rows: pa.Table, key: Any, old_key: Any, op: Any, after: Any) -> pa.Table:
+        names = frozenset(column.name for column in self._key)
+        typed = decode(key.to_pylist(), self._key, as_text=self._plan.as_text & names)
+        bucket = self._bucket(typed.columns, rows.num_rows)
+        rows = rows.set_column(rows.column_names.index("op"), "op", _chunked(op))
+        rows = rows.set_column(rows.column_names.index("after"), "after", _chunked(after))
+        return self._table(rows, bucket, key, old_key)
+
+    def _bucket(self, key: list[Any], rows: int) -> Any:
+        level = 0 if self._plan.together else self._plan.level
+        return pa.array(buckets(key, rows, level), pa.int32())
+
+    def _table(self, rows: pa.Table, bucket: Any, key: Any, old_key: Any) -> pa.Table:
+        return pa.table(
+            [
+                pa.array(np.full(rows.num_rows, self._at, np.int32)),
+                bucket,
+                rows["sequence"],
+                rows["op"],
+                key,
+                old_key,
+                rows["after"],
+                rows["unchanged"],
+                _commit_time(rows),
+            ],
+            schema=ROUTED,
+        )
+
+    def _about_tables(self, told: pa.Table) -> pa.Table:
+        """TRUNCATE goes to every bucket, and so does a DROP, after which there are no rows."""
+        routed = []
+        for change in told.select(["sequence", "op", "after"]).to_pylist():
+            said: Mapping[str, object] = msgspec.json.decode(change["after"] or "{}")
+            if change["op"] == "MESSAGE":
+                reason = f"the source could not read a row: {said.get('error', 'unknown')}"
+                raise _troubled(reason, change["sequence"], self._seen)
+            if change["op"] == "TRUNCATE" or said.get("dropped"):
+                routed += [
+                    {"at": self._at, "bucket": bucket, "sequence": change["sequence"],
+                     "op": "TRUNCATE", "key": "", "commit_time": _time_of(told, change["sequence"])}
+                    for bucket in self._plan.buckets
+                ]  # fmt: skip
+        return pa.Table.from_pylist(routed, ROUTED)
+
+
+def _look(seen: dict[int, Seen], changes: pa.Table, place: Place, version: int) -> Seen:
+    sequences = changes["sequence"]
+    known = seen.get(version)
+    if known is None:
+        known = seen[version] = Seen(
+            place=place,
+            version=version,
+            row_schema=changes["row_schema"][0].as_py(),
+            epoch=changes["epoch"][0].as_py(),
+            first_sequence=sequences[0].as_py(),
+            last_sequence=0,
+            changes=0,
+            size=0,
+        )
+    known.last_sequence = max(known.last_sequence, pc.max(sequences).as_py())
+    known.changes += changes.num_rows
+    known.size += pc.sum(pc.binary_length(changes["after"])).as_py() or 0
+    emptied = changes.filter(pc.equal(changes["op"], "TRUNCATE"))["sequence"]
+    known.emptied_at = max(known.emptied_at, pc.max(emptied).as_py() or 0)
+    return known
+
+
+def _told(seen: dict[int, Seen]) -> pa.RecordBatch:
+    rows = [
+        {"at": -1, "bucket": 0, "sequence": each.first_sequence, "op": "SEEN",
+         "key": _text(each).decode()}
+        for each in seen.values()
+    ]  # fmt: skip
+    return pa.RecordBatch.from_pylist(rows, ROUTED)
+
+
+def _troubled(reason: str, sequence: int, seen: Seen) -> TableTroubled:
+    error = TableTroubled(reason)
+    seen.trouble = Trouble(sequence, reason, error.hint)
+    return error
+
+
+def _commit_time(rows: pa.Table) -> Any:
+    return pc.cast(pc.struct_field(rows["transaction"], "commit_time"), pa.int64())
+
+
+def _time_of(rows: pa.Table, sequence: int) -> int:
+    at = pc.index(rows["sequence"], sequence).as_py()
+    return int(_commit_time(rows)[at].as_py())
+
+
+def _chunked(column: Any) -> pa.ChunkedArray:
+    return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])

@@ -1,0 +1,283 @@
+"""One Delta table of the tables sink, as the driver sees it: what it has, how it must change."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+
+from ..columns import columns_of, widened
+from ..errors import HeadraceError, LogReplaced, TableTroubled
+from ..event import Column
+from ._delta import EPOCH, KEEP, SOURCE, Delta, Marks
+from ._plan import Done, Part, Place, Seen, TablePlan, Trouble, delta_schema
+from ._store import Added, Folder
+
+if TYPE_CHECKING:
+    from .tables import Tables
+
+logger = logging.getLogger(__name__)
+
+KEY = "headrace.key"
+
+# Images are JSON with a name before each value; what is stored of them is about this share.
+_STORED_SHARE = 0.15
+_LARGEST_LEVEL = 16
+
+
+class Target:
+    """A table, kept equal to its source."""
+
+    def __init__(self, sink: Tables, place: Place, delta: Delta, *, applied: int) -> None:
+        self.place = place
+        self.delta = delta
+        self.applied = applied
+        self._keep_history = sink.keep == "history"
+        self._as_text = as_text(sink, place)
+        self._columns: tuple[Column, ...] = ()
+        self._schema = delta.schema
+        self._versions: frozenset[int] = frozenset()
+        self._version = 0  # of the source's columns, after the last batch
+        self._level = max((part.level for part in delta.parts.values()), default=0)
+        self._together = False
+        self._rewrite = False
+
+    @classmethod
+    def open(
+        cls, sink: Tables, place: Place, seen: Sequence[Seen], *, writer: str, adopt: bool,
+        known: bool,
+    ) -> Target:  # fmt: skip
+        """The table behind changes that come for the first time; created if there is none."""
+        folder = Folder(f"{sink.path.rstrip('/')}/{place.schema}/{place.table}", dict(sink.storage))
+        epoch = seen[0].epoch
+        delta = Delta.open(folder, writer, adopt=adopt)
+        if delta is None:
+            if known:
+                raise TableTroubled(f"the Delta table {folder.uri} is gone")
+            delta = cls._created(sink, place, seen, folder, writer)
+        cls._check(sink, place, delta)
+        if delta.properties.get(EPOCH) != epoch:
+            if not adopt:
+                raise LogReplaced(f"{folder.uri} was filled from another log")
+            delta.commit([], [], schema=delta.schema)
+            delta.note({EPOCH: epoch})
+        target = cls(sink, place, delta, applied=delta.applied(epoch))
+        if not delta.parts:
+            target._level = level_for(
+                sum(each.size for each in seen) * _STORED_SHARE, sink.file_bytes
+            )
+        target.adapt(seen)
+        return target
+
+    @staticmethod
+    def _created(
+        sink: Tables, place: Place, seen: Sequence[Seen], folder: Folder, writer: str
+    ) -> Delta:
+        columns = columns_of(_newest(seen).row_schema)
+        schema = delta_schema(columns, as_text(sink, place), keep_history=sink.keep == "history")
+        properties = {
+            SOURCE: place.source,
+            KEEP: sink.keep,
+            EPOCH: seen[0].epoch,
+            KEY: _key_note(columns, schema),
+        }
+        return Delta.create(folder, schema, properties, writer=writer)
+
+    @staticmethod
+    def _check(sink: Tables, place: Place, delta: Delta) -> None:
+        noted = delta.properties
+        if noted.get(SOURCE) != place.source:
+            raise TableTroubled(
+                f"{delta.folder.uri} holds the table of source {noted.get(SOURCE)}, "
+                f"and source {place.source} has one of the same name",
+                hint="Give each source a sink with a path of its own.",
+            )
+        if noted.get(KEEP) != sink.keep:
+            raise TableTroubled(
+                f"{delta.folder.uri} was made with keep: {noted.get(KEEP)}, "
+                f"and the config says keep: {sink.keep}",
+                hint="Set another path for the other way of keeping.",
+            )
+
+    def start_at(self, sequence: int) -> None:
+        """Begin with this change, which empties the table."""
+        self.applied = max(self.applied, sequence - 1)
+
+    def plan(self) -> TablePlan:
+        """What the tasks must know."""
+        return TablePlan(
+            place=self.place,
+            folder=self.delta.folder,
+            columns=self._columns,
+            schema=self._schema,
+            as_text=self._as_text,
+            keep_history=self._keep_history,
+            level=self._level,
+            parts=tuple(self.delta.parts.values()),
+            versions=self._versions,
+            applied=self.applied,
+            together=self._together,
+            rewrite=self._rewrite,
+        )
+
+    def adapt(self, seen: Sequence[Seen]) -> bool:
+        """Get ready for what a batch brings; True: the plan has changed.
+
+        A change that cannot be followed raises TableTroubled, unless the batch empties the table
+        afterwards, which makes up for it.
+        """
+        fresh = [each for each in seen if each.last_sequence > self.applied]
+        if not fresh:
+            return False
+        trouble = next((each.trouble for each in fresh if each.trouble), None)
+        if trouble:
+            return self.recover(trouble, seen)
+        moves = any(each.moves for each in fresh) and not self._together
+        versions = frozenset(each.version for each in fresh)
+        if versions <= self._versions and not moves:
+            return False
+        try:
+            self._expect_no_return(fresh)
+            self._follow(_newest(fresh), versions)
+        except TableTroubled as error:
+            first = fresh[0].first_sequence
+            return self.recover(Trouble(first, str(error), error.hint), seen)
+        self._together = self._together or moves
+        return True
+
+    def _expect_no_return(self, fresh: Sequence[Seen]) -> None:
+        """A column that goes and comes again within a batch would bring back its old values."""
+        had = {column.name for column in self._columns}
+        names = [
+            {column.name for column in columns_of(each.row_schema)}
+            for each in sorted(fresh, key=lambda each: each.first_sequence)
+        ]
+        for at, there in enumerate(names):
+            back = (had - there).intersection(*names[-1:]) if at + 1 < len(names) else set()
+            if back:
+                raise TableTroubled(f"column {min(back)} was dropped and added again")
+            had |= there
+
+    def recover(self, trouble: Trouble, seen: Sequence[Seen]) -> bool:
+        """Start at the batch's last TRUNCATE, if it comes after what is wrong."""
+        emptied = max(each.emptied_at for each in seen)
+        if emptied <= max(trouble.sequence, self.applied + 1):
+            raise TableTroubled(trouble.reason, hint=trouble.hint)
+        self.start_at(emptied)
+        self.adapt(seen)
+        return True
+
+    def _follow(self, newest: Seen, versions: frozenset[int]) -> None:
+        """Take over the columns of the newest version, with the least that this needs."""
+        columns = columns_of(newest.row_schema)
+        wanted = delta_schema(columns, self._as_text, keep_history=self._keep_history)
+        schema, lost, widens = _evolved(self.delta.schema, wanted, keep_lost=self._keep_history)
+        rekeyed = self.delta.properties.get(KEY) != _key_note(columns, schema)
+        self._rewrite = bool(lost or widens or rekeyed) and bool(self.delta.parts)
+        self._together = rekeyed and self._rewrite
+        if not self._rewrite and (lost or widens or rekeyed):
+            self.delta.commit([], [], schema=schema)
+            self.delta.note({KEY: _key_note(columns, schema)})
+        elif not self._rewrite:
+            added = [each for each in schema if each.name not in self.delta.schema.names]
+            if added:
+                self.delta.add_columns(added)
+                schema = self.delta.schema  # in the order that Delta keeps them
+        if self._columns:
+            logger.info("columns have changed table=%s version=%d", self.place, newest.version)
+        self._columns, self._schema = columns, schema
+        self._versions, self._version = versions, newest.version
+
+    def commit(self, plan: TablePlan, done: Sequence[Done], marks: Marks) -> None:
+        """Make what the tasks have written part of the table, if they have written anything."""
+        added = [file for each in done for file in each.added]
+        removed = [path for each in done for path in each.removed]
+        if plan.rewrite:
+            self._replace(plan, done, added, marks)
+        elif added or removed:
+            self.delta.commit(added, removed, marks=marks)
+            self.applied = marks.sequence
+        self._together = self._rewrite = False
+        # From now on, another version than the newest is news.
+        self._versions = frozenset({self._version})
+
+    def _replace(
+        self, plan: TablePlan, done: Sequence[Done], added: Sequence[Added], marks: Marks
+    ) -> None:
+        missing = set(plan.buckets) - {each.bucket for each in done}
+        if missing:
+            raise HeadraceError(f"{self.place}: {len(missing)} buckets were not written anew")
+        self.delta.commit(added, [], schema=plan.schema, marks=marks)
+        self.delta.note({KEY: _key_note(plan.columns, plan.schema)})
+        self.applied = marks.sequence
+
+    def arranged(self, level: int, added: Sequence[Added], removed: Sequence[str]) -> None:
+        """The same rows in other files."""
+        self.delta.commit(added, removed)
+        self._level = level
+
+    @property
+    def level(self) -> int:
+        """There are 2 ** level buckets."""
+        return self._level
+
+    @property
+    def parts(self) -> list[Part]:
+        """The table's files."""
+        return list(self.delta.parts.values())
+
+    @property
+    def key(self) -> list[str]:
+        """Names of the key columns."""
+        return [column.name for column in self._columns if column.key]
+
+    @property
+    def ready(self) -> bool:
+        """Whether every file belongs to one bucket of the table's level."""
+        return all(part.level == self._level for part in self.delta.parts.values())
+
+
+def as_text(sink: Tables, place: Place) -> frozenset[str]:
+    """The columns of a table that the sink keeps as text."""
+    prefix = f"{place}."
+    return frozenset(path.removeprefix(prefix) for path in sink.as_text if path.startswith(prefix))
+
+
+def _newest(seen: Sequence[Seen]) -> Seen:
+    return max(seen, key=lambda each: each.last_sequence)
+
+
+def level_for(size: float, file_bytes: float) -> int:
+    """So many bits of the hash that a bucket is about one file."""
+    return min(max(math.ceil(math.log2(max(size / file_bytes, 1))), 0), _LARGEST_LEVEL)
+
+
+def _key_note(columns: Sequence[Column], schema: pa.Schema) -> str:
+    """By what the rows are put into buckets."""
+    keyed = [(column.name, str(schema.field(column.name).type)) for column in columns if column.key]
+    return msgspec.json.encode(keyed).decode()
+
+
+def _evolved(
+    known: pa.Schema, wanted: pa.Schema, *, keep_lost: bool
+) -> tuple[pa.Schema, list[str], list[str]]:
+    """The schema that follows, the columns that it loses, and those that get a wider type."""
+    lost = [name for name in known.names if name not in wanted.names]
+    widens = []
+    for each in wanted:
+        if each.name not in known.names or known.field(each.name).type == each.type:
+            continue
+        was = known.field(each.name).type
+        if not widened(was, each.type):
+            raise TableTroubled(
+                f"column {each.name} was {was} and is {each.type} now, "
+                "and its earlier values are not known in the new type"
+            )
+        widens.append(each.name)
+    if keep_lost:
+        return pa.schema([*wanted, *(known.field(name) for name in lost)]), [], widens
+    return wanted, lost, widens

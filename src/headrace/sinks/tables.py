@@ -1,0 +1,240 @@
+"""Delta tables that equal the source's tables after every batch.
+
+    a batch ─▶ route (each change to its key's bucket) ─▶ merge (a bucket's files) ─▶ commit
+
+All rows stay in Spark's tasks; the driver sees file names. A batch usually takes one job, for all
+tables together. What the plan did not know (a new table, new columns) takes a second one for the
+tables concerned, planned with what the first has seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import msgspec
+
+from ..errors import ConfigError, LogReplaced, PipelineError, TableTroubled
+from . import Progress, Troubled
+from ._arrange import arrange
+from ._delta import Marks
+from ._ledger import Ledger
+from ._merge import RESULT_DDL, Merge
+from ._plan import Done, Place, Seen, TablePlan, Trouble
+from ._route import FIELDS, ROUTED_DDL, Router
+from ._store import Folder
+from ._target import Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+_MOST_PASSES = 5
+_COMMITS_AT_ONCE = 8
+_VACUUM_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """A Delta table per source table under `path`/schema/table."""
+
+    fields: ClassVar[tuple[str, ...]] = FIELDS
+
+    name: str
+    path: str
+    tables: tuple[str, ...] = ()  # globs; none: all
+    keep: Literal["rows", "history"] = "rows"
+    as_text: tuple[str, ...] = ()  # schema.table.column: kept as the source's exact text
+    file_mb: float = 16.0  # about the size of a file; smaller ones make small batches cheaper
+    vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
+    storage: Mapping[str, str] = field(default_factory=dict)  # options for s3://, az://, gs://
+
+    def __post_init__(self) -> None:
+        if self.file_mb <= 0 or self.vacuum_hours < 0:
+            raise ConfigError("file_mb must be above 0, and vacuum_hours not below")
+
+    @property
+    def file_bytes(self) -> float:
+        """About the size of a file."""
+        return self.file_mb * 1_000_000
+
+    def open(self, writer: str, *, adopt: bool = False) -> TablesWriter:
+        """Begin to write."""
+        return TablesWriter(self, writer, adopt=adopt)
+
+
+class TablesWriter:
+    """The tables of a sink while a query writes them."""
+
+    def __init__(self, sink: Tables, writer: str, *, adopt: bool) -> None:
+        self._sink = sink
+        self._writer = writer
+        self._adopt = adopt
+        self._ledger = Ledger.open(Folder(sink.path, dict(sink.storage)), writer, adopt=adopt)
+        self._targets: dict[Place, Target] = {}
+        self._spark: SparkSession | None = None
+        self._vacuum_due = time.monotonic()
+
+    def progress(self) -> Progress | None:
+        """How far every table has come."""
+        return self._ledger.progress()
+
+    def troubled(self) -> list[Troubled]:
+        """The tables that are not followed any more."""
+        return self._ledger.troubled()
+
+    def write(self, changes: DataFrame, batch_id: int) -> int:
+        """Make every table equal its source as of the batch's end."""
+        self._spark = changes.sparkSession
+        outcome = _run(changes, [target.plan() for target in self._targets.values()])
+        marks = self._marks(outcome, batch_id)
+        again = self._settle(list(self._targets.values()), outcome, marks)
+        for _ in range(_MOST_PASSES):
+            if not again:
+                break
+            targets = [self._targets[place] for place in again]
+            self._arrange([target for target in targets if not target.ready])
+            plans = [target.plan() for target in targets]
+            again = self._settle(targets, _run(changes, plans, only_planned=True), marks)
+        else:
+            raise PipelineError(f"batch {batch_id} reads differently each time: {again[0]}")
+        self._ledger.reach(marks.epoch, marks.sequence)
+        self._ledger.save()
+        return outcome.changes
+
+    def _marks(self, outcome: Outcome, batch_id: int) -> Marks:
+        epoch = outcome.seen[0].epoch if outcome.seen else self._ledger.epoch
+        if self._ledger.epoch not in ("", epoch) and not self._adopt:
+            raise LogReplaced(f"the tables in {self._sink.path} were filled from another log")
+        last = max((seen.last_sequence for seen in outcome.seen), default=0)
+        return Marks(batch_id=batch_id, epoch=epoch, sequence=last)
+
+    def _settle(self, targets: list[Target], outcome: Outcome, marks: Marks) -> list[Place]:
+        """Commit what is done; returns the tables that another job must do."""
+        known = {target.place: at for at, target in enumerate(targets)}
+        again: list[Place] = []
+        for place, seen in outcome.by_place.items():
+            at = known.get(place)
+            try:
+                if at is None:
+                    if self._opened(place, seen):
+                        again.append(place)
+                elif at in outcome.troubled:
+                    targets[at].recover(outcome.troubled[at], seen)
+                    again.append(place)
+                elif targets[at].adapt(seen):
+                    again.append(place)
+            except TableTroubled as error:
+                self._give_up(place, seen, error)
+        self._commit(
+            [
+                (target, outcome.plans[at], outcome.done[at])
+                for at, target in enumerate(targets)
+                if target.place not in again and target.place in self._targets
+            ],
+            marks,
+        )
+        return again
+
+    def _opened(self, place: Place, seen: Sequence[Seen]) -> bool:
+        """Whether a table that changes for the first time is followed from now on."""
+        trouble = self._ledger.trouble(place)
+        emptied = max(each.emptied_at for each in seen)
+        if trouble and emptied <= trouble.sequence:
+            return False
+        target = Target.open(
+            self._sink,
+            place,
+            seen,
+            writer=self._writer,
+            adopt=self._adopt,
+            known=self._ledger.knows(place) and not emptied,
+        )
+        if trouble:
+            logger.info("a full copy has come, so the table goes on table=%s", place)
+            target.start_at(emptied)
+        self._ledger.note(place, None)
+        self._targets[place] = target
+        return True
+
+    def _commit(self, settled: list[tuple[Target, TablePlan, list[Done]]], marks: Marks) -> None:
+        with ThreadPoolExecutor(_COMMITS_AT_ONCE) as threads:
+            # Every one is tried, and the first error raised.
+            waiting = [
+                threads.submit(target.commit, plan, done, marks) for target, plan, done in settled
+            ]
+        for each in waiting:
+            each.result()
+
+    def _give_up(self, place: Place, seen: Sequence[Seen], error: TableTroubled) -> None:
+        logger.error("a table is not followed any more table=%s reason=%s", place, error)
+        first = min(each.first_sequence for each in seen)
+        self._targets.pop(place, None)
+        self._ledger.note(place, Trouble(first, str(error), error.hint))
+
+    def tend(self) -> None:
+        """Join small files, split large buckets, and now and then delete old files."""
+        targets = list(self._targets.values())
+        self._arrange(targets)
+        if time.monotonic() >= self._vacuum_due:
+            self._vacuum_due += min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
+            for target in targets:
+                target.delta.vacuum(self._sink.vacuum_hours)
+
+    def _arrange(self, targets: Sequence[Target]) -> None:
+        if self._spark is not None:
+            arrange(self._spark, targets, self._sink.file_bytes)
+
+
+class Outcome:
+    """What the tasks of a job told."""
+
+    def __init__(self, plans: list[TablePlan], results: list[tuple[int, str, str]]) -> None:
+        self.plans = plans
+        self.seen: list[Seen] = []
+        self.done: dict[int, list[Done]] = defaultdict(list)
+        self.troubled: dict[int, Trouble] = {}
+        for at, kind, said in results:
+            if kind == "seen":
+                self.seen.append(msgspec.json.decode(said, type=Seen))
+            elif kind == "done":
+                self.done[at].append(msgspec.json.decode(said, type=Done))
+            else:
+                self.troubled[at] = msgspec.json.decode(said, type=Trouble)
+
+    @property
+    def changes(self) -> int:
+        """How many changes of tables the batch held."""
+        return sum(seen.changes for seen in self.seen)
+
+    @property
+    def by_place(self) -> dict[Place, list[Seen]]:
+        """What was seen, table by table."""
+        found: dict[Place, list[Seen]] = defaultdict(list)
+        for seen in self.seen:
+            found[seen.place].append(seen)
+        return found
+
+
+def _run(changes: DataFrame, plans: list[TablePlan], *, only_planned: bool = False) -> Outcome:
+    """One job over the batch, for all of these tables."""
+    merging = Merge(plans)
+
+    def merged(key: tuple[pa.Scalar, ...], routed: pa.Table) -> pa.Table:
+        return merging(key, routed)
+
+    routed = changes.select(*FIELDS).mapInArrow(
+        Router(plans, only_planned=only_planned), ROUTED_DDL
+    )
+    results = routed.groupBy("at", "bucket").applyInArrow(merged, RESULT_DDL).collect()
+    return Outcome(plans, [(row["at"], row["kind"], row["said"]) for row in results])
+
+
+plugin = Tables
