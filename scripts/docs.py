@@ -28,7 +28,7 @@ def commands_page() -> str:
 
 def _described(name: str, command: Any) -> Iterator[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option"]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
     usage = [name, *(_argument(p) for p in arguments), "[OPTIONS]"]
     usage += ["COMMAND"] if hasattr(command, "commands") else []
     yield from (inspect.cleandoc(command.help or ""), "", "```", " ".join(usage), "```", "")

@@ -1,6 +1,10 @@
 """One file, checked whole before anything starts; what it hides never prints."""
 
+import dataclasses
 import pickle
+import re
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +12,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.config import Cdc, Config, Server, load, settings_of, source_class, source_types
+from headrace import sinks
+from headrace.config import (
+    Cdc,
+    Config,
+    Pipeline,
+    Server,
+    load,
+    settings_of,
+    sink_class,
+    sink_types,
+    source_class,
+    source_types,
+)
 from headrace.errors import ConfigError
 from headrace.secret import Secret
 
@@ -104,6 +120,144 @@ def test_the_server_is_reached_at_an_address_even_when_it_listens_on_all(
     assert Server(host=host).url == url
 
 
+# --- the pipeline --------------------------------------------------------------------------------
+
+PLUGINS = Path(__file__).parent / "pipeline" / "plugins" / "sinks"
+LAKE = SOURCE + "pipeline: {sinks: {lake: {type: folder, path: lake}}}\n"
+
+
+@pytest.fixture
+def folder_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the sink `folder` known, as a file in headrace/sinks would."""
+    monkeypatch.setattr(sinks, "__path__", [*sinks.__path__, str(PLUGINS)])
+
+
+def with_pipeline(**settings: object) -> str:
+    """A config whose pipeline has these settings beside one sink."""
+    section = {"sinks": {"lake": {"type": "folder", "path": "lake"}}, **settings}
+    return SOURCE + f"pipeline: {msgspec.json.encode(section).decode()}"
+
+
+@pytest.mark.usefixtures("folder_sink")
+def test_a_sink_alone_is_a_whole_pipeline(config: Load, tmp_path: Path) -> None:
+    loaded = config(LAKE)
+    assert loaded.pipeline is not None
+    [sink] = loaded.pipeline.sinks
+    assert (sink.name, sink.tables) == ("lake", ())
+    assert isinstance(sink, sink_class("folder"))
+    assert vars_of(sink)["path"] == str(tmp_path / "lake")
+    assert msgspec.structs.replace(loaded.pipeline, sinks=()) == Pipeline()
+    assert loaded.checkpoint_dir == tmp_path / "data" / "pipeline"
+    assert config(SOURCE).pipeline is None
+
+
+def vars_of(sink: object) -> dict[str, object]:
+    """The settings of a sink."""
+    assert dataclasses.is_dataclass(sink)
+    return {field.name: getattr(sink, field.name) for field in dataclasses.fields(sink)}
+
+
+@pytest.mark.usefixtures("folder_sink")
+def test_any_setting_of_spark_is_passed_on_and_none_prints(config: Load) -> None:
+    given = {"spark.executor.memory": "2g", "spark.executor.cores": 2, "spark.ui.enabled": True}
+    loaded = config(with_pipeline(spark={**given, "spark.hadoop.key": "${PGPASSWORD}"})).pipeline
+    assert loaded is not None
+    assert {name: value.reveal() for name, value in loaded.spark.items()} == {
+        "spark.executor.memory": "2g",
+        "spark.executor.cores": "2",
+        "spark.ui.enabled": "true",
+        "spark.hadoop.key": PASSWORD,
+    }
+    assert PASSWORD not in repr(loaded)
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        ({}, "path"),
+        ({"master": "local"}, "path"),
+        ({"master": "spark://host:7077"}, {"url": "http://127.0.0.1:3000"}),
+        ({"url": "https://feed"}, {"url": "https://feed"}),
+        ({"master": "spark://host:7077", "url": "https://feed"}, {"url": "https://feed"}),
+    ],
+)
+@pytest.mark.usefixtures("folder_sink")
+def test_spark_reads_the_log_by_path_only_on_this_machine(
+    config: Load, settings: dict[str, object], address: object
+) -> None:
+    loaded = config(with_pipeline(**settings))
+    expected = {"path": str(loaded.log_dir)} if address == "path" else address
+    assert loaded.log_address == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        (
+            {"sinks": {"lake": {"type": "tabels"}}},
+            'headrace.pipeline.sinks.lake.type: no type called "tabels"; there are: '
+            + ", ".join(sorted([*sink_types(), "folder"])),
+        ),
+        (
+            {"sinks": {"lake": {"type": "folder", "paht": "x", "path": "y"}}},
+            "headrace.pipeline.sinks.lake: no setting called paht; did you mean path?",
+        ),
+        (
+            {"sinks": {"lake": {"type": "folder"}}},
+            "headrace.pipeline.sinks.lake.path: this setting is missing",
+        ),
+        (
+            {"sinks": {"Lake": {"type": "folder", "path": "x"}}},
+            "headrace.pipeline.sinks.Lake: this name does not do for a sink; "
+            "use small letters, digits and _, a letter first, 41 at most",
+        ),
+        ({"sinks": {}}, "headrace.pipeline.sinks: this setting is missing; name at least one sink"),
+        (
+            {"spark": {"executor.memory": "2g"}},
+            "headrace.pipeline.spark: executor.memory is no setting of Spark; "
+            "they begin with spark.",
+        ),
+        (
+            {"spark": {"spark.x": [PASSWORD]}},
+            "headrace.pipeline.spark.spark.x: expected text, a number, or true or false",
+        ),
+        (
+            {"trigger_seconds": 0},
+            "headrace.pipeline.trigger_seconds: expected a number > 0.0, got 0",
+        ),
+        ({"mastre": "x"}, "headrace.pipeline: no setting called mastre; did you mean master?"),
+    ],
+)
+@pytest.mark.usefixtures("folder_sink")
+def test_a_mistake_in_the_pipeline_is_named_with_its_setting(
+    config: Load, settings: dict[str, object], problem: str
+) -> None:
+    assert problems(config, with_pipeline(**settings)) == [problem]
+
+
+@pytest.mark.parametrize("other", ["lake", "./lake/", "lake/inner", "x/../lake"])
+@pytest.mark.usefixtures("folder_sink")
+def test_two_sinks_never_write_to_one_place(config: Load, other: str) -> None:
+    sinks_given = {
+        "lake": {"type": "folder", "path": "lake"},
+        "audit": {"type": "folder", "path": other},
+    }
+    [problem] = problems(config, with_pipeline(sinks=sinks_given))
+    assert re.match(r"headrace\.pipeline\.sinks\.audit\.path: the sink lake already", problem)
+    sinks_given["audit"]["path"] = "lake2"
+    assert config(with_pipeline(sinks=sinks_given)).pipeline is not None
+
+
+def test_a_config_without_a_pipeline_never_loads_spark(tmp_path: Path) -> None:
+    (tmp_path / "headrace.yaml").write_text("sources: {shop: {type: postgres, url: 'dbname=x'}}")
+    code = (
+        "import sys, headrace.cli, headrace.config, headrace.operate, headrace.run, headrace.show\n"
+        "headrace.config.load('headrace.yaml')\n"
+        "assert not {'pyspark', 'pyarrow', 'deltalake'} & set(sys.modules), 'loaded'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
 # --- what it refuses -----------------------------------------------------------------------------
 
 
@@ -120,7 +274,7 @@ def test_the_server_is_reached_at_an_address_even_when_it_listens_on_all(
         ),
         (
             SOURCE + "pipeline: {}",
-            "headrace: no setting called pipeline; there are: sources, data_dir, server, cdc",
+            "headrace.pipeline.sinks: this setting is missing; name at least one sink",
         ),
         (
             "sources: {shop: {type: postgress, url: u}}",
@@ -333,9 +487,10 @@ def written(value: object) -> str:
 
 
 def test_the_docs_name_every_setting_with_its_default() -> None:
-    assert documented("The file") == defaults(Config, "sources", "server", "cdc")
+    assert documented("The file") == defaults(Config, "sources", "server", "cdc", "pipeline")
     assert documented("server") == defaults(Server)
     assert documented("cdc") == defaults(Cdc)
+    assert documented("pipeline") == defaults(Pipeline, "sinks")
 
 
 @pytest.mark.parametrize("name", source_types())
@@ -343,3 +498,10 @@ def test_the_docs_name_every_setting_of_a_source(name: str) -> None:
     section = documented(f"sources: {name}")
     assert section.pop("type") == "required"
     assert section == defaults(source_class(name), "name")
+
+
+@pytest.mark.parametrize("name", sink_types())
+def test_the_docs_name_every_setting_of_a_sink(name: str) -> None:
+    section = documented(f"sinks: {name}")
+    assert section.pop("type") == "required"
+    assert section == defaults(sink_class(name), "name")

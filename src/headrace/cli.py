@@ -104,24 +104,90 @@ def headrace(
 def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
     """Capture every source into the log, and serve the log over HTTP.
 
-    Stops in order on Ctrl-C or SIGTERM. A source that halts does not end it: the log is still
-    served, and the exit code is 1 in the end.
+    With a section `pipeline` in the config, it also starts `headrace pipeline` as a process of
+    its own, and starts it again whenever it ends. Stops in order on Ctrl-C or SIGTERM. A source
+    that halts does not end it: the log is still served, and the exit code is 1 in the end.
     """
+    from contextlib import ExitStack
+
     from .config import load
-    from .run import Run
+    from .run import PipelineProcess, Run
     from .show import Progress
 
     settings = load(config)
     console = _console(stderr=True)
     _log_to(console, context)
     stopping = _stopping_on_signals()
-    with Run(settings) as running, Progress(console) as progress:
+    with ExitStack() as stack:
+        running = stack.enter_context(Run(settings))
+        progress = stack.enter_context(Progress(console))
+        if settings.pipeline:
+            stack.enter_context(PipelineProcess(config, progress.say))
         typer.echo(f"headrace {__version__}: {running.server.url}, log in {settings.log_dir}")
         running.work(stopping, lambda: progress.show(running.statuses(), running.log.stats()))
         halted = running.halted
     if halted:
         names = ", ".join(status.source for status in halted)
         raise HeadraceError(f"stopped, with {names} halted", hint=halted[0].hint)
+
+
+@app.command()
+def pipeline(
+    context: typer.Context,
+    config: ConfigFile = DEFAULT_CONFIG,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when every sink has all that is in the log now.")
+    ] = False,
+    adopt: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Take over what this sink holds, with a new checkpoint; may be given again.",
+            metavar="SINK",
+        ),
+    ] = None,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+) -> None:
+    """Carry the log's changes into every sink of the config, on Spark.
+
+    Stops in order on Ctrl-C or SIGTERM, between two batches if the running one ends within a few
+    seconds. A sink that halts does not end it: the others go on, and the exit code is 1 in the
+    end.
+    """
+    from .config import load
+
+    settings = load(config)
+    if settings.pipeline is None:
+        from .errors import ConfigError
+
+        raise ConfigError("the config has no section pipeline", hint="See docs/pipeline.md.")
+    from .pipeline.run import Feed, Pipeline, alone_in, plans
+    from .pipeline.session import opened_session
+    from .show import SinkProgress
+
+    console = _console(stderr=True)
+    _log_to(console, context)
+    stopping = _stopping_on_signals(with_parent=with_parent)
+    section, folder = settings.pipeline, settings.pipeline_dir
+    feed = Feed(
+        address=settings.log_address,
+        max_changes_per_batch=section.max_changes_per_batch,
+        trigger_seconds=section.trigger_seconds,
+    )
+    queries = plans(
+        section.sinks, feed, checkpoints=settings.checkpoint_dir, once=once, adopt=adopt or ()
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    spark_settings = {name: value.reveal() for name, value in section.spark.items()}
+    with (
+        alone_in(settings.checkpoint_dir),
+        opened_session(section.master, spark_settings, journal=folder / "spark.log") as spark,
+        Pipeline(spark, queries, folder=folder) as running,
+        SinkProgress(console) as progress,
+    ):
+        running.work(stopping, lambda: progress.show(running.statuses()), once=once)
+    if running.halted:
+        names = ", ".join(status.sink for status in running.halted)
+        raise HeadraceError(f"stopped, with {names} halted", hint=running.halted[0].hint)
 
 
 @app.command()
@@ -152,18 +218,22 @@ def demo(
 
 @app.command()
 def check(config: ConfigFile = DEFAULT_CONFIG) -> None:
-    """Look at everything that capturing needs, and say how to mend what is missing.
+    """Look at everything that capturing and the pipeline need, and say how to mend what is missing.
 
     Exits with 1 when something is.
     """
     from .config import load
-    from .operate import check_machine
+    from .operate import check_machine, check_sinks
     from .show import finding_lines
 
     settings = load(config)
     console = _console()
     found = {"this machine": check_machine(settings)}
     found |= {source.name: source.check() for source in settings.sources}
+    if settings.pipeline:
+        from .pipeline.session import check_java
+
+        found["pipeline"] = [check_java(), *check_sinks(settings)]
     for name, findings in found.items():
         console.print(name, style="bold", highlight=False)
         for line in finding_lines(findings):
@@ -177,7 +247,10 @@ def check(config: ConfigFile = DEFAULT_CONFIG) -> None:
 
 @app.command()
 def status(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Show how the running server's sources are doing; without a server, what the log knows."""
+    """Show how the sources, the log and the pipeline are doing.
+
+    Without a running server it tells what the log on disk knows.
+    """
     import msgspec
 
     from .config import load
@@ -318,12 +391,20 @@ def _log_to(console: "Console", context: typer.Context) -> None:
     logging.getLogger("headrace").setLevel(logging.DEBUG if debug else logging.INFO)
 
 
-def _stopping_on_signals() -> "Event":
-    """An event that Ctrl-C and SIGTERM set."""
+def _stopping_on_signals(*, with_parent: bool = False) -> "Event":
+    """An event that Ctrl-C and SIGTERM set, and (`with_parent`) the end of the parent process."""
     import signal
     import threading
 
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
+    if with_parent:
+        from .run import watch_parent
+
+        watch_parent(stopping)
     return stopping
+
+
+if __name__ == "__main__":
+    main()

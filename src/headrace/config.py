@@ -3,26 +3,29 @@
 import dataclasses
 import difflib
 import importlib
+import itertools
 import os
 import pkgutil
 import re
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 import yaml
 from msgspec import Meta
 
-from . import sources
+from . import sinks, sources
 from .errors import ConfigError
 from .secret import MASK, Secret
+from .sinks import Sink
 from .sources import Source
 
 ROOT = "headrace"  # how messages name the file's top level
 
-_SOURCE_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _REFERENCE = re.compile(r"\$?\$\{[^}]*\}?")  # whatever looks like one, `$${` being a plain `${`
 
@@ -55,6 +58,23 @@ class Cdc(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
 
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `pipeline`: what Spark carries from the log to where."""
+
+    master: str = "local[*]"
+    spark: dict[str, Secret] = {}  # any setting of Spark; some of them are keys to a storage
+    checkpoint_dir: Path | None = None
+    trigger_seconds: Positive = 1.0
+    max_changes_per_batch: Annotated[int, Meta(ge=1)] = 100_000
+    url: str | None = None
+    sinks: tuple[Sink, ...] = ()
+
+    @property
+    def local(self) -> bool:
+        """Whether all of Spark runs inside this machine's one process."""
+        return self.master == "local" or self.master.startswith("local[")
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a process of Headrace is told."""
 
@@ -62,11 +82,32 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Path = Path("data")
     server: Server = Server()
     cdc: Cdc = Cdc()
+    pipeline: Pipeline | None = None
 
     @property
     def log_dir(self) -> Path:
         """Where the log lies."""
         return self.data_dir / "log"
+
+    @property
+    def pipeline_dir(self) -> Path:
+        """Where a pipeline says how it is doing."""
+        return self.data_dir / "pipeline"
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Where the pipeline's queries keep how far they are, one folder a sink."""
+        given = self.pipeline.checkpoint_dir if self.pipeline else None
+        return given or self.pipeline_dir
+
+    @property
+    def log_address(self) -> dict[str, str]:
+        """How Spark reaches the log: `path`, or `url` where its tasks run on other machines."""
+        if self.pipeline and self.pipeline.url:
+            return {"url": self.pipeline.url}
+        if self.pipeline and not self.pipeline.local:
+            return {"url": self.server.url}
+        return {"path": str(self.log_dir)}
 
     def source(self, name: str) -> Source:
         """The source of that name."""
@@ -102,19 +143,73 @@ def parse(content: object, *, folder: Path, environment: Mapping[str, str]) -> C
     config = check.config(content)
     if config is None:
         raise ConfigError("\n".join(check.problems))
-    return msgspec.structs.replace(config, data_dir=(folder / config.data_dir).absolute())
+    config = msgspec.structs.replace(config, data_dir=(folder / config.data_dir).absolute())
+    return msgspec.structs.replace(config, pipeline=_placed(config.pipeline, folder))
+
+
+def _placed(pipeline: Pipeline | None, folder: Path) -> Pipeline | None:
+    """The section with every relative path beginning at the config file's folder."""
+    if pipeline is None:
+        return None
+    given = pipeline.checkpoint_dir
+    placed = msgspec.structs.replace(
+        pipeline,
+        checkpoint_dir=(folder / given).absolute() if given else None,
+        sinks=tuple(_placed_sink(sink, folder) for sink in pipeline.sinks),
+    )
+    _expect_own_paths(placed.sinks)
+    return placed
+
+
+def _placed_sink(sink: Sink, folder: Path) -> Sink:
+    path = getattr(sink, "path", None)
+    if not isinstance(path, str) or "://" in path:
+        return sink
+    unplaced: Any = sink
+    placed: Sink = dataclasses.replace(unplaced, path=os.path.abspath(folder / path))
+    return placed
+
+
+def _expect_own_paths(placed: Iterable[Sink]) -> None:
+    """Two sinks that write to one place would each undo what the other did."""
+    paths = {sink.name: str(path) for sink in placed if (path := getattr(sink, "path", None))}
+    for (one, path), (other, inner) in itertools.permutations(paths.items(), 2):
+        if f"{inner.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
+            raise ConfigError(
+                f"{ROOT}.pipeline.sinks.{other}.path: the sink {one} already writes there; "
+                "give each sink a folder of its own"
+            )
 
 
 def source_types() -> list[str]:
     """Every `type` that a source may have: the public modules of `headrace.sources`."""
-    modules = pkgutil.iter_modules(sources.__path__)
-    return sorted(module.name for module in modules if not module.name.startswith("_"))
+    return _types(sources)
 
 
 def source_class(type_name: str) -> type[Source]:
     """The class behind a source's `type`."""
-    plugin: type[Source] = importlib.import_module(f"{sources.__name__}.{type_name}").plugin
+    plugin: type[Source] = _plugin(sources, type_name)
     return plugin
+
+
+def sink_types() -> list[str]:
+    """Every `type` that a sink may have: the public modules of `headrace.sinks`."""
+    return _types(sinks)
+
+
+def sink_class(type_name: str) -> type[Sink]:
+    """The class behind a sink's `type`."""
+    plugin: type[Sink] = _plugin(sinks, type_name)
+    return plugin
+
+
+def _types(package: ModuleType) -> list[str]:
+    modules = pkgutil.iter_modules(package.__path__)
+    return sorted(module.name for module in modules if not module.name.startswith("_"))
+
+
+def _plugin(package: ModuleType, type_name: str) -> Any:
+    return importlib.import_module(f"{package.__name__}.{type_name}").plugin
 
 
 class Setting(NamedTuple):
@@ -130,7 +225,7 @@ def settings_of(section: type) -> dict[str, Setting]:
     """The settings of a section: the fields of its class."""
     types = typing.get_type_hints(section, include_extras=True)
     if dataclasses.is_dataclass(section):
-        defaults = {field.name: field.default for field in dataclasses.fields(section)}
+        defaults = {field.name: _default(field) for field in dataclasses.fields(section)}
     else:
         defaults = {field.name: field.default for field in msgspec.structs.fields(section)}
     absent = (dataclasses.MISSING, msgspec.NODEFAULT)
@@ -138,6 +233,11 @@ def settings_of(section: type) -> dict[str, Setting]:
         name: Setting(name, types[name], default in absent, default)
         for name, default in defaults.items()
     }
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 class _Check:
@@ -151,38 +251,70 @@ class _Check:
         given = self._mapping(ROOT, content)
         if self.problems:
             return None
-        sections = {
-            "sources": self._sources(f"{ROOT}.sources", given.pop("sources", None)),
-            "server": self._section(Server, f"{ROOT}.server", given.pop("server", None)),
-            "cdc": self._section(Cdc, f"{ROOT}.cdc", given.pop("cdc", None)),
+        sections: dict[str, object] = {
+            "sources": self._named(sources, "source", f"{ROOT}.sources", given.pop("sources", None))
         }
+        sections["server"] = self._section(Server, f"{ROOT}.server", given.pop("server", None))
+        sections["cdc"] = self._section(Cdc, f"{ROOT}.cdc", given.pop("cdc", None))
+        if "pipeline" in given:
+            sections["pipeline"] = self._pipeline(f"{ROOT}.pipeline", given.pop("pipeline"))
         return self._section(Config, ROOT, given, built=sections)
 
-    def _sources(self, where: str, content: object) -> tuple[Source | None, ...]:
+    def _pipeline(self, where: str, content: object) -> Pipeline | None:
+        given = self._mapping(where, content)
+        built = {
+            "spark": self._spark(f"{where}.spark", given.pop("spark", None)),
+            "sinks": self._named(sinks, "sink", f"{where}.sinks", given.pop("sinks", None)),
+        }
+        return self._section(Pipeline, where, given, built=built)
+
+    def _spark(self, where: str, content: object) -> dict[str, Secret]:
+        given = self._mapping(where, content)
+        for name in given:
+            if not name.startswith("spark."):
+                self.problems.append(
+                    f"{where}: {name} is no setting of Spark; they begin with spark."
+                )
+        return {name: self._spark_value(f"{where}.{name}", value) for name, value in given.items()}
+
+    def _spark_value(self, where: str, given: object) -> Secret:
+        if not isinstance(given, str | int | float):
+            self.problems.append(f"{where}: expected text, a number, or true or false")
+        text = str(self._expand(where, given))
+        return Secret(text.lower() if isinstance(given, bool) else text)
+
+    def _named(
+        self, package: ModuleType, word: str, where: str, content: object
+    ) -> tuple[Any, ...]:
+        """The sources or the sinks, each under its name."""
         named = self._mapping(where, content)
         if content in (None, {}):
-            self.problems.append(f"{where}: this setting is missing; name at least one source")
-        return tuple(self._source(where, name, given) for name, given in named.items())
+            self.problems.append(f"{where}: this setting is missing; name at least one {word}")
+        for name in named:
+            if not _PLAIN_NAME.fullmatch(name):
+                self.problems.append(
+                    f"{where}.{name}: this name does not do for a {word}; "
+                    "use small letters, digits and _, a letter first, 41 at most"
+                )
+        return tuple(
+            self._one(package, f"{where}.{name}", name, given) for name, given in named.items()
+        )
 
-    def _source(self, within: str, name: str, content: object) -> Source | None:
-        where = f"{within}.{name}"
-        if not _SOURCE_NAME.fullmatch(name):
-            self.problems.append(
-                f"{where}: this name does not do for a source; "
-                "use small letters, digits and _, a letter first, 41 at most"
-            )
+    def _one(self, package: ModuleType, where: str, name: str, content: object) -> object:
         given = self._mapping(where, content)
-        chosen = self._source_class(f"{where}.type", given.pop("type", None))
+        chosen = self._class(package, f"{where}.type", given.pop("type", None))
         return self._section(chosen, where, given, built={"name": name}) if chosen else None
 
-    def _source_class(self, where: str, given: object) -> type[Source] | None:
-        known = ", ".join(source_types())
+    def _class(self, package: ModuleType, where: str, given: object) -> type | None:
+        types = _types(package)
+        known = ", ".join(types)
         if given is None:
             self.problems.append(f"{where}: this setting is missing; there are: {known}")
             return None
         name = self._value(where, str, given)
-        if name in source_types():
-            return source_class(str(name))
+        if name in types:
+            plugin: type = _plugin(package, name)
+            return plugin
         if name is not None:
             self.problems.append(f"{where}: no type called {_shown(given)}; there are: {known}")
         return None

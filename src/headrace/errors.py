@@ -146,6 +146,8 @@ class CheckpointUnreadable(PipelineError):
 class QueryFailed(PipelineError):
     """A query ended for a reason that Headrace does not know."""
 
+    hint = "What Spark says about it is in pipeline/spark.log in data_dir."
+
 
 class LogUnreachable(PipelineError):
     """The server that a query reads from does not answer now and may answer later."""

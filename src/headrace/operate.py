@@ -16,7 +16,12 @@ from .errors import ConfigError, LogAbsent, ServerAbsent, ServerError
 from .event import Batch
 from .log import Cursor, Log, LogReader, Stats, Trimmed
 from .run import server_settings
+from .sinks import REPORT, Report
+from .sinks import Phase as SinkPhase
+from .sinks import Status as SinkStatus
 from .sources import Finding, Status
+
+STALE_SECONDS = 15.0  # a pipeline that has said nothing for so long is no longer there, or stuck
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +32,16 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[Status]
     log: Stats | None  # None: there is no log yet
     cursors: list[Cursor]
+    pipeline: "PipelineOverview | None" = None  # None: the config has none
+
+
+class PipelineOverview(msgspec.Struct, frozen=True, kw_only=True):
+    """How the pipeline is doing, by what it last wrote down."""
+
+    running: bool
+    told_at: int  # microseconds since 1970; 0: it has never run
+    detail: str
+    sinks: list[SinkStatus]
 
 
 class Bound(NamedTuple):
@@ -68,8 +83,41 @@ def connect(config: Config) -> Client | None:
 def look(config: Config) -> Overview:
     """How everything is doing now."""
     client = connect(config)
-    if client is None:
-        return _look_on_disk(config)
+    seen = _look_on_disk(config) if client is None else _look_at_server(config, client)
+    return msgspec.structs.replace(seen, pipeline=look_at_pipeline(config))
+
+
+def look_at_pipeline(config: Config) -> PipelineOverview | None:
+    """What the pipeline last wrote down; None: the config has none."""
+    if config.pipeline is None:
+        return None
+    try:
+        report = msgspec.json.decode((config.pipeline_dir / REPORT).read_bytes(), type=Report)
+    except FileNotFoundError:
+        return PipelineOverview(running=False, told_at=0, detail="has never run here", sinks=[])
+    age = time.time() - report.at / 1e6
+    stopped = all(sink.phase is SinkPhase.STOPPED for sink in report.sinks)
+    if not _lives(report.pid):
+        detail = "not running" if stopped else "not running: it ended without a last word"
+    elif age > STALE_SECONDS:
+        detail = f"process {report.pid} has said nothing for {age:.0f} s"
+    else:
+        detail = f"process {report.pid} runs"
+    running = _lives(report.pid) and age <= STALE_SECONDS
+    return PipelineOverview(running=running, told_at=report.at, detail=detail, sinks=report.sinks)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # it is another user's
+    return True
+
+
+def _look_at_server(config: Config, client: Client) -> Overview:
     health = client.health()
     log = health["log"]
     return Overview(
@@ -154,13 +202,23 @@ def check_machine(config: Config) -> list[Finding]:
     return [_check_folder(config.data_dir), _check_server(config)]
 
 
-def _check_folder(folder: Path) -> Finding:
+def _check_folder(folder: Path, *, name: str = "data_dir") -> Finding:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        return Finding("data_dir", True, f"{folder} can be written")
-    return Finding(
-        "data_dir", False, f"{existing} cannot be written", fix=f"chown or chmod {existing}"
-    )
+        return Finding(name, True, f"{folder} can be written")
+    return Finding(name, False, f"{existing} cannot be written", fix=f"chown or chmod {existing}")
+
+
+def check_sinks(config: Config) -> list[Finding]:
+    """What the pipeline needs on this machine, where its sinks are folders of it."""
+    if config.pipeline is None:
+        return []
+    folders = {"checkpoint_dir": config.checkpoint_dir}
+    for sink in config.pipeline.sinks:
+        path = getattr(sink, "path", None)
+        if isinstance(path, str) and "://" not in path:
+            folders[f"{sink.name}.path"] = Path(path)
+    return [_check_folder(folder, name=name) for name, folder in folders.items()]
 
 
 def _check_server(config: Config) -> Finding:

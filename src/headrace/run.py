@@ -1,10 +1,15 @@
 """A process of Headrace at work: every source captured, the log served, old changes removed."""
 
 import logging
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -20,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 RETENTION_SECONDS = 3600.0
 LOOK_SECONDS = 0.25
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a pipeline that ended is started again
+STEADY_SECONDS = 60.0  # after so long, an end is not blamed on the start
+STOP_SECONDS = 20.0  # for a pipeline to stop in order
 _DAY = 86_400
 
 
@@ -159,3 +167,91 @@ def retain(log: Log, config: Config) -> Trimmed:
     if config.cdc.retention_bytes is not None:
         before = max(before, log.beyond_size(config.cdc.retention_bytes))
     return log.trim(before)
+
+
+class PipelineProcess:
+    """`headrace pipeline` as a process of its own, started again whenever it ends.
+
+    It and the JVM it starts are one process group, so that nothing of them is left behind.
+    """
+
+    def __init__(self, config_file: Path, say: Callable[[str], None]) -> None:
+        """Describe it; `say` gets every line that it prints."""
+        program = [sys.executable, "-m", "headrace.cli", "pipeline", "--with-parent"]
+        self._command = [*program, "--config", str(config_file)]
+        self._say = say
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="pipeline")
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()  # between starting it and stopping it
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._lock:
+            self._stopping.set()
+            process = self._process
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                logger.warning("pipeline did not stop within %d s and is killed", STOP_SECONDS)
+            _kill_group(process.pid)
+        self._thread.join()
+
+    def _keep(self) -> None:
+        wait = FIRST_WAIT
+        while (process := self._started()) is not None:
+            began = time.monotonic()
+            assert process.stdout is not None
+            for line in process.stdout:
+                self._say(line.rstrip("\n"))
+            code = process.wait()
+            _kill_group(process.pid)
+            if self._stopping.is_set():
+                return
+            wait = FIRST_WAIT if time.monotonic() - began > STEADY_SECONDS else wait
+            logger.error("pipeline ended exit_code=%d restart_seconds=%g", code, wait)
+            if self._stopping.wait(wait):
+                return
+            wait = min(2 * wait, LONGEST_WAIT)
+
+    def _started(self) -> subprocess.Popen[str] | None:
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C is for us: we stop it, in our order
+            )
+            return self._process
+
+
+def _kill_group(leader: int) -> None:
+    with suppress(ProcessLookupError):  # all of them have ended by themselves
+        os.killpg(leader, signal.SIGKILL)
+
+
+def watch_parent(stopping: threading.Event) -> None:
+    """Set `stopping` when the process that started this one is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while not stopping.wait(LOOK_SECONDS):
+            if os.getppid() != parent:
+                stopping.set()
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()

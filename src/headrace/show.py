@@ -14,7 +14,9 @@ from rich.text import Text
 
 from .formats.canonical import CanonicalTransaction
 from .log import Stats
-from .operate import Overview
+from .operate import Overview, PipelineOverview
+from .sinks import Phase as SinkPhase
+from .sinks import Status as SinkStatus
 from .sources import CopyProgress, Finding, Phase, Status
 
 _PHASE_STYLES = {
@@ -23,7 +25,13 @@ _PHASE_STYLES = {
     Phase.WAITING: "yellow",
     Phase.HALTED: "bold red",
 }
+_SINK_STYLES = {
+    SinkPhase.STREAMING: "green",
+    SinkPhase.WAITING: "yellow",
+    SinkPhase.HALTED: "bold red",
+}
 _PLAIN_SECONDS = 5.0
+_SINK_SECONDS = 10.0
 _LONGEST_ROW = 200  # characters of a row that a line of `tail` shows
 
 
@@ -83,9 +91,45 @@ class Progress:
             told = [s for s in statuses if self._always or s.phase is Phase.SNAPSHOT]
             self._print(plain_line(status, stats, rate=self._rate.per_second) for status in told)
 
+    def say(self, line: str) -> None:
+        """Print a line, above the live display if there is one."""
+        self._print([line])
+
     def _print(self, lines: Iterable[str]) -> None:
         for line in lines:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class SinkProgress:
+    """Shows how the sinks are doing: a live table on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, console: Console, *, plain_seconds: float = _SINK_SECONDS) -> None:
+        self._console = console
+        self._plain_seconds = plain_seconds
+        self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self._told: dict[str, int] = {}  # sink -> the changes it had stored then
+        self._due = 0.0
+
+    def __enter__(self) -> "SinkProgress":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, statuses: Sequence[SinkStatus]) -> None:
+        """Show the present state, if it is time to and there is anything new."""
+        if self._live:
+            self._live.update(sinks_table(statuses))
+        elif time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._plain_seconds
+            for status in statuses:
+                if status.changes != self._told.get(status.sink, 0):
+                    self._told[status.sink] = status.changes
+                    line = sink_line(status)
+                    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Rate:
@@ -150,6 +194,43 @@ def sources_table(statuses: Sequence[Status]) -> RenderableType:
     return Group(table, *notes)
 
 
+def sinks_table(statuses: Sequence[SinkStatus]) -> RenderableType:
+    """A line a sink, and below it what is wrong with it."""
+    table = Table("sink", "phase", "batch", "sequence", "rate", "lag", box=None, pad_edge=False)
+    notes: list[Text] = []
+    for status in statuses:
+        table.add_row(
+            status.sink,
+            Text(status.phase, style=_SINK_STYLES.get(status.phase, "")),
+            str(status.batch) if status.batch >= 0 else "",
+            f"{status.sequence:,}" if status.sequence else "",
+            f"{status.changes_per_second:,.0f} changes/s" if status.changes else "",
+            f"{status.lag:,} changes" if status.sequence else "",
+        )
+        notes += [Text(line, style="red") for line in sink_complaints(status)]
+    return Group(table, *notes)
+
+
+def sink_line(status: SinkStatus) -> str:
+    """The same of one sink, where there is no terminal."""
+    return (
+        f"{status.sink}: {status.phase}, batch {status.batch}, {status.changes:,} changes, "
+        f"{status.changes_per_second:,.0f} changes/s; sequence {status.sequence}, "
+        f"lag {status.lag:,}"
+    )
+
+
+def sink_complaints(status: SinkStatus) -> list[str]:
+    """What is wrong with a sink and its tables, and what to do."""
+    lines = [f"{status.sink}: {status.error}"] if status.error else []
+    if status.error and status.hint:
+        lines.append(f"  {status.hint}")
+    for table in status.troubled:
+        lines.append(f"{status.sink}: {table.table} is not followed: {table.reason}")
+        lines += [f"  {table.hint}"] if table.hint else []
+    return lines
+
+
 def complaints(status: Status) -> list[str]:
     """What is wrong with a source and its tables, and what to do."""
     lines = [f"{status.source}: {status.error}"] if status.error else []
@@ -178,8 +259,22 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[Text]:
             yield Text(f"      {finding.fix}", style="bold")
 
 
+def pipeline_lines(seen: PipelineOverview) -> Iterator[RenderableType]:
+    """What `status` says of the pipeline."""
+    told = f"{datetime.fromtimestamp(seen.told_at / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    yield Text(f"pipeline: {seen.detail}" + (f"; as of {told}:" if seen.told_at else ""))
+    if seen.sinks:
+        yield sinks_table(seen.sinks)
+
+
 def overview_lines(seen: Overview) -> Iterator[RenderableType]:
     """What `status` says."""
+    yield from _server_lines(seen)
+    if seen.pipeline is not None:
+        yield from pipeline_lines(seen.pipeline)
+
+
+def _server_lines(seen: Overview) -> Iterator[RenderableType]:
     if seen.server:
         yield Text(f"server: {seen.server}, {seen.health}")
     else:

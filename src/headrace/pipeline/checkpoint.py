@@ -1,0 +1,111 @@
+"""A query's notes of how far it is, and the name under which its sink knows it.
+
+Spark numbers the batches of a checkpoint from 0, and a sink remembers the number of the last batch
+under the writer's name. So a new checkpoint needs a new name, or its first batches would count as
+stored already: the name lies inside the checkpoint, and is lost with it.
+"""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from ..errors import CheckpointUnreadable, PipelineError
+
+_WRITER = "writer.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The checkpoint of one sink."""
+
+    sink: str
+    within: Path  # the folder that has one folder a sink
+
+    @property
+    def folder(self) -> Path:
+        """What Spark calls the checkpoint location."""
+        return self.within / self.sink / "checkpoint"
+
+    @property
+    def new(self) -> bool:
+        """Whether no batch has ever been begun."""
+        return _last(self.folder / "offsets") is None
+
+    def writer(self) -> str:
+        """The name of the query for its sink, the same until the checkpoint is another one."""
+        file = self.folder / _WRITER
+        if file.exists():
+            return str(json.loads(file.read_text())["writer"])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        name = f"{self.sink}-{uuid4()}"
+        fresh = file.with_suffix(".new")
+        fresh.write_text(json.dumps({"writer": name}))
+        fresh.replace(file)
+        return name
+
+    def sequence(self) -> int:
+        """The last change that the sink is known to have; 0: not known."""
+        committed = _last(self.folder / "commits")
+        if committed is None:
+            return 0
+        *_, offset = (self.folder / "offsets" / committed.name).read_text().splitlines()
+        return int(json.loads(offset)["sequence"])
+
+    def set_aside(self) -> Path | None:
+        """Begin anew; returns where the notes so far were moved, None: there were none."""
+        if not self.folder.exists():
+            return None
+        moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+        aside = self.folder.with_name(f"checkpoint-until-{moment}")
+        self.folder.rename(aside)
+        return aside
+
+    def examine(self) -> None:
+        """Raise CheckpointUnreadable where Spark would stumble."""
+        if not self.folder.exists():
+            return
+        try:
+            self._read()
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise unreadable(self) from error
+
+    def _read(self) -> None:
+        if self.new and not (self.folder / _WRITER).exists():
+            return
+        if not json.loads((self.folder / _WRITER).read_text())["writer"]:
+            raise ValueError("no writer")
+        offsets, commits = _last(self.folder / "offsets"), _last(self.folder / "commits")
+        if offsets is not None:
+            json.loads((self.folder / "metadata").read_text())["id"]
+            _read_entry(offsets, lines=2)
+        if commits is not None:
+            _read_entry(commits, lines=1)
+            self.sequence()
+
+
+def unreadable(checkpoint: Checkpoint) -> PipelineError:
+    """The error that says what is lost, what is kept and what to do."""
+    return CheckpointUnreadable(
+        f"the checkpoint of sink {checkpoint.sink} in {checkpoint.folder} cannot be read; "
+        "nothing that the sink has stored is lost, and it knows itself how far it is",
+        hint=f"Run `headrace pipeline --adopt {checkpoint.sink}`: it moves the checkpoint aside "
+        "and goes on where the sink is.",
+    )
+
+
+def _last(folder: Path) -> Path | None:
+    """The newest entry of one of Spark's logs."""
+    entries = [path for path in folder.glob("*") if path.name.isdigit()]
+    return max(entries, key=lambda path: int(path.name), default=None)
+
+
+def _read_entry(file: Path, *, lines: int) -> None:
+    """An entry has a line with its version, then lines of JSON; `-` stands for an absent one."""
+    version, *rest = file.read_text().splitlines()
+    if not version.startswith("v") or len(rest) < lines:
+        raise ValueError("cut short")
+    for line in rest:
+        if line != "-":
+            json.loads(line)

@@ -1,0 +1,73 @@
+"""Why a query ended: the error of ours behind what Spark reports, and whether to try again.
+
+An exception that leaves Python for the JVM comes back as text. What a sink raised is kept on this
+side; of what the source raised in its own process, only the traceback's last line is left.
+"""
+
+import re
+from collections.abc import Iterator
+
+from pyspark.errors import PySparkException
+
+from .. import errors
+from ..errors import (
+    HeadraceError,
+    LogAbsent,
+    QueryFailed,
+    ServerAbsent,
+    SinkUnavailable,
+)
+
+_OURS = re.compile(r"\bheadrace\.errors\.(?P<kind>\w+): (?P<message>[^\n]*)")
+_ANY = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception)): ", re.MULTILINE)
+_CHECKSUM = "org.apache.hadoop.fs.ChecksumException"
+
+
+def understood(error: BaseException) -> HeadraceError:
+    """The error to tell a person; row values that Spark's own text may hold are left out."""
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, HeadraceError):
+            return cause
+    for cause in causes:
+        if told := _told(str(cause)):
+            return told
+    if isinstance(error, OSError):
+        return SinkUnavailable(f"{type(error).__name__}: {error.strerror or 'no reason given'}")
+    return QueryFailed(f"the query ended with {_named(error)}")
+
+
+def passing(error: HeadraceError) -> bool:
+    """Whether it goes away by itself, so that it is tried for ever."""
+    # Nobody may have started the server yet, or captured anything.
+    return error.retry or isinstance(error, ServerAbsent | LogAbsent)
+
+
+def damaged_checkpoint(error: BaseException) -> bool:
+    """Whether Spark stumbled over its own notes."""
+    return _CHECKSUM in str(error)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _told(text: str) -> HeadraceError | None:
+    for found in reversed(list(_OURS.finditer(text))):
+        kind = getattr(errors, found["kind"], None)
+        if isinstance(kind, type) and issubclass(kind, HeadraceError):
+            return kind(found["message"].strip())
+    return None
+
+
+def _named(error: BaseException) -> str:
+    """What kind of failure it was."""
+    condition = error.getCondition() if isinstance(error, PySparkException) else None
+    raised = [found["kind"] for found in _ANY.finditer(str(error))]
+    names = [type(error).__name__, condition, raised[-1] if raised else None]
+    return ", ".join(dict.fromkeys(name for name in names if name))

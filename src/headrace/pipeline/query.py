@@ -1,0 +1,139 @@
+"""One streaming query: changes from the log, batch by batch, into one sink."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ..errors import HeadraceError, LogReplaced, PipelineError, TableTroubled
+from ..sinks import Sink, Troubled, Writer
+from .checkpoint import Checkpoint
+from .reading import Disk, Reading
+from .remote import Server
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """Where a pipeline's changes come from, and in what portions."""
+
+    address: Mapping[str, str]  # the source's option `path` or `url`
+    max_changes_per_batch: int = 100_000
+    trigger_seconds: float = 1.0
+
+    def epoch(self) -> str:
+        """Ask which log it is."""
+        path = self.address.get("path")
+        log: Reading = Disk(path) if path else Server(self.address["url"])
+        return log.ranges(0, upto=0).epoch
+
+
+class Stored(NamedTuple):
+    """A batch that a sink has stored."""
+
+    batch: int
+    changes: int
+    seconds: float
+    troubled: tuple[Troubled, ...]
+
+
+class Batches:
+    """What Spark calls with each batch."""
+
+    def __init__(self, writer: Writer, sink: str, noted: Callable[[Stored], None]) -> None:
+        self.error: BaseException | None = None  # as it was before it crossed the JVM
+        self.untended = -1  # the batch after which the sink could not be looked after
+        self._writer = writer
+        self._sink = sink
+        self._noted = noted
+        self._closed = False
+
+    def close(self) -> None:
+        """Take no further batch."""
+        self._closed = True
+
+    def __call__(self, changes: DataFrame, batch_id: int) -> None:
+        """Store a batch."""
+        if self._closed:
+            raise PipelineError("the pipeline is stopping")
+        began = time.monotonic()
+        try:
+            count = self._writer.write(changes, batch_id)
+            seconds = time.monotonic() - began
+            self._noted(Stored(batch_id, count, seconds, tuple(self._writer.troubled())))
+            self._tend(batch_id)
+        except BaseException as error:
+            self.error = error
+            raise
+
+    def _tend(self, batch_id: int) -> None:
+        # A failure of tending makes Spark bring the batch again, which then changes nothing; but
+        # not tending again until the next batch lets the query get past it.
+        if batch_id == self.untended:
+            return
+        self.untended = batch_id
+        try:
+            self._writer.tend()
+        except HeadraceError as error:
+            if not (error.retry or isinstance(error, TableTroubled)):
+                raise
+            logger.warning("sink=%s tended=no error=%s", self._sink, error.explain())
+        self.untended = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that tells a query apart from another."""
+
+    sink: Sink
+    feed: Feed
+    checkpoint: Checkpoint
+    once: bool = False
+    adopt: bool = False  # what another query wrote, and begin a new checkpoint there
+
+    def starting(self, writer: Writer) -> int | None:
+        """The first change that the sink needs; None: the checkpoint knows, or the log's first."""
+        if not self.checkpoint.new or (progress := writer.progress()) is None:
+            return None
+        if progress.epoch == self.feed.epoch():
+            return progress.sequence + 1
+        if self.adopt:
+            return None
+        raise LogReplaced(
+            f"what sink {self.sink.name} holds comes from another log than this one, "
+            f"up to sequence {progress.sequence} there",
+            hint="Check data_dir and pipeline.url; if the log is new for good, run "
+            f"`headrace pipeline --adopt {self.sink.name}` to carry all of it into the sink.",
+        )
+
+    def start(self, spark: SparkSession, batches: Batches, starting: int | None) -> StreamingQuery:
+        """Start it."""
+        # Queries take turns at the cores only if each has a pool of its own.
+        spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
+        changes = spark.readStream.format("headrace").options(**self._options(starting)).load()
+        stream = (
+            changes.writeStream.queryName(self.sink.name)
+            .option("checkpointLocation", self.checkpoint.folder.as_uri())
+            .foreachBatch(batches)
+        )
+        if self.once:
+            return stream.trigger(availableNow=True).start()
+        every = f"{round(self.feed.trigger_seconds * 1000)} milliseconds"
+        return stream.trigger(processingTime=every).start()
+
+    def _options(self, starting: int | None) -> dict[str, str]:
+        options = {
+            **self.feed.address,
+            "columns": ",".join(self.sink.fields),
+            "maxChangesPerBatch": str(self.feed.max_changes_per_batch),
+        }
+        if self.sink.tables:
+            options["tables"] = ",".join(self.sink.tables)
+        if starting is not None:
+            options["startingSequence"] = str(starting)
+        return options

@@ -1,0 +1,175 @@
+"""A pipeline at work: every sink's query kept going, and an account of it in a file."""
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from ..errors import ConfigError, PipelineError
+from ..sinks import REPORT, Phase, Report, Sink, Status
+from .checkpoint import Checkpoint
+from .query import Feed, Plan
+from .session import jvm_lives
+from .supervise import Supervised
+
+__all__ = ["Feed", "News", "Pipeline", "alone_in", "plans"]
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.25
+REPORT_SECONDS = 2.0
+
+
+class Pipeline:
+    """Everything one `headrace pipeline` does, from entering to leaving."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        plans: Sequence[Plan],
+        *,
+        folder: Path,
+    ) -> None:
+        """Describe it; `folder` is where it says how it is doing."""
+        self._spark = spark
+        self._folder = folder
+        self._sinks = [Supervised(plan, spark) for plan in plans]
+        self._due = 0.0
+
+    def __enter__(self) -> Self:
+        for sink in self._sinks:
+            sink.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # All are told before any is waited for.
+        for sink in self._sinks:
+            sink.close()
+        for sink in self._sinks:
+            sink.join()
+        self._report(due=0.0)
+
+    def statuses(self) -> list[Status]:
+        """How every sink is doing."""
+        return [sink.status() for sink in self._sinks]
+
+    @property
+    def halted(self) -> list[Status]:
+        """The sinks that a person must look after."""
+        return [status for status in self.statuses() if status.phase is Phase.HALTED]
+
+    def work(self, stopping: threading.Event, look: Callable[[], None], *, once: bool) -> None:
+        """Stay until `stopping` is set, or (`once`) until every sink has all there is."""
+        news = News()
+        while True:
+            news.tell(self.statuses())
+            look()
+            self._report(due=self._due)
+            if once and all(sink.ended for sink in self._sinks):
+                news.tell(self.statuses())
+                return
+            if not jvm_lives(self._spark):
+                raise PipelineError(
+                    "Spark's Java process has ended; no batch is lost, the next start goes on",
+                    hint="Start the pipeline again; if Java ran out of memory, raise "
+                    "spark.driver.memory in pipeline.spark.",
+                )
+            if stopping.wait(LOOK_SECONDS):
+                return
+
+    def _report(self, *, due: float) -> None:
+        if time.monotonic() < due:
+            return
+        self._due = time.monotonic() + REPORT_SECONDS
+        report = Report(pid=os.getpid(), at=time.time_ns() // 1000, sinks=self.statuses())
+        fresh = self._folder / f"{REPORT}.new"
+        fresh.write_bytes(msgspec.json.encode(report))
+        fresh.replace(self._folder / REPORT)
+
+
+def plans(
+    sinks: Sequence[Sink],
+    feed: Feed,
+    *,
+    checkpoints: Path,
+    once: bool = False,
+    adopt: Sequence[str] = (),
+) -> list[Plan]:
+    """A query for each sink; those named in `adopt` take over from whoever wrote before."""
+    names = [sink.name for sink in sinks]
+    for name in adopt:
+        if name not in names:
+            raise ConfigError(f"no sink called {name}; there are: {', '.join(names)}")
+    return [
+        Plan(
+            sink=sink,
+            feed=feed,
+            checkpoint=Checkpoint(sink.name, checkpoints),
+            once=once,
+            adopt=sink.name in adopt,
+        )
+        for sink in sinks
+    ]
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep every other pipeline out of a folder of checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PipelineError(
+                f"another pipeline works with the checkpoints in {folder}",
+                hint="Stop it first (`headrace run` starts one by itself), or set another "
+                "pipeline.checkpoint_dir.",
+            ) from error
+        yield
+
+
+class News:
+    """Tells the journal how the sinks are doing, each thing once."""
+
+    def __init__(self) -> None:
+        self._known: Mapping[str, Status] = {}
+
+    def tell(self, statuses: Sequence[Status]) -> None:
+        """Tell what differs from the last time."""
+        for status in statuses:
+            before = self._known.get(status.sink)
+            if before is None or (before.phase, before.error) != (status.phase, status.error):
+                _tell_phase(status)
+            for table in status.troubled:
+                if before is None or table not in before.troubled:
+                    logger.warning(
+                        "sink=%s table=%s troubled=%s", status.sink, table.table, table.reason
+                    )
+        self._known = {status.sink: status for status in statuses}
+
+
+def _tell_phase(status: Status) -> None:
+    logger.info("sink=%s phase=%s sequence=%d", status.sink, status.phase, status.sequence)
+    if status.phase is Phase.WAITING:
+        logger.warning("sink=%s is tried again; error=%s", status.sink, status.error)
+    elif status.phase is Phase.HALTED:
+        logger.error(
+            "sink=%s halted, the others go on; error=%s; hint=%s",
+            status.sink,
+            status.error,
+            status.hint,
+        )

@@ -1,0 +1,152 @@
+"""Spark for a pipeline: the Java it needs, its settings, and a terminal that it leaves alone."""
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkConf, SparkContext, java_gateway
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from ..errors import PipelineError
+from ..sources import Finding
+
+JAVA_VERSION = 17  # the oldest that Spark 4 runs on
+
+_INSTALL_JAVA = (
+    f"Install Java {JAVA_VERSION} or later (Debian: apt-get install openjdk-17-jre-headless), "
+    "or set JAVA_HOME to where it is."
+)
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_JVM_SECONDS = 10.0
+
+# What the JVM must know when it starts. The rest is told once it runs, so that a storage's keys
+# do not show in the list of processes.
+_AT_LAUNCH = ("spark.master", "spark.driver.", "spark.jars", "spark.submit.", "spark.files")
+
+
+@contextmanager
+def opened_session(
+    master: str, settings: Mapping[str, str], *, journal: Path
+) -> Iterator[SparkSession]:
+    """Spark from here to the end of the block; what it logs goes to `journal`."""
+    java = check_java()
+    if not java.ok:
+        raise PipelineError(java.detail, hint=java.fix)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = settings.get(
+        "spark.pyspark.python", os.environ.get("PYSPARK_PYTHON", sys.executable)
+    )
+    # It prints the traceback of every error in a batch, which the sink's status tells in a word.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    chosen = {**default_settings(master), **settings}
+    chosen["spark.driver.extraJavaOptions"] = _java_options(chosen, journal)
+    gateway = _launched(chosen, journal.with_suffix(".out"))
+    try:
+        conf = SparkConf(loadDefaults=True, _jvm=gateway.jvm).setAll(list(chosen.items()))
+        context = SparkContext(conf=conf, gateway=gateway)
+        session = SparkSession.builder.getOrCreate()
+        try:
+            yield session
+        finally:
+            if jvm_lives(session):
+                context.stop()
+    finally:
+        _end(gateway)
+
+
+def default_settings(master: str) -> dict[str, str]:
+    """What a pipeline needs unless its config says otherwise."""
+    settings = {
+        "spark.master": master,
+        "spark.app.name": "headrace",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.python.worker.reuse": "true",
+        "spark.scheduler.mode": "FAIR",  # a long batch of one sink must not hold up the others
+        "spark.sql.streaming.numRecentProgressUpdates": "5",
+    }
+    if cores := local_cores(master):
+        settings |= {
+            "spark.sql.shuffle.partitions": str(2 * cores),
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+        }
+    return settings
+
+
+def local_cores(master: str) -> int:
+    """How many cores a local master uses; 0: it is not local."""
+    found = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?", master)
+    if not found:
+        return 0
+    if found[1] == "*":
+        return os.cpu_count() or 1
+    return int(found[1] or 1)
+
+
+def jvm_lives(session: SparkSession) -> bool:
+    """Whether the JVM behind a session is still there."""
+    gateway: Any = session.sparkContext._gateway
+    return gateway is not None and gateway.proc.poll() is None
+
+
+def check_java() -> Finding:
+    """Whether there is a Java that Spark can run on."""
+    program = _java()
+    if program is None:
+        return Finding("java", False, "there is no Java, and Spark needs it", fix=_INSTALL_JAVA)
+    told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False)
+    # openjdk version "17.0.15" 2025-04-15, or of old: java version "1.8.0_292"
+    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    if not found:
+        return Finding("java", False, f"{program} does not tell its version", fix=_INSTALL_JAVA)
+    version = int(found[1])
+    detail = f"{program} is Java {version}"
+    if version < JAVA_VERSION:
+        return Finding("java", False, f"{detail}, too old for Spark", fix=_INSTALL_JAVA)
+    return Finding("java", True, detail)
+
+
+def _java() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    # Spark looks nowhere else when JAVA_HOME is set, so neither does this.
+    return shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+
+
+def _java_options(settings: Mapping[str, str], journal: Path) -> str:
+    ours = f'-Dlog4j2.configurationFile="{_LOG_SETTINGS.as_uri()}" -Dheadrace.journal="{journal}"'
+    return f"{ours} {settings.get('spark.driver.extraJavaOptions', '')}".strip()
+
+
+def _launched(settings: Mapping[str, str], output: Path) -> Any:
+    known = {name: value for name, value in settings.items() if name.startswith(_AT_LAUNCH)}
+    conf = SparkConf(loadDefaults=False).setAll(list(known.items()))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    launch: Any = java_gateway.launch_gateway
+    with output.open("wb") as file:
+        try:
+            return launch(conf, popen_kwargs={"stdout": file, "stderr": file})
+        except PySparkRuntimeError as error:
+            raise PipelineError(
+                "Spark does not start", hint=f"What Java said is in {output}."
+            ) from error
+
+
+def _end(gateway: Any) -> None:
+    """Let the JVM go, and see to it that it went."""
+    gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = None  # or a later session would ask the dead one
+    gateway.proc.stdin.close()
+    try:
+        gateway.proc.wait(_JVM_SECONDS)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        gateway.proc.wait()

@@ -1,0 +1,178 @@
+"""One sink kept going: its query started, watched, and started again when it fails."""
+
+import json
+import logging
+import threading
+import time
+from typing import Any
+
+import msgspec
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ..errors import HeadraceError, QueryFailed
+from ..sinks import Phase, Status
+from .checkpoint import unreadable
+from .failures import damaged_checkpoint, passing, understood
+from .query import Batches, Plan, Stored
+
+logger = logging.getLogger(__name__)
+
+FIRST_WAIT = 1.0  # seconds before the second try; doubled each time
+LONGEST_WAIT = 60.0
+TRIES = 10  # in a row without a batch stored, for a failure of unknown kind
+TRIES_ONCE = 3  # where somebody waits for the end
+LOOK_SECONDS = 0.25
+GRACE_SECONDS = 5.0  # for a running batch, when the pipeline stops
+
+
+class Supervised:
+    """A sink with a thread that looks after its query."""
+
+    def __init__(self, plan: Plan, spark: SparkSession) -> None:
+        self.plan = plan
+        self._spark = spark
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._status = Status(sink=plan.sink.name, phase=Phase.STARTING)
+        self._looked_at = -1  # the batch of the last progress that was seen
+        self._failures = 0  # in a row, without a batch stored between them
+        self._untended = -1
+        self._adopting = plan.adopt
+        self._thread = threading.Thread(target=self._keep, name=f"sink {plan.sink.name}")
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ask the query to end after the batch that it is at."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self._thread.join()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen."""
+        return not self._thread.is_alive()
+
+    def status(self) -> Status:
+        """How the sink is doing."""
+        return self._status
+
+    def _note(self, **changed: Any) -> None:
+        with self._lock:
+            self._status = msgspec.structs.replace(self._status, **changed)
+
+    def _keep(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if self._tried() or self._stopping.wait(self._pause()):
+                    break
+        except BaseException:
+            self._note(phase=Phase.HALTED, error="the sink's thread failed")
+            raise
+        if self._status.phase is not Phase.HALTED:
+            self._note(phase=Phase.STOPPED)
+
+    def _tried(self) -> bool:
+        """Run the query to its end; returns whether that is the end of the sink."""
+        try:
+            self._run()
+        except Exception as error:
+            if self._stopping.is_set():
+                return True  # stopping interrupts what is at work
+            logger.debug("sink=%s failed", self.plan.sink.name, exc_info=True)
+            damaged = damaged_checkpoint(error)
+            return self._failed(unreadable(self.plan.checkpoint) if damaged else understood(error))
+        return True
+
+    def _failed(self, error: HeadraceError) -> bool:
+        self._failures += 1
+        tries = TRIES_ONCE if self.plan.once else TRIES
+        endless = passing(error) and not self.plan.once
+        known = passing(error) or isinstance(error, QueryFailed)
+        halted = not known or (not endless and self._failures >= tries)
+        phase = Phase.HALTED if halted else Phase.WAITING
+        self._note(phase=phase, error=str(error), hint=error.hint)
+        return halted
+
+    def _pause(self) -> float:
+        return min(FIRST_WAIT * 2.0 ** (self._failures - 1), LONGEST_WAIT)
+
+    def _run(self) -> None:
+        plan, checkpoint, name = self.plan, self.plan.checkpoint, self.plan.sink.name
+        self._note(phase=Phase.STARTING)
+        if self._adopting and (aside := checkpoint.set_aside()):
+            logger.info("sink=%s adopted, its checkpoint so far is in %s", name, aside)
+        self._adopting = False
+        checkpoint.examine()
+        writer = plan.sink.open(checkpoint.writer(), adopt=plan.adopt)
+        self._note(sequence=checkpoint.sequence(), troubled=tuple(writer.troubled()))
+        batches = Batches(writer, name, self._stored)
+        batches.untended = self._untended
+        query = plan.start(self._spark, batches, plan.starting(writer))
+        try:
+            self._watch(query, batches)
+        except StreamingQueryException as error:
+            self._untended = batches.untended
+            raise batches.error or error from None
+
+    def _watch(self, query: StreamingQuery, batches: Batches) -> None:
+        while not _ended(query, within=LOOK_SECONDS):  # raises when the query failed
+            self._look(query)
+            if self._stopping.is_set():
+                self._end(query, batches)
+                return
+        self._look(query)
+
+    def _end(self, query: StreamingQuery, batches: Batches) -> None:
+        """Stop between two batches, if the running one ends in time."""
+        batches.close()
+        deadline = time.monotonic() + GRACE_SECONDS
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+            _ended(query, within=0.05)
+        query.stop()
+
+    def _stored(self, stored: Stored) -> None:
+        """Called by Spark's thread after each batch."""
+        if stored.batch > self._status.batch:
+            self._failures = 0
+        rate = {"changes_per_second": stored.changes / stored.seconds} if stored.changes else {}
+        self._note(
+            phase=Phase.STREAMING,
+            batch=stored.batch,
+            changes=self._status.changes + stored.changes,
+            troubled=stored.troubled,
+            error="",
+            hint="",
+            **rate,
+        )
+
+    def _look(self, query: StreamingQuery) -> None:
+        """See how far the query is; asking Spark costs, so only after a batch."""
+        if self._status.phase is Phase.STARTING:
+            if query.status["message"].startswith("Waiting"):  # it has looked: nothing is new
+                self._note(phase=Phase.STREAMING, error="", hint="")
+        elif self._looked_at < self._status.batch:
+            self._look_closely(query.lastProgress)
+
+    def _look_closely(self, progress: Any) -> None:
+        if progress is None:
+            return
+        self._looked_at = progress["batchId"]
+        [source] = progress["sources"]
+        end, latest = _sequence(source["endOffset"]), _sequence(source["latestOffset"])
+        self._note(sequence=end, lag=max(latest - end, 0))
+
+
+def _ended(query: StreamingQuery, *, within: Any) -> bool:
+    # Seconds may have a fraction there, whatever its annotation says.
+    return bool(query.awaitTermination(within))
+
+
+def _sequence(offset: str | None) -> int:
+    return int(json.loads(offset)["sequence"]) if offset else 0
