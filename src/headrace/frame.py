@@ -77,7 +77,7 @@ class Framing:
             keep = [self._wants(row[0]) for row in rows]
             sequences, rows = list(compress(sequences, keep)), list(compress(rows, keep))
         if not rows:
-            return schema(self.fields).empty_table().to_batches()[0]
+            return pa.RecordBatch.from_pylist([], schema=schema(self.fields))
         columns = _Columns(self, sequences, _Fields._make(zip(*rows, strict=True)))
         arrays = [_BUILD[name](columns) for name in self.fields]
         return pa.RecordBatch.from_arrays(arrays, schema=schema(self.fields))

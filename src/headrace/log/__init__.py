@@ -7,7 +7,7 @@ follow commit order. A reader never sees half a transaction. All cursors are exc
 """
 
 from .ranges import Ranges
-from .reader import Cursor, LogReader, Piece, Stats
+from .reader import PIECE_HEAD, Cursor, LogReader, Piece, Stats
 from .writer import Log, Trimmed
 
-__all__ = ["Cursor", "Log", "LogReader", "Piece", "Ranges", "Stats", "Trimmed"]
+__all__ = ["PIECE_HEAD", "Cursor", "Log", "LogReader", "Piece", "Ranges", "Stats", "Trimmed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +19,8 @@ from ..event import Change, Table
 from ..record import Place, decode, place
 from . import _layout as layout
 from .ranges import Ranges, plan
+
+PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of records, their bytes
 
 _PIECE_BYTES = 1 << 20
 _WRITE_BUFFER = 32 << 20  # bytes; up to two of them hold what is not in a table file yet
@@ -51,6 +54,10 @@ class Piece(msgspec.Struct, frozen=True):
     def last(self) -> int:
         """The sequence of the last one."""
         return self.first + self.count - 1
+
+    def packed(self) -> bytes:
+        """The piece as it is sent: a head (`PIECE_HEAD`), then the records."""
+        return PIECE_HEAD.pack(self.first, self.count, len(self.records)) + self.records
 
 
 class LogReader:

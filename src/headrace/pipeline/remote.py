@@ -2,7 +2,6 @@
 
 import http.client
 import os
-import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import msgspec
 
 from ..errors import ConfigError, LogError, LogUnreachable, ServerError
 from ..event import Table
-from ..log import Piece, Ranges
+from ..log import PIECE_HEAD, Piece, Ranges
 from .reading import Range, expect_epoch
 
 CONNECT_SECONDS = 3.0
@@ -23,8 +22,6 @@ ANSWER_SECONDS = 30.0
 PATIENCE_SECONDS = 10.0  # a server that restarts is waited for so long
 _LONGEST_PAUSE = 1.0
 _PASSING = (502, 503, 504)  # the server, or a proxy before it, may answer later
-
-_HEAD = struct.Struct(">QII")  # of a piece: first sequence, number of records, their bytes
 
 T = TypeVar("T")
 
@@ -106,8 +103,8 @@ class Server:
             query = {"after": after, "upto": upto}
             answer = self._request(connection, _with_query("/v1/records", query))
             expect_epoch(epoch, answer.headers.get("X-Headrace-Epoch", ""))
-            while head := answer.read(_HEAD.size):
-                first, count, size = _HEAD.unpack(_whole(head, _HEAD.size))
+            while head := answer.read(PIECE_HEAD.size):
+                first, count, size = PIECE_HEAD.unpack(_whole(head, PIECE_HEAD.size))
                 yield Piece(first, count, _whole(answer.read(size), size))
 
     @contextmanager

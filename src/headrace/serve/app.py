@@ -10,7 +10,7 @@ from litestar.exceptions import HTTPException
 from ..errors import HeadraceError
 from ..log import Log
 from ..sources import Status
-from . import access, changefeed, changes, openapi, operations, problems
+from . import access, changefeed, changes, openapi, operations, problems, records
 from .body import LARGEST_BODY
 from .feed import Feed
 from .health import Health
@@ -51,6 +51,9 @@ def create_app(
             ),
             changes.changes,  # GET  /v1/changes
             changes.changes_stream,  # GET  /v1/changes/stream
+            records.ranges,  # GET  /v1/ranges
+            records.records,  # GET  /v1/records
+            records.tables,  # GET  /v1/tables
             operations.sources,  # GET  /v1/sources
             operations.snapshot,  # POST /v1/sources/{name}/snapshot
             operations.health,  # GET  /health

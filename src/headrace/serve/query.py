@@ -199,6 +199,32 @@ class ChangesStreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_ms: Heartbeat = 15_000
 
 
+class RangesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/ranges."""
+
+    after: Cursor = 0
+    upto: Annotated[int | None, Whole(0, UINT64, "the last sequence of the last range")] = None
+    limit: Annotated[
+        int | None, Whole(1, UINT64, "at most so many changes, unless one transaction has more")
+    ] = None
+    parts: Annotated[int, Whole(1, 10_000, "at most so many ranges")] = 1
+
+
+class RecordsQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/records."""
+
+    after: Cursor = 0
+    upto: Upto = None
+
+
+class TablesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /v1/tables."""
+
+    after: Annotated[
+        int, Whole(0, UINT64, "the last version you have; what follows it is sent")
+    ] = 0
+
+
 class NoQuery(msgspec.Struct, frozen=True):
     """A route without parameters."""
 

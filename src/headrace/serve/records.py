@@ -1,0 +1,72 @@
+"""The log as it is stored, for readers that share the work: ranges, records, tables."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from litestar import Request, Response, get
+from litestar.response import Stream
+
+from ..event import Table
+from ..log import Log, Ranges
+from .openapi import answers, asks
+from .query import RangesQuery, RecordsQuery, TablesQuery, read_query
+from .service import Service
+
+RECORDS = "application/x-headrace-records"
+
+
+class TableVersions(msgspec.Struct, frozen=True):
+    """Versions of tables' columns, oldest first."""
+
+    epoch: str
+    tables: list[Table]
+
+
+@get("/v1/ranges", operation_class=asks(RangesQuery), responses=answers(Ranges))
+async def ranges(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Where readers may cut the log: the ends of ranges, each the end of a transaction."""
+    log = Service.of(request).log
+    query = read_query(request, RangesQuery)
+    find = functools.partial(
+        log.ranges, query.after, limit=query.limit, upto=query.upto, parts=query.parts
+    )
+    # Mostly there is nothing to look for.
+    idle = query.after >= log.latest_sequence
+    found = find() if idle else await asyncio.to_thread(find)
+    return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+@get(
+    "/v1/records",
+    operation_class=asks(RecordsQuery),
+    responses=answers(bytes, media_type=RECORDS),
+)
+async def records(request: Request[Any, Any, Any]) -> Stream:
+    """Changes as the log stores them, in pieces."""
+    service = Service.of(request)
+    query = read_query(request, RecordsQuery)
+    latest = service.log.latest_sequence
+    upto = latest if query.upto is None else min(query.upto, latest)
+    headers = {"X-Headrace-Epoch": service.feed.epoch, "X-Headrace-Latest": str(latest)}
+    return Stream(_pieces(service.log, query.after, upto), media_type=RECORDS, headers=headers)
+
+
+@get("/v1/tables", operation_class=asks(TablesQuery), responses=answers(TableVersions))
+async def tables(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """What the columns of tables were, and are: one entry a version."""
+    service = Service.of(request)
+    query = read_query(request, TablesQuery)
+    known = await asyncio.to_thread(service.log.tables)
+    later = [table for table in known if table.version > query.after]
+    document = msgspec.json.encode(TableVersions(service.feed.epoch, later))
+    return Response(document, media_type="application/json")
+
+
+async def _pieces(log: Log, after: int, upto: int) -> AsyncIterator[bytes]:
+    # What is trimmed meanwhile is left out; each piece says where it begins.
+    while piece := await asyncio.to_thread(log.piece, after, upto=upto):
+        yield piece.packed()
+        after = piece.last
