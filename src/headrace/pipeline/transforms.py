@@ -1,0 +1,209 @@
+"""Changes as DataFrames of rows, for whoever writes their own Spark job.
+
+    rows            a table's typed columns, one row a change
+    as_changelog    the same in Spark's words: _change_type, _commit_version, _commit_timestamp
+    latest_per_key  what the changes of a batch add up to
+
+Filters, explosions and choices are Column expressions. Images are read by Arrow tasks, with the
+same code as the sinks, because Spark's JSON functions do not keep numbers: from_json gives
+12345678901234567890.10 within a document as 1.2345678901234567E19, and -0 as 0.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pyarrow as pa
+from pyspark.sql import Column as Expression
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import StructField, StructType
+
+from ..columns import arrow_schema, decode
+from ..errors import ConfigError
+from ..event import Column, Table
+from ._latest import BUCKET, MOVED_FROM, PLACE, Latest, split
+
+Json = Literal["string", "variant"]
+Batches = Iterator[pa.RecordBatch]
+
+_ROW_OPS = ("INSERT", "UPDATE", "DELETE", "READ")
+_IMAGE = "_image"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How the images of a table become columns."""
+
+    columns: tuple[Column, ...]
+    as_text: frozenset[str]
+    json: Json
+
+    def __call__(self, batches: Batches) -> Batches:
+        """Put the columns in place of the images; runs in Spark's tasks."""
+        for batch in batches:
+            told = pa.Table.from_batches([batch])
+            typed = decode(told[_IMAGE], self.columns, as_text=self.as_text)
+            told = told.drop_columns([_IMAGE])
+            arrays = [*told.columns, *typed.columns]
+            yield from pa.table(
+                arrays, names=[*told.column_names, *typed.column_names]
+            ).to_batches()
+
+    def typed(self, images: DataFrame) -> DataFrame:
+        """The DataFrame with a column for each of the table's, instead of its images."""
+        fields = [field for field in images.schema.fields if field.name != _IMAGE]
+        for field in arrow_schema(self.columns, as_text=self.as_text):
+            spark_type = from_arrow_type(field.type, prefer_timestamp_ntz=True)
+            fields.append(StructField(field.name, spark_type))
+        table = images.mapInArrow(self, StructType(fields))
+        if self.json == "string":
+            return table
+        documents = [c.name for c in self.columns if c.type in ("json", "jsonb")]
+        return table.withColumns({name: _variant(name) for name in documents})
+
+
+def rows(
+    changes: DataFrame,
+    table: Table | str,
+    *,
+    columns: Sequence[Column] = (),
+    as_text: frozenset[str] = frozenset(),
+    json: Json = "string",
+) -> DataFrame:
+    """One row for each change of a table's rows: `_sequence`, `_op`, `_commit_timestamp`, `_absent`
+    and the table's columns.
+
+    `table` is a table as the log knows it, or `schema.table` together with its `columns`. The
+    values are the new ones, for DELETE the old ones as far as the source sent them; `_absent` names
+    the columns that were not sent, which is not null. The types are those of
+    `headrace.columns.arrow_type`; a value that its type cannot hold fails the query with
+    DecodeError, unless `as_text` names its column.
+    """
+    image = F.when(F.col("op") == "DELETE", _old_image()).otherwise(F.col("after"))
+    images = _of_table(changes, table).select(
+        F.col("sequence").alias("_sequence"),
+        F.col("op").alias("_op"),
+        F.col("transaction.commit_time").alias("_commit_timestamp"),
+        F.col("unchanged").alias("_absent"),
+        image.alias(_IMAGE),
+    )
+    return _Shape(_columns(table, columns), as_text, json).typed(images)
+
+
+def as_changelog(
+    changes: DataFrame,
+    table: Table | str,
+    *,
+    columns: Sequence[Column] = (),
+    as_text: frozenset[str] = frozenset(),
+    json: Json = "string",
+) -> DataFrame:
+    """A table's changes in Spark's words: `_change_type`, `_commit_version`, `_commit_timestamp`.
+
+    A READ is an insert. An UPDATE gives an update_preimage where the source sent the whole old
+    row, and an update_postimage always. `_commit_version` is the sequence of the first change of
+    the transaction: all its changes share it, and it grows in commit order. `_sequence` tells the
+    changes of a transaction apart; `_absent` and the rest are as in `rows`.
+    """
+    images = _of_table(changes, table).select(
+        F.col("sequence").alias("_sequence"),
+        (F.col("sequence") - F.col("transaction.ordinal") + 1).alias("_commit_version"),
+        F.col("transaction.commit_time").alias("_commit_timestamp"),
+        F.inline(_change_types()),
+    )
+    return _Shape(_columns(table, columns), as_text, json).typed(images)
+
+
+def latest_per_key(changes: DataFrame) -> DataFrame:
+    """The last change of each key, with as many of its absent columns as earlier ones tell.
+
+    Columns that an UPDATE lacks come from the newest earlier change of the same row; what no
+    change has stays in `unchanged`. An UPDATE that moves a row to another key also leaves a DELETE
+    of the old key, and takes absent columns from there. The last TRUNCATE of a table stays, and
+    nothing before it does. Changes of tables without a key all stay; SCHEMA and MESSAGE go.
+
+    For batches, as in foreachBatch: it reads `changes` twice, so persist what is costly to read.
+    A table some of whose rows moved without being whole is folded by one task, the others by key.
+    """
+    schema = changes.schema
+    parts = changes.where(F.col("op").isin(*_ROW_OPS, "TRUNCATE")).mapInArrow(
+        split, StructType([*schema.fields, StructField(MOVED_FROM, schema["key"].dataType)])
+    )
+    emptied, together = F.col("_emptied"), F.col("_together")
+    placed = (
+        _joined(parts, _about_tables(parts))
+        .where(emptied.isNull() | (F.col("sequence") >= emptied))
+        .withColumn(BUCKET, F.when(together, F.lit(0)).otherwise(F.xxhash64("key")))
+        .drop("_emptied", "_together")
+        .repartition(*PLACE, BUCKET)
+    )
+    return placed.mapInArrow(Latest(), schema)
+
+
+def _about_tables(parts: DataFrame) -> DataFrame:
+    """By table: the sequence of its last TRUNCATE, and whether rows moved that are not whole."""
+    truncate = F.when(F.col("op") == "TRUNCATE", F.col("sequence"))
+    moved = F.col(MOVED_FROM).isNotNull() & (F.size("unchanged") > 0)
+    return parts.groupBy(*PLACE).agg(
+        F.max(truncate).alias("_emptied"), F.bool_or(moved).alias("_together")
+    )
+
+
+def _joined(parts: DataFrame, about: DataFrame) -> DataFrame:
+    about = about.withColumnsRenamed({name: f"_{name}" for name in PLACE})
+    same = [F.col(name).eqNullSafe(F.col(f"_{name}")) for name in PLACE]
+    joined = parts.join(F.broadcast(about), same, "left")
+    return joined.drop(*(f"_{name}" for name in PLACE))
+
+
+def _of_table(changes: DataFrame, table: Table | str) -> DataFrame:
+    row = F.col("op").isin(*_ROW_OPS)
+    if isinstance(table, str):
+        return changes.where(row & (F.concat_ws(".", "schema", "table") == table))
+    there = (F.col("source") == table.source) & (F.col("schema") == table.schema)
+    return changes.where(row & there & (F.col("table") == table.name))
+
+
+def _columns(table: Table | str, columns: Sequence[Column]) -> tuple[Column, ...]:
+    known = tuple(columns) or (() if isinstance(table, str) else table.columns)
+    if known:
+        return known
+    raise ConfigError(
+        f"the columns of {table if isinstance(table, str) else table.name} are not known",
+        hint="Give them as `columns`; `headrace.columns.columns_of` reads a change's row_schema.",
+    )
+
+
+def _old_image() -> Expression:
+    return F.coalesce("before", "key")
+
+
+def _change_types() -> Expression:
+    """What a change says in Spark's words, with the image of each."""
+
+    def said(change_type: str, image: Expression, absent: Expression) -> Expression:
+        return F.struct(
+            F.lit(change_type).alias("_change_type"),
+            absent.alias("_absent"),
+            image.alias(_IMAGE),
+        )
+
+    after, unchanged = F.col("after"), F.col("unchanged")
+    none = F.array().cast("array<string>")
+    updated = said("update_postimage", after, unchanged)
+    whole = (F.col("before_kind") == "full") & F.col("before").isNotNull()
+    return (
+        F.when(F.col("op") == "DELETE", F.array(said("delete", _old_image(), unchanged)))
+        .when(F.col("op") != "UPDATE", F.array(said("insert", after, unchanged)))
+        .when(whole, F.array(said("update_preimage", F.col("before"), none), updated))
+        .otherwise(F.array(updated))
+    )
+
+
+def _variant(name: str) -> Expression:
+    # parse_json would show the document in its error.
+    text, parsed = F.col(f"`{name}`"), F.try_parse_json(F.col(f"`{name}`"))
+    refused = F.raise_error(F.lit(f"a document in column {name!r} has no place in a variant"))
+    return F.when(text.isNotNull() & parsed.isNull(), refused).otherwise(parsed)
