@@ -109,9 +109,10 @@ class Latest:
     """Keeps the last change of each key of a task's changes."""
 
     def __call__(self, batches: Batches) -> Batches:
-        changes = pa.Table.from_batches(batches) if (batches := list(batches)) else None
-        if changes is None:
+        given = list(batches)
+        if not given:
             return
+        changes = pa.Table.from_batches(given)
         # A move comes before the DELETE that it leaves, which has the same sequence.
         changes = changes.sort_by([("sequence", "ascending"), (MOVED_FROM, "ascending")])
         kept = _kept(changes)
