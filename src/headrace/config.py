@@ -374,6 +374,8 @@ class _Check:
         """The value with every ${NAME} replaced from the environment."""
         if isinstance(value, list):
             return [self._expand(f"{where}[{i}]", item) for i, item in enumerate(value)]
+        if isinstance(value, dict):
+            return {name: self._expand(f"{where}.{name}", item) for name, item in value.items()}
         if not isinstance(value, str):
             return value
         return _REFERENCE.sub(lambda found: self._variable(where, found[0]), value)

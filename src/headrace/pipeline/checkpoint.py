@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from ..errors import CheckpointUnreadable, PipelineError
+from ..errors import CheckpointUnreadable
 
 _WRITER = "writer.json"
 
@@ -69,7 +69,12 @@ class Checkpoint:
         try:
             self._read()
         except (OSError, ValueError, LookupError, TypeError) as error:
-            raise unreadable(self) from error
+            raise CheckpointUnreadable(
+                f"the checkpoint of sink {self.sink} in {self.folder} cannot be read; "
+                "nothing that the sink has stored is lost, and it knows itself how far it is",
+                hint=f"Run `headrace pipeline --adopt {self.sink}`: it moves the checkpoint aside "
+                "and goes on where the sink is.",
+            ) from error
 
     def _read(self) -> None:
         if self.new and not (self.folder / _WRITER).exists():
@@ -83,16 +88,6 @@ class Checkpoint:
         if commits is not None:
             _read_entry(commits, lines=1)
             self.sequence()
-
-
-def unreadable(checkpoint: Checkpoint) -> PipelineError:
-    """The error that says what is lost, what is kept and what to do."""
-    return CheckpointUnreadable(
-        f"the checkpoint of sink {checkpoint.sink} in {checkpoint.folder} cannot be read; "
-        "nothing that the sink has stored is lost, and it knows itself how far it is",
-        hint=f"Run `headrace pipeline --adopt {checkpoint.sink}`: it moves the checkpoint aside "
-        "and goes on where the sink is.",
-    )
 
 
 def _last(folder: Path) -> Path | None:

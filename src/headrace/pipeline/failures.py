@@ -20,7 +20,6 @@ from ..errors import (
 
 _OURS = re.compile(r"\bheadrace\.errors\.(?P<kind>\w+): (?P<message>[^\n]*)")
 _ANY = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception)): ", re.MULTILINE)
-_CHECKSUM = "org.apache.hadoop.fs.ChecksumException"
 
 
 def understood(error: BaseException) -> HeadraceError:
@@ -41,11 +40,6 @@ def passing(error: HeadraceError) -> bool:
     """Whether it goes away by itself, so that it is tried for ever."""
     # Nobody may have started the server yet, or captured anything.
     return error.retry or isinstance(error, ServerAbsent | LogAbsent)
-
-
-def damaged_checkpoint(error: BaseException) -> bool:
-    """Whether Spark stumbled over its own notes."""
-    return _CHECKSUM in str(error)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -72,6 +72,7 @@ def default_settings(master: str) -> dict[str, str]:
         "spark.python.worker.reuse": "true",
         "spark.scheduler.mode": "FAIR",  # a long batch of one sink must not hold up the others
         "spark.sql.streaming.numRecentProgressUpdates": "5",
+        "spark.sql.streaming.stopTimeout": "5s",  # a sink that hangs must not keep the rest alive
     }
     if cores := local_cores(master):
         settings |= {

@@ -13,8 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import HeadraceError, QueryFailed
 from ..sinks import Phase, Status
-from .checkpoint import unreadable
-from .failures import damaged_checkpoint, passing, understood
+from .failures import passing, understood
 from .query import Batches, Plan, Stored
 
 logger = logging.getLogger(__name__)
@@ -86,8 +85,7 @@ class Supervised:
             if self._stopping.is_set():
                 return True  # stopping interrupts what is at work
             logger.debug("sink=%s failed", self.plan.sink.name, exc_info=True)
-            damaged = damaged_checkpoint(error)
-            return self._failed(unreadable(self.plan.checkpoint) if damaged else understood(error))
+            return self._failed(understood(error))
         return True
 
     def _failed(self, error: HeadraceError) -> bool:
@@ -110,7 +108,9 @@ class Supervised:
             logger.info("sink=%s adopted, its checkpoint so far is in %s", name, aside)
         self._adopting = False
         checkpoint.examine()
-        writer = plan.sink.open(checkpoint.writer(), adopt=plan.adopt)
+        # Until a batch is stored: later, whoever else took over is not to be pushed out again.
+        adopt = plan.adopt and self._status.batch < 0
+        writer = plan.sink.open(checkpoint.writer(), adopt=adopt)
         self._note(sequence=checkpoint.sequence(), troubled=tuple(writer.troubled()))
         batches = Batches(writer, name, self._stored)
         batches.untended = self._untended
@@ -118,8 +118,11 @@ class Supervised:
         try:
             self._watch(query, batches)
         except StreamingQueryException as error:
-            self._untended = batches.untended
             raise batches.error or error from None
+        finally:
+            self._untended = batches.untended
+            if query.isActive:
+                query.stop()
 
     def _watch(self, query: StreamingQuery, batches: Batches) -> None:
         while not _ended(query, within=LOOK_SECONDS):  # raises when the query failed
@@ -135,7 +138,6 @@ class Supervised:
         deadline = time.monotonic() + GRACE_SECONDS
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             _ended(query, within=0.05)
-        query.stop()
 
     def _stored(self, stored: Stored) -> None:
         """Called by Spark's thread after each batch."""
@@ -166,7 +168,10 @@ class Supervised:
         self._looked_at = progress["batchId"]
         [source] = progress["sources"]
         end, latest = _sequence(source["endOffset"]), _sequence(source["latestOffset"])
-        self._note(sequence=end, lag=max(latest - end, 0))
+        if end is not None:
+            # A batch that is run again after a start has not asked yet how far the log is.
+            lag = self._status.lag if latest is None else max(latest - end, 0)
+            self._note(sequence=end, lag=lag)
 
 
 def _ended(query: StreamingQuery, *, within: Any) -> bool:
@@ -174,5 +179,6 @@ def _ended(query: StreamingQuery, *, within: Any) -> bool:
     return bool(query.awaitTermination(within))
 
 
-def _sequence(offset: str | None) -> int:
-    return int(json.loads(offset)["sequence"]) if offset else 0
+def _sequence(offset: str | None) -> int | None:
+    known = json.loads(offset) if offset else None
+    return None if known is None else int(known["sequence"])

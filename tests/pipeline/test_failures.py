@@ -1,0 +1,71 @@
+"""What ended a query is told in Headrace's own words, without a row's values."""
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from headrace.errors import (
+    ChangesLost,
+    ConfigError,
+    HeadraceError,
+    LogAbsent,
+    QueryFailed,
+    ServerAbsent,
+    SinkFenced,
+    SinkUnavailable,
+)
+from headrace.pipeline.failures import passing, understood
+
+TOLD = """[STREAM_FAILED] Query lake terminated with exception: Traceback (most recent call last):
+  File "source.py", line 1, in latestOffset
+    raise ChangesLost(...)
+headrace.errors.ChangesLost: changes 11 to 14 are gone
+ SQLSTATE: 38000"""
+
+
+def raised(error: Exception, cause: Exception) -> Exception:
+    """The error as it is when it was raised from another."""
+    error.__cause__ = cause
+    return error
+
+
+def test_an_error_of_ours_is_found_behind_others() -> None:
+    ours = SinkFenced("taken", hint="mend it")
+    assert understood(raised(RuntimeError("x"), ours)) is ours
+
+
+def test_an_error_that_crossed_the_jvm_is_itself_again() -> None:
+    error = understood(StreamingQueryException(TOLD))
+    assert type(error) is ChangesLost
+    assert str(error) == "changes 11 to 14 are gone"
+    assert error.hint == ChangesLost.hint
+
+
+def test_the_innermost_error_of_a_text_is_told() -> None:
+    text = "headrace.errors.SinkUnavailable: away\n\nheadrace.errors.ConfigError: no key\n"
+    assert type(understood(RuntimeError(text))) is ConfigError
+
+
+def test_a_failure_of_unknown_kind_shows_no_values() -> None:
+    text = "Traceback:\nValueError: cannot read 4111-1111\n\nsqlalchemy.exc.DataError: 4111-1111"
+    error = understood(StreamingQueryException(text))
+    assert type(error) is QueryFailed
+    assert str(error) == "the query ended with StreamingQueryException, sqlalchemy.exc.DataError"
+    assert "headrace.errors.Nonsense" not in str(understood(RuntimeError("headrace.errors.No: x")))
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (SinkUnavailable("away"), True),
+        (ServerAbsent("nobody answers"), True),
+        (LogAbsent("not yet"), True),
+        (SinkFenced("taken"), False),
+        (ConfigError("wrong"), False),
+        (RuntimeError("odd"), False),
+    ],
+)
+def test_what_may_pass_is_told_from_what_stays(error: Exception, passes: bool) -> None:
+    known = understood(error)
+    assert isinstance(known, HeadraceError)
+    assert passing(known) is passes
