@@ -1,4 +1,4 @@
-"""The test kit: a real PostgreSQL in a folder, fresh databases in it, and waiting for conditions.
+"""A real PostgreSQL in a folder, and fresh databases in it.
 
 with PostgresServer(postgres_installs()[16]) as server, server.database() as database:
     database.execute("CREATE TABLE public.orders (id int PRIMARY KEY)")
@@ -10,37 +10,28 @@ import functools
 import importlib.util
 import os
 import pwd
-import random
 import shutil
 import signal
-import socket
 import subprocess
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, LiteralString, Self, TypeVar
+from typing import Any, Literal, LiteralString, Self
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 import psycopg
 from psycopg import sql
 
-from headrace.errors import HeadraceError
+from ..errors import HeadraceError
+from .processes import dies_with_us, free_port, temporary_directory, wait_until
 
 Setting = str | int | bool
-T = TypeVar("T")
 
 SYSTEM_INSTALLS = Path("/usr/lib/postgresql")  # where Debian keeps one folder a version
 STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-
-# Below the range from which Linux picks the local port of an outgoing connection: a client that
-# reconnects while its server is down could otherwise occupy the server's port, or reach itself.
-PORTS = range(15_000, 32_000)
 
 DEFAULT_SETTINGS: Mapping[str, Setting] = {
     "listen_addresses": "127.0.0.1",
@@ -54,18 +45,6 @@ DEFAULT_SETTINGS: Mapping[str, Setting] = {
 
 class PostgresFailed(HeadraceError):
     """A PostgreSQL server of the test kit does not start or stop."""
-
-
-def wait_until(
-    predicate: Callable[[], T], *, timeout: float = 10.0, message: str = "the condition holds"
-) -> T:
-    """Call `predicate` until it returns something true, and return that."""
-    deadline = time.monotonic() + timeout
-    while not (result := predicate()):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout:g} s, but not so: {message}")
-        time.sleep(0.01)
-    return result
 
 
 # --- installs ------------------------------------------------------------------------------------
@@ -149,7 +128,7 @@ def _readable(install: PostgresInstall, account: _Account) -> PostgresInstall:
     if account.may_run(install.bin / "initdb"):
         return install
     root = install.bin.parent
-    copy = _temporary_directory() / root.parent.name
+    copy = temporary_directory() / root.parent.name
     shutil.copytree(root, copy / root.name, symlinks=True)
     # Wheels keep shared libraries beside the package, and programs find them by relative path.
     libraries = root.parent.with_name(f"{root.parent.name}.libs")
@@ -162,14 +141,6 @@ def _readable(install: PostgresInstall, account: _Account) -> PostgresInstall:
             hint="Set TMPDIR to a folder that every user may read, or do not run as root.",
         )
     return copied
-
-
-def _temporary_directory() -> Path:
-    """A new directory that every user may enter, removed when Python exits."""
-    directory = Path(tempfile.mkdtemp(prefix="headrace-"))
-    directory.chmod(0o755)
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory
 
 
 # --- servers -------------------------------------------------------------------------------------
@@ -191,9 +162,9 @@ class PostgresServer:
         """
         self.account = _Account.choose()
         self.install = _readable(install, self.account) if self.account else install
-        self.directory = directory or _temporary_directory()
+        self.directory = directory or temporary_directory()
         self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
-        self.port = int(self.settings.setdefault("port", _free_port()))
+        self.port = int(self.settings.setdefault("port", free_port()))
         self._temporary = directory is None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -243,7 +214,7 @@ class PostgresServer:
         self._write_settings()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_dies_with_us(), self.install.bin / "postgres", "-D", self.data],
+                [*dies_with_us("QUIT"), self.install.bin / "postgres", "-D", self.data],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -407,17 +378,6 @@ def _kill_started() -> None:
         server.kill()
 
 
-def _dies_with_us() -> list[str]:
-    """The command prefix with which the kernel ends the server should this process be killed.
-
-    The kernel watches the thread that starts a process, so only the main thread may ask for it.
-    """
-    setpriv = shutil.which("setpriv")
-    if setpriv and threading.current_thread() is threading.main_thread():
-        return [setpriv, "--pdeathsig", "QUIT", "--"]
-    return []
-
-
 def _living_children(parent: int) -> list[int]:
     """The processes that `parent` started; none where there is no /proc.
 
@@ -447,15 +407,6 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return  # it ended by itself
-
-
-def _free_port() -> int:
-    # Not from the shared generator: tests seed it, and then every run would try the same ports.
-    for port in random.SystemRandom().sample(PORTS, k=100):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise PostgresFailed(f"no free port between {PORTS.start} and {PORTS.stop}")
 
 
 def _setting(value: Setting) -> str:
