@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MOST_SMALL_FILES = 8  # in a bucket, before they are joined
-LARGEST_BUCKET = 4  # files' worth, before it is split
+LARGEST_BUCKET = 2  # files' worth, before it is split
 
 
 class Work(msgspec.Struct, frozen=True):

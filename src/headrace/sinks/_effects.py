@@ -1,7 +1,8 @@
-"""The folded changes of a bucket as Arrow columns, beside the files they are put into."""
+"""What a batch does to the keys of a bucket, as Arrow columns beside the files it is put into."""
 
-from itertools import pairwise
-from typing import Any
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -9,45 +10,57 @@ import pyarrow.compute as pc
 
 from ..columns import decode
 from ..errors import TableTroubled
-from ._fold import Folded, Version
+from ._fold import Routed, Version, fold
 from ._keys import Numbers, positions
 from ._plan import CURRENT, SEQUENCE, VALID_FROM, VALID_TO, TablePlan
 
 _NEVER = np.iinfo(np.int64).max
+_NO_ROWS = pa.array(["TRUNCATE", "SCHEMA"])
+
+
+class _Key(NamedTuple):
+    """One key, and the rows that the batch makes of it, in order."""
+
+    sequence: int  # of its first change
+    commit_time: int
+    rows: list[Version]
+    ends: list[int | None]  # when each row ends; None: it is the current one
 
 
 class Effects:
-    """What a batch does to the keys of a bucket."""
+    """The outcome of a batch for the keys of a bucket."""
 
-    def __init__(self, plan: TablePlan, folded: Folded) -> None:
+    def __init__(self, plan: TablePlan, changes: pa.Table) -> None:
+        """Of routed changes in their order."""
         self._plan = plan
-        self._schema = plan.schema
-        self._texts, self._versions, self._keys = _distinct(plan, folded)
-        self._at = {text: at for at, text in enumerate(self._texts)}
-        self._outdated: set[int] = set()
+        self.emptied = False
+        self._emptied_time = 0
         self._bases: list[pa.Table] = []
-        self._base_of: dict[int, int] = {}  # effect -> row number in all bases together
-        self._needed = self._needed_bases()
-        self.emptied = folded.emptied
-        self._emptied_time = folded.emptied_time
-        # One more at the end: -1, for rows that no change is about, finds it.
-        firsts = [versions[0].sequence for versions in self._versions]
-        self.first_sequences: Numbers = np.array([*firsts, 0], dtype=np.int64)
+        self._base_of: dict[str, int] = {}  # key -> row number in all bases together
+        self._outdated: list[Numbers] = []
+        if _plain(plan, changes):
+            self._take_last(changes)
+        else:
+            self._fold(changes)
 
     @property
     def count(self) -> int:
         """How many keys the batch is about."""
-        return len(self._versions)
+        return len(self._texts)
 
     def where(self, keys: list[Any]) -> Numbers:
-        """Which effect each stored row's key has; -1: none."""
-        if not self._versions:
+        """Which key of the batch each stored row has; -1: none."""
+        if not self._texts:
             return np.full(len(keys[0]), -1, dtype=np.int64)
         return positions(keys, self._keys)
 
-    def outdate(self, effects: Numbers) -> None:
-        """Forget effects that the table already has, or has something newer than."""
-        self._outdated.update(effects.tolist())
+    def older(self, stored: Numbers, where: Numbers) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which stored rows the batch replaces; where it is not newer, it changes nothing."""
+        touched = where >= 0
+        newer = touched & (stored >= self._sequences[where])
+        if newer.any():
+            self._outdated.append(where[newer])
+        return touched & ~newer
 
     def remember(self, rows: pa.Table, where: Numbers, replaced: np.ndarray[Any, Any]) -> None:
         """Keep those replaced rows from which a change in part takes its other columns."""
@@ -55,105 +68,97 @@ class Effects:
             return
         wanted = replaced & np.isin(where, self._needed)
         count = sum(len(bases) for bases in self._bases)
-        for number, effect in enumerate(where[wanted].tolist(), count):
-            self._base_of[effect] = number
+        for number, at in enumerate(where[wanted].tolist(), count):
+            self._base_of[self._texts[at]] = number
         self._bases.append(rows.filter(pa.array(wanted)))
 
-    def end_times(self, where: Numbers, superseded: np.ndarray[Any, Any]) -> Numbers:
+    def end_times(self, where: Numbers, replaced: np.ndarray[Any, Any]) -> Numbers:
         """When each stored row ends, in microseconds; meaningless for rows that do not."""
-        firsts = [versions[0].commit_time for versions in self._versions]
-        times = np.array([*firsts, _NEVER], dtype=np.int64)[np.where(superseded, where, -1)]
+        times = self._times[np.where(replaced, where, -1)]
         return np.minimum(times, self._emptied_time) if self.emptied else times
 
     def new_rows(self) -> pa.Table:
         """The rows to be written, complete."""
-        chosen = [
-            (version, nothing_after)
-            for at, versions in enumerate(self._versions)
-            if at not in self._outdated
-            for version, nothing_after in self._alive(versions)
-        ]
-        versions = [version for version, _ in chosen]
-        as_text = self._plan.as_text & {column.name for column in self._plan.columns}
-        rows = decode([v.image for v in versions], self._plan.columns, as_text=as_text)
-        own: dict[str, Any] = {SEQUENCE: [version.sequence for version in versions]}
-        if self._plan.keep_history:
-            own[VALID_FROM] = [version.commit_time for version in versions]
-            own[VALID_TO] = [end for _, end in chosen]
-            own[CURRENT] = [end is None for _, end in chosen]
-        for name, values in own.items():
-            kind = self._schema.field(name).type
-            rows = rows.append_column(name, pa.array(values).cast(kind) if values else
-                                      pa.array([], kind))  # fmt: skip
-        return self._completed(conformed(rows, self._schema), versions)
-
-    def _alive(self, versions: list[Version]) -> list[tuple[Version, int | None]]:
-        """The versions that are rows, each with the time at which it ends."""
-        if not self._plan.keep_history:
-            return [(versions[-1], None)] if versions[-1].image is not None else []
-        ends = [after.commit_time for _, after in pairwise(versions)]
-        pairs = zip(versions, [*ends, None], strict=True)
-        return [(version, end) for version, end in pairs if version.image is not None]
-
-    def _needed_bases(self) -> list[int]:
-        bases = {v.base for versions in self._versions for v in versions if v.absent}
-        return [self._at[base] for base in bases if base in self._at]
-
-    def _completed(self, rows: pa.Table, versions: list[Version]) -> pa.Table:
-        """The rows with absent columns taken from the rows that the table had."""
-        partial = [(at, version) for at, version in enumerate(versions) if version.absent]
-        if not partial:
+        chosen = np.ones(len(self._images), dtype=np.bool_)
+        if self._outdated:
+            chosen = ~np.isin(self._key_of_row, np.concatenate(self._outdated))
+        rows = _table(self._plan, self._images, self._own).filter(pa.array(chosen))
+        rows = conformed(rows, self._plan.schema)
+        if not self._partial:
             return rows
-        found = {at: self._base_of.get(self._at.get(v.base, -1)) for at, v in partial}
-        if None in found.values():
+        numbers = np.flatnonzero(chosen).tolist()
+        partial = [(at, self._partial[n]) for at, n in enumerate(numbers) if n in self._partial]
+        return self._completed(rows, partial)
+
+    def _take_last(self, changes: pa.Table) -> None:
+        """The usual batch, of whole rows: the last change of each key is all that counts."""
+        last = dict(zip(changes["key"].to_pylist(), range(changes.num_rows), strict=True))
+        chosen = changes.take(pa.array(list(last.values()), pa.int64()))
+        chosen = self._distinct(chosen)
+        alive = chosen.filter(pc.is_valid(chosen["after"]))
+        self._sequences = _with_none(chosen["sequence"].to_numpy(), 0)
+        self._times = np.zeros(0, dtype=np.int64)
+        self._images = alive["after"].to_pylist()
+        self._key_of_row = np.flatnonzero(pc.is_valid(chosen["after"]).to_numpy())
+        self._own = {SEQUENCE: alive["sequence"]}
+        self._partial: dict[int, Version] = {}
+        self._needed: list[int] = []
+
+    def _distinct(self, chosen: pa.Table) -> pa.Table:
+        """The changes with each key once, whose values are remembered.
+
+        Two texts are one key only after a key column got another type within the batch.
+        """
+        self._texts = chosen["key"].to_pylist()
+        self._keys = _typed(self._plan, self._texts)
+        same = positions(self._keys, self._keys) if self._texts else np.zeros(0, dtype=np.int64)
+        if (same == np.arange(len(same))).all():
+            return chosen
+        last = dict(zip(same.tolist(), range(len(same)), strict=True))
+        return self._distinct(chosen.take(pa.array(sorted(last.values()), pa.int64())))
+
+    def _fold(self, changes: pa.Table) -> None:
+        """Any batch: rows that are not whole, tables emptied on the way, every version kept."""
+        folded = fold(_routed(changes), every_version=self._plan.keep_history)
+        self.emptied, self._emptied_time = folded.emptied, folded.emptied_time
+        self._texts = list(folded.versions)
+        self._keys = _typed(self._plan, self._texts)
+        keys = [_key(folded.versions[text]) for text in self._texts]
+        self._sequences = _with_none([key.sequence for key in keys], 0)
+        self._times = _with_none([key.commit_time for key in keys], _NEVER)
+        versions = list(chain.from_iterable(key.rows for key in keys))
+        self._images = [version.image for version in versions]
+        self._key_of_row = np.repeat(np.arange(len(keys)), [len(key.rows) for key in keys])
+        self._own = {SEQUENCE: pa.array([v.sequence for v in versions], pa.int64())}
+        if self._plan.keep_history:
+            self._own |= _period(versions, list(chain.from_iterable(key.ends for key in keys)))
+        self._partial = {at: each for at, each in enumerate(versions) if each.absent}
+        at_key = {text: at for at, text in enumerate(self._texts)}
+        bases = {version.base for version in self._partial.values()}
+        self._needed = [at_key[base] for base in bases if base in at_key]
+
+    def _completed(self, rows: pa.Table, partial: list[tuple[int, Version]]) -> pa.Table:
+        """The rows with absent columns taken from the rows that the table had."""
+        if any(version.base not in self._base_of for _, version in partial):
             raise TableTroubled("a row came in part, and the table does not have the rest of it")
         bases = pa.concat_tables(self._bases)
         for name in sorted({name for _, version in partial for name in version.absent}):
-            index = self._schema.get_field_index(name)
+            index = rows.schema.get_field_index(name)
             if index < 0:
                 continue
-            sources: list[int | None] = [None] * len(versions)
+            sources: list[int | None] = [None] * rows.num_rows
             for at, version in partial:
                 if name in version.absent:
-                    sources[at] = found[at]
+                    sources[at] = self._base_of[version.base]
             taken = bases[name].take(pa.array(sources, pa.int64()))
             lacking = pa.array([source is not None for source in sources])
             whole = pc.if_else(lacking, taken, rows[name])
-            rows = rows.set_column(index, self._schema.field(name), whole)
+            rows = rows.set_column(index, rows.schema.field(name), whole)
         return rows
 
 
-def _distinct(
-    plan: TablePlan, folded: Folded
-) -> tuple[list[str], list[list[Version]], list[pa.Array]]:
-    """Keys, their versions and the keys' values, each key once.
-
-    Two texts are one key only after a key column got another type within the batch.
-    """
-    texts = list(folded.versions)
-    keys = _typed(plan, texts)
-    if texts and keys:
-        same = positions(keys, keys)
-        if (same != np.arange(len(texts))).any():
-            for at, first in enumerate(same.tolist()):
-                if first != at:
-                    joined = folded.versions[texts[first]] + folded.versions.pop(texts[at])
-                    joined.sort(key=lambda version: version.sequence)
-                    folded.versions[texts[first]] = joined
-            return _distinct(plan, folded)
-    return texts, [folded.versions[text] for text in texts], keys
-
-
-def _typed(plan: TablePlan, texts: list[str]) -> list[pa.Array]:
-    if not plan.key:
-        return [pa.array([int(text) for text in texts], pa.int64())]
-    names = frozenset(column.name for column in plan.key)
-    typed = decode(texts, plan.key, as_text=plan.as_text & names)
-    return [column.combine_chunks() for column in typed.columns]
-
-
 def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Stored rows with the columns of another version: missing ones null, widened ones cast."""
+    """Rows with the columns of another version: missing ones null, widened ones cast."""
     if rows.schema.equals(schema):
         return rows
     columns = []
@@ -163,3 +168,51 @@ def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         else:
             columns.append(pa.nulls(rows.num_rows, field.type))
     return pa.table(columns, schema=schema)
+
+
+def _plain(plan: TablePlan, changes: pa.Table) -> bool:
+    if plan.keep_history or pc.any(pc.is_in(changes["op"], value_set=_NO_ROWS)).as_py():
+        return False
+    return not pc.any(pc.greater(pc.list_value_length(changes["absent"]), 0)).as_py()
+
+
+def _routed(changes: pa.Table) -> Sequence[Routed]:
+    columns = [changes[name].to_pylist() for name in Routed._fields]
+    return list(map(Routed._make, zip(*columns, strict=True)))
+
+
+def _key(versions: list[Version]) -> _Key:
+    ends = [*(after.commit_time for _, after in pairwise(versions)), None]
+    pairs = [(each, end) for each, end in zip(versions, ends, strict=True) if each.image]
+    rows, row_ends = [each for each, _ in pairs], [end for _, end in pairs]
+    return _Key(versions[0].sequence, versions[0].commit_time, rows, row_ends)
+
+
+def _period(versions: list[Version], ends: list[int | None]) -> dict[str, pa.Array]:
+    moment = pa.timestamp("us", tz="UTC")
+    return {
+        VALID_FROM: pa.array([version.commit_time for version in versions], moment),
+        VALID_TO: pa.array(ends, moment),
+        CURRENT: pa.array([end is None for end in ends], pa.bool_()),
+    }
+
+
+def _table(plan: TablePlan, images: list[str | None], own: dict[str, Any]) -> pa.Table:
+    names = {column.name for column in plan.columns}
+    rows = decode(images, plan.columns, as_text=plan.as_text & names)
+    for name, values in own.items():
+        rows = rows.append_column(name, values)
+    return rows
+
+
+def _typed(plan: TablePlan, texts: list[str]) -> list[pa.Array]:
+    if not plan.key:
+        return [pa.array([int(text) for text in texts], pa.int64())]
+    names = {column.name for column in plan.key}
+    return [column.combine_chunks() for column in decode(texts, plan.key,
+            as_text=plan.as_text & names).columns]  # fmt: skip
+
+
+def _with_none(numbers: Any, none: int) -> Numbers:
+    """Numbers with one more at the end, which -1 finds: the one of rows that no change is about."""
+    return np.append(np.asarray(numbers, dtype=np.int64), none)

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from ..errors import HeadraceError
 from ._effects import Effects, conformed
-from ._fold import Routed, fold
 from ._keys import Numbers, buckets
 from ._plan import CURRENT, SEQUENCE, VALID_TO, Done, Part, TablePlan, Trouble, part_name
 from ._store import Added
@@ -64,8 +63,7 @@ class _Bucket:
 
     def merge(self, changes: pa.Table) -> Done:
         """Put the changes, in their order, into the bucket."""
-        folded = fold(_routed(changes), every_version=self._plan.keep_history)
-        effects = Effects(self._plan, folded)
+        effects = Effects(self._plan, changes)
         for part in self._plan.parts_of(self._bucket):
             self._put_into(part, effects)
         new = effects.new_rows()
@@ -103,22 +101,17 @@ class _Bucket:
 
     def _without(self, rows: pa.Table, where: Numbers, effects: Effects) -> pa.Table | None:
         """The rows that no change replaces; None: that is all of them."""
-        replaced = where >= 0
+        replaced = effects.older(rows[SEQUENCE].to_numpy(), where)
         if not replaced.any():
             return None
-        stored = rows[SEQUENCE].to_numpy()
-        newer = replaced & (stored >= effects.first_sequences[where])
-        effects.outdate(where[newer])
-        replaced &= ~newer
         effects.remember(rows, where, replaced)
         return rows.filter(pa.array(~replaced))
 
     def _closed(self, rows: pa.Table, where: Numbers, effects: Effects) -> pa.Table | None:
         """The rows with those that a change supersedes marked as past; None: none is."""
         current = rows[CURRENT].to_numpy(zero_copy_only=False)
-        older = rows[SEQUENCE].to_numpy() < effects.first_sequences[where]
-        superseded = current & (where >= 0) & older
-        effects.outdate(where[current & (where >= 0) & ~older])
+        where = np.where(current, where, -1)
+        superseded = effects.older(rows[SEQUENCE].to_numpy(), where)
         ended = superseded | current if effects.emptied else superseded
         if not ended.any():
             return None
@@ -159,8 +152,3 @@ def split(rows: pa.Table, key: list[str], level: int) -> list[tuple[int, pa.Tabl
 
 def _written(plan: TablePlan, bucket: int, rows: pa.Table) -> Added:
     return plan.folder.write(rows, part_name(plan.level, bucket), {})
-
-
-def _routed(changes: pa.Table) -> Iterator[Routed]:
-    columns = [changes[name].to_pylist() for name in Routed._fields]
-    return map(Routed._make, zip(*columns, strict=True))

@@ -1,5 +1,6 @@
 """Files of a table: Parquet under one folder, on any storage that delta-rs reaches."""
 
+import os
 import re
 import time
 import uuid
@@ -43,9 +44,21 @@ class Folder:
     uri: str
     options: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, path: str, options: Mapping[str, str]) -> "Folder":
+        """The folder at a path or an address such as s3://bucket/lake."""
+        # A task runs in another folder than the driver.
+        return cls(path.rstrip("/") if "://" in path else os.path.abspath(path), dict(options))
+
+    def within(self, *names: str) -> "Folder":
+        """A folder below this one."""
+        return Folder("/".join((self.uri, *names)), self.options)
+
     @cached_property
     def files(self) -> pyarrow.fs.FileSystem:
         """The storage, paths being relative to the folder."""
+        if "://" not in self.uri:
+            os.makedirs(self.uri, exist_ok=True)
         return pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.options)))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -79,7 +92,8 @@ class Folder:
 
     def write_text(self, path: str, text: str) -> None:
         """Replace a small file, at once."""
-        with self.files.open_output_stream(path) as stream:
+        # Without a buffer, Arrow hands over its own kind of bytes, which delta-rs refuses.
+        with self.files.open_output_stream(path, buffer_size=1 << 16) as stream:
             stream.write(text.encode())
 
 

@@ -52,7 +52,7 @@ class Target:
         known: bool,
     ) -> Target:  # fmt: skip
         """The table behind changes that come for the first time; created if there is none."""
-        folder = Folder(f"{sink.path.rstrip('/')}/{place.schema}/{place.table}", dict(sink.storage))
+        folder = sink.folder.within(place.schema, place.table)
         epoch = seen[0].epoch
         delta = Delta.open(folder, writer, adopt=adopt)
         if delta is None:

@@ -52,7 +52,7 @@ class Tables:
     tables: tuple[str, ...] = ()  # globs; none: all
     keep: Literal["rows", "history"] = "rows"
     as_text: tuple[str, ...] = ()  # schema.table.column: kept as the source's exact text
-    file_mb: float = 16.0  # about the size of a file; smaller ones make small batches cheaper
+    file_mb: float = 8.0  # about the size of a file; smaller ones make small batches cheaper
     vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
     storage: Mapping[str, str] = field(default_factory=dict)  # options for s3://, az://, gs://
 
@@ -64,6 +64,11 @@ class Tables:
     def file_bytes(self) -> float:
         """About the size of a file."""
         return self.file_mb * 1_000_000
+
+    @property
+    def folder(self) -> Folder:
+        """Where the tables lie."""
+        return Folder.of(self.path, self.storage)
 
     def open(self, writer: str, *, adopt: bool = False) -> TablesWriter:
         """Begin to write."""
@@ -77,7 +82,7 @@ class TablesWriter:
         self._sink = sink
         self._writer = writer
         self._adopt = adopt
-        self._ledger = Ledger.open(Folder(sink.path, dict(sink.storage)), writer, adopt=adopt)
+        self._ledger = Ledger.open(sink.folder, writer, adopt=adopt)
         self._targets: dict[Place, Target] = {}
         self._spark: SparkSession | None = None
         self._vacuum_due = time.monotonic()

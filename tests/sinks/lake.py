@@ -1,0 +1,181 @@
+"""A log and a tables sink on it, batch by batch, and what the tables should hold."""
+
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.columns import decode
+from headrace.event import (
+    Batch,
+    BeforeKind,
+    Change,
+    Column,
+    Op,
+    PostgresPosition,
+    Table,
+    Transaction,
+)
+from headrace.log import Log
+from headrace.replay import Replay, TableName
+from headrace.sinks import Writer
+from headrace.sinks.tables import Tables
+
+SOURCE = "shop"
+ORDERS = (
+    Column("id", "bigint", key=True),
+    Column("status", "text"),
+    Column("amount", "numeric(12,2)"),
+    Column("note", "text"),
+)
+
+Row = dict[str, Any]
+
+
+class Lake:
+    """Changes go into a log, and batches of it into Delta tables."""
+
+    def __init__(self, spark: SparkSession, folder: Path, **settings: Any) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.path = folder / "lake"
+        self.log = Log.open(folder / "log")
+        self.settings = settings
+        self.written = 0  # the last sequence that a batch has brought to the sink
+        self.batches = 0
+        self._numbers = itertools.count(1)
+        self.writer = self.open()
+
+    def open(self, writer: str = "query-1", *, adopt: bool = False) -> Writer:
+        """The sink as a query that starts would open it."""
+        sink = Tables(name="lake", path=str(self.path), **self.settings)
+        self.writer = sink.open(writer, adopt=adopt)
+        return self.writer
+
+    def table(self, name: str, columns: Sequence[Column] = ORDERS) -> Table:
+        """A version of a table's columns."""
+        described = Table(
+            SOURCE, "postgres", "origin-1", "shop", "public", name, tuple(columns), relation=7
+        )
+        return self.log.register(described)
+
+    def commit(self, *changes: Change) -> None:
+        """One transaction."""
+        number, now = next(self._numbers), time.time_ns() // 1000
+        transaction = Transaction(str(number), now, now)
+        position = PostgresPosition(number * 16, number * 16 - 8)
+        placed = [
+            msgspec.structs.replace(
+                change,
+                transaction=transaction,
+                position=position,
+                ordinal=at,
+                last=at == len(changes),
+            )
+            for at, change in enumerate(changes, 1)
+        ]
+        self.log.append(SOURCE, Batch(placed, b"resume"))
+
+    def changes(self, after: int, upto: int) -> DataFrame:
+        """A piece of the log as the source reads it."""
+        reader = self.spark.read.format("headrace").option("path", str(self.log.path))
+        reader = reader.option("columns", ",".join(Tables.fields))
+        return reader.options(startingSequence=after + 1, endingSequence=upto).load()
+
+    def write(self, upto: int | None = None) -> int:
+        """The next batch; returns how many changes it held."""
+        upto = self.log.latest_sequence if upto is None else upto
+        count = self.writer.write(self.changes(self.written, upto), self.batches)
+        self.written, self.batches = upto, self.batches + 1
+        return count
+
+    def delta(self, name: str = "orders") -> DeltaTable:
+        """A table as anybody opens it."""
+        return DeltaTable(str(self.path / "public" / name))
+
+    def rows(self, name: str = "orders", *, own: bool = False) -> list[Row]:
+        """The rows of a Delta table, without our own columns unless asked."""
+        table = self.delta(name).to_pyarrow_table()
+        kept = [each for each in table.column_names if own or not each.startswith("_")]
+        return ordered(table.select(kept).to_pylist())
+
+    def expected(self, name: str = "orders", upto: int | None = None) -> list[Row]:
+        """The rows that a naive replay of the log adds up to."""
+        upto = self.log.latest_sequence if upto is None else upto
+        changes = self.log.read(0, limit=10_000_000, upto=upto)
+        replay = Replay.of(changes)
+        assert not replay.surprises
+        columns = [c.table.columns for c in changes if c.table.name == name][-1]
+        rows = replay.rows(TableName(SOURCE, "public", name))
+        images = [_exact(row) for row in rows]
+        return ordered(pa.table(decode(images, columns)).to_pylist())
+
+
+def ordered(rows: list[Row]) -> list[Row]:
+    """Rows in an order that does not depend on where they lay."""
+    return sorted(rows, key=lambda row: str(sorted(row.items(), key=lambda item: item[0])))
+
+
+def change(op: Op, table: Table, **fields: Any) -> Change:
+    """A change that still needs its transaction."""
+    given = {
+        "key": None,
+        "before": None,
+        "before_kind": BeforeKind.NONE,
+        "after": None,
+        "changed": None,
+        "unchanged": (),
+        "transaction": Transaction("", 0, 0),
+        "ordinal": 0,
+        "position": PostgresPosition(0, 0),
+    }
+    return Change(op=op, table=table, **(given | fields))
+
+
+def put(table: Table, op: Op = Op.INSERT, *, was: Row | None = None, **row: Any) -> Change:
+    """A row as it is now; `was`: the key that it had before."""
+    sent = tuple(row)
+    absent = tuple(column.name for column in table.columns if column.name not in sent)
+    return change(
+        op,
+        table,
+        key=_key(table, row),
+        before=_json(was) if was else None,
+        before_kind=BeforeKind.KEY if was else BeforeKind.NONE,
+        after=_json(row),
+        unchanged=absent if op is Op.UPDATE else (),
+    )
+
+
+def remove(table: Table, **key: Any) -> Change:
+    """A row that is gone."""
+    image = _json(key)
+    return change(Op.DELETE, table, key=image, before=image, before_kind=BeforeKind.KEY)
+
+
+def truncate(table: Table, *, snapshot: bool = False) -> Change:
+    """A table without rows, as TRUNCATE or the begin of a full copy leaves it."""
+    return change(Op.TRUNCATE, table, after=_json({"snapshot": True} if snapshot else {}))
+
+
+def schema(table: Table) -> Change:
+    """A table's columns from here on."""
+    columns = [{"name": c.name, "type": c.type, "key": c.key} for c in table.columns]
+    return change(Op.SCHEMA, table, after=_json({"columns": columns}))
+
+
+_exact = msgspec.json.Encoder(decimal_format="number").encode
+
+
+def _key(table: Table, row: Row) -> bytes | None:
+    return _json({name: row[name] for name in table.key}) if table.key else None
+
+
+def _json(row: Row) -> bytes:
+    return msgspec.json.encode(row)

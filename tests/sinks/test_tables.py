@@ -1,0 +1,187 @@
+"""The tables sink: after every batch each Delta table equals its source."""
+
+from decimal import Decimal
+
+import pytest
+
+from headrace.event import Column, Op
+from tests.sinks.lake import ORDERS, Lake, change, put, remove, schema, truncate
+
+
+def order(number: int, status: str = "new", amount: str = "1.00", note: str = "-") -> dict:
+    return {"id": number, "status": status, "amount": amount, "note": note}
+
+
+@pytest.mark.requirement("S2-22")
+def test_inserts_updates_and_deletes_end_in_the_tables(lake: Lake) -> None:
+    orders, customers = lake.table("orders"), lake.table("customers")
+    lake.commit(put(orders, **order(1)), put(customers, **order(7)), put(orders, **order(2)))
+    assert lake.write() == 3
+    lake.commit(put(orders, Op.UPDATE, **order(1, "paid", "2.50")), remove(orders, id=2))
+    lake.commit(put(orders, **order(3)))
+    lake.write()
+    assert lake.rows() == lake.expected()
+    assert lake.rows("customers") == lake.expected("customers")
+    assert [row["amount"] for row in lake.rows() if row["id"] == 1] == [Decimal("2.50")]
+
+
+def test_a_repeated_batch_changes_nothing(lake: Lake) -> None:
+    orders = lake.table("orders")
+    lake.commit(put(orders, **order(1)), put(orders, **order(2)))
+    lake.write()
+    lake.commit(remove(orders, id=1))
+    lake.write()
+    version = lake.delta().version()
+    lake.open()  # as after a crash that came before Spark noted the batch as done
+    lake.writer.write(lake.changes(0, 2), 0)
+    lake.writer.write(lake.changes(2, 3), 1)
+    assert lake.delta().version() == version
+    assert lake.rows() == lake.expected()
+
+
+def test_a_batch_without_a_change_of_a_table_costs_no_commit(lake: Lake) -> None:
+    orders, customers = lake.table("orders"), lake.table("customers")
+    lake.commit(put(orders, **order(1)), put(customers, **order(1)))
+    lake.write()
+    version = lake.delta("customers").version()
+    lake.commit(put(orders, **order(2)))
+    lake.write()
+    assert lake.delta("customers").version() == version
+
+
+def test_a_moved_row_leaves_its_old_key(lake: Lake) -> None:
+    orders = lake.table("orders")
+    lake.commit(*(put(orders, **order(n)) for n in range(20)))
+    lake.write()
+    lake.commit(put(orders, Op.UPDATE, was={"id": 3}, **order(103, "moved")))
+    lake.write()
+    assert lake.rows() == lake.expected()
+    assert {row["id"] for row in lake.rows()} == {*range(20), 103} - {3}
+
+
+def test_a_moved_row_that_came_in_part_keeps_what_it_had(lake: Lake) -> None:
+    orders = lake.table("orders")
+    lake.commit(*(put(orders, **order(n, note=f"n{n}")) for n in range(20)))
+    lake.write()
+    part = {"status": "moved", "amount": "3.00"}
+    lake.commit(put(orders, Op.UPDATE, was={"id": 3}, id=103, **part))
+    lake.commit(put(orders, Op.UPDATE, was={"id": 103}, id=203, **part))
+    lake.write()
+    assert lake.rows() == lake.expected()
+    assert [row["note"] for row in lake.rows() if row["id"] == 203] == ["n3"]
+
+
+def test_absent_columns_keep_the_value_of_the_table(lake: Lake) -> None:
+    orders = lake.table("orders")
+    lake.commit(put(orders, **order(1, note="kept")), put(orders, **order(2, note="old")))
+    lake.write()
+    lake.commit(put(orders, Op.UPDATE, id=1, status="paid", amount="1.00"))
+    lake.commit(put(orders, Op.UPDATE, id=2, status="paid", amount="1.00", note="new"))
+    lake.commit(put(orders, Op.UPDATE, id=2, status="sent", amount="9.00"))
+    lake.write()
+    assert lake.rows() == lake.expected()
+    assert {row["id"]: row["note"] for row in lake.rows()} == {1: "kept", 2: "new"}
+
+
+def test_a_truncate_is_a_barrier_within_the_batch(lake: Lake) -> None:
+    orders = lake.table("orders")
+    lake.commit(put(orders, **order(1)), put(orders, **order(2)))
+    lake.write()
+    lake.commit(put(orders, **order(3)))
+    lake.commit(truncate(orders))
+    lake.commit(put(orders, **order(2, "again")))
+    lake.write()
+    assert lake.rows() == lake.expected()
+    assert [row["id"] for row in lake.rows()] == [2]
+
+
+def test_columns_come_go_and_grow(lake: Lake) -> None:
+    first = lake.table("orders")
+    lake.commit(put(first, **order(1, note="goes")), put(first, **order(2)))
+    lake.write()
+    grown = [Column("id", "bigint", key=True), Column("status", "text")]
+    grown += [Column("amount", "numeric(20,4)"), Column("note", "text"), Column("tag", "integer[]")]
+    second = lake.table("orders", grown)
+    lake.commit(schema(second), put(second, **order(3, amount="1.5000"), tag=[1, None]))
+    lake.write()
+    assert lake.rows() == lake.expected()
+    third = lake.table("orders", [*grown[:3], grown[4]])
+    lake.commit(schema(third))
+    lake.write()
+    assert lake.rows() == lake.expected()
+    fourth = lake.table("orders", grown)
+    lake.commit(schema(fourth), put(fourth, **order(4, amount="2.0000"), tag=[]))
+    lake.write()
+    assert lake.rows() == lake.expected()
+    assert {row["id"]: row["note"] for row in lake.rows()} == {1: None, 2: None, 3: None, 4: "-"}
+
+
+def test_a_change_that_cannot_be_followed_stops_one_table_until_a_full_copy(lake: Lake) -> None:
+    orders, customers = lake.table("orders"), lake.table("customers")
+    lake.commit(put(orders, **order(1)), put(customers, **order(1)))
+    lake.write()
+    before = lake.rows()
+    other = lake.table("orders", [ORDERS[0], Column("status", "integer"), *ORDERS[2:]])
+    lake.commit(schema(other))
+    lake.commit(put(customers, **order(2)))
+    lake.write()
+    (trouble,) = lake.writer.troubled()
+    assert trouble.table == "public.orders"
+    assert "status" in trouble.reason
+    assert "headrace snapshot" in trouble.hint
+    assert lake.rows() == before
+    assert lake.rows("customers") == lake.expected("customers")
+    lake.open()
+    assert lake.writer.troubled() == [trouble]
+    lake.commit(change(Op.READ, other, key=b'{"id":1}', after=b'{"id":1,"status":5}'))
+    lake.write()
+    assert lake.rows() == before
+
+
+def test_a_full_copy_brings_a_troubled_table_back(lake: Lake) -> None:
+    orders = lake.table("orders")
+    lake.commit(put(orders, **order(1)))
+    lake.write()
+    said = b'{"error":"bad bytes"}'
+    lake.commit(change(Op.MESSAGE, orders, after=said))
+    lake.write()
+    assert [each.reason for each in lake.writer.troubled()] == [
+        "the source could not read a row: bad bytes"
+    ]
+    lake.commit(truncate(orders, snapshot=True))
+    lake.commit(put(orders, Op.READ, **order(2)))
+    lake.write()
+    assert lake.writer.troubled() == []
+    assert [row["id"] for row in lake.rows()] == [2]
+
+
+def test_a_table_with_two_key_columns(lake: Lake) -> None:
+    columns = [Column("a", "integer", key=True), Column("b", "text", key=True), ORDERS[1]]
+    pairs = lake.table("pairs", columns)
+    lake.commit(*(put(pairs, a=a, b=b, status="x") for a in range(3) for b in "xyz"))
+    lake.write()
+    lake.commit(put(pairs, Op.UPDATE, a=1, b="y", status="changed"), remove(pairs, a=2, b="x"))
+    lake.commit(put(pairs, Op.UPDATE, was={"a": 0, "b": "z"}, a=9, b="z", status="moved"))
+    lake.write()
+    assert lake.rows("pairs") == lake.expected("pairs")
+
+
+def test_a_table_without_a_key_takes_rows_and_stops_at_the_first_update(lake: Lake) -> None:
+    columns = [Column("line", "text")]
+    notes = lake.table("notes", columns)
+    lake.commit(put(notes, line="a"), put(notes, line="a"))
+    lake.write()
+    assert [row["line"] for row in lake.rows("notes")] == ["a", "a"]
+    lake.commit(change(Op.DELETE, notes, before=b'{"line":"a"}'))
+    lake.write()
+    assert "no key" in lake.writer.troubled()[0].reason
+
+
+def test_files_stay_few_however_many_batches_add_rows(lake: Lake) -> None:
+    orders = lake.table("orders")
+    for n in range(12):
+        lake.commit(put(orders, **order(n)))
+        lake.write()
+        lake.writer.tend()
+    assert len(lake.delta().file_uris()) < 8
+    assert lake.rows() == lake.expected()
