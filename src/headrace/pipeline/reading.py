@@ -65,8 +65,8 @@ class Disk:
             after = piece.last
 
     def table(self, epoch: str, version: int) -> Table:
-        """A version of a table's columns."""
-        return _reader(self.path).table(version)
+        """A version of a table's columns; it was written before the changes that follow it."""
+        return _readers[self.path][1].table(version)
 
 
 # One for each log in a process, refreshed when it is used: opening one takes a tenth of a second.

@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,10 +58,21 @@ class Server:
                     yield piece
                     after = piece.last
                     patience = _Patience(self.url)
+                if self._has_no_more(wanted, after):
+                    return
             except (OSError, http.client.HTTPException) as error:
                 patience.spend(error)
-            else:
-                return
+
+    def _has_no_more(self, wanted: Range, after: int) -> bool:
+        """Whether an answer ended where the log does, or was trimmed; else it was cut short.
+
+        An answer that breaks off within its headers looks like a short one, or another log's.
+        """
+        now = self.ranges(after, upto=after)
+        expect_epoch(wanted.epoch, now.epoch)
+        if after < wanted.upto <= now.latest_sequence and now.first_sequence <= after + 1:
+            raise http.client.IncompleteRead(b"")
+        return True
 
     def table(self, epoch: str, version: int) -> Table:
         """A version of a table's columns."""
@@ -77,14 +89,9 @@ class Server:
         patience = _Patience(self.url)
         while True:
             try:
-                body = self._get(_with_query(path, query))
-            except (OSError, http.client.HTTPException) as error:
+                return msgspec.json.decode(self._get(_with_query(path, query)), type=document)
+            except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
                 patience.spend(error)
-                continue
-            try:
-                return msgspec.json.decode(body, type=document)
-            except msgspec.DecodeError as error:
-                raise ServerError(f"what answers at {self.url} is no Headrace") from error
 
     def _get(self, path: str) -> bytes:
         """An answer, over the connection that served the last one if it still stands."""
@@ -102,7 +109,8 @@ class Server:
         with self._connected() as connection:
             query = {"after": after, "upto": upto}
             answer = self._request(connection, _with_query("/v1/records", query))
-            expect_epoch(epoch, answer.headers.get("X-Headrace-Epoch", ""))
+            if answer.headers.get("X-Headrace-Epoch", "") != epoch:
+                return
             while head := answer.read(PIECE_HEAD.size):
                 first, count, size = PIECE_HEAD.unpack(_whole(head, PIECE_HEAD.size))
                 yield Piece(first, count, _whole(answer.read(size), size))
@@ -120,7 +128,13 @@ class Server:
         secure = address.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(address.hostname or "", address.port, timeout=CONNECT_SECONDS)
-        connection.connect()
+        try:
+            connection.connect()
+        except ssl.SSLCertVerificationError as error:
+            raise ServerError(
+                f"the certificate of {self.url} is not trusted: {error.verify_message}",
+                hint="Name your certificate authority's file in the variable SSL_CERT_FILE.",
+            ) from error
         connection.sock.settimeout(ANSWER_SECONDS)
         return connection
 
@@ -139,7 +153,7 @@ class Server:
 
     def _key(self) -> str:
         if self.key_file:
-            return Path(self.key_file).read_text().strip()
+            return _key_in(Path(self.key_file))
         if not self.key_env:
             return ""
         if not os.environ.get(self.key_env):
@@ -173,6 +187,16 @@ class _Patience:
             raise LogUnreachable(f"no Headrace answers at {self._url}") from error
         time.sleep(self._pause)
         self._pause = min(max(self._pause * 2, 0.1), _LONGEST_PAUSE)
+
+
+def _key_in(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"the file {file}, which apiKeyFile names, cannot be read: {error.strerror}",
+            hint="It must be there for the driver and for every executor.",
+        ) from error
 
 
 def _whole(data: bytes, size: int) -> bytes:

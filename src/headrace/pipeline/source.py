@@ -127,10 +127,11 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = self._reading.ranges(start["sequence"], limit=most, upto=self._target)
         self._latest = _offset(now.epoch, now.latest_sequence)
         self._check(start, now)
-        if not now.ends:
-            self._rested = time.monotonic() + _IDLE_SECONDS
-            return start
-        return _offset(now.epoch, now.ends[-1])
+        if now.ends:
+            return _offset(now.epoch, now.ends[-1])
+        self._rested = time.monotonic() + _IDLE_SECONDS
+        # Beyond what was lost, so that the loss is told once.
+        return _offset(now.epoch, max(start["sequence"], now.first_sequence - 1))
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """How far the log reached when it was asked last: lag, in the query's progress."""

@@ -1,0 +1,255 @@
+"""Ranges are read whole from disk and from a server, or the reader is told why not."""
+
+import pickle
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.errors import (
+    ChangesLost,
+    ConfigError,
+    LogAbsent,
+    LogReplaced,
+    LogUnreachable,
+    PipelineError,
+    ServerError,
+)
+from headrace.log import Log
+from headrace.pipeline import remote
+from headrace.pipeline.options import Options
+from headrace.pipeline.reading import Disk, Range, Reading, read
+from headrace.pipeline.remote import Server
+from headrace.serve import BackgroundServer, ServerSettings, create_app
+from tests.changes import Writer, opened_writer
+from tests.pipeline.reach import certificate, relaying
+
+OPTIONS = Options(path="anywhere")
+
+
+class Shop:
+    """A log, and a server over it."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder = folder
+        self.writer = stack.enter_context(opened_writer(folder))
+        settings = ServerSettings(port=0)
+        app = create_app(self.log, statuses=list, copy_again=None, settings=settings)
+        self.server = stack.enter_context(BackgroundServer(app, settings))
+        self.disk = Disk(str(folder))
+        self.remote = Server(self.server.url)
+
+    @property
+    def log(self) -> Log:
+        return self.writer.log
+
+    def all(self) -> Range:
+        return Range(self.log.epoch, 0, self.log.latest_sequence)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    with ExitStack() as stack:
+        yield Shop(tmp_path / "log", stack)
+
+
+@pytest.fixture(params=["disk", "remote"])
+def reading(request: pytest.FixtureRequest, shop: Shop) -> Reading:
+    """Each way to reach the shop's log."""
+    chosen: Reading = getattr(shop, request.param)
+    return chosen
+
+
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
+
+
+def table(reading: Reading, wanted: Range, options: Options = OPTIONS) -> pa.Table:
+    return pa.Table.from_batches(read(reading, wanted, options))
+
+
+def sequences(reading: Reading, wanted: Range, options: Options = OPTIONS) -> list[int]:
+    batches = read(reading, wanted, options)
+    return [n for batch in batches for n in batch["sequence"].to_pylist()]
+
+
+def fill(writer: Writer) -> None:
+    """Some of everything, in more than one piece."""
+    writer.put("users", "alice", name="Alice")
+    writer.put_many("orders", 12_000)
+    writer.delete("users", "alice")
+
+
+def test_disk_and_server_give_what_the_log_holds(shop: Shop) -> None:
+    fill(shop.writer)
+    near, far = table(shop.disk, shop.all()), table(shop.remote, shop.all())
+    assert near.equals(far)
+    changes = shop.log.read(0, limit=100_000)
+    assert near["id"].to_pylist() == [change.id for change in changes]
+    assert near["after"].to_pylist() == [
+        change.after and change.after.decode() for change in changes
+    ]
+    assert near["sequence"].to_pylist() == [change.sequence for change in changes]
+
+
+def test_ranges_are_the_same_from_disk_and_server(shop: Shop) -> None:
+    fill(shop.writer)
+    for asked in ({}, {"limit": 10}, {"upto": 7000}, {"parts": 2}):
+        assert (
+            shop.disk.ranges(0, **asked)
+            == shop.remote.ranges(0, **asked)
+            == shop.log.ranges(0, **asked)
+        )
+
+
+def test_a_range_is_read_again_alike_while_the_log_grows(shop: Shop, reading: Reading) -> None:
+    fill(shop.writer)
+    wanted = Range(shop.log.epoch, 100, 6000)
+    before = table(reading, wanted)
+    shop.writer.put("customers", "new")
+    assert table(reading, wanted).equals(before)
+    assert sequences(reading, wanted) == list(range(101, 6001))
+
+
+def test_a_table_that_came_later_is_known(shop: Shop, reading: Reading) -> None:
+    shop.writer.put("users", "1")
+    assert table(reading, shop.all())["table"].to_pylist() == ["users"]
+    shop.writer.put("orders", "1")
+    assert table(reading, shop.all())["table"].to_pylist() == ["users", "orders"]
+
+
+def test_only_tables_asked_for_are_read(shop: Shop, reading: Reading) -> None:
+    fill(shop.writer)
+    options = Options(path="x", tables=("us*",), columns=("sequence",))
+    assert sequences(reading, shop.all(), options) == [1, 12_002]
+
+
+def test_what_was_trimmed_is_an_error_or_left_out(shop: Shop, reading: Reading) -> None:
+    shop.writer.put_many("users", 9)
+    wanted = shop.all()
+    shop.log.trim(4)
+    with pytest.raises(ChangesLost, match=r"changes 1 to 3 .* oldest change is 4"):
+        table(reading, wanted)
+    assert sequences(reading, wanted, Options(path="x", strict=False)) == list(range(4, 10))
+
+
+def test_a_range_that_was_trimmed_whole_is_noticed(shop: Shop, reading: Reading) -> None:
+    shop.writer.put_many("users", 9)
+    shop.log.trim(8)
+    with pytest.raises(ChangesLost, match="changes 1 to 5"):
+        sequences(reading, Range(shop.log.epoch, 0, 5))
+    lenient = Options(path="x", strict=False)
+    assert sequences(reading, Range(shop.log.epoch, 0, 5), lenient) == []
+
+
+def test_retention_that_passes_a_reader_is_noticed(shop: Shop) -> None:
+    shop.writer.put_many("users", 20_000)
+    batches = read(shop.disk, shop.all(), Options(path="x", columns=("sequence",)))
+    next(batches)
+    shop.log.trim(20_000)
+    shop.disk.ranges(0)  # another task of the same process catches up with the writer
+    with pytest.raises(ChangesLost, match="to 19999 are no longer"):
+        list(batches)
+
+
+def test_another_log_is_noticed(shop: Shop, reading: Reading) -> None:
+    shop.writer.put("users", "1")
+    with pytest.raises(LogReplaced, match=f"log other, but this one is {shop.log.epoch}"):
+        sequences(reading, Range("other", 0, 1))
+
+
+def test_a_range_beyond_the_log_is_an_error(shop: Shop, reading: Reading) -> None:
+    shop.writer.put("users", "1")
+    with pytest.raises(PipelineError, match="the log ends at 1 where this executor reads it"):
+        sequences(reading, Range(shop.log.epoch, 0, 5))
+
+
+def test_a_log_replaced_on_disk_is_opened_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    with opened_writer(folder) as writer:
+        writer.put("users", "1")
+    old = Disk(str(folder)).ranges(0)
+    shutil.rmtree(folder)
+    with pytest.raises(LogAbsent):
+        Disk(str(folder)).ranges(0)
+    with opened_writer(folder) as writer:
+        writer.put_many("users", 3)
+    new = Disk(str(folder)).ranges(0)
+    assert (old.ends, new.ends) == ([1], [3])
+    with pytest.raises(LogReplaced):
+        sequences(Disk(str(folder)), Range(old.epoch, 0, 1))
+
+
+@pytest.mark.parametrize("cut_after", [0, 10, 100, 150, 200, 230, 250, 270, 1_000, 800_000])
+def test_a_connection_cut_short_goes_on_where_it_was(shop: Shop, cut_after: int) -> None:
+    fill(shop.writer)
+    with relaying(shop.server.url) as relay:
+        relay.cut_after = [cut_after, cut_after]
+        wanted = shop.all()
+        assert sequences(Server(relay.url), wanted) == list(range(1, wanted.upto + 1))
+        assert relay.cuts > 0
+
+
+@pytest.mark.usefixtures("no_patience")
+def test_a_server_that_is_gone_is_told_after_a_while(shop: Shop) -> None:
+    shop.writer.put("users", "1")
+    wanted = shop.all()
+    assert shop.remote.ranges(0).ends == [1]
+    shop.server.stop()
+    with pytest.raises(LogUnreachable, match="no Headrace answers at http://127"):
+        shop.remote.ranges(0)
+    with pytest.raises(LogUnreachable) as caught:
+        sequences(shop.remote, wanted)
+    assert caught.value.retry
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), LogUnreachable)
+
+
+def test_a_connection_that_went_stale_is_replaced_at_once(shop: Shop) -> None:
+    with relaying(shop.server.url) as relay:
+        relay.cut_after = [1_000]
+        server = Server(relay.url)
+        for _ in range(9):  # the first connection breaks in the middle of them
+            assert server.ranges(0).epoch == shop.log.epoch
+        assert relay.cuts == 1
+
+
+def test_the_key_is_sent_from_the_environment_or_a_file(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOP_KEY", "from-env")
+    (tmp_path / "key").write_text("from-file\n")
+    with relaying(shop.server.url) as relay:
+        Server(relay.url, key_env="SHOP_KEY").ranges(0)
+        assert b"X-API-Key: from-env\r\n" in relay.heard
+        Server(relay.url, key_file=str(tmp_path / "key")).ranges(0)
+        assert b"X-API-Key: from-file\r\n" in relay.heard
+
+
+def test_a_key_that_is_not_there_is_told(shop: Shop, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ABSENT_KEY, which apiKeyEnv names, is not set"):
+        Server(shop.server.url, key_env="ABSENT_KEY").ranges(0)
+    with pytest.raises(ConfigError, match="absent, which apiKeyFile names, cannot be read"):
+        Server(shop.server.url, key_file=str(tmp_path / "absent")).ranges(0)
+
+
+def test_tls_is_spoken_and_certificates_are_checked(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(shop.writer)
+    trusted, context = certificate(tmp_path)
+    with relaying(shop.server.url, context) as relay:
+        with pytest.raises(ServerError, match=r"certificate of https://localhost:.* not trusted"):
+            Server(relay.url).ranges(0)
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        assert table(Server(relay.url), shop.all()).equals(table(shop.disk, shop.all()))
+
+
+def test_a_refusal_says_what_the_server_said(shop: Shop) -> None:
+    with pytest.raises(ServerError, match="answers 400: after must be a whole number"):
+        shop.remote.ranges(-1)
+    with pytest.raises(ServerError, match="answers 404: there is nothing at /elsewhere/v1/ranges"):
+        Server(shop.server.url + "/elsewhere").ranges(0)

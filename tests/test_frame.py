@@ -1,0 +1,157 @@
+"""Records become Arrow columns that say what the changes say."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.event import BeforeKind, Change, Column, Op, PostgresPosition, Table, Transaction
+from headrace.frame import FIELDS, Framing, schema
+from headrace.record import encode
+from tests.changes import make_change, make_table
+
+USERS = make_table(version=1)
+ORDERS = make_table("orders", schema="sales", key=("id", "line"), version=2)
+NOWHERE = Table("shop", "postgres", "origin-1", "shop", "", "", version=3)
+TABLES = {table.version: table for table in (USERS, ORDERS, NOWHERE)}
+
+
+def framed(changes: Sequence[Change], **settings: Any) -> list[dict[str, Any]]:
+    """Changes with sequences from 1 on, through their records to rows."""
+    framing = Framing("epoch-1", TABLES, **settings)
+    batch = framing.batch(1, len(changes), b"".join(encode(changes)))
+    batch.validate(full=True)
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    return rows
+
+
+def text(image: bytes | None) -> str | None:
+    return None if image is None else image.decode()
+
+
+def moment(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+def row_schema(table: Table) -> str | None:
+    columns = [{"name": c.name, "type": c.type, "key": c.key} for c in table.columns]
+    return json.dumps(columns, separators=(",", ":")) if table.name else None
+
+
+def expected(change: Change, sequence: int) -> dict[str, Any]:
+    """The row of a change, put together field by field."""
+    table, transaction = change.table, change.transaction
+    return {
+        "sequence": sequence,
+        "id": change.id,
+        "op": change.op.value,
+        "source": table.source,
+        "connector": table.connector,
+        "database": table.database,
+        "schema": table.schema,
+        "table": table.name,
+        "key": text(change.key),
+        "before": text(change.before),
+        "before_kind": change.before_kind.value,
+        "after": text(change.after),
+        "changed": None if change.changed is None else list(change.changed),
+        "unchanged": list(change.unchanged),
+        "transaction": {
+            "id": transaction.id,
+            "ordinal": change.ordinal,
+            "last": change.last,
+            "commit_time": moment(transaction.commit_time),
+        },
+        "position": json.dumps(change.position.to_json(), separators=(",", ":")),
+        "captured_at": moment(transaction.captured_at),
+        "schema_version": table.version,
+        "row_schema": row_schema(table),
+        "metadata": text(transaction.metadata),
+        "epoch": "epoch-1",
+    }
+
+
+rows = st.none() | st.dictionaries(st.text(max_size=3), st.text(max_size=9), max_size=2)
+names = st.lists(st.text(max_size=5), max_size=2).map(tuple)
+times = st.integers(0, 4_000_000_000_000_000)
+changes = st.builds(
+    make_change,
+    st.sampled_from(Op),
+    table=st.sampled_from(list(TABLES.values())),
+    key=rows,
+    before=rows,
+    after=rows,
+    before_kind=st.sampled_from(BeforeKind),
+    changed=st.none() | names,
+    unchanged=names,
+    transaction=st.builds(
+        Transaction, st.text(max_size=9), times, times, st.none() | st.just(b'{"by":"\xc3\xa9"}')
+    ),
+    ordinal=st.integers(1, 2**40),
+    position=st.builds(PostgresPosition, st.integers(0, 2**63), st.integers(0, 2**63)),
+    last=st.booleans(),
+)
+
+
+@given(st.lists(changes, min_size=1, max_size=20))
+def test_every_field_says_what_the_change_says(batch: list[Change]) -> None:
+    assert framed(batch) == [expected(change, n) for n, change in enumerate(batch, 1)]
+
+
+@given(st.lists(st.sampled_from(list(FIELDS)), unique=True, min_size=1))
+def test_only_the_fields_asked_for_are_there_in_the_order_asked(fields: list[str]) -> None:
+    change = make_change(after={"id": "1"})
+    (row,) = framed([change], fields=tuple(fields))
+    assert list(row) == fields
+    assert row == {name: expected(change, 1)[name] for name in fields}
+
+
+@pytest.mark.parametrize(
+    ("globs", "kept"),
+    [
+        (("users",), [1, 4]),
+        (("sales.*",), [2]),
+        (("*",), [1, 2, 3, 4]),
+        (("public.*", "orders"), [1, 2, 4]),
+        (("nothing",), []),
+    ],
+)
+def test_globs_choose_tables_and_sequences_stay(globs: tuple[str, ...], kept: list[int]) -> None:
+    tables = [USERS, ORDERS, NOWHERE, USERS]
+    batch = [make_change(table=table) for table in tables]
+    assert [row["sequence"] for row in framed(batch, wanted=globs)] == kept
+
+
+def test_a_batch_without_rows_still_has_its_columns() -> None:
+    framing = Framing("epoch-1", TABLES, ("sequence", "changed"), ("nothing",))
+    batch = framing.batch(1, 1, encode([make_change()])[0])
+    assert (batch.num_rows, batch.schema) == (0, schema(["sequence", "changed"]))
+
+
+def test_the_columns_of_a_table_are_told_as_they_were() -> None:
+    table = Table(
+        "shop",
+        "postgres",
+        "o",
+        "shop",
+        "public",
+        "t",
+        (Column("id", "bigint", key=True), Column('a"b', "text")),
+        version=9,
+    )
+    framing = Framing("e", {9: table}, ("row_schema",))
+    (row,) = framing.batch(1, 1, encode([make_change(table=table)])[0]).to_pylist()
+    assert row["row_schema"] == (
+        '[{"name":"id","type":"bigint","key":true},{"name":"a\\"b","type":"text","key":false}]'
+    )
+
+
+def test_the_schema_has_every_field_and_allows_nulls() -> None:
+    assert schema().names == list(FIELDS)
+    assert all(field.nullable for field in schema())
+    assert schema(["epoch", "op"]) == pa.schema([("epoch", pa.string()), ("op", pa.string())])
