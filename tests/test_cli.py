@@ -162,7 +162,7 @@ def test_starting_the_command_line_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "check", "status", "tail", "trim --before 1", "snapshot x"]
+    "command", ["run", "pipeline", "check", "status", "tail", "trim --before 1", "snapshot x"]
 )
 def test_a_config_that_cannot_be_used_is_told_in_a_sentence(site: Site, command: str) -> None:
     site.write_config(NOWHERE, sevrer={})

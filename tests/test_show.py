@@ -8,7 +8,19 @@ import pytest
 from rich.console import Console
 
 from headrace.log import Stats
-from headrace.show import Progress, Rate, change_line, complaints, size
+from headrace.operate import PipelineOverview
+from headrace.show import (
+    Progress,
+    Rate,
+    SinkProgress,
+    change_line,
+    complaints,
+    pipeline_lines,
+    size,
+)
+from headrace.sinks import Phase as SinkPhase
+from headrace.sinks import Status as SinkStatus
+from headrace.sinks import Troubled
 from headrace.sources import CopyProgress, Phase, Status
 
 STATS = Stats(count=500, first_sequence=1, latest_sequence=500, total_bytes=2_500_000)
@@ -115,3 +127,55 @@ def test_a_long_row_is_cut() -> None:
     line = change_line(canonical(after={"text": "x" * 1000}))
     assert len(line) < 300
     assert line.endswith("…")
+
+
+# --- the pipeline --------------------------------------------------------------------------------
+
+LAKE = SinkStatus(
+    sink="lake",
+    phase=SinkPhase.STREAMING,
+    batch=7,
+    changes=120_000,
+    changes_per_second=51_234.4,
+    sequence=1_200_000,
+    lag=3_400,
+    troubled=(Troubled("public.users", 8, "its key went", "Copy it anew."),),
+)
+
+
+def sinks_shown(*rounds: SinkStatus, terminal: bool) -> str:
+    """What `SinkProgress` writes when these come in turn."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
+    with SinkProgress(console, plain_seconds=0) as progress:
+        for status in rounds:
+            progress.show([status])
+    return file.getvalue()
+
+
+def test_a_terminal_shows_how_far_each_sink_is_and_what_troubles_it() -> None:
+    text = sinks_shown(LAKE, terminal=True)
+    for told in ("lake", "streaming", "1,200,000", "51,234 changes/s", "3,400 changes"):
+        assert told in text
+    assert "lake: public.users is not followed: its key went" in text
+    assert "Copy it anew." in text
+
+
+def test_elsewhere_a_sink_is_told_in_a_line_when_it_has_stored_more() -> None:
+    assert sinks_shown(LAKE, LAKE, terminal=False).splitlines() == [
+        "lake: streaming, batch 7, 120,000 changes, 51,234 changes/s; sequence 1200000, lag 3,400"
+    ]
+
+
+def test_a_halted_sink_shows_with_its_reason_and_its_remedy() -> None:
+    halted = SinkStatus(sink="lake", phase=SinkPhase.HALTED, error="taken", hint="Adopt it.")
+    seen = PipelineOverview(
+        running=True, told_at=1_730_250_000_000_000, detail="process 7 runs", sinks=[halted]
+    )
+    console = Console(file=io.StringIO(), width=120)
+    with console.capture() as capture:
+        for line in pipeline_lines(seen):
+            console.print(line)
+    lines = [line.strip() for line in capture.get().splitlines()]
+    assert lines[0] == "pipeline: process 7 runs; as of 2024-10-30 01:00:00 UTC:"
+    assert lines[-2:] == ["lake: taken", "Adopt it."]

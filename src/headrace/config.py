@@ -227,7 +227,7 @@ def settings_of(section: type) -> dict[str, Setting]:
     if dataclasses.is_dataclass(section):
         defaults = {field.name: _default(field) for field in dataclasses.fields(section)}
     else:
-        defaults = {field.name: field.default for field in msgspec.structs.fields(section)}
+        defaults = {field.name: _default(field) for field in msgspec.structs.fields(section)}
     absent = (dataclasses.MISSING, msgspec.NODEFAULT)
     return {
         name: Setting(name, types[name], default in absent, default)
@@ -235,9 +235,9 @@ def settings_of(section: type) -> dict[str, Setting]:
     }
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def _default(field: Any) -> Any:
     made = field.default_factory
-    return field.default if made is dataclasses.MISSING else made()
+    return field.default if made in (dataclasses.MISSING, msgspec.NODEFAULT) else made()
 
 
 class _Check:

@@ -75,6 +75,7 @@ class FolderWriter:
             return
         fault = file.read_text()
         if fault == "hang":
+            (self._folder / "hanging").touch()
             time.sleep(600)
         if fault == "exit":
             file.unlink()
