@@ -5,7 +5,8 @@ query's batch, and up to which sequence of the log the table has everything.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -118,15 +119,17 @@ class Delta:
         if schema is None:
             now = time.time_ns() // 1_000_000
             actions += [
-                RemoveAction(path, marks is not None, now, self.parts[path].size, {})
-                for path in removed
+                RemoveAction(path, marks is not None, now, part.size, dict(part.partition))
+                for path, part in ((path, self.parts[path]) for path in removed)
             ]
         transactions = marks.transactions(self._writer) if marks else []
         self._written(actions, schema, transactions, partition_by)
         gone = list(self.parts) if schema is not None else removed
         for path in gone:
             del self.parts[path]
-        self.parts |= {file.path: Part.of(file.path, file.size, file.rows) for file in added}
+        self.parts |= {
+            file.path: Part.of(file.path, file.size, file.rows, file.partition) for file in added
+        }
 
     def _written(
         self,
@@ -197,10 +200,18 @@ def _add(file: Added, marks: Marks | None) -> AddAction:
 
 def _parts(table: DeltaTable) -> dict[str, Part]:
     actions = pa.table(table.get_add_actions())
-    columns: Iterable[tuple[str, int, int | None]] = zip(
-        actions["path"].to_pylist(),
-        actions["size_bytes"].to_pylist(),
-        actions["num_records"].to_pylist(),
-        strict=True,
-    )
-    return {path: Part.of(path, size, rows or 0) for path, size, rows in columns}
+    # The log has paths as they stand in an address.
+    paths = [unquote(path) for path in actions["path"].to_pylist()]
+    sizes, rows = actions["size_bytes"].to_pylist(), actions["num_records"].to_pylist()
+    given = zip(paths, sizes, rows, _partitions(actions), strict=True)
+    return {path: Part.of(path, size, count or 0, of) for path, size, count, of in given}
+
+
+def _partitions(actions: pa.Table) -> list[dict[str, str | None]]:
+    """The values that the rows of each file share."""
+    if "partition" not in actions.column_names:
+        return [{}] * actions.num_rows
+    return [
+        {name: None if value is None else str(value) for name, value in values.items()}
+        for values in actions["partition"].to_pylist()
+    ]

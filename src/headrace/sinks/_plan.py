@@ -1,7 +1,7 @@
 """What Spark's tasks are told of a table before a batch, and what they tell back."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -46,13 +46,16 @@ class Part(msgspec.Struct, frozen=True):
     rows: int
     level: int  # -1: not one of ours, its rows may belong to any bucket
     bucket: int
+    partition: tuple[tuple[str, str | None], ...] = ()  # values that all of its rows share
 
     @classmethod
-    def of(cls, path: str, size: int, rows: int) -> "Part":
+    def of(
+        cls, path: str, size: int, rows: int, partition: Mapping[str, str | None] | None = None
+    ) -> "Part":
         """The part behind a file's name."""
         found = _part_name(path)
         level, bucket = (int(found[1]), int(found[2])) if found else (-1, 0)
-        return cls(path, size, rows, level, bucket)
+        return cls(path, size, rows, level, bucket, tuple((partition or {}).items()))
 
 
 def part_name(level: int, bucket: int) -> str:

@@ -1,7 +1,6 @@
 """Files of a table: Parquet under one folder, on any storage that delta-rs reaches."""
 
 import os
-import re
 import time
 import uuid
 import zlib
@@ -9,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 
 LONGEST_BOUND = 64  # characters; a longer smallest or largest text is left out of the statistics
+LONGEST_NAME = 200  # of a folder
 _DICTIONARY_ROWS = 1000
 _DICTIONARY_SHARE = 0.2
 
-_plain_name = re.compile(r"[A-Za-z0-9_.-]{1,64}").fullmatch
 # A decimal's exact digits: a bound that was rounded would hide rows.
 _to_json = msgspec.json.Encoder(decimal_format="number").encode
 
@@ -166,11 +166,13 @@ def _repetitive(rows: pa.Table) -> list[str]:
 
 
 def _subfolder(partition: Mapping[str, str | None]) -> str:
-    """A readable place for a partition's files; which one a file belongs to, the log says."""
+    """The place of a partition's files, named as Hive does: some readers go by the name alone."""
     return "".join(f"{name}={_folder_name(value)}/" for name, value in partition.items())
 
 
 def _folder_name(value: str | None) -> str:
     if value is None:
         return "__HIVE_DEFAULT_PARTITION__"
-    return value if _plain_name(value) else f"_{zlib.crc32(value.encode()):08x}"
+    quoted = quote(value, safe="")
+    # A file system takes no longer name; the Delta log says what it stands for.
+    return quoted if len(quoted) <= LONGEST_NAME else f"_{zlib.crc32(value.encode()):08x}"

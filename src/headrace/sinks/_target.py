@@ -39,6 +39,7 @@ class Target:
         self._keep_history = sink.keep == "history"
         self._as_text = as_text(sink, place)
         self._columns: tuple[Column, ...] = ()
+        self._settled: tuple[Column, ...] = ()  # the columns after the last batch
         self._schema = delta.schema
         self._versions: frozenset[int] = frozenset()
         self._version = 0  # of the source's columns, after the last batch
@@ -151,13 +152,11 @@ class Target:
 
     def _expect_no_return(self, fresh: Sequence[Seen]) -> None:
         """A column that goes and comes again within a batch would bring back its old values."""
-        had = {column.name for column in self._columns}
-        names = [
-            {column.name for column in columns_of(each.row_schema)}
-            for each in sorted(fresh, key=lambda each: each.first_sequence)
-        ]
-        for at, there in enumerate(names):
-            back = (had - there).intersection(*names[-1:]) if at + 1 < len(names) else set()
+        had = _names(self._settled)
+        last = _names(columns_of(_newest(fresh).row_schema))
+        for each in sorted(fresh, key=lambda each: each.first_sequence):
+            there = _names(columns_of(each.row_schema))
+            back = (had - there) & last
             if back:
                 raise TableTroubled(f"column {min(back)} was dropped and added again")
             had |= there
@@ -202,6 +201,7 @@ class Target:
             self.delta.commit(added, removed, marks=marks)
             self.applied = marks.sequence
         self._together = self._rewrite = False
+        self._settled = self._columns
         # From now on, another version than the newest is news.
         self._versions = frozenset({self._version})
 
@@ -245,6 +245,10 @@ def as_text(sink: Tables, place: Place) -> frozenset[str]:
     """The columns of a table that the sink keeps as text."""
     prefix = f"{place}."
     return frozenset(path.removeprefix(prefix) for path in sink.as_text if path.startswith(prefix))
+
+
+def _names(columns: Sequence[Column]) -> set[str]:
+    return {column.name for column in columns}
 
 
 def _newest(seen: Sequence[Seen]) -> Seen:

@@ -1,0 +1,182 @@
+"""Every change, once, in one Delta table: the audit log.
+
+    a batch ─▶ append (each task writes a file per tenant and day) ─▶ one commit
+
+The table's own marks say which changes it has, so a batch that comes again adds nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from .. import frame
+from ..errors import ConfigError, LogReplaced, PipelineError
+from . import Progress, Troubled
+from ._append import DAY, SAID_DDL, SCHEMA, TENANT, Append, Appended, Join, Joined, due
+from ._delta import EPOCH, KEEP, Delta, Marks
+from ._store import Folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TENANT_COLUMN = "headrace.tenant"
+CHANGES = "changes"  # what the table keeps
+_VACUUM_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Every change appended to a Delta table, partitioned by tenant and day."""
+
+    fields: ClassVar[tuple[str, ...]] = tuple(frame.FIELDS)
+
+    name: str
+    path: str
+    tables: tuple[str, ...] = ()  # globs; none: all
+    tenant: str = ""  # the column that says whose a row is; "": the table is split by day alone
+    vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
+    storage: Mapping[str, str] = field(default_factory=dict)  # options for s3://, az://, gs://
+
+    def __post_init__(self) -> None:
+        if self.vacuum_hours < 0:
+            raise ConfigError("vacuum_hours must not be below 0")
+
+    @property
+    def folder(self) -> Folder:
+        """Where the table lies."""
+        return Folder.of(self.path, self.storage)
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that have a folder for each value."""
+        return (TENANT, DAY) if self.tenant else (DAY,)
+
+    def open(self, writer: str, *, adopt: bool = False) -> HistoryWriter:
+        """Begin to write."""
+        return HistoryWriter(self, writer, adopt=adopt)
+
+
+class HistoryWriter:
+    """The history while a query writes it."""
+
+    def __init__(self, sink: History, writer: str, *, adopt: bool) -> None:
+        self._sink = sink
+        self._writer = writer
+        self._adopt = adopt
+        self._delta = Delta.open(sink.folder, writer, adopt=adopt)
+        self._spark: SparkSession | None = None
+        self._vacuum_due = time.monotonic()
+        if self._delta is not None:
+            _check(sink, self._delta)
+
+    def progress(self) -> Progress | None:
+        """Up to where the table has everything."""
+        delta = self._delta
+        if delta is None or not (epoch := delta.properties.get(EPOCH, "")):
+            return None
+        return Progress(epoch, delta.applied(epoch))
+
+    def troubled(self) -> list[Troubled]:
+        """None: a history takes whatever comes."""
+        return []
+
+    def write(self, changes: DataFrame, batch_id: int) -> int:
+        """Add those changes that the table does not have."""
+        self._spark = changes.sparkSession
+        # The first batch makes the table, even if it is empty.
+        if self._delta is None and batch_id > 0:
+            raise PipelineError(
+                f"the history in {self._sink.folder.uri} is gone, and {batch_id} batches with it",
+                hint="Bring it back from a copy, or run `headrace pipeline --adopt "
+                f"{self._sink.name}` to begin a new one with all that is still in the log.",
+            )
+        known = self.progress() or Progress("", 0)
+        told = self._appended(changes, known)
+        epoch = self._epoch(told, known)
+        delta = self._delta = self._delta or self._created(epoch)
+        if epoch != known.epoch:
+            # Noted first: a crash in between leaves a table that has nothing of the new log yet.
+            delta.note({EPOCH: epoch})
+            if delta.applied(epoch):
+                return self.write(changes, batch_id)  # some of it is from an earlier time
+        if added := [file for each in told for file in each.added]:
+            marks = Marks(batch_id=batch_id, epoch=epoch, sequence=max(each.last for each in told))
+            delta.commit(added, [], marks=marks, partition_by=self._sink.partition_by)
+        return sum(each.changes for each in told)
+
+    def _appended(self, changes: DataFrame, known: Progress) -> list[Appended]:
+        sink = self._sink
+        task = Append(sink.folder, sink.partition_by, sink.tenant, known.epoch, known.sequence)
+        rows = changes.select(*sink.fields).mapInArrow(task, SAID_DDL).collect()
+        return [msgspec.json.decode(row["said"], type=Appended) for row in rows]
+
+    def _epoch(self, told: list[Appended], known: Progress) -> str:
+        """The log that the batch comes from."""
+        epochs = set().union(*(each.epochs for each in told))
+        if len(epochs) > 1:
+            raise PipelineError(
+                "the batch holds changes of several logs, and their sequences have no common order",
+                hint="Give each log a history of its own.",
+            )
+        epoch = epochs.pop() if epochs else known.epoch
+        if known.epoch not in ("", epoch) and not self._adopt:
+            raise LogReplaced(f"the history in {self._sink.folder.uri} comes from another log")
+        return epoch
+
+    def _created(self, epoch: str) -> Delta:
+        sink = self._sink
+        properties = {KEEP: CHANGES, TENANT_COLUMN: sink.tenant}
+        if epoch:
+            properties[EPOCH] = epoch
+        return Delta.create(
+            sink.folder,
+            SCHEMA,
+            properties,
+            writer=self._writer,
+            partition_by=sink.partition_by,
+        )
+
+    def tend(self) -> None:
+        """Join small files, and now and then delete old ones."""
+        if self._delta is None:
+            return
+        self._join(self._delta)
+        if time.monotonic() >= self._vacuum_due:
+            self._vacuum_due += min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
+            self._delta.vacuum(self._sink.vacuum_hours)
+
+    def _join(self, delta: Delta) -> None:
+        work = due(delta.parts.values())
+        if not work or self._spark is None:
+            return
+        numbers = self._spark.range(len(work), numPartitions=len(work))
+        rows = numbers.mapInArrow(Join(delta.folder, work), SAID_DDL).collect()
+        joined = [msgspec.json.decode(row["said"], type=Joined) for row in rows]
+        delta.commit(
+            [file for each in joined for file in each.added],
+            [path for each in joined for path in each.removed],
+            partition_by=self._sink.partition_by,
+        )
+
+
+def _check(sink: History, delta: Delta) -> None:
+    noted = delta.properties
+    if noted.get(KEEP) != CHANGES:
+        raise PipelineError(
+            f"{delta.folder.uri} holds a Delta table that is no history",
+            hint=f"Set another path for sink {sink.name}.",
+        )
+    if (tenant := noted.get(TENANT_COLUMN, "")) != sink.tenant:
+        raise PipelineError(
+            f"the history in {delta.folder.uri} was made with tenant: {tenant or 'none'}, "
+            f"and the config says tenant: {sink.tenant or 'none'}",
+            hint="Set another path for the other way of splitting.",
+        )
+
+
+plugin = History

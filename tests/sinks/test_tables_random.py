@@ -1,0 +1,123 @@
+"""Random histories, cut into random batches, end in the rows that a naive replay ends in."""
+
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from headrace.event import Change, Column, Op, Table
+from tests.sinks.lake import Lake, put, remove, schema, truncate
+
+KEYS = 12
+BASE = [Column("id", "integer", key=True), Column("name", "text"), Column("big", "text")]
+OPTIONAL = [Column("extra", "numeric(10,2)"), Column("seen", "timestamp with time zone")]
+
+
+class History:
+    """Makes changes that a database could have made."""
+
+    def __init__(self, lake: Lake, seed: int) -> None:
+        self._lake = lake
+        self._random = random.Random(seed)
+        self._there: set[int] = set()
+        self._columns = list(BASE)
+        self._retired: set[str] = set()
+        self._table = lake.table("orders", self._columns)
+
+    def transaction(self) -> None:
+        """One more, of one to six changes."""
+        changes = [self._change() for _ in range(self._random.randint(1, 6))]
+        self._lake.commit(*changes)
+
+    def _change(self) -> Change:
+        kinds = ["insert"] * 5 + ["update"] * 6 + ["delete"] * 3 + ["move"] * 2
+        kind = self._random.choice([*kinds, "truncate", "alter"])
+        if kind == "insert" or (kind in ("update", "delete", "move") and not self._there):
+            return self._insert()
+        if kind == "truncate":
+            self._there.clear()
+            return truncate(self._table)
+        if kind == "alter":
+            return self._alter()
+        number = self._random.choice(sorted(self._there))
+        if kind == "delete":
+            self._there.remove(number)
+            return remove(self._table, id=number)
+        return self._update(number, move=kind == "move")
+
+    def _insert(self) -> Change:
+        free = sorted(set(range(KEYS)) - self._there)
+        if not free:
+            self._there.clear()
+            return truncate(self._table)
+        number = self._random.choice(free)
+        self._there.add(number)
+        op = self._random.choice([Op.INSERT, Op.READ])
+        return put(self._table, op, **self._row(number))
+
+    def _update(self, number: int, *, move: bool) -> Change:
+        free = sorted(set(range(KEYS)) - self._there)
+        target = self._random.choice(free) if move and free else number
+        row = self._row(target)
+        if self._random.random() < 0.5:
+            del row["big"]  # as an unchanged large value
+        self._there = self._there - {number} | {target}
+        was = {"id": number} if target != number else None
+        return put(self._table, Op.UPDATE, was=was, **row)
+
+    def _alter(self) -> Change:
+        """A column comes, or goes for good, or gets wider."""
+        there = [each for each in OPTIONAL if each in self._columns]
+        free = [
+            each
+            for each in OPTIONAL
+            if each not in self._columns and each.name not in self._retired
+        ]
+        if self._random.random() < 0.3 and self._columns[0].type == "integer":
+            self._columns[0] = Column("id", "bigint", key=True)
+        elif free and (not there or self._random.random() < 0.6):
+            self._columns.append(self._random.choice(free))
+        elif there:
+            gone = self._random.choice(there)
+            self._columns.remove(gone)
+            self._retired.add(gone.name)
+        self._table: Table = self._lake.table("orders", self._columns)
+        return schema(self._table)
+
+    def _row(self, number: int) -> dict[str, Any]:
+        made = {
+            "id": number,
+            "name": self._random.choice(["a", "b", None, "c d"]),
+            "big": str(self._random.random()),
+            "extra": f"{self._random.randint(-999, 999)}.{self._random.randint(10, 99)}",
+            "seen": f"2025-03-{self._random.randint(10, 28)}T00:00:00.123456+00:00",
+        }
+        return {column.name: made[column.name] for column in self._columns}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.requirement("S2-23")
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(1, 12), min_size=2, max_size=6))
+def test_any_history_in_any_batches_equals_a_naive_replay(
+    spark: SparkSession, seed: int, cuts: list[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Lake(spark, Path(folder), file_mb=0.002)  # so small that buckets split
+        history = History(lake, seed)
+        for transactions in cuts:
+            for _ in range(transactions):
+                history.transaction()
+            lake.write()
+            lake.writer.tend()
+            assert lake.writer.troubled() == []
+            assert lake.rows() == lake.expected()
+        lake.log.close()
