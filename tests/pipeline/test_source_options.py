@@ -1,9 +1,12 @@
 """Options are read whole, and refused by name."""
 
+from pathlib import Path
+
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.pipeline.options import Options
+from headrace.frame import FIELDS
+from headrace.pipeline.options import _KNOWN, Options
 
 LOG = {"path": "/data/log"}
 
@@ -66,3 +69,17 @@ def test_what_is_wrong_is_named(given: dict[str, str], message: str) -> None:
         Options.read(given)
     assert message in str(caught.value)
     assert "cdc_secret" not in caught.value.explain()
+
+
+def test_every_option_and_every_column_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    listed = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
+    defaults = {names.strip(" `"): default.strip(" `") for names, default in listed}
+    named = {name.strip(" `") for names, _ in listed for name in names.split(",")}
+    assert {*_KNOWN, *FIELDS} <= named
+    standard = Options(path="x")
+    assert int(defaults["maxChangesPerBatch"]) == standard.most
+    assert int(defaults["minPartitions"]) == standard.parts
+    assert defaults["startingSequence"] == standard.starting
+    assert defaults["endingSequence"] == standard.ending
+    assert defaults["failOnDataLoss"] == str(standard.strict).lower()

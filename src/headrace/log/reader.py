@@ -145,16 +145,7 @@ class LogReader:
         self, after: int, *, limit: int, upto: int | None = None
     ) -> Iterator[tuple[int, bytes]]:
         """The next changes as (sequence, record), undecoded."""
-        start = max(after + 1, self._first)
-        latest = self._latest
-        end = min(latest if upto is None else min(upto, latest), start + limit - 1)
-        if end < start:
-            return
-        # An iterator keeps its bound alive only as long as the options live.
-        bounds = ReadOptions()
-        bounds.set_iterate_upper_bound(layout.change_key(end + 1))
-        items = self._db.items(from_key=layout.change_key(start), read_opt=bounds)
-        for key, record in cast("Iterator[tuple[bytes, bytes]]", items):
+        for key, record in self._stored(after, limit, upto):
             yield layout.sequence_of(key), record
 
     def piece(self, after: int, *, upto: int, most: int = 10_000) -> Piece | None:
@@ -162,14 +153,16 @@ class LogReader:
 
         None: nothing follows. It begins later than `after` + 1 where changes were trimmed.
         """
-        first, size, records = 0, 0, []
-        for sequence, stored in self.records(after, limit=most, upto=upto):
-            first = first or sequence
-            records.append(stored)
-            size += len(stored)
+        first, size, records = b"", 0, []
+        for key, record in self._stored(after, most, upto):
+            first = first or key
+            records.append(record)
+            size += len(record)
             if size >= _PIECE_BYTES:
                 break
-        return Piece(first, len(records), b"".join(records)) if records else None
+        if not records:
+            return None
+        return Piece(layout.sequence_of(first), len(records), b"".join(records))
 
     def place(self, sequence: int) -> Place | None:
         """Where a change stands in its transaction; None: it is not in the log."""
@@ -234,6 +227,18 @@ class LogReader:
                 return key + 1
             before = key + 1
         return before if surplus > 0 else self._first
+
+    def _stored(self, after: int, limit: int, upto: int | None) -> Iterator[tuple[bytes, bytes]]:
+        start = max(after + 1, self._first)
+        latest = self._latest
+        end = min(latest if upto is None else min(upto, latest), start + limit - 1)
+        if end < start:
+            return
+        # An iterator keeps its bound alive only as long as the options live.
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(layout.change_key(end + 1))
+        items = self._db.items(from_key=layout.change_key(start), read_opt=bounds)
+        yield from cast("Iterator[tuple[bytes, bytes]]", items)
 
     def _expect_layout(self) -> None:
         found = self._state.get(layout.LAYOUT)

@@ -28,7 +28,7 @@ from .remote import Server
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-_IDLE_SECONDS = 0.05  # a log that had nothing new is not asked again before
+_IDLE_SECONDS = 0.1  # a log that had nothing new is not asked again before
 
 Offset = dict[str, Any]
 
