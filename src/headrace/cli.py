@@ -188,6 +188,8 @@ def pipeline(
     if running.halted:
         names = ", ".join(status.sink for status in running.halted)
         raise HeadraceError(f"stopped, with {names} halted", hint=running.halted[0].hint)
+    if once and stopping.is_set():
+        raise HeadraceError("stopped before every sink had all that is in the log")
 
 
 @app.command()

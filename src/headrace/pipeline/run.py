@@ -97,8 +97,12 @@ class Pipeline:
         self._due = time.monotonic() + REPORT_SECONDS
         report = Report(pid=os.getpid(), at=time.time_ns() // 1000, sinks=self.statuses())
         fresh = self._folder / f"{REPORT}.new"
-        fresh.write_bytes(msgspec.json.encode(report))
-        fresh.replace(self._folder / REPORT)
+        try:
+            fresh.write_bytes(msgspec.json.encode(report))
+            fresh.replace(self._folder / REPORT)
+        except OSError as error:
+            # Sinks elsewhere can go on without it.
+            logger.warning("status cannot be written, error=%s", error.strerror)
 
 
 def plans(

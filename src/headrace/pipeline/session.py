@@ -43,8 +43,7 @@ def opened_session(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = settings.get(
         "spark.pyspark.python", os.environ.get("PYSPARK_PYTHON", sys.executable)
     )
-    # It prints the traceback of every error in a batch, which the sink's status tells in a word.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    _quieten_py4j()
     chosen = {**default_settings(master), **settings}
     chosen["spark.driver.extraJavaOptions"] = _java_options(chosen, journal)
     gateway = _launched(chosen, journal.with_suffix(".out"))
@@ -114,6 +113,13 @@ def check_java() -> Finding:
     if version < JAVA_VERSION:
         return Finding("java", False, f"{detail}, too old for Spark", fix=_INSTALL_JAVA)
     return Finding("java", True, detail)
+
+
+def _quieten_py4j() -> None:
+    # It prints the traceback of every error in a batch, which the sink's status tells in a word;
+    # and to the root logger, which nobody else uses, that of every call to a JVM that has ended.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: record.levelno >= logging.CRITICAL)
 
 
 def _java() -> str | None:

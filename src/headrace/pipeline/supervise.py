@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ..errors import HeadraceError, QueryFailed
+from ..errors import HeadraceError, LogError, QueryFailed
 from ..sinks import Phase, Status
 from .failures import passing, understood
 from .query import Batches, Plan, Stored
@@ -92,7 +92,7 @@ class Supervised:
         self._failures += 1
         tries = TRIES_ONCE if self.plan.once else TRIES
         endless = passing(error) and not self.plan.once
-        known = passing(error) or isinstance(error, QueryFailed)
+        known = passing(error) or isinstance(error, QueryFailed | LogError)
         halted = not known or (not endless and self._failures >= tries)
         phase = Phase.HALTED if halted else Phase.WAITING
         self._note(phase=phase, error=str(error), hint=error.hint)

@@ -49,7 +49,9 @@ class FolderWriter:
         rows = [row.asDict() for row in changes.collect()]
         if rows:
             file = self._folder / f"{self._writer}.{batch_id:06}.json"
-            file.write_text(json.dumps(rows))
+            fresh = file.with_suffix(".new")
+            fresh.write_text(json.dumps(rows))
+            fresh.replace(file)
         return len(rows)
 
     def tend(self) -> None:
