@@ -131,10 +131,10 @@ class TablesWriter:
                 if at is None:
                     if self._opened(place, seen):
                         again.append(place)
+                elif targets[at].adapt(seen):
+                    again.append(place)  # planned anew, it may well get through
                 elif at in outcome.troubled:
                     targets[at].recover(outcome.troubled[at], seen)
-                    again.append(place)
-                elif targets[at].adapt(seen):
                     again.append(place)
             except TableTroubled as error:
                 self._give_up(place, seen, error)
