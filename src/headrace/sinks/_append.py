@@ -66,11 +66,13 @@ class Append:
         """Write down what the table does not have yet."""
         told = Appended()
         held: list[pa.Table] = []
+        size = 0
         for batch in batches:
             held.append(self._fresh(told, pa.Table.from_batches([batch])))
-            if sum(each.nbytes for each in held) >= _HELD_BYTES:
+            size += held[-1].nbytes
+            if size >= _HELD_BYTES:
                 told.added += self._written(held)
-                held = []
+                held, size = [], 0
         told.added += self._written(held)
         yield said(told)
 
@@ -136,7 +138,7 @@ class _Tenant:
     """Finds one column's value in an image without reading the others."""
 
     def __init__(self, column: str) -> None:
-        shape = msgspec.defstruct(
+        shape: Any = msgspec.defstruct(
             "Tenant", [("value", msgspec.Raw, msgspec.Raw())], rename={"value": column}
         )
         self._decode = msgspec.json.Decoder(shape).decode

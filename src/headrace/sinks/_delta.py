@@ -85,7 +85,10 @@ class Delta:
 
     def applied(self, epoch: str) -> int:
         """The sequence of that log up to which the table has everything; 0: nothing of it."""
-        return self._table.transaction_version(_sequence_mark(epoch)) or 0
+        try:
+            return self._table.transaction_version(_sequence_mark(epoch)) or 0
+        except (DeltaError, OSError) as error:
+            raise SinkUnavailable(f"the Delta table {self.folder.uri} cannot be read") from error
 
     def has_batch(self, batch_id: int) -> bool:
         """Whether this writer's batch is in the table."""

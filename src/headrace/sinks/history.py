@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TENANT_COLUMN = "headrace.tenant"
 CHANGES = "changes"  # what the table keeps
 _VACUUM_SECONDS = 3600.0
+_NOTHING = Progress("", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +72,14 @@ class HistoryWriter:
         self._delta = Delta.open(sink.folder, writer, adopt=adopt)
         self._spark: SparkSession | None = None
         self._vacuum_due = time.monotonic()
+        self._known = _NOTHING
         if self._delta is not None:
             _check(sink, self._delta)
+            self._known = _progress(self._delta)
 
     def progress(self) -> Progress | None:
         """Up to where the table has everything."""
-        delta = self._delta
-        if delta is None or not (epoch := delta.properties.get(EPOCH, "")):
-            return None
-        return Progress(epoch, delta.applied(epoch))
+        return self._known if self._known.epoch else None
 
     def troubled(self) -> list[Troubled]:
         """None: a history takes whatever comes."""
@@ -95,27 +95,33 @@ class HistoryWriter:
                 hint="Bring it back from a copy, or run `headrace pipeline --adopt "
                 f"{self._sink.name}` to begin a new one with all that is still in the log.",
             )
-        known = self.progress() or Progress("", 0)
-        told = self._appended(changes, known)
-        epoch = self._epoch(told, known)
+        told = self._appended(changes)
+        epoch = self._epoch(told)
         delta = self._delta = self._delta or self._created(epoch)
-        if epoch != known.epoch:
-            # Noted first: a crash in between leaves a table that has nothing of the new log yet.
-            delta.note({EPOCH: epoch})
-            if delta.applied(epoch):
-                return self.write(changes, batch_id)  # some of it is from an earlier time
+        if epoch != self._known.epoch:
+            self._turn_to(delta, epoch)
+            if self._known.sequence:
+                told = self._appended(changes)  # some of this log came in an earlier time
         if added := [file for each in told for file in each.added]:
             marks = Marks(batch_id=batch_id, epoch=epoch, sequence=max(each.last for each in told))
             delta.commit(added, [], marks=marks, partition_by=self._sink.partition_by)
+            self._known = Progress(epoch, marks.sequence)
         return sum(each.changes for each in told)
 
-    def _appended(self, changes: DataFrame, known: Progress) -> list[Appended]:
+    def _turn_to(self, delta: Delta, epoch: str) -> None:
+        # Noted before any of its changes come: a crash in between then leaves a table that has
+        # nothing of the new log yet, rather than changes of a log that it does not know.
+        if delta.properties.get(EPOCH) != epoch:
+            delta.note({EPOCH: epoch})
+        self._known = _progress(delta)
+
+    def _appended(self, changes: DataFrame) -> list[Appended]:
         sink = self._sink
-        task = Append(sink.folder, sink.partition_by, sink.tenant, known.epoch, known.sequence)
+        task = Append(sink.folder, sink.partition_by, sink.tenant, *self._known)
         rows = changes.select(*sink.fields).mapInArrow(task, SAID_DDL).collect()
         return [msgspec.json.decode(row["said"], type=Appended) for row in rows]
 
-    def _epoch(self, told: list[Appended], known: Progress) -> str:
+    def _epoch(self, told: list[Appended]) -> str:
         """The log that the batch comes from."""
         epochs = set().union(*(each.epochs for each in told))
         if len(epochs) > 1:
@@ -123,8 +129,9 @@ class HistoryWriter:
                 "the batch holds changes of several logs, and their sequences have no common order",
                 hint="Give each log a history of its own.",
             )
-        epoch = epochs.pop() if epochs else known.epoch
-        if known.epoch not in ("", epoch) and not self._adopt:
+        known = self._known.epoch
+        epoch = epochs.pop() if epochs else known
+        if known not in ("", epoch) and not self._adopt:
             raise LogReplaced(f"the history in {self._sink.folder.uri} comes from another log")
         return epoch
 
@@ -162,6 +169,11 @@ class HistoryWriter:
             [path for each in joined for path in each.removed],
             partition_by=self._sink.partition_by,
         )
+
+
+def _progress(delta: Delta) -> Progress:
+    epoch = delta.properties.get(EPOCH, "")
+    return Progress(epoch, delta.applied(epoch)) if epoch else _NOTHING
 
 
 def _check(sink: History, delta: Delta) -> None:

@@ -1,0 +1,292 @@
+"""The history sink: every change once, by tenant and day, in the log's order."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.errors import ConfigError, LogReplaced, PipelineError, SinkFenced, SinkUnavailable
+from headrace.event import Column, Op
+from headrace.frame import FIELDS
+from headrace.log import Log
+from headrace.sinks import Progress, Sink, Writer
+from headrace.sinks._append import due
+from headrace.sinks._plan import Part
+from headrace.sinks.history import History
+from tests.sinks.lake import Lake, Row, change, put, remove, schema, truncate
+
+ACCOUNTS = (
+    Column("id", "bigint", key=True),
+    Column("tenant_id", "text"),
+    Column("name", "text"),
+)
+
+
+class Archive(Lake):
+    """A log with a history of it."""
+
+    writer: Writer
+
+    def open(self, writer: str = "query-1", *, adopt: bool = False) -> Writer:
+        """The sink as a query that starts would open it."""
+        sink = History(name="audit", path=str(self.path), **self.settings)
+        self.writer = sink.open(writer, adopt=adopt)
+        return self.writer
+
+    def changes(self, after: int, upto: int) -> DataFrame:
+        """A piece of the log, whole."""
+        reader = self.spark.read.format("headrace").option("path", str(self.log.path))
+        return reader.options(startingSequence=after + 1, endingSequence=upto).load()
+
+    def replace_log(self, name: str) -> None:
+        """Go on with another log, of the same source."""
+        self.log.close()
+        self.log = Log.open(self.folder / name)
+        self.written = 0
+
+    @property
+    def table(self) -> Any:
+        """A version of the table's columns."""
+        return super().table("accounts", ACCOUNTS)
+
+    def stored(self) -> list[Row]:
+        """The rows of the history, in the log's order."""
+        rows = DeltaTable(str(self.path)).to_pyarrow_table()
+        return list(rows.sort_by([("epoch", "ascending"), ("sequence", "ascending")]).to_pylist())
+
+    def version(self) -> int:
+        """Of the Delta table."""
+        return DeltaTable(str(self.path)).version()
+
+
+@pytest.fixture
+def archive(spark: SparkSession, tmp_path: Path) -> Iterator[Archive]:
+    made = Archive(spark, tmp_path, tenant="tenant_id")
+    yield made
+    made.log.close()
+
+
+def account(number: int, tenant: str | None = "acme", name: str = "-") -> Row:
+    return {"id": number, "tenant_id": tenant, "name": name}
+
+
+def fill(archive: Archive, batches: int, tenant: str | None = "acme") -> None:
+    for number in range(batches):
+        archive.commit(put(archive.table, **account(number, tenant)))
+        archive.write()
+        archive.writer.tend()
+
+
+def test_history_is_a_sink() -> None:
+    sink = History(name="audit", path="audit")
+    assert isinstance(sink, Sink)
+    assert sink.fields == tuple(FIELDS)
+    with pytest.raises(ConfigError):
+        History(name="audit", path="audit", vacuum_hours=-1)
+
+
+@pytest.mark.requirement("S1-40", "S1-42")
+def test_every_change_of_every_kind_is_kept_as_the_source_gives_it(archive: Archive) -> None:
+    accounts = archive.table
+    archive.commit(schema(accounts))
+    archive.commit(put(accounts, **account(1)), put(accounts, **account(2)))
+    assert archive.write() == 3
+    archive.commit(put(accounts, Op.UPDATE, **account(1, name="b")), remove(accounts, id=2))
+    archive.commit(change(Op.MESSAGE, accounts, after=b'{"error":"bad bytes"}'))
+    archive.commit(truncate(accounts))
+    assert archive.write() == 4
+    stored = archive.stored()
+    given = archive.changes(0, archive.log.latest_sequence).toArrow().to_pylist()
+    assert [{name: row[name] for name in FIELDS} for row in stored] == given
+    assert [row["op"] for row in stored] == [
+        "SCHEMA", "INSERT", "INSERT", "UPDATE", "DELETE", "MESSAGE", "TRUNCATE"
+    ]  # fmt: skip
+    assert [row["transaction"]["ordinal"] for row in stored] == [1, 1, 2, 1, 2, 1, 1]
+    assert {row["day"] for row in stored} == {
+        row["transaction"]["commit_time"].date() for row in given
+    }
+    assert archive.writer.troubled() == []
+
+
+@pytest.mark.requirement("S1-41")
+def test_a_change_that_comes_again_is_skipped_by_its_id(archive: Archive) -> None:
+    accounts = archive.table
+    archive.commit(put(accounts, **account(1)), put(accounts, **account(2)))
+    archive.write()
+    archive.commit(put(accounts, **account(3)))
+    archive.write()
+    stored, version = archive.stored(), archive.version()
+    archive.open()  # as after a crash that came before Spark noted the batch as done
+    archive.writer.write(archive.changes(0, 2), 0)
+    archive.writer.write(archive.changes(2, 3), 1)
+    assert (archive.stored(), archive.version()) == (stored, version)
+    archive.commit(put(accounts, **account(4)))
+    archive.writer.write(archive.changes(1, 4), 2)  # some of it is there, some is not
+    ids = [row["id"] for row in archive.stored()]
+    assert [row["sequence"] for row in archive.stored()] == [1, 2, 3, 4]
+    assert len(set(ids)) == 4
+    assert ids[:3] == [row["id"] for row in stored]
+
+
+@pytest.mark.requirement("S1-16")
+def test_a_tenant_has_folders_of_its_own(archive: Archive) -> None:
+    accounts = archive.table
+    odd = "a/b =ü%20'"
+    archive.commit(put(accounts, **account(1)), put(accounts, **account(2, odd)))
+    archive.commit(put(accounts, **account(3, None)), put(accounts, **account(4, "")))
+    archive.commit(
+        # The tenant was not sent, but the old row has it.
+        change(Op.UPDATE, accounts, key=b'{"id":1}', after=b'{"id":1}', unchanged=("tenant_id",),
+               before=b'{"id":1,"tenant_id":"acme"}'),
+        change(Op.DELETE, accounts, key=b'{"id":7,"tenant_id":7}', before=b'{"id":7}'),
+        remove(accounts, id=3),
+    )  # fmt: skip
+    archive.commit(change(Op.MESSAGE, accounts, after=b'{"tenant_id":"no row"}'))
+    archive.write()
+    tenants = [row["tenant"] for row in archive.stored()]
+    assert tenants == ["acme", odd, None, None, "acme", "7", None, None]
+    delta = DeltaTable(str(archive.path))
+    assert delta.metadata().partition_columns == ["tenant", "day"]
+    of_one = delta.to_pyarrow_table(filters=[("tenant", "=", odd)])
+    assert of_one["sequence"].to_pylist() == [2]
+
+
+def test_without_tenants_there_are_days(spark: SparkSession, tmp_path: Path) -> None:
+    archive = Archive(spark, tmp_path)
+    fill(archive, 1)
+    assert DeltaTable(str(archive.path)).metadata().partition_columns == ["day"]
+    assert [row["tenant"] for row in archive.stored()] == [None]
+    archive.log.close()
+
+
+def test_a_batch_without_changes_costs_no_commit(archive: Archive) -> None:
+    nothing = archive.spark.createDataFrame([], archive.changes(0, 1).schema)
+    assert archive.writer.write(nothing, 0) == 0
+    assert archive.writer.progress() is None
+    archive.open()
+    archive.batches = 1
+    fill(archive, 1)
+    version = archive.version()
+    assert archive.writer.write(nothing, 2) == 0
+    assert archive.version() == version
+
+
+def test_progress_is_what_the_table_has(archive: Archive) -> None:
+    assert archive.writer.progress() is None
+    fill(archive, 2)
+    expected = Progress(archive.log.epoch, 2)
+    assert archive.writer.progress() == expected
+    assert archive.open().progress() == expected
+
+
+def test_small_files_are_joined_and_old_ones_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    archive = Archive(spark, tmp_path, tenant="tenant_id", vacuum_hours=0)
+    fill(archive, 8, "a/b ü%20")
+    archive.commit(put(archive.table, **account(99)))
+    archive.write()
+    archive.writer.tend()
+    assert [row["sequence"] for row in archive.stored()] == list(range(1, 10))
+    files = [Path(uri) for uri in DeltaTable(str(archive.path)).file_uris()]
+    assert len(files) == 2
+    assert sorted(files) == sorted(archive.path.rglob("*.parquet"))
+    archive.open()
+    fill(archive, 1)
+    assert len(archive.stored()) == 10
+    archive.log.close()
+
+
+def test_files_wait_for_others_of_their_size() -> None:
+    def files(size: int, count: int, day: str = "2026-01-01") -> list[Part]:
+        return [Part.of(f"{size}-{at}", size, 1, {"day": day}) for at in range(count)]
+
+    assert due(files(1000, 7) + files(100_000, 7) + files(1000, 7, "2026-01-02")) == []
+    assert due(files(1000, 9)) == [files(1000, 9)[:8]]
+    assert len(due(files(1000, 17))) == 2
+    assert due(files(30_000_000, 20)) == []
+
+
+def test_another_pipeline_is_kept_out_until_it_takes_over(archive: Archive) -> None:
+    fill(archive, 1)
+    first = archive.writer
+    with pytest.raises(SinkFenced, match="another pipeline"):
+        archive.open("query-2")
+    archive.open("query-2", adopt=True)
+    archive.commit(put(archive.table, **account(2)))
+    with pytest.raises(SinkFenced, match="not committed"):
+        first.write(archive.changes(1, 2), 1)
+    archive.writer.write(archive.changes(0, 2), 0)
+    assert [row["sequence"] for row in archive.stored()] == [1, 2]
+
+
+def test_the_history_of_two_logs_is_told_apart_by_epoch(archive: Archive) -> None:
+    fill(archive, 2)
+    first = archive.log.epoch
+    archive.replace_log("log-2")
+    archive.commit(put(archive.table, **account(1)))
+    version = archive.version()
+    with pytest.raises(LogReplaced, match="another log"):
+        archive.write()
+    assert archive.version() == version
+    archive.open("query-2", adopt=True)
+    archive.batches = 0
+    archive.write()
+    second = archive.log.epoch
+    assert archive.open("query-2").progress() == Progress(second, 1)
+    archive.replace_log("log")  # and back again
+    archive.commit(put(archive.table, **account(5)))
+    archive.open("query-3", adopt=True)
+    archive.write()
+    found = sorted((row["epoch"], row["sequence"]) for row in archive.stored())
+    assert found == sorted([(first, 1), (first, 2), (first, 3), (second, 1)])
+
+
+def test_a_history_that_is_deleted_is_not_begun_anew_in_silence(archive: Archive) -> None:
+    fill(archive, 2)
+    archive.path.rename(archive.folder / "aside")
+    archive.commit(put(archive.table, **account(3)))
+    with pytest.raises(SinkUnavailable):
+        archive.write()
+    archive.open()
+    with pytest.raises(PipelineError, match="gone") as raised:
+        archive.write()
+    assert "--adopt audit" in raised.value.hint
+    archive.written = archive.batches = 0  # with a new checkpoint
+    archive.write()
+    assert [row["sequence"] for row in archive.stored()] == [1, 2, 3]
+
+
+def test_a_table_made_another_way_is_refused(spark: SparkSession, archive: Archive) -> None:
+    fill(archive, 1)
+    archive.settings = {"tenant": "other"}
+    with pytest.raises(PipelineError, match="tenant: tenant_id"):
+        archive.open()
+    lake = Lake(spark, archive.folder / "other")
+    lake.commit(put(lake.table("orders"), id=1, status="s", amount="1", note=""))
+    lake.write()
+    sink = History(name="audit", path=str(lake.path / "public" / "orders"))
+    with pytest.raises(PipelineError, match="no history"):
+        sink.open("query-1")
+    lake.log.close()
+
+
+@pytest.mark.requirement("S1-40")
+def test_others_read_the_history(archive: Archive) -> None:
+    fill(archive, 2, "a/b ü%20")
+    archive.commit(put(archive.table, **account(9, None)))
+    archive.write()
+    frame = pl.scan_delta(str(archive.path)).select("sequence", "tenant", "op").collect()
+    assert sorted(frame.rows()) == [
+        (1, "a/b ü%20", "INSERT"), (2, "a/b ü%20", "INSERT"), (3, None, "INSERT")
+    ]  # fmt: skip
+    history = DeltaTable(str(archive.path)).to_pyarrow_dataset()
+    assert isinstance(history.schema, pa.Schema)
+    question = (
+        "select tenant, count(*), max(transaction.ordinal) from history group by 1 order by 2"
+    )
+    assert duckdb.connect().execute(question).fetchall() == [(None, 1, 1), ("a/b ü%20", 2, 1)]
