@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headrace.frame import FIELDS, schema
 from headrace.log import Log
 from headrace.serve import BackgroundServer, ServerSettings, create_app
+from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
 
 Option = str | int
@@ -36,7 +37,7 @@ class Stream:
     def run(self) -> dict[int, list[int]]:
         """The batches of this run."""
         self.batches = {}
-        query = self._start()
+        query = self.start(availableNow=True)
         try:
             query.awaitTermination()
             self.progress = query.recentProgress
@@ -44,12 +45,11 @@ class Stream:
             query.stop()
         return self.batches
 
-    def _start(self) -> StreamingQuery:
+    def start(self, **trigger: Any) -> StreamingQuery:
+        """The query, running."""
         changes = self._spark.readStream.format("headrace").options(**self.options).load()
         writer = changes.writeStream.foreachBatch(self._take)
-        return (
-            writer.option("checkpointLocation", self._checkpoint).trigger(availableNow=True).start()
-        )
+        return writer.option("checkpointLocation", self._checkpoint).trigger(**trigger).start()
 
     def _take(self, batch: DataFrame, number: int) -> None:
         if self.failing:
@@ -185,6 +185,23 @@ def test_an_empty_log_is_a_batch_without_changes(
     assert batch_read(spark, path=str(folder)).count() == 0
     writer.put("users", "1")
     assert stream.run() == {1: [1]}
+
+
+def test_a_running_query_gets_what_comes_and_runs_no_batch_without_it(
+    spark: SparkSession, writer: Writer, folder: Path, tmp_path: Path
+) -> None:
+    stream = Stream(spark, tmp_path, path=str(folder), **SEQUENCE)
+    query = stream.start(processingTime="0 seconds")
+    try:
+        wait_until(lambda: 0 in stream.batches)
+        wait_until(lambda: "Waiting" in query.status["message"])
+        writer.put_many("users", 2)
+        wait_until(lambda: 1 in stream.batches)
+        writer.put("users", "1")
+        wait_until(lambda: 2 in stream.batches)
+    finally:
+        query.stop()
+    assert stream.batches == {0: [], 1: [1, 2], 2: [3]}
 
 
 def test_changes_trimmed_before_they_were_read_stop_the_query_unless_told_otherwise(

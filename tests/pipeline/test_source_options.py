@@ -41,6 +41,12 @@ def test_sequences_are_taken_where_words_are() -> None:
     assert (options.starting, options.ending) == (7, 9)
 
 
+@pytest.mark.parametrize("path", ["data/log", "file:{here}/data/log", "{here}/data/log"])
+def test_a_path_means_the_same_to_every_process(path: str) -> None:
+    here = Path.cwd()
+    assert Options.read({"path": path.format(here=here)}).path == str(here / "data" / "log")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

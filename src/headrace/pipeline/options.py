@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -74,6 +75,12 @@ def _text(name: str, text: str) -> str:
     return text
 
 
+def _path(name: str, text: str) -> str:
+    # Absolute from here on: a worker's own folder is another one than the driver's.
+    plain = urlsplit(text).path if text.startswith("file:") else text
+    return str(Path(_text(name, plain)).absolute())
+
+
 def _url(name: str, text: str) -> str:
     try:
         address = urlsplit(text)
@@ -135,7 +142,7 @@ def _flag(name: str, text: str) -> bool:
 
 
 _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "path": ("path", _text),
+    "path": ("path", _path),
     "url": ("url", _url),
     "apiKeyEnv": ("api_key_env", _text),
     "apiKeyFile": ("api_key_file", _text),
