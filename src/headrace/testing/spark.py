@@ -108,13 +108,16 @@ class SparkCluster:
 
     def _state(self) -> dict[str, list[dict[str, str]]] | None:
         """What the master says of itself; None: it does not answer yet."""
-        for process in self._processes:
-            if process.poll() is not None:
-                raise ClusterFailed(f"a process of Spark ended; see the logs in {self._folder}")
+        if any(process.poll() is not None for process in self._processes):
+            logs = [path.read_text(errors="replace") for path in self._folder.glob("*.log")]
+            raise ClusterFailed("a process of Spark ended; it said:\n" + "\n".join(logs))
         asking = http.client.HTTPConnection("127.0.0.1", self._page, timeout=5)
         try:
             asking.request("GET", "/json/")
-            content = asking.getresponse().read()
+            answer = asking.getresponse()
+            content = answer.read()
+            if answer.status != http.client.OK:
+                return None  # it has opened its port, but not every page yet
         except (OSError, http.client.HTTPException):
             return None
         finally:
