@@ -38,25 +38,14 @@ ORDERS = (
 Row = dict[str, Any]
 
 
-class Lake:
-    """Changes go into a log, and batches of it into Delta tables."""
+class Shop:
+    """A log of changes made by hand, and the Delta tables that are made of them."""
 
-    def __init__(self, spark: SparkSession, folder: Path, **settings: Any) -> None:
-        self.spark = spark
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / "lake"
         self.log = Log.open(folder / "log")
-        self.settings = settings
-        self.written = 0  # the last sequence that a batch has brought to the sink
-        self.batches = 0
         self._numbers = itertools.count(1)
-        self.writer = self.open()
-
-    def open(self, writer: str = "query-1", *, adopt: bool = False) -> Writer:
-        """The sink as a query that starts would open it."""
-        sink = Tables(name="lake", path=str(self.path), **self.settings)
-        self.writer = sink.open(writer, adopt=adopt)
-        return self.writer
 
     def table(self, name: str, columns: Sequence[Column] = ORDERS) -> Table:
         """A version of a table's columns."""
@@ -82,19 +71,6 @@ class Lake:
         ]
         self.log.append(SOURCE, Batch(placed, b"resume"))
 
-    def changes(self, after: int, upto: int) -> DataFrame:
-        """A piece of the log as the source reads it."""
-        reader = self.spark.read.format("headrace").option("path", str(self.log.path))
-        reader = reader.option("columns", ",".join(Tables.fields))
-        return reader.options(startingSequence=after + 1, endingSequence=upto).load()
-
-    def write(self, upto: int | None = None) -> int:
-        """The next batch; returns how many changes it held."""
-        upto = self.log.latest_sequence if upto is None else upto
-        count = self.writer.write(self.changes(self.written, upto), self.batches)
-        self.written, self.batches = upto, self.batches + 1
-        return count
-
     def delta(self, name: str = "orders") -> DeltaTable:
         """A table as anybody opens it."""
         return DeltaTable(str(self.path / "public" / name))
@@ -115,6 +91,37 @@ class Lake:
         rows = replay.rows(TableName(SOURCE, "public", name))
         images = [_exact(row) for row in rows]
         return ordered(pa.table(decode(images, columns)).to_pylist())
+
+
+class Lake(Shop):
+    """Changes go into a log, and batches of it into Delta tables."""
+
+    def __init__(self, spark: SparkSession, folder: Path, **settings: Any) -> None:
+        super().__init__(folder)
+        self.spark = spark
+        self.settings = settings
+        self.written = 0  # the last sequence that a batch has brought to the sink
+        self.batches = 0
+        self.writer = self.open()
+
+    def open(self, writer: str = "query-1", *, adopt: bool = False) -> Writer:
+        """The sink as a query that starts would open it."""
+        sink = Tables(name="lake", path=str(self.path), **self.settings)
+        self.writer = sink.open(writer, adopt=adopt)
+        return self.writer
+
+    def changes(self, after: int, upto: int) -> DataFrame:
+        """A piece of the log as the source reads it."""
+        reader = self.spark.read.format("headrace").option("path", str(self.log.path))
+        reader = reader.option("columns", ",".join(Tables.fields))
+        return reader.options(startingSequence=after + 1, endingSequence=upto).load()
+
+    def write(self, upto: int | None = None) -> int:
+        """The next batch; returns how many changes it held."""
+        upto = self.log.latest_sequence if upto is None else upto
+        count = self.writer.write(self.changes(self.written, upto), self.batches)
+        self.written, self.batches = upto, self.batches + 1
+        return count
 
 
 def ordered(rows: list[Row]) -> list[Row]:
