@@ -1,0 +1,101 @@
+"""Processes of a pipeline by kind: how much memory each kind holds, and how much time it uses."""
+
+import threading
+from collections import Counter
+from types import TracebackType
+from typing import Literal, Self
+
+import psutil
+
+Kind = Literal["server", "driver", "JVM", "workers"]
+
+_PERIOD = 0.1  # seconds between two looks
+
+
+class Family:
+    """A process and all that it started, now and later."""
+
+    def __init__(self, pid: int, kind: Kind) -> None:
+        """`kind` is what the process itself counts as."""
+        self._root = psutil.Process(pid)
+        self._kind = kind
+
+    def members(self) -> list[tuple[Kind, psutil.Process]]:
+        """Everyone alive, and what each counts as."""
+        processes = {self._root.pid: self._root}
+        processes |= {child.pid: child for child in self._root.children(recursive=True)}
+        found: list[tuple[Kind, psutil.Process]] = []
+        for process in processes.values():
+            try:
+                found.append((self._kind_of(process, processes), process))
+            except psutil.NoSuchProcess:
+                continue  # it ended while it was looked at
+        return found
+
+    def _kind_of(self, process: psutil.Process, processes: dict[int, psutil.Process]) -> Kind:
+        if process.pid == self._root.pid:
+            return self._kind
+        parent = processes.get(process.ppid())
+        above = self._kind if parent is None else self._kind_of(parent, processes)
+        if above in ("JVM", "workers"):
+            return "workers"
+        if process.name() == "java":
+            return "JVM"
+        return "driver" if "pipeline" in process.cmdline() else above
+
+    def memory(self) -> Counter[Kind]:
+        """MB that each kind holds."""
+        held: Counter[Kind] = Counter()
+        for kind, process in self.members():
+            held[kind] += _held(process, shared=kind == "workers") / 1e6
+        return held
+
+    def seconds(self) -> Counter[Kind]:
+        """Processor time that each kind has used, with that of children that have ended."""
+        used: Counter[Kind] = Counter()
+        for kind, process in self.members():
+            try:
+                used[kind] += sum(process.cpu_times()[:4])
+            except psutil.NoSuchProcess:
+                continue  # its parent has its time by now, or will have it
+        return used
+
+
+def _held(process: psutil.Process, *, shared: bool) -> float:
+    """Bytes; of memory that is shared between forked workers each counts for its part."""
+    try:
+        if shared:
+            return float(process.memory_full_info().pss)
+        return float(process.memory_info().rss)
+    except psutil.AccessDenied:
+        return float(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+class Peaks:
+    """The most that each kind has held at one time, from entering to leaving."""
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.highest: dict[Kind, float] = {}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_PERIOD):
+            for kind, held in self._family.memory().items():
+                self.highest[kind] = max(held, self.highest.get(kind, 0.0))

@@ -1,0 +1,75 @@
+"""One run of a streaming query from a log into a Delta table, timed batch by batch.
+
+The clock runs from the end of the last batch of the warm-up to the end of the last batch: reading,
+reducing, merging, committing, tending the table, and all that Spark does between two batches.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from headrace.pipeline.checkpoint import Checkpoint
+from headrace.pipeline.query import Batches, Feed, Plan, Stored
+from headrace.pipeline.session import opened_session
+from headrace.sinks import Writer
+from headrace.sinks.tables import Tables
+
+from . import delta
+from .lake_task import Lap, Task, outcome
+from .process import MeasurementFailed, Outcome, answer
+
+MASTER = "local[2]"
+
+
+class Timed(Batches):
+    """What Spark calls with each batch; notes when each had ended."""
+
+    def __init__(self, writer: Writer, sink: str, table: Path) -> None:
+        super().__init__(writer, sink, self._note)
+        self._table = table
+        self._stored = Stored(-1, 0, 0.0, ())
+        self.laps = [self._lap()]
+
+    def __call__(self, changes: DataFrame, batch_id: int) -> None:
+        """Store a batch, and look after the table."""
+        super().__call__(changes, batch_id)
+        self.laps.append(self._lap())
+
+    def _note(self, stored: Stored) -> None:
+        self._stored = stored
+
+    def _lap(self) -> Lap:
+        at, stored = time.perf_counter(), self._stored
+        return Lap(at, stored.changes, delta.version(self._table), stored.seconds)
+
+
+def apply(spark: SparkSession, task: Task) -> Outcome:
+    """All that the log has, from where the last run ended."""
+    plan = Plan(
+        sink=Tables(name="lake", path=str(task.lake)),
+        feed=Feed(address={"path": task.log}, max_changes_per_batch=task.batch),
+        checkpoint=Checkpoint("lake", Path(task.folder, "checkpoints")),
+        once=True,
+    )
+    writer = plan.sink.open(plan.checkpoint.writer())
+    batches = Timed(writer, plan.sink.name, task.table)
+    query = plan.start(spark, batches, plan.starting(writer))
+    query.awaitTermination()
+    if writer.troubled():
+        raise MeasurementFailed(f"the sink gave up: {writer.troubled()}")
+    return outcome(task, batches.laps)
+
+
+def main(encoded: str) -> None:
+    """Do one task with a Spark of its own, and answer."""
+    task = msgspec.json.decode(encoded, type=Task)
+    journal = Path(task.folder, "spark.log")
+    with opened_session(MASTER, {}, journal=journal) as spark:
+        answer(apply(spark, task))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

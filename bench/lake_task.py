@@ -1,0 +1,69 @@
+"""What a run into a Delta table is asked, and how its batches become figures."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from . import delta
+from .orders import NAME, SCHEMA
+from .process import MeasurementFailed, Outcome
+
+BATCH_SECONDS = "seconds a batch"
+SLOWEST = "seconds of the slowest batch"
+BYTES = "bytes written per changed row"
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """Which changes of a log go where."""
+
+    log: str
+    folder: str  # the runner's own, the same in every run
+    after: int
+    upto: int
+    batch: int  # changes
+    warm_up: int  # batches that are not counted
+    rows: int  # different ones in each counted batch, added up
+
+    def encode(self) -> str:
+        """As the argument of a child."""
+        return msgspec.json.encode(self).decode()
+
+    @property
+    def lake(self) -> Path:
+        """Where the tables lie."""
+        return Path(self.folder, "lake")
+
+    @property
+    def table(self) -> Path:
+        """The one table."""
+        return self.lake / SCHEMA / NAME
+
+
+class Lap(NamedTuple):
+    """How things stood when a batch had been stored; the first lap is the start."""
+
+    at: float
+    changes: int  # of this batch
+    version: int  # of the table
+    written: float = 0.0  # seconds in which the batch was stored, all else left out
+
+
+def outcome(task: Task, laps: Sequence[Lap]) -> Outcome:
+    """The batches after the warm-up."""
+    if (total := sum(lap.changes for lap in laps)) != task.upto - task.after:
+        raise MeasurementFailed(f"{total} changes came, not {task.upto - task.after}")
+    base, *counted = laps[task.warm_up :]
+    if not counted:
+        raise MeasurementFailed(f"{len(laps) - 1} batches came, all of them for warming up")
+    ends = [lap.at for lap in (base, *counted)]
+    times = [end - begin for begin, end in pairwise(ends)]
+    notes = {
+        BATCH_SECONDS: sum(times) / len(times),
+        SLOWEST: max(times),
+        BYTES: delta.bytes_added(task.table, base.version) / task.rows,
+        "seconds a batch in storing it": sum(lap.written for lap in counted) / len(times),
+    }
+    return Outcome(sum(lap.changes for lap in counted), sum(times), notes)

@@ -1,0 +1,118 @@
+"""A log of changes of one table, written without a database: first its rows, then updates of them.
+
+The table has eight columns of the kinds that tables have. Rows come as a snapshot's reads, updates
+strike random keys, and every transaction has 1,000 changes.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.event import (
+    Batch,
+    BeforeKind,
+    Change,
+    Column,
+    Op,
+    PostgresPosition,
+    Table,
+    Transaction,
+)
+from headrace.log import Log
+
+SCHEMA, NAME = "public", "orders"
+PER_TRANSACTION = 1000
+_PER_APPEND = 10_000  # changes that share an fsync
+
+COLUMNS = (
+    Column("id", "bigint", key=True),
+    Column("customer_id", "integer"),
+    Column("status", "text"),
+    Column("amount", "numeric(12,2)"),
+    Column("note", "text"),
+    Column("created_at", "timestamp with time zone"),
+    Column("paid", "boolean"),
+    Column("weight", "double precision"),
+)
+
+_STATUS = (b"new", b"paid", b"sent", b"done")
+_IMAGE = (
+    b'{"id":%d,"customer_id":%d,"status":"%b","amount":"%d.%02d",'
+    b'"note":"note number %d of this order",'
+    b'"created_at":"2025-01-%02dT10:%02d:%02d+00:00","paid":%b,"weight":%.6f}'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A stretch of the log."""
+
+    after: int
+    upto: int
+    rows: int  # different ones in each batch of those that count, added up
+
+
+class Orders:
+    """Writes the log of the table."""
+
+    def __init__(self, path: str, *, seed: int = 1) -> None:
+        self._path = path
+        self._rng = np.random.default_rng(seed)
+        self._transactions = 0
+
+    def insert(self, rows: int) -> Written:
+        """Every row of the table, keys 1, 2, …."""
+        return self._written(Op.READ, np.arange(1, rows + 1), counted=rows)
+
+    def update(self, rows: int, *, batch: int, batches: int, warm_up: int) -> Written:
+        """Updates of random rows; those of the first `warm_up` batches do not count."""
+        keys = self._rng.integers(1, rows + 1, batch * (warm_up + batches))
+        each = keys.reshape(-1, batch)[warm_up:]
+        counted = sum(len(np.unique(of_batch)) for of_batch in each)
+        return self._written(Op.UPDATE, keys, counted=counted)
+
+    def _written(self, op: Op, keys: np.ndarray, *, counted: int) -> Written:
+        table = Table("bench", "postgres", "bench", "bench", SCHEMA, NAME, COLUMNS)
+        with Log.open(self._path) as log:
+            table, after = log.register(table), log.latest_sequence
+            for start in range(0, len(keys), _PER_APPEND):
+                some = keys[start : start + _PER_APPEND].tolist()
+                log.append("bench", Batch(list(self._changes(op, table, some)), b"bench"))
+            return Written(after, log.latest_sequence, counted)
+
+    def _changes(self, op: Op, table: Table, keys: list[int]) -> Iterator[Change]:
+        images = self._images(keys)
+        for start in range(0, len(keys), PER_TRANSACTION):
+            some = keys[start : start + PER_TRANSACTION]
+            self._transactions += 1
+            now = time.time_ns() // 1000
+            transaction = Transaction(str(self._transactions), now, now)
+            position = PostgresPosition(self._transactions * 16, self._transactions * 16 - 8)
+            for ordinal, key in enumerate(some, 1):
+                yield Change(
+                    op=op,
+                    table=table,
+                    key=b'{"id":%d}' % key,
+                    before=None,
+                    before_kind=BeforeKind.NONE,
+                    after=next(images),
+                    changed=None,
+                    unchanged=(),
+                    transaction=transaction,
+                    ordinal=ordinal,
+                    position=position,
+                    last=ordinal == len(some),
+                )
+
+    def _images(self, keys: list[int]) -> Iterator[bytes]:
+        upper = (100_000, len(_STATUS), 10**6, 100, 10**9, 28, 60, 60, 2)
+        drawn = [self._rng.integers(0, bound, len(keys)).tolist() for bound in upper]
+        weights = (self._rng.random(len(keys)) * 100).tolist()
+        for key, weight, *values in zip(keys, weights, *drawn, strict=True):
+            customer, status, amount, cents, note, day, minute, second, paid = values
+            yield _IMAGE % (
+                *(key, customer, _STATUS[status], amount, cents, note),
+                *(day + 1, minute, second, b"true" if paid else b"false", weight),
+            )
