@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from . import record
 from .event import Position, Table, change_id
@@ -63,6 +64,9 @@ class Framing:
     tables: Mapping[int, Table]  # by version
     fields: tuple[str, ...] = tuple(FIELDS)
     wanted: tuple[str, ...] = ()  # globs of tables; none: all
+    # Whether what all changes of a table's version share is told only with the first of them.
+    terse: bool = False
+    _told: set[int] = field(default_factory=set, compare=False, repr=False)
     # A table's answer never changes, so each version is asked once.
     _answers: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
 
@@ -119,11 +123,24 @@ class _Columns:
         self.fields = fields
         self.versions = pa.array(fields.table, pa.int32())
         self._tables = self.versions.dictionary_encode()
-        self._known = [framing.tables[version] for version in self._tables.dictionary.to_pylist()]
+        versions = self._tables.dictionary.to_pylist()
+        self._known = [framing.tables[version] for version in versions]
+        self._shares = self._tables.indices
+        if framing.terse:
+            self._shares = self._first_of(versions)
+
+    def _first_of(self, versions: list[int]) -> pa.Array:
+        """The indices with null wherever the version has been told of before."""
+        firsts: list[int | None] = [None] * len(self._tables)
+        for at, version in enumerate(versions):
+            if version not in self.framing._told:
+                firsts[pc.index(self._tables.indices, at).as_py()] = at
+        self.framing._told.update(versions)
+        return pa.array(firsts, pa.int32())
 
     def of_table(self, value: Callable[[Table], str | None]) -> pa.Array:
         """What all changes of a table share, worked out once for each."""
-        return pa.array(map(value, self._known), pa.string()).take(self._tables.indices)
+        return pa.array(map(value, self._known), pa.string()).take(self._shares)
 
     def transactions(self) -> pa.Array:
         """Where each change stands in its transaction."""
@@ -188,5 +205,5 @@ _BUILD: dict[str, Callable[[_Columns], pa.Array]] = {
     "schema_version": lambda columns: columns.versions,
     "row_schema": _shared(_row_schema),
     "metadata": _plain("metadata"),
-    "epoch": lambda columns: pa.repeat(columns.framing.epoch, len(columns.sequences)),
+    "epoch": lambda columns: columns.of_table(lambda _: columns.framing.epoch),
 }

@@ -99,21 +99,20 @@ class Lake(Shop):
     def __init__(self, spark: SparkSession, folder: Path, **settings: Any) -> None:
         super().__init__(folder)
         self.spark = spark
-        self.settings = settings
+        self.sink = Tables(name="lake", path=str(self.path), **settings)
         self.written = 0  # the last sequence that a batch has brought to the sink
         self.batches = 0
         self.writer = self.open()
 
     def open(self, writer: str = "query-1", *, adopt: bool = False) -> Writer:
         """The sink as a query that starts would open it."""
-        sink = Tables(name="lake", path=str(self.path), **self.settings)
-        self.writer = sink.open(writer, adopt=adopt)
+        self.writer = self.sink.open(writer, adopt=adopt)
         return self.writer
 
     def changes(self, after: int, upto: int) -> DataFrame:
         """A piece of the log as the source reads it."""
         reader = self.spark.read.format("headrace").option("path", str(self.log.path))
-        reader = reader.option("columns", ",".join(Tables.fields))
+        reader = reader.option("columns", ",".join(self.sink.fields)).option("terse", "true")
         return reader.options(startingSequence=after + 1, endingSequence=upto).load()
 
     def write(self, upto: int | None = None) -> int:

@@ -130,6 +130,7 @@ class Plan:
         options = {
             **self.feed.address,
             "columns": ",".join(self.sink.fields),
+            "terse": str(self.sink.terse).lower(),
             "maxChangesPerBatch": str(self.feed.max_changes_per_batch),
         }
         if self.sink.tables:

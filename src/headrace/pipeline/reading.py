@@ -92,7 +92,7 @@ def _reader(path: str) -> LogReader:
 def read(reading: Reading, wanted: Range, options: Options) -> Iterator[pa.RecordBatch]:
     """The changes of a range as Arrow, some thousands at a time."""
     tables = _Tables(reading, wanted.epoch)
-    framing = Framing(wanted.epoch, tables, options.columns, options.tables)
+    framing = Framing(wanted.epoch, tables, options.columns, options.tables, options.terse)
     after = wanted.after
     for piece in reading.pieces(wanted):
         if piece.first > after + 1:

@@ -94,7 +94,13 @@ class Writer(Protocol):
 class Sink(Protocol):
     """A place to put changes."""
 
-    fields: ClassVar[tuple[str, ...]]  # of a change that it looks at; see headrace.frame
+    # Whether it can do with what all changes of a table share being told once in each partition.
+    terse: ClassVar[bool]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a change that it looks at; see headrace.frame."""
+        ...
 
     @property
     def name(self) -> str:

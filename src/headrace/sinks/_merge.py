@@ -5,6 +5,7 @@ that fails leaves only files that nobody knows of.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -27,16 +28,29 @@ _text = msgspec.json.Encoder().encode
 
 
 class Merge:
-    """What a task does with the changes of one bucket of one table."""
+    """What a task does with the changes of its buckets."""
 
     def __init__(self, plans: list[TablePlan]) -> None:
         self._plans = plans
 
-    def __call__(self, key: tuple[pa.Scalar, ...], changes: pa.Table) -> pa.Table:
-        at, bucket = key[0].as_py(), key[1].as_py()
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Merge bucket after bucket of those that fall to one task."""
+        routed = list(batches)
+        if not routed:
+            return
+        order = [("at", "ascending"), ("bucket", "ascending"), ("sequence", "ascending")]
+        # A row that moves is put before its old key is removed: it may need what was there.
+        changes = pa.Table.from_batches(routed).sort_by([*order, ("op", "descending")])
+        del routed
+        pairs = changes["at"].to_numpy().astype(np.int64) << 32 | changes["bucket"].to_numpy()
+        starts = np.flatnonzero(np.diff(pairs, prepend=np.int64(-(1 << 40))))
+        for start, end in pairwise([*starts.tolist(), changes.num_rows]):
+            group = changes.slice(start, end - start)
+            yield from self._merged(group["at"][0].as_py(), group["bucket"][0].as_py(), group)
+
+    def _merged(self, at: int, bucket: int, changes: pa.Table) -> list[pa.RecordBatch]:
         if at < 0:
             return _results(at, "seen", changes["key"].to_pylist())
-        changes = changes.sort_by([("sequence", "ascending"), ("op", "descending")])
         try:
             done = _Bucket(self._plans[at], bucket).merge(changes)
         except HeadraceError as error:
@@ -46,8 +60,10 @@ class Merge:
         return _results(at, "done", [_text(done).decode()])
 
 
-def _results(at: int, kind: str, said: list[str]) -> pa.Table:
-    return pa.table([[at] * len(said), [kind] * len(said), said], schema=RESULT)
+def _results(at: int, kind: str, said: list[str]) -> list[pa.RecordBatch]:
+    told = pa.table([[at] * len(said), [kind] * len(said), said], schema=RESULT)
+    batches: list[pa.RecordBatch] = told.to_batches()
+    return batches
 
 
 class _Bucket:

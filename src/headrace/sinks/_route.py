@@ -4,7 +4,7 @@ Runs inside Spark's tasks on Arrow batches. What the driver must decide (a table
 columns or a case that the plan does not cover) is told to it in place of being routed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from ..columns import columns_of, decode
 from ..errors import HeadraceError, TableTroubled
 from ._keys import buckets
 from ._plan import Place, Seen, TablePlan, Trouble
+from ._rekey import rekeyed, with_keys
 
 FIELDS = (
     "sequence",
@@ -25,10 +26,8 @@ FIELDS = (
     "table",
     "key",
     "before",
-    "before_kind",
     "after",
     "unchanged",
-    "transaction",
     "schema_version",
     "row_schema",
     "epoch",
@@ -47,9 +46,10 @@ ROUTED = pa.schema(
         ("commit_time", pa.int64()),
     ]
 )
+TASK = "task"  # which of Spark's tasks gets a row, beside the columns above
 ROUTED_DDL = (
     "at int, bucket int, sequence bigint, op string, key string, old_key string, after string, "
-    "absent array<string>, commit_time bigint"
+    "absent array<string>, commit_time bigint, task int"
 )
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -60,32 +60,59 @@ _ROW_OPS = pa.array(["INSERT", "READ", "UPDATE", "DELETE"])
 class Router:
     """Sends every change of a batch where the plans say."""
 
-    def __init__(self, plans: list[TablePlan], *, only_planned: bool) -> None:
+    def __init__(
+        self,
+        plans: list[TablePlan],
+        *,
+        keys: Mapping[str, Sequence[str]],
+        only_planned: bool,
+        tasks: int,
+    ) -> None:
         self._plans = {plan.place: (at, plan) for at, plan in enumerate(plans)}
+        counts = [len(plan.buckets) for plan in plans]
+        self._first_task = np.cumsum([0, *counts])  # of each plan; the last is that of `Seen`s
+        self._tasks = tasks
+        self._keys = dict(keys)  # schema.table: the columns that are its key instead of its own
         self._only_planned = only_planned  # other tables have been dealt with already
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen: dict[int, Seen] = {}
+        places: dict[int, Place] = {}  # told with the first change of each version
         for batch in batches:
             changes = pa.Table.from_batches([batch])
-            changes = changes.filter(pc.not_equal(changes["table"], ""))
-            for version in pc.unique(changes["schema_version"]).to_pylist():
-                of_version = changes.filter(pc.equal(changes["schema_version"], version))
-                for routed in self._routed(of_version, version, seen):
-                    yield from routed.to_batches()
-        yield from self._everywhere().to_batches()
-        yield _told(seen)
+            versions = pc.unique(changes["schema_version"]).to_pylist()
+            for version in versions:
+                of_version = changes
+                if len(versions) > 1:
+                    of_version = changes.filter(pc.equal(changes["schema_version"], version))
+                place = places.setdefault(version, _place(of_version))
+                if place.table:
+                    for routed in self._routed(of_version, place, version, seen):
+                        yield from self._sent(routed)
+        yield from self._sent(self._everywhere())
+        yield from self._sent(_told(seen))
 
-    def _routed(self, changes: pa.Table, version: int, seen: dict[int, Seen]) -> Iterator[pa.Table]:
-        place = Place(*(changes[name][0].as_py() for name in ("source", "schema", "table")))
+    def _sent(self, routed: pa.Table) -> list[pa.RecordBatch]:
+        """Routed changes with their tasks: one bucket is one task's, and tasks share them out."""
+        buckets = self._first_task[routed["at"].to_numpy()] + routed["bucket"].to_numpy()
+        tasks = pa.array(buckets % self._tasks, pa.int32())
+        batches: list[pa.RecordBatch] = routed.append_column(TASK, tasks).to_batches()
+        return batches
+
+    def _routed(
+        self, changes: pa.Table, place: Place, version: int, seen: dict[int, Seen]
+    ) -> Iterator[pa.Table]:
         at, plan = self._plans.get(place, (-1, None))
         if plan is None and self._only_planned:
             return
         known = _look(seen, changes, place, version)
-        if plan is None or version not in plan.versions:
-            return
+        chosen = self._keys.get(str(place), ())
         try:
-            yield from _Routing(at, plan, known).of(changes)
+            if chosen:
+                known.row_schema = rekeyed(known.row_schema, chosen)
+            if plan is None or version not in plan.versions:
+                return
+            yield from _Routing(at, plan, known, rekey=bool(chosen)).of(changes)
         except HeadraceError as error:
             first = changes["sequence"][0].as_py()
             known.trouble = known.trouble or Trouble(first, str(error), error.hint)
@@ -104,11 +131,12 @@ class Router:
 class _Routing:
     """The changes of one version of one table's columns."""
 
-    def __init__(self, at: int, plan: TablePlan, seen: Seen) -> None:
+    def __init__(self, at: int, plan: TablePlan, seen: Seen, *, rekey: bool) -> None:
         self._at = at
         self._plan = plan
         self._seen = seen
         self._key = [column for column in columns_of(seen.row_schema) if column.key]
+        self._rekey = rekey
 
     def of(self, changes: pa.Table) -> Iterator[pa.Table]:
         changes = changes.filter(pc.greater(changes["sequence"], self._plan.applied))
@@ -123,6 +151,8 @@ class _Routing:
         if not self._key:
             yield self._keyless(rows)
             return
+        if self._rekey:
+            rows = with_keys(rows, self._key)
         rows, moved = self._moved(rows)
         yield self._placed(rows, rows["key"], rows.column("old_key"), rows["op"], rows["after"])
         if moved.num_rows:
@@ -196,7 +226,7 @@ class _Routing:
                 key,
                 old_key,
                 rows["after"],
-                rows["unchanged"],
+                _or_null(rows["unchanged"]),
                 _commit_time(rows),
             ],
             schema=ROUTED,
@@ -217,6 +247,10 @@ class _Routing:
                     for bucket in self._plan.buckets
                 ]  # fmt: skip
         return pa.Table.from_pylist(routed, ROUTED)
+
+
+def _place(changes: pa.Table) -> Place:
+    return Place(*(changes[name][0].as_py() or "" for name in ("source", "schema", "table")))
 
 
 def _look(seen: dict[int, Seen], changes: pa.Table, place: Place, version: int) -> Seen:
@@ -241,13 +275,13 @@ def _look(seen: dict[int, Seen], changes: pa.Table, place: Place, version: int) 
     return known
 
 
-def _told(seen: dict[int, Seen]) -> pa.RecordBatch:
+def _told(seen: dict[int, Seen]) -> pa.Table:
     rows = [
         {"at": -1, "bucket": 0, "sequence": each.first_sequence, "op": "SEEN",
          "key": _text(each).decode()}
         for each in seen.values()
     ]  # fmt: skip
-    return pa.RecordBatch.from_pylist(rows, ROUTED)
+    return pa.Table.from_pylist(rows, ROUTED)
 
 
 def _troubled(reason: str, sequence: int, seen: Seen) -> TableTroubled:
@@ -257,12 +291,20 @@ def _troubled(reason: str, sequence: int, seen: Seen) -> TableTroubled:
 
 
 def _commit_time(rows: pa.Table) -> Any:
+    """In microseconds; 0 where nobody asked for it."""
+    if "transaction" not in rows.column_names:
+        return pa.array(np.zeros(rows.num_rows, np.int64))
     return pc.cast(pc.struct_field(rows["transaction"], "commit_time"), pa.int64())
 
 
 def _time_of(rows: pa.Table, sequence: int) -> int:
     at = pc.index(rows["sequence"], sequence).as_py()
     return int(_commit_time(rows)[at].as_py())
+
+
+def _or_null(lists: Any) -> Any:
+    """Null for an empty list, which costs more to carry."""
+    return pc.if_else(pc.equal(pc.list_value_length(lists), 0), None, lists)
 
 
 def _chunked(column: Any) -> pa.ChunkedArray:

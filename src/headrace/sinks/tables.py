@@ -26,12 +26,11 @@ from ._delta import Marks
 from ._ledger import Ledger
 from ._merge import RESULT_DDL, Merge
 from ._plan import Done, Place, Seen, TablePlan, Trouble
-from ._route import FIELDS, ROUTED_DDL, Router
+from ._route import FIELDS, ROUTED_DDL, TASK, Router
 from ._store import Folder
 from ._target import Target
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
@@ -45,12 +44,13 @@ _VACUUM_SECONDS = 3600.0
 class Tables:
     """A Delta table per source table under `path`/schema/table."""
 
-    fields: ClassVar[tuple[str, ...]] = FIELDS
+    terse: ClassVar[bool] = True
 
     name: str
     path: str
     tables: tuple[str, ...] = ()  # globs; none: all
     keep: Literal["rows", "history"] = "rows"
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by schema.table
     as_text: tuple[str, ...] = ()  # schema.table.column: kept as the source's exact text
     file_mb: float = 8.0  # about the size of a file; smaller ones make small batches cheaper
     vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
@@ -59,6 +59,14 @@ class Tables:
     def __post_init__(self) -> None:
         if self.file_mb <= 0 or self.vacuum_hours < 0:
             raise ConfigError("file_mb must be above 0, and vacuum_hours not below")
+        empty = [table for table, columns in self.keys.items() if not columns]
+        if empty:
+            raise ConfigError(f"keys names no column for {empty[0]}")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What it looks at; only versions need to know when they begin."""
+        return (*FIELDS, "transaction") if self.keep == "history" else FIELDS
 
     @property
     def file_bytes(self) -> float:
@@ -69,6 +77,10 @@ class Tables:
     def folder(self) -> Folder:
         """Where the tables lie."""
         return Folder.of(self.path, self.storage)
+
+    def troubled(self) -> list[Troubled]:
+        """The tables that are not followed any more, asked from outside of the query."""
+        return Ledger.open(self.folder, "", adopt=True).troubled()
 
     def open(self, writer: str, *, adopt: bool = False) -> TablesWriter:
         """Begin to write."""
@@ -98,7 +110,7 @@ class TablesWriter:
     def write(self, changes: DataFrame, batch_id: int) -> int:
         """Make every table equal its source as of the batch's end."""
         self._spark = changes.sparkSession
-        outcome = _run(changes, [target.plan() for target in self._targets.values()])
+        outcome = self._run(changes, [target.plan() for target in self._targets.values()])
         marks = self._marks(outcome, batch_id)
         again = self._settle(list(self._targets.values()), outcome, marks)
         for _ in range(_MOST_PASSES):
@@ -107,12 +119,29 @@ class TablesWriter:
             targets = [self._targets[place] for place in again]
             self._arrange([target for target in targets if not target.ready])
             plans = [target.plan() for target in targets]
-            again = self._settle(targets, _run(changes, plans, only_planned=True), marks)
+            again = self._settle(targets, self._run(changes, plans, only_planned=True), marks)
         else:
             raise PipelineError(f"batch {batch_id} reads differently each time: {again[0]}")
         self._ledger.reach(marks.epoch, marks.sequence)
         self._ledger.save()
         return outcome.changes
+
+    def _run(
+        self, changes: DataFrame, plans: list[TablePlan], *, only_planned: bool = False
+    ) -> Outcome:
+        """One job over the batch, for all of these tables."""
+        tasks = self._tasks(changes.sparkSession, plans)
+        routing = Router(plans, keys=self._sink.keys, only_planned=only_planned, tasks=tasks)
+        routed = changes.select(*self._sink.fields).mapInArrow(routing, ROUTED_DDL)
+        merged = routed.repartitionById(tasks, TASK).drop(TASK).mapInArrow(Merge(plans), RESULT_DDL)
+        results = merged.collect()
+        return Outcome(plans, [(row["at"], row["kind"], row["said"]) for row in results])
+
+    @staticmethod
+    def _tasks(spark: SparkSession, plans: list[TablePlan]) -> int:
+        """How many tasks share the buckets."""
+        buckets = sum(len(plan.buckets) for plan in plans)
+        return max(min(buckets, int(spark.conf.get("spark.sql.shuffle.partitions") or 1)), 1)
 
     def _marks(self, outcome: Outcome, batch_id: int) -> Marks:
         epoch = outcome.seen[0].epoch if outcome.seen else self._ledger.epoch
@@ -226,20 +255,6 @@ class Outcome:
         for seen in self.seen:
             found[seen.place].append(seen)
         return found
-
-
-def _run(changes: DataFrame, plans: list[TablePlan], *, only_planned: bool = False) -> Outcome:
-    """One job over the batch, for all of these tables."""
-    merging = Merge(plans)
-
-    def merged(key: tuple[pa.Scalar, ...], routed: pa.Table) -> pa.Table:
-        return merging(key, routed)
-
-    routed = changes.select(*FIELDS).mapInArrow(
-        Router(plans, only_planned=only_planned), ROUTED_DDL
-    )
-    results = routed.groupBy("at", "bucket").applyInArrow(merged, RESULT_DDL).collect()
-    return Outcome(plans, [(row["at"], row["kind"], row["said"]) for row in results])
 
 
 plugin = Tables

@@ -19,7 +19,9 @@ FAULT = "fault"  # a file in the folder with the name of an error, or `hang`, or
 class Folder:
     """A folder of batches."""
 
+    terse: ClassVar[bool] = False
     fields: ClassVar[tuple[str, ...]] = ("sequence", "op", "table", "key", "after", "epoch")
+    terse: ClassVar[bool] = False
 
     name: str
     path: str
