@@ -115,7 +115,9 @@ class Plan:
         """Start it."""
         # Queries take turns at the cores only if each has a pool of its own.
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
-        changes = spark.readStream.format("headrace").options(**self._options(starting)).load()
+        options = self._options(starting)
+        options["minPartitions"] = str(spark.sparkContext.defaultParallelism)
+        changes = spark.readStream.format("headrace").options(**options).load()
         stream = (
             changes.writeStream.queryName(self.sink.name)
             .option("checkpointLocation", self.checkpoint.folder.as_uri())
