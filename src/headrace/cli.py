@@ -199,18 +199,24 @@ def demo(
     forever: Annotated[bool, typer.Option("--forever", help="Until Ctrl-C.")] = False,
     port: Annotated[int, typer.Option(help="The port, or the next free one.", min=1)] = 3000,
     keep_dir: Annotated[
-        bool, typer.Option("--keep-dir", help="Leave the log and the database's files behind.")
+        bool, typer.Option("--keep-dir", help="Leave the log, the database and the tables behind.")
+    ] = False,
+    no_lake: Annotated[
+        bool, typer.Option("--no-lake", help="Leave out Spark and the Delta tables.")
     ] = False,
 ) -> None:
-    """Watch it work: a shop in a real PostgreSQL, captured, served, and proven equal at the end.
+    """Watch it work: a shop in a real PostgreSQL, captured, served, and copied into Delta tables.
 
-    Exits with 0 only if the rows that the log replays to equal the database's, table by table.
+    Exits with 0 only if the rows that the log replays to equal the database's, table by table, and
+    so do the Delta tables. Without Java these are left out.
     """
     from .demo import Demo
 
     console = _console()
     _log_to(console, context)
-    asked = Demo(seconds=None if forever else seconds, port=port, keep_dir=keep_dir)
+    asked = Demo(
+        seconds=None if forever else seconds, port=port, keep_dir=keep_dir, lake=not no_lake
+    )
     if not asked.play(console, _stopping_on_signals()):
         raise typer.Exit(1)
 

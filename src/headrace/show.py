@@ -67,6 +67,7 @@ class Progress:
         self._always = always
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
         self._rate = Rate()
+        self._sinks: list[str] = []  # what was last said of them
         self._due = 0.0
 
     def __enter__(self) -> "Progress":
@@ -80,20 +81,28 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def show(self, statuses: Sequence[Status], stats: Stats) -> None:
+    def show(
+        self, statuses: Sequence[Status], stats: Stats, sinks: Sequence[SinkStatus] = ()
+    ) -> None:
         """Show the present state, if it is time to."""
         self._rate.note(stats.latest_sequence)
         if self._live:
-            shown = overview(statuses, stats, rate=self._rate.per_second)
-            self._live.update(Group(shown, *map(Text, self._footer)))
+            shown = [overview(statuses, stats, rate=self._rate.per_second)]
+            shown += [sinks_table(sinks)] if sinks else []
+            self._live.update(Group(*shown, *map(Text, self._footer)))
         elif time.monotonic() >= self._due:
             self._due = time.monotonic() + self._plain_seconds
             told = [s for s in statuses if self._always or s.phase is Phase.SNAPSHOT]
             self._print(plain_line(status, stats, rate=self._rate.per_second) for status in told)
+            self._print_new(list(map(sink_line, sinks)))
 
     def say(self, line: str) -> None:
         """Print a line, above the live display if there is one."""
         self._print([line])
+
+    def _print_new(self, lines: list[str]) -> None:
+        self._print(line for line in lines if line not in self._sinks)
+        self._sinks = lines
 
     def _print(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -213,6 +222,8 @@ def sinks_table(statuses: Sequence[SinkStatus]) -> RenderableType:
 
 def sink_line(status: SinkStatus) -> str:
     """The same of one sink, where there is no terminal."""
+    if status.batch < 0:
+        return f"{status.sink}: {status.phase}, nothing stored yet"
     return (
         f"{status.sink}: {status.phase}, batch {status.batch}, {status.changes:,} changes, "
         f"{status.changes_per_second:,.0f} changes/s; sequence {status.sequence}, "

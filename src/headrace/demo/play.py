@@ -5,36 +5,34 @@ import socket
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
+import yaml
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from ..config import Config, Server
+from ..config import load
 from ..errors import HeadraceError
-from ..event import Change, format_lsn, parse_lsn
-from ..log import Log
-from ..replay import Replay, TableName
-from ..run import Run
-from ..secret import Secret
+from ..event import format_lsn, parse_lsn
+from ..pipeline.session import check_java
+from ..replay import TableName
+from ..run import LOOK_SECONDS, Run
 from ..show import Progress, complaints
 from ..sources import Phase
-from ..sources.postgres import Postgres
 from ..testing import PostgresInstall, PostgresServer, postgres_installs
-from .proof import Verdict, prove
+from .judge import Lakes, judge, say
+from .lake import HISTORY, LAKE, Lake, pipeline_settings
 from .shop import TABLES, Shop, build
 
 SOURCE = "shop"
 OLDEST_POSTGRES = 15
 PORTS_TRIED = 100
 CATCH_UP_SECONDS = 120.0
-PAGE = 10_000
+LAKE_SECONDS = 400.0  # on a busy machine, starting Spark alone may take a minute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,64 +42,118 @@ class Demo:
     seconds: float | None  # None: until it is stopped
     port: int = 3000
     keep_dir: bool = False
+    lake: bool = True  # whether Spark fills Delta tables, too
 
     def play(self, console: Console, stopping: threading.Event) -> bool:
-        """Play until the time is over or `stopping` is set; True when the log proved equal."""
+        """Play until the time is over or `stopping` is set; True when all proved equal."""
         install = choose_install()
         port = _free_port(self.port)
+        lake = self.lake and _has_java(console)
         with ExitStack() as stack:
-            folder = self._folder(stack, console)
-            _say(console, f"starting PostgreSQL {install.version} with a small shop in it")
+            folder = self._folder(stack, console, lake=lake)
+            say(console, f"starting PostgreSQL {install.version} with a small shop in it")
             url = stack.enter_context(_Database(install, folder / "postgres")).url
             build(url)
-            config = Config(
-                sources=(Postgres(name=SOURCE, url=Secret(url)),),
-                data_dir=folder / "data",
-                server=Server(port=port),
-            )
-            running = stack.enter_context(Run(config))
+            file = _config_file(folder, url, port, lake=lake)
+            stage = _Stage.opened(stack, url, file)
             if port != self.port:
-                _say(console, f"port {self.port} is taken, so it is port {port}")
-            shop = Shop(url)
-            stack.callback(shop.stop)
-            shop.start()
+                say(console, f"port {self.port} is taken, so it is port {port}")
             with Progress(
-                console, footer=_hints(running, url), plain_seconds=2, always=True
+                console, footer=_hints(stage, url), plain_seconds=2, always=True
             ) as progress:
-                self._watch(running, shop, stopping, progress)
-            shop.stop()
-            _catch_up(running, url)
-            return _judge(console, running.log, url)
+                self._watch(stage, stopping, progress)
+                stage.shop.stop()
+                progress.say("the shop is closed; what is on its way arrives")
+                _catch_up(stage, progress)
+            lakes = Lakes(folder / LAKE, folder / HISTORY) if lake else None
+            names = [TableName(SOURCE, "public", name) for name in TABLES]
+            return judge(console, stage.running.log, url, names, lakes)
 
-    def _folder(self, stack: ExitStack, console: Console) -> Path:
+    def _folder(self, stack: ExitStack, console: Console, *, lake: bool) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
         folder.chmod(0o755)  # PostgreSQL may have to run as another user
-        if self.keep_dir:
-            stack.callback(_say, console, f"the log and the database are left in {folder}")
-        else:
+        if not self.keep_dir:
             stack.callback(shutil.rmtree, folder)
+            return folder
+        if lake:
+            table = folder / LAKE / "public" / "orders"
+            look = f"polars.read_delta('{table}'), or in DuckDB: FROM delta_scan('{table}')"
+            stack.callback(say, console, f"the Delta tables are there too; look with {look}")
+        stack.callback(say, console, f"the log and the database are left in {folder}")
         return folder
 
-    def _watch(
-        self, running: Run, shop: Shop, stopping: threading.Event, progress: Progress
-    ) -> None:
+    def _watch(self, stage: "_Stage", stopping: threading.Event, progress: Progress) -> None:
         """Show how it goes, until the time is over or something is wrong."""
         ended = threading.Event()
         until = time.monotonic() + self.seconds if self.seconds else None
 
         def look() -> None:
-            progress.show(running.statuses(), running.log.stats())
+            stage.show(progress)
             over = until is not None and time.monotonic() >= until
-            if over or stopping.is_set() or shop.error or running.halted:
+            if over or stopping.is_set() or stage.shop.error or stage.halted:
                 ended.set()
 
-        running.work(ended, look)
-        _raise_trouble(running, shop)
+        stage.running.work(ended, look)
+        _raise_trouble(stage)
 
 
-def _hints(running: Run, database: str) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Everything that is at work during a demo."""
+
+    url: str
+    running: Run
+    shop: Shop
+    lake: Lake | None
+
+    @classmethod
+    def opened(cls, stack: ExitStack, url: str, file: Path) -> "_Stage":
+        """Open the shop, captured and served at once; Spark follows when it has started."""
+        config = load(file)
+        running = stack.enter_context(Run(config))
+        shop = Shop(url)
+        stack.callback(shop.stop)
+        shop.start()
+        lake = stack.enter_context(Lake(config, file)) if config.pipeline else None
+        return cls(url, running, shop, lake)
+
+    def show(self, progress: Progress) -> None:
+        """Show how everything is doing."""
+        stats = self.running.log.stats()
+        sinks = self.lake.statuses(stats.latest_sequence) if self.lake else ()
+        progress.show(self.running.statuses(), stats, sinks)
+
+    @property
+    def halted(self) -> list[str]:
+        """What a person would have to look after."""
+        sources = [line for status in self.running.halted for line in complaints(status)]
+        return sources + (self.lake.halted if self.lake else [])
+
+
+def _has_java(console: Console) -> bool:
+    java = check_java()
+    if not java.ok:
+        say(console, f"Delta tables are left out: {java.detail}. {java.fix}")
+    return java.ok
+
+
+def _config_file(folder: Path, url: str, port: int, *, lake: bool) -> Path:
+    """The demo's config, as a person would write it: other commands can use it as well."""
+    settings: dict[str, Any] = {
+        "data_dir": "data",
+        "sources": {SOURCE: {"type": "postgres", "url": url}},
+        "server": {"port": port},
+    }
+    if lake:
+        settings["pipeline"] = pipeline_settings(folder)
+    file = folder / "headrace.yaml"
+    file.write_text(yaml.safe_dump(settings, sort_keys=False))
+    return file
+
+
+def _hints(stage: _Stage, database: str) -> list[str]:
     """What to try while it plays."""
-    url = running.server.url
+    url = stage.running.server.url
     return [
         f"read:   curl '{url}/changefeed?from_seq=0&limit=5'",
         f"follow: curl -N '{url}/changefeed/stream?keep_alive=true'",
@@ -150,76 +202,53 @@ def _free_port(wanted: int) -> int:
     raise HeadraceError(f"no port from {wanted} on is free", hint="Name another with --port.")
 
 
-def _raise_trouble(running: Run, shop: Shop) -> None:
-    if shop.error:
-        raise HeadraceError("the shop had to close") from shop.error
-    for status in running.halted:
-        raise HeadraceError("; ".join(complaints(status)))
+def _raise_trouble(stage: _Stage) -> None:
+    if stage.shop.error:
+        raise HeadraceError("the shop had to close") from stage.shop.error
+    if stage.halted:
+        raise HeadraceError("; ".join(stage.halted))
 
 
-def _catch_up(running: Run, url: str) -> None:
-    """Wait until the log has everything the shop committed."""
+def _catch_up(stage: _Stage, progress: Progress) -> None:
+    """Wait until the log has everything the shop committed, and then the Delta tables."""
+    end = _last_position(stage.url)
+    log = stage.running.log
+
+    def arrives(arrived: Callable[[], bool], seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not (there := arrived()) and time.monotonic() < until:
+            _raise_trouble(stage)
+            stage.show(progress)
+            log.wait(log.latest_sequence, timeout=LOOK_SECONDS)
+        return there
+
+    if not arrives(lambda: _captured(stage.running, end), CATCH_UP_SECONDS):
+        raise _log_is_late(stage.running, end)
+    if lake := stage.lake:
+        latest = log.latest_sequence
+        if not arrives(lambda: lake.has(latest), LAKE_SECONDS):
+            raise lake.late(LAKE_SECONDS)
+    stage.show(progress)
+
+
+def _last_position(url: str) -> int:
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
         # The source's position moves with transactions, so one more has to follow.
         connection.execute("SELECT pg_logical_emit_message(true, 'headrace.demo', 'closed')")
-    end = parse_lsn(row[0])
-    until = time.monotonic() + CATCH_UP_SECONDS
-    while True:
-        [status] = running.statuses()
-        if status.phase is Phase.HALTED:
-            raise HeadraceError("; ".join(complaints(status)))
-        copied = status.phase is Phase.STREAMING and all(copy.done for copy in status.copies)
-        if copied and parse_lsn(status.position) >= end:
-            return
-        if time.monotonic() > until:
-            raise HeadraceError(
-                f"the log did not reach {format_lsn(end)} within {CATCH_UP_SECONDS:.0f} s; "
-                f"the source is {status.phase} at {status.position or 'no position'}"
-            )
-        running.log.wait(running.log.latest_sequence, timeout=0.1)
+    return parse_lsn(row[0])
 
 
-def _judge(console: Console, log: Log, url: str) -> bool:
-    """Replay the log, compare it with the database and show the verdict."""
-    replay, operations = Replay(), Counter[str]()
-    for change in _changes(log):
-        replay.apply(change)
-        operations[change.op] += 1
-    verdicts = prove(url, replay, [TableName(SOURCE, "public", name) for name in TABLES])
-    counted = ", ".join(f"{count:,} {op}" for op, count in operations.most_common())
-    _say(console, f"the log has {operations.total():,} changes: {counted}")
-    console.print(_verdict_table(verdicts))
-    for verdict in verdicts:
-        if not verdict.equal:
-            _say(
-                console,
-                f"{verdict.table}: {verdict.missing} rows missing, "
-                f"{verdict.surplus} too many, they differ in {verdict.example}",
-            )
-    for surprise in replay.surprises:
-        _say(console, f"odd: {surprise}")
-    equal = all(verdict.equal for verdict in verdicts) and not replay.surprises
-    proven = "the log replays to exactly the database's rows"
-    _say(console, proven if equal else "the log does NOT replay to the database's rows")
-    return equal
+def _captured(running: Run, end: int) -> bool:
+    [status] = running.statuses()
+    copied = status.phase is Phase.STREAMING and all(copy.done for copy in status.copies)
+    return copied and parse_lsn(status.position) >= end
 
 
-def _changes(log: Log) -> Iterator[Change]:
-    after = 0
-    while changes := log.read(after, limit=PAGE):
-        yield from changes
-        after = changes[-1].sequence
-
-
-def _verdict_table(verdicts: list[Verdict]) -> Table:
-    table = Table("table", "rows in database", "rows replayed", "equal")
-    for verdict in verdicts:
-        mark = Text("✓", style="green") if verdict.equal else Text("✗", style="bold red")
-        table.add_row(str(verdict.table), f"{verdict.in_database:,}", f"{verdict.replayed:,}", mark)
-    return table
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+def _log_is_late(running: Run, end: int) -> HeadraceError:
+    [status] = running.statuses()
+    return HeadraceError(
+        f"the log did not reach {format_lsn(end)} within {CATCH_UP_SECONDS:.0f} s; "
+        f"the source is {status.phase} at {status.position or 'no position'}"
+    )

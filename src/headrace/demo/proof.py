@@ -29,15 +29,16 @@ class Verdict(NamedTuple):
 
     table: TableName
     in_database: int
-    replayed: int
-    missing: int  # rows of the database that the log does not lead to
-    surplus: int  # rows the log leads to that the database does not have
+    found: int  # rows on the other side: replayed, or in the Delta table
+    missing: int  # rows of the database that are not there
+    surplus: int  # rows that the database does not have
     example: str = ""  # one such row's columns that differ, never their values
+    mistyped: tuple[str, ...] = ()  # columns whose type is not the one it should be
 
     @property
     def equal(self) -> bool:
-        """Whether both sides hold the same rows."""
-        return not self.missing and not self.surplus
+        """Whether both sides hold the same rows, of the same types."""
+        return not (self.missing or self.surplus or self.mistyped)
 
 
 def prove(url: str, replay: Replay, tables: Iterable[TableName]) -> list[Verdict]:
@@ -56,20 +57,20 @@ def rows_in_database(url: str, name: TableName) -> list[Row]:
         columns = cursor.description or []
         return [
             {
-                column.name: value if column.type_code in _JSON_TYPES else _json_value(value)
+                column.name: value if column.type_code in _JSON_TYPES else json_value(value)
                 for column, value in zip(columns, row, strict=True)
             }
             for row in cursor
         ]
 
 
-def compare(name: TableName, database: list[Row], replayed: list[Row]) -> Verdict:
+def compare(name: TableName, database: list[Row], found: list[Row]) -> Verdict:
     """Compare two sets of rows, in any order."""
     here = Counter(map(_canonical, database))
-    there = Counter(map(_canonical, replayed))
+    there = Counter(map(_canonical, found))
     missing, surplus = here - there, there - here
     example = _difference(missing, surplus) if missing or surplus else ""
-    return Verdict(name, len(database), len(replayed), missing.total(), surplus.total(), example)
+    return Verdict(name, len(database), len(found), missing.total(), surplus.total(), example)
 
 
 def _difference(missing: Counter[bytes], surplus: Counter[bytes]) -> str:
@@ -81,11 +82,11 @@ def _difference(missing: Counter[bytes], surplus: Counter[bytes]) -> str:
     return f"columns {', '.join(columns)}"
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """A value of Python as the documents say it looks in JSON."""
     match value:
         case list():
-            return [_json_value(item) for item in value]
+            return [json_value(item) for item in value]
         case float():
             # PostgreSQL writes 3.0 as 3.
             return int(value) if value.is_integer() else Decimal(repr(value))

@@ -2,15 +2,17 @@
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, LiteralString
 
 import psycopg
+from psycopg import sql
 
 TABLES = ("customers", "products", "inventory", "orders", "order_items")
 
 Values = dict[str, str | int]
 Connection = psycopg.Connection[tuple[Any, ...]]
+Statement = tuple[LiteralString | sql.Composed, Values | None]
 
 SCHEMA = """
 CREATE TYPE order_status AS ENUM ('new', 'paid', 'shipped', 'delivered');
@@ -154,13 +156,17 @@ ACTIONS: dict[LiteralString, int] = {
     LEAVE: 2,
 }
 
-# Without a default: adding one with a default changes old rows without telling anybody.
-ALTERATIONS: tuple[LiteralString, ...] = (
-    "ALTER TABLE orders ADD COLUMN gift_note text",
-    "ALTER TABLE customers ADD COLUMN points integer",
-    "ALTER TABLE orders DROP COLUMN gift_note",
-    "ALTER TABLE customers DROP COLUMN points",
+# Each round adds a column to two tables and drops both again. Without a default: adding one with a
+# default changes old rows without telling anybody. With a new name each time: a table that drops a
+# column and adds it again within one batch is more than the pipeline can follow.
+ALTERED: tuple[tuple[LiteralString, LiteralString], ...] = (
+    ("orders", "ALTER TABLE orders ADD COLUMN {} text"),
+    ("customers", "ALTER TABLE customers ADD COLUMN {} integer"),
+    ("orders", "ALTER TABLE orders DROP COLUMN {}"),
+    ("customers", "ALTER TABLE customers DROP COLUMN {}"),
 )
+# PostgreSQL counts dropped columns too, and takes 1600.
+MOST_ROUNDS = 1500
 
 # The columns are told with the table's next row, so each alteration comes with one.
 AFTER_ALTERATION: dict[str, LiteralString] = {
@@ -217,11 +223,11 @@ class Shop:
 
     def _alter(self, connection: Connection, chance: random.Random) -> None:
         number = 0
-        while not self._stopping.wait(1.5 + chance.random()):
-            statement = ALTERATIONS[number % len(ALTERATIONS)]
-            touch = AFTER_ALTERATION[statement.split()[2]]
+        while number < MOST_ROUNDS * len(ALTERED) and not self._stopping.wait(
+            1.5 + chance.random()
+        ):
             # Counted only when done: a column can be neither added nor dropped twice.
-            number += _attempt(connection, [(statement, None), (touch, None)])
+            number += _attempt(connection, _alteration(number))
 
 
 def build(url: str) -> None:
@@ -231,7 +237,15 @@ def build(url: str) -> None:
         connection.execute(SEED)
 
 
-def _attempt(connection: Connection, statements: list[tuple[LiteralString, Values | None]]) -> bool:
+def _alteration(number: int) -> list[Statement]:
+    """An alteration, and the row that tells of it."""
+    round_, step = divmod(number, len(ALTERED))
+    table, statement = ALTERED[step]
+    column = sql.Identifier(f"note_{round_ + 1}")
+    return [(sql.SQL(statement).format(column), None), (AFTER_ALTERATION[table], None)]
+
+
+def _attempt(connection: Connection, statements: Sequence[Statement]) -> bool:
     """Do it in one transaction; False when others were in the way."""
     try:
         with connection.transaction():

@@ -1,0 +1,91 @@
+"""The demo's pipeline: Spark fills Delta tables while the shop is open, as its own process."""
+
+from collections import deque
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self, TextIO
+
+import msgspec
+
+from ..config import Config
+from ..errors import HeadraceError, PipelineError
+from ..operate import look_at_pipeline
+from ..run import PipelineProcess
+from ..show import sink_complaints
+from ..sinks import Phase, Status
+
+LAKE, HISTORY = "lake", "history"  # the sinks, each in a folder of its name
+
+_LAST_LINES = 5
+
+
+def pipeline_settings(folder: Path) -> dict[str, Any]:
+    """The section `pipeline` of the demo's config."""
+    return {
+        "master": "local[2]",
+        # Where it is removed with the rest, however Spark ends.
+        "spark": {"spark.local.dir": str(folder / "spark")},
+        "sinks": {
+            LAKE: {"type": "tables", "path": LAKE},
+            HISTORY: {"type": "history", "path": HISTORY},
+        },
+    }
+
+
+class Lake:
+    """The pipeline's process, and how far its sinks are."""
+
+    def __init__(self, config: Config, file: Path) -> None:
+        """Describe the pipeline of a config, which is in this file."""
+        self._config = config
+        self._file = file
+        self._stack = ExitStack()
+        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        self._output: TextIO | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            output = self._config.data_dir / "pipeline.txt"
+            self._output = stack.enter_context(output.open("w"))
+            stack.enter_context(PipelineProcess(self._file, self._hear))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def _hear(self, line: str) -> None:
+        # The display tells the same; in the folder it is there for whoever keeps it.
+        assert self._output is not None
+        self._said.append(line)
+        self._output.write(f"{line}\n")
+        self._output.flush()
+
+    def statuses(self, latest: int) -> list[Status]:
+        """How every sink is doing, when the log is at the sequence `latest`."""
+        seen = look_at_pipeline(self._config)
+        told = {status.sink: status for status in (seen.sinks if seen else ())}
+        return [
+            msgspec.structs.replace(status, lag=max(latest - status.sequence, 0))
+            for name in (LAKE, HISTORY)
+            for status in [told.get(name, Status(sink=name, phase=Phase.STARTING))]
+        ]
+
+    @property
+    def halted(self) -> list[str]:
+        """What a person would have to look after."""
+        halted = [status for status in self.statuses(0) if status.phase is Phase.HALTED]
+        return [line for status in halted for line in sink_complaints(status)]
+
+    def has(self, sequence: int) -> bool:
+        """Whether everything up to a change has arrived in every sink."""
+        return all(status.sequence >= sequence for status in self.statuses(sequence))
+
+    def late(self, seconds: float) -> HeadraceError:
+        """The error to raise when the sinks do not catch up."""
+        waiting = [line for status in self.statuses(0) for line in sink_complaints(status)]
+        said = waiting or list(self._said) or ["nothing at all"]
+        return PipelineError(
+            f"the Delta tables did not catch up within {seconds:.0f} s",
+            hint="With --keep-dir its journals stay. It said last:\n" + "\n".join(said),
+        )
