@@ -8,7 +8,7 @@ SETUP := PYTHON=$(PYTHON) scripts/setup.sh
 .PHONY: help demo test check format docs bench clean
 
 help:
-	@echo "make demo     watch a database's changes flow (ARGS='--seconds 20')"
+	@echo "make demo     watch a database's changes flow into Delta tables (ARGS='--seconds 20')"
 	@echo "make test     run every test (ARGS='-k log')"
 	@echo "make check    formatting, lint, types, layers, generated docs"
 	@echo "make format   rewrite the code in the project's format"
@@ -17,10 +17,11 @@ help:
 	@echo "make clean    remove everything that was built"
 
 demo: .venv/.installed-demo
+	@$(if $(findstring --no-lake,$(ARGS)),,$(SETUP) spark)
 	@$(BIN)/headrace demo $(ARGS)
 
 test: .venv/.installed-dev
-	@$(SETUP) postgresql
+	@$(SETUP) postgresql spark
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/.installed-dev

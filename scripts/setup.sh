@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes sure that system packages are there: scripts/setup.sh {python|postgresql|java}...
+# Makes sure that system packages are there: scripts/setup.sh {python|postgresql|java|spark}...
 #
 # On Debian, as root or with passwordless sudo, a missing package is installed. Elsewhere one line
-# says what to install, and the script fails; only PostgreSQL 15 may be missing outside CI, since
-# the tests that need it are then skipped.
+# says what to install, and the script fails. Outside CI, PostgreSQL 15 and the Java that Spark
+# needs may be missing: the tests that need them are then skipped, and the demo goes without Spark.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -69,21 +69,36 @@ install_postgresql() {
     install_package postgresql-15
 }
 
-need_java() {
+found_java() {
     local java=java major
     if [ -n "${JAVA_HOME:-}" ]; then java=$JAVA_HOME/bin/java; fi
     major=$("$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p') || true
     if [ "${major:-0}" -ge 17 ]; then return; fi
-    if may_install && install_package openjdk-17-jre-headless; then return; fi
+    # What is installed does not help where JAVA_HOME names another one.
+    [ -z "${JAVA_HOME:-}" ] && may_install && install_package openjdk-17-jre-headless
+}
+
+need_java() {
+    if found_java; then return; fi
     missing openjdk-17-jre-headless "Java 17 or newer"
     return 1
 }
 
+need_spark() {
+    if found_java; then return; fi
+    if [ -n "${CI:-}" ]; then
+        missing openjdk-17-jre-headless "Java 17 or newer"
+        return 1
+    fi
+    echo "setup: Spark is left out; to have it install Java 17 or newer" \
+        "(Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to where it is" >&2
+}
+
 for need in "$@"; do
     case $need in
-        python | postgresql | java) "need_$need" ;;
+        python | postgresql | java | spark) "need_$need" ;;
         *)
-            echo "setup: no such need: $need; there are: python, postgresql, java" >&2
+            echo "setup: no such need: $need; there are: python, postgresql, java, spark" >&2
             exit 2
             ;;
     esac
