@@ -21,7 +21,6 @@ class Folder:
 
     terse: ClassVar[bool] = False
     fields: ClassVar[tuple[str, ...]] = ("sequence", "op", "table", "key", "after", "epoch")
-    terse: ClassVar[bool] = False
 
     name: str
     path: str
