@@ -33,9 +33,13 @@ class Archive(Lake):
 
     writer: Writer
 
+    def __init__(self, spark: SparkSession, folder: Path, **chosen: Any) -> None:
+        self.chosen = chosen
+        super().__init__(spark, folder)
+
     def open(self, writer: str = "query-1", *, adopt: bool = False) -> Writer:
         """The sink as a query that starts would open it."""
-        sink = History(name="audit", path=str(self.path), **self.settings)
+        sink = History(name="audit", path=str(self.path), **self.chosen)
         self.writer = sink.open(writer, adopt=adopt)
         return self.writer
 
@@ -263,7 +267,7 @@ def test_a_history_that_is_deleted_is_not_begun_anew_in_silence(archive: Archive
 
 def test_a_table_made_another_way_is_refused(spark: SparkSession, archive: Archive) -> None:
     fill(archive, 1)
-    archive.settings = {"tenant": "other"}
+    archive.chosen = {"tenant": "other"}
     with pytest.raises(PipelineError, match="tenant: tenant_id"):
         archive.open()
     lake = Lake(spark, archive.folder / "other")

@@ -1,1 +1,24 @@
 """(3b) The log → sinks, on Spark: the source, the transforms, the runner."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .apply import apply_changes
+    from .transforms import as_changelog, latest_per_key, rows
+
+__all__ = ["apply_changes", "as_changelog", "latest_per_key", "rows"]
+
+_MODULES = {
+    "apply_changes": "apply",
+    "as_changelog": "transforms",
+    "latest_per_key": "transforms",
+    "rows": "transforms",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Looked up when asked for: Spark's workers start often, and the source needs none of these.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

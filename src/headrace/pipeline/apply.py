@@ -1,0 +1,137 @@
+"""Delta tables kept equal to their source by a Spark job of one's own."""
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, Unpack, cast
+from urllib.parse import urlsplit
+from uuid import NAMESPACE_URL, uuid5
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ..errors import ConfigError, HeadraceError
+from ..sinks.tables import Tables
+from .query import Batches, Stored
+
+logger = logging.getLogger(__name__)
+
+EVERY_SECOND: Mapping[str, Any] = {"processingTime": "1 second"}
+
+
+class Settings(TypedDict, total=False):
+    """What else may be said of the tables; see `Tables`."""
+
+    keep: Literal["rows", "history"]
+    as_text: tuple[str, ...]
+    file_mb: float
+    vacuum_hours: float
+    storage: Mapping[str, str]
+
+
+class MoreSettings(Settings, total=False):
+    """What else may be said of the query."""
+
+    adopt: bool  # take over tables that another query has written
+
+
+def apply_changes(
+    changes: DataFrame,
+    *,
+    into: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str],
+    table: str = "",
+    keys: Sequence[str] | Mapping[str, Sequence[str]] = (),
+    trigger: Mapping[str, Any] = EVERY_SECOND,
+    **settings: Unpack[MoreSettings],
+) -> StreamingQuery:
+    """Start a query that keeps Delta tables equal to their source.
+
+    `changes` is a stream with the columns of `format("headrace")`. Each table goes to
+    `into`/schema/table; with `table` (schema.table) there is only that one. `keys` are the columns
+    that tell the rows of that table apart if its own key does not, or such columns for several
+    tables by name. `trigger` is what Spark's `DataStreamWriter.trigger` takes. A folder `into`
+    belongs to one query: another one is refused with SinkFenced, unless `adopt` is set.
+
+    A query goes on where its `checkpoint` is; every change is applied once, even if the checkpoint
+    is lost. A table that cannot be followed any more is logged and left as it is, while the others
+    go on: `Tables(name=…, path=into).troubled()` tells which, and why.
+    """
+    adopt = settings.pop("adopt", False)
+    more = cast("Settings", settings)
+    sink = Tables(name=table or "tables", path=os.fspath(into), keys=_keys(keys, table), **more)
+    _expect_columns(changes, sink.fields)
+    writer = sink.open(writer_of(checkpoint), adopt=adopt)
+    batches = _Told(writer, sink.name, _note)
+    if table:
+        changes = changes.where(_is_of(table))
+    stream = changes.select(*sink.fields).writeStream.foreachBatch(batches)
+    return stream.option("checkpointLocation", os.fspath(checkpoint)).trigger(**trigger).start()
+
+
+def writer_of(checkpoint: str | os.PathLike[str]) -> str:
+    """The name under which the tables know a query.
+
+    It follows from where the checkpoint is, which may be a storage that only Spark can reach. A
+    query whose checkpoint was deleted then still owns its tables, and since these know which
+    changes they have, it may begin at the log's first one again.
+    """
+    place = os.fspath(checkpoint)
+    if not (address := urlsplit(place)).scheme:
+        place = os.path.abspath(place)
+    elif address.scheme == "file":
+        place = os.path.abspath(address.path)
+    return f"apply-{uuid5(NAMESPACE_URL, place.rstrip('/'))}"
+
+
+class _Told(Batches):
+    """Batches whose errors say what to do, also in the text that Spark makes of them."""
+
+    def __call__(self, changes: DataFrame, batch_id: int) -> None:
+        try:
+            super().__call__(changes, batch_id)
+        except HeadraceError as error:
+            if error.hint:
+                error.add_note(error.hint)
+            raise
+
+
+def _note(stored: Stored) -> None:
+    for trouble in stored.troubled:
+        logger.warning("table=%s troubled=%s hint=%s", trouble.table, trouble.reason, trouble.hint)
+
+
+def _is_of(table: str) -> Column:
+    # With the option terse most changes do not name their table, and would be lost here.
+    unnamed = F.raise_error(F.lit("read the changes without the option terse to choose a table"))
+    same = F.concat_ws(".", "schema", "table") == table
+    return F.when(F.col("table").isNull(), unnamed).otherwise(same)
+
+
+def _expect_columns(changes: DataFrame, fields: Sequence[str]) -> None:
+    missing = [name for name in fields if name not in changes.columns]
+    if missing:
+        raise ConfigError(
+            f"the changes have no column {missing[0]}",
+            hint='Read them with format("headrace"), and leave these columns in: '
+            f"{', '.join(fields)}.",
+        )
+    if not changes.isStreaming:
+        raise ConfigError(
+            "the changes are no stream",
+            hint="Read them with spark.readStream; the trigger {'availableNow': True} ends when "
+            "all is applied.",
+        )
+
+
+def _keys(
+    given: Sequence[str] | Mapping[str, Sequence[str]], table: str
+) -> dict[str, tuple[str, ...]]:
+    if isinstance(given, Mapping):
+        return {name: tuple(columns) for name, columns in given.items()}
+    if given and not table:
+        raise ConfigError("keys without table: whose columns they are is not said")
+    if isinstance(given, str):
+        raise ConfigError(f"keys must be a list of columns, such as [{given!r}]")
+    return {table: tuple(given)} if given else {}
