@@ -1,0 +1,102 @@
+"""A database's changes in Spark, cell by cell: open it as a notebook, or run it as it is."""
+# ruff: noqa: T201
+
+# %% [markdown]
+# # A database's changes in Spark
+#
+# `pip install headrace` is all Spark needs; `headrace run` captures the changes.
+#
+# Set `HEADRACE_URL` to a running server (such as `http://127.0.0.1:3000`) or `HEADRACE_LOG` to the
+# log's folder on this machine, and `HEADRACE_LAKE` to where the tables shall be.
+
+# %%
+import os
+import sys
+
+import duckdb
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from headrace.columns import columns_of
+from headrace.pipeline import apply_changes, as_changelog, rows
+
+URL = os.environ.get("HEADRACE_URL", "")
+LOG = os.environ.get("HEADRACE_LOG", "data/log")
+LAKE = os.environ.get("HEADRACE_LAKE", "lake")
+TABLE = os.environ.get("HEADRACE_TABLE", "public.orders")
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+spark = SparkSession.builder.appName("notebook").getOrCreate()
+source = {"url": URL} if URL else {"path": LOG}
+
+# %% [markdown]
+# ## What the log holds now
+#
+# `spark.read` gives what there is, and `spark.readStream` goes on with what comes.
+
+# %%
+changes = spark.read.format("headrace").options(**source).load()
+kinds = changes.groupBy("schema", "table", "op").count().orderBy("schema", "table", "op")
+kinds.show()
+
+# %% [markdown]
+# ## One table, typed
+#
+# Every change carries the columns that its table had then. The newest ones do for all of them: a
+# column that was not there yet is null.
+
+# %%
+of_table = changes.where(F.concat_ws(".", "schema", "table") == TABLE)
+newest = of_table.orderBy(F.desc("sequence")).select("row_schema").first()
+if newest is None:
+    sys.exit(f"the log has no change of {TABLE}")
+columns = columns_of(newest["row_schema"])
+
+typed = rows(changes, TABLE, columns=columns)
+typed.orderBy("_sequence").show()
+
+# %% [markdown]
+# The same in Spark's own words for change data: an UPDATE is an `update_postimage`, with an
+# `update_preimage` before it where the database sent the old row.
+
+# %%
+changelog = as_changelog(changes, TABLE, columns=columns)
+changelog.groupBy("_change_type").count().orderBy("_change_type").show()
+
+# %% [markdown]
+# ## Delta tables that equal the database
+#
+# `availableNow` takes all there is and ends, which suits a timer; without `trigger` the query runs
+# on. Started again, it goes on where it was.
+
+# %%
+stream = spark.readStream.format("headrace").options(**source).load()
+query = apply_changes(
+    stream,
+    into=LAKE,
+    checkpoint=os.path.join(LAKE, "_checkpoint"),
+    trigger={"availableNow": True},
+)
+query.awaitTermination()
+
+# %% [markdown]
+# ## Asking the tables
+#
+# Whatever reads Delta reads them, here DuckDB and Spark SQL. Spark needs no jar for it: delta-rs
+# says which Parquet files make up the table.
+
+# %%
+table = DeltaTable(os.path.join(LAKE, *TABLE.split(".")))
+current = table.to_pyarrow_dataset()
+print(duckdb.sql("SELECT count(*) AS rows, max(_sequence) AS last_change FROM current"))
+
+
+# %%
+def delta(folder: DeltaTable) -> DataFrame:
+    """A Delta table's rows as a DataFrame."""
+    return spark.read.option("mergeSchema", "true").parquet(*folder.file_uris())
+
+
+delta(table).createOrReplaceTempView("current_rows")
+spark.sql("SELECT * FROM current_rows ORDER BY _sequence DESC LIMIT 10").show()
