@@ -505,3 +505,21 @@ def test_the_docs_name_every_setting_of_a_sink(name: str) -> None:
     section = documented(f"sinks: {name}")
     assert section.pop("type") == "required"
     assert section == defaults(sink_class(name), "name")
+
+
+def test_a_pipeline_of_a_server_elsewhere_needs_no_source_and_hides_its_storage_keys() -> None:
+    content = {
+        "pipeline": {
+            "url": "https://headrace.example",
+            "api_key_env": "HEADRACE_KEY",
+            "sinks": {
+                "lake": {"type": "tables", "path": "s3://b", "storage": {"KEY": "${HIDDEN}"}}
+            },
+        }
+    }
+    config = parse(content, folder=Path("/srv"), environment={"HIDDEN": "s3cret"})
+    assert config.log_address == {
+        "url": "https://headrace.example",
+        "apiKeyEnv": "HEADRACE_KEY",
+    }
+    assert "s3cret" not in repr(config)

@@ -67,6 +67,8 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     trigger_seconds: Positive = 1.0
     max_changes_per_batch: Annotated[int, Meta(ge=1)] = 100_000
     url: str | None = None
+    api_key_env: str | None = None
+    api_key_file: Path | None = None
     sinks: tuple[Sink, ...] = ()
 
     @property
@@ -103,11 +105,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def log_address(self) -> dict[str, str]:
         """How Spark reaches the log: `path`, or `url` where its tasks run on other machines."""
-        if self.pipeline and self.pipeline.url:
-            return {"url": self.pipeline.url}
-        if self.pipeline and not self.pipeline.local:
-            return {"url": self.server.url}
-        return {"path": str(self.log_dir)}
+        pipeline = self.pipeline
+        if pipeline is None or (pipeline.local and not pipeline.url):
+            return {"path": str(self.log_dir)}
+        address = {"url": pipeline.url or self.server.url}
+        if pipeline.api_key_env:
+            address["apiKeyEnv"] = pipeline.api_key_env
+        if pipeline.api_key_file:
+            address["apiKeyFile"] = str(pipeline.api_key_file.absolute())
+        return address
 
     def source(self, name: str) -> Source:
         """The source of that name."""
@@ -251,8 +257,12 @@ class _Check:
         given = self._mapping(ROOT, content)
         if self.problems:
             return None
+        # A pipeline that reads from a server elsewhere needs no source here.
+        needed = not _names_a_server(given.get("pipeline"))
         sections: dict[str, object] = {
-            "sources": self._named(sources, "source", f"{ROOT}.sources", given.pop("sources", None))
+            "sources": self._named(
+                sources, "source", f"{ROOT}.sources", given.pop("sources", None), needed=needed
+            )
         }
         sections["server"] = self._section(Server, f"{ROOT}.server", given.pop("server", None))
         sections["cdc"] = self._section(Cdc, f"{ROOT}.cdc", given.pop("cdc", None))
@@ -284,11 +294,11 @@ class _Check:
         return Secret(text.lower() if isinstance(given, bool) else text)
 
     def _named(
-        self, package: ModuleType, word: str, where: str, content: object
+        self, package: ModuleType, word: str, where: str, content: object, *, needed: bool = True
     ) -> tuple[Any, ...]:
         """The sources or the sinks, each under its name."""
         named = self._mapping(where, content)
-        if content in (None, {}):
+        if content in (None, {}) and needed:
             self.problems.append(f"{where}: this setting is missing; name at least one {word}")
         for name in named:
             if not _PLAIN_NAME.fullmatch(name):
@@ -395,6 +405,10 @@ class _Check:
         if value is None and name not in self._environment:
             self.problems.append(f"{where}: the environment variable {name} is not set")
         return value or ""
+
+
+def _names_a_server(pipeline: object) -> bool:
+    return isinstance(pipeline, dict) and bool(pipeline.get("url"))
 
 
 def _convert_own_type(wanted: type, value: object) -> object:

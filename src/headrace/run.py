@@ -49,6 +49,11 @@ class Run:
     """Everything one `headrace run` does, from entering to leaving."""
 
     def __init__(self, config: Config) -> None:
+        if not config.sources:
+            raise ConfigError(
+                "headrace.sources: there is nothing to capture",
+                hint="Name a source, or run `headrace pipeline`, which needs none here.",
+            )
         self.config = config
         self._settings = server_settings(config)
         self._stack = ExitStack()

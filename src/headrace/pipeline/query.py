@@ -12,8 +12,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ..errors import HeadraceError, LogReplaced, PipelineError, TableTroubled
 from ..sinks import Sink, Troubled, Writer
 from .checkpoint import Checkpoint
-from .reading import Disk, Reading
-from .remote import Server
+from .options import Options
+from .source import reading
 
 logger = logging.getLogger(__name__)
 
@@ -22,15 +22,13 @@ logger = logging.getLogger(__name__)
 class Feed:
     """Where a pipeline's changes come from, and in what portions."""
 
-    address: Mapping[str, str]  # the source's option `path` or `url`
+    address: Mapping[str, str]  # the source's options that say where the log is
     max_changes_per_batch: int = 100_000
     trigger_seconds: float = 1.0
 
     def epoch(self) -> str:
         """Ask which log it is."""
-        path = self.address.get("path")
-        log: Reading = Disk(path) if path else Server(self.address["url"])
-        return log.ranges(0, upto=0).epoch
+        return reading(Options.read(self.address)).ranges(0, upto=0).epoch
 
 
 class Stored(NamedTuple):

@@ -72,7 +72,7 @@ class ChangeReader(DataSourceReader):
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._reading = _reading(options)
+        self._reading = reading(options)
 
     def partitions(self) -> list[InputPartition]:
         """Ranges that end with transactions; none when there is nothing to read."""
@@ -92,7 +92,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._reading = _reading(options)
+        self._reading = reading(options)
         self._initial: Offset | None = None
         self._opening = options.starting == LATEST
         self._target: int | None = None  # where a run of what is available now ends
@@ -157,7 +157,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lose(self._options, start["sequence"] + 1, now.first_sequence)
 
 
-def _reading(options: Options) -> Reading:
+def reading(options: Options) -> Reading:
+    """The log that the options name."""
     if options.path:
         return Disk(options.path)
     return Server(options.url, options.api_key_env, options.api_key_file)

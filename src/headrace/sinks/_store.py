@@ -42,7 +42,7 @@ class Folder:
     """A folder of a table's files; can be sent to Spark's tasks."""
 
     uri: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, path: str, options: Mapping[str, str]) -> "Folder":

@@ -42,7 +42,8 @@ class History:
     tables: tuple[str, ...] = ()  # globs; none: all
     tenant: str = ""  # the column that says whose a row is; "": the table is split by day alone
     vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
-    storage: Mapping[str, str] = field(default_factory=dict)  # options for s3://, az://, gs://
+    # Options for s3://, az://, gs://; they may be secret, so they do not print.
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.vacuum_hours < 0:

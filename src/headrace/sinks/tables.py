@@ -54,7 +54,8 @@ class Tables:
     as_text: tuple[str, ...] = ()  # schema.table.column: kept as the source's exact text
     file_mb: float = 8.0  # about the size of a file; smaller ones make small batches cheaper
     vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
-    storage: Mapping[str, str] = field(default_factory=dict)  # options for s3://, az://, gs://
+    # Options for s3://, az://, gs://; they may be secret, so they do not print.
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if self.file_mb <= 0 or self.vacuum_hours < 0:
@@ -109,6 +110,7 @@ class TablesWriter:
 
     def write(self, changes: DataFrame, batch_id: int) -> int:
         """Make every table equal its source as of the batch's end."""
+        self._expect_tables(batch_id)
         self._spark = changes.sparkSession
         outcome = self._run(changes, [target.plan() for target in self._targets.values()])
         marks = self._marks(outcome, batch_id)
@@ -142,6 +144,16 @@ class TablesWriter:
         """How many tasks share the buckets."""
         buckets = sum(len(plan.buckets) for plan in plans)
         return max(min(buckets, int(spark.conf.get("spark.sql.shuffle.partitions") or 1)), 1)
+
+    def _expect_tables(self, batch_id: int) -> None:
+        # The first batch writes the ledger, even if it is empty. Without it, tables would be made
+        # anew out of this batch, and miss all that came before.
+        if self._ledger.absent and batch_id > 0:
+            raise PipelineError(
+                f"the tables in {self._sink.folder.uri} are gone, and {batch_id} batches with them",
+                hint="Bring them back from a copy, or run `headrace pipeline --adopt "
+                f"{self._sink.name}` to make them anew of all that is still in the log.",
+            )
 
     def _marks(self, outcome: Outcome, batch_id: int) -> Marks:
         epoch = outcome.seen[0].epoch if outcome.seen else self._ledger.epoch
