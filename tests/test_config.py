@@ -19,6 +19,7 @@ from headrace.config import (
     Pipeline,
     Server,
     load,
+    parse,
     settings_of,
     sink_class,
     sink_types,
