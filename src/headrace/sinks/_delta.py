@@ -5,7 +5,8 @@ query's batch, and up to which sequence of the log the table has everything.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from ..errors import SinkFenced, SinkUnavailable
+from ..errors import SinkFenced, SinkUnavailable, TableTroubled
 from ._plan import Part
 from ._store import Added, Folder
 
@@ -22,6 +23,13 @@ WRITER = "headrace.writer"
 SOURCE = "headrace.source"
 KEEP = "headrace.keep"
 EPOCH = "headrace.epoch"
+
+# What delta-rs says of a log that it can reach: it has no kind of error for it.
+_DAMAGE = ("Json error", "No table metadata or protocol")
+_MEND_LOG = (
+    "Bring _delta_log back from a copy, or remove the folder; then run "
+    "`headrace snapshot SOURCE TABLE` for a full copy, and the table goes on."
+)
 
 
 class Delta:
@@ -41,6 +49,10 @@ class Delta:
         except TableNotFoundError:
             return None
         except (DeltaError, OSError) as error:
+            if _damaged(error):
+                raise TableTroubled(
+                    f"the Delta log in {folder.uri} is damaged", hint=_MEND_LOG
+                ) from error
             raise SinkUnavailable(f"the Delta table {folder.uri} cannot be read") from error
         owner = table.metadata().configuration.get(WRITER)
         if owner != writer:
@@ -95,14 +107,23 @@ class Delta:
         version = self._table.transaction_version(self._writer)
         return version is not None and version >= batch_id
 
+    def has_values(self, column: str) -> bool:
+        """Whether a row has something else than null there; looks into files until it knows."""
+        if column not in self.schema.names:
+            return False
+        read = (self.folder.read(path, [column]) for path in self.parts)
+        return any(rows[column].null_count < len(rows) for rows in read if rows.num_columns)
+
     def note(self, properties: dict[str, str]) -> None:
         """Change what is noted beside the schema."""
-        self._table.alter.set_table_properties(properties, raise_if_not_exists=False)
+        with self._committing():
+            self._table.alter.set_table_properties(properties, raise_if_not_exists=False)
 
     def add_columns(self, fields: Sequence[pa.Field]) -> None:
         """Give the table columns that its files do not have: they read as null."""
         delta = Schema.from_arrow(pa.schema(list(fields)))
-        self._table.alter.add_columns(delta.fields)
+        with self._committing():
+            self._table.alter.add_columns(delta.fields)
 
     def commit(
         self,
@@ -141,7 +162,7 @@ class Delta:
         transactions: list[Transaction],
         partition_by: Sequence[str],
     ) -> None:
-        try:
+        with self._committing():
             self._table.create_write_transaction(
                 actions,
                 "append" if schema is None else "overwrite",
@@ -150,6 +171,12 @@ class Delta:
                 commit_properties=CommitProperties(app_transactions=transactions),
             )
             self._table.update_incremental()
+
+    @contextmanager
+    def _committing(self) -> Iterator[None]:
+        """Say what it means that a commit fails."""
+        try:
+            yield
         except CommitFailedError as error:
             raise SinkFenced(
                 f"another pipeline has just written the Delta table {self.folder.uri}; "
@@ -162,10 +189,18 @@ class Delta:
 
     def vacuum(self, hours: float) -> int:
         """Delete files that no version younger than so many hours refers to; returns how many."""
-        deleted = self._table.vacuum(
-            retention_hours=int(hours), dry_run=False, enforce_retention_duration=False, full=True
-        )
-        self._table.update_incremental()
+        try:
+            deleted = self._table.vacuum(
+                retention_hours=int(hours),
+                dry_run=False,
+                enforce_retention_duration=False,
+                full=True,
+            )
+            self._table.update_incremental()
+        except (DeltaError, OSError) as error:
+            raise SinkUnavailable(
+                f"old files of the Delta table {self.folder.uri} cannot be deleted"
+            ) from error
         return len(deleted)
 
 
@@ -184,6 +219,11 @@ class Marks:
             Transaction(writer, self.batch_id, now),
             Transaction(_sequence_mark(self.epoch), self.sequence, now),
         ]
+
+
+def _damaged(error: DeltaError | OSError) -> bool:
+    """Whether the log can be reached but says nothing that makes sense, and never will."""
+    return any(sign in str(error) for sign in _DAMAGE)
 
 
 def _sequence_mark(epoch: str) -> str:

@@ -31,17 +31,24 @@ class Ledger:
         self._folder = folder
         self._content = content
         self._written = b""
+        self._owners = {content.writer}  # whose name may stand in the file
+        self.absent = False  # there was none when it was opened
 
     @classmethod
     def open(cls, folder: Folder, writer: str, *, adopt: bool) -> "Ledger":
         """The sink's ledger; that of another writer is refused."""
         text = folder.read_text(_PATH)
         content = msgspec.json.decode(text, type=_Content) if text else _Content(writer)
-        if content.writer != writer:
-            if not adopt:
-                raise SinkFenced(f"another pipeline writes to {folder.uri}")
-            content.writer = writer
-        return cls(folder, content)
+        if content.writer != writer and not adopt:
+            raise SinkFenced(f"another pipeline writes to {folder.uri}")
+        ledger = cls(folder, content)
+        ledger._take_over(writer)
+        ledger.absent = text is None
+        return ledger
+
+    def _take_over(self, writer: str) -> None:
+        self._content.writer = writer
+        self._owners.add(writer)
 
     @property
     def epoch(self) -> str:
@@ -85,5 +92,14 @@ class Ledger:
         """Write it down, if anything changed."""
         text = msgspec.json.encode(self._content)
         if text != self._written:
+            self._expect_ours()
             self._folder.write_text(_PATH, text.decode())
             self._written = text
+            self.absent = False
+
+    def _expect_ours(self) -> None:
+        """Whoever was taken over from may be at work with tables that the other did not touch."""
+        text = self._folder.read_text(_PATH)
+        if text and msgspec.json.decode(text, type=_Content).writer not in self._owners:
+            raise SinkFenced(f"another pipeline has taken over {self._folder.uri}")
+        self._owners = {self._content.writer}

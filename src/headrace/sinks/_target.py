@@ -156,10 +156,19 @@ class Target:
         last = _names(columns_of(_newest(fresh).row_schema))
         for each in sorted(fresh, key=lambda each: each.first_sequence):
             there = _names(columns_of(each.row_schema))
-            back = (had - there) & last
+            back = (had - there) & last or self._filled(last - there - had)
             if back:
                 raise TableTroubled(f"column {min(back)} was dropped and added again")
             had |= there
+
+    def _filled(self, names: set[str]) -> set[str]:
+        """Those of some columns that hold values from before this process began.
+
+        A column without any may have been added for this very batch, before a crash.
+        """
+        if self._settled or self._keep_history:
+            return set()
+        return {name for name in names if self.delta.has_values(name)}
 
     def recover(self, trouble: Trouble, seen: Sequence[Seen]) -> bool:
         """Start at the batch's last TRUNCATE, if it comes after what is wrong."""
