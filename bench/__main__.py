@@ -4,7 +4,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,12 +16,23 @@ from rich.console import Console
 
 from headrace.testing import PostgresDatabase, PostgresServer, Setting, postgres_installs
 
-from . import headrace_run, latency, machine, memory, peers, report, workload
+from . import (
+    headrace_run,
+    lake,
+    lake_whole,
+    latency,
+    machine,
+    memory,
+    peers,
+    report,
+    workload,
+)
 from .process import ROOT, Outcome
 from .report import Race, Runner, Section, Target
 from .workload import Scale
 
 POSTGRES = 16
+IDLE_ROWS = 1000  # that an idle pipeline has carried before
 RESULTS = ROOT / "bench" / "RESULTS.md"
 
 # Nothing of the server's own is to run beside what is measured.
@@ -41,6 +52,9 @@ class Part(StrEnum):
     SNAPSHOT = "snapshot"
     LATENCY = "latency"
     MEMORY = "memory"
+    LAKE = "lake"
+    LAKE_SNAPSHOT = "lake-snapshot"
+    LAKE_IDLE = "lake-idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +64,7 @@ class Bench:
     database: PostgresDatabase
     scale: Scale
     runs: int
+    table_rows: Sequence[int] = lake.SIZES  # of the tables of the lake, at full size
 
     def stream(self) -> Section:
         """The backlog through everyone, each run from a slot of its own made before the backlog."""
@@ -119,6 +134,42 @@ class Bench:
         with temporary_folder() as folder:
             return memory.measure(self.database, folder, rows=self.scale.rows)
 
+    def lake(self) -> Section:
+        """From the log into Delta tables of several sizes."""
+        factor = self.scale.factor
+        sizes = [lake.Size.scaled(rows, factor) for rows in self.table_rows]
+        with temporary_folder() as folder:
+            measured = lake.measure(sizes, folder, runs=self.runs, say=console.print)
+        return lake.Lake(measured, factor)
+
+    def lake_snapshot(self) -> Section:
+        """A whole table all the way into a Delta table."""
+        console.print(f"lake-snapshot: loading {self.scale.rows:,} rows")
+        workload.load_copy(self.database, self.scale.rows)
+        self.database.execute("CHECKPOINT")
+        rows, database = self.scale.rows, self.database
+
+        def headrace(_: int, folder: Path) -> Outcome:
+            return lake_whole.snapshot(database, rows=rows, folder=folder)
+
+        def debezium(run: int, folder: Path) -> Outcome:
+            return peers.debezium_snapshot(database, f"lake_d_{run}", rows=rows, folder=folder)
+
+        # Debezium stores nothing: it is what reading the table alone costs elsewhere.
+        runners = self._race(
+            "lake-snapshot", {"Headrace": headrace, "Debezium, into nothing": debezium}
+        )
+        database.drop_slots()
+        return Race("Snapshot → Delta table", runners, [])
+
+    def lake_idle(self) -> Section:
+        """A pipeline with nothing to do."""
+        seconds = max(1.0, lake_whole.IDLE_SECONDS * min(1.0, self.scale.factor * 4))
+        console.print(f"lake-idle: looking on for {seconds:.0f} s")
+        workload.load_copy(self.database, IDLE_ROWS)
+        with temporary_folder() as folder:
+            return lake_whole.idle(self.database, folder, rows=IDLE_ROWS, seconds=seconds)
+
     def _race(
         self, name: str, runners: Mapping[str, Callable[[int, Path], Outcome]]
     ) -> list[Runner]:
@@ -147,16 +198,21 @@ def temporary_folder() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
-def measure(part: Part, server: PostgresServer, scale: Scale, runs: int) -> Section:
+def measure(
+    part: Part, server: PostgresServer, bench_of: Callable[[PostgresDatabase], Bench]
+) -> Section:
     """One part, in a database of its own."""
     with server.database() as database:
         workload.create(database)
-        bench = Bench(database, scale, runs)
+        bench = bench_of(database)
         parts = {
             Part.STREAM: bench.stream,
             Part.SNAPSHOT: bench.snapshot,
             Part.LATENCY: bench.latency,
             Part.MEMORY: bench.memory,
+            Part.LAKE: bench.lake,
+            Part.LAKE_SNAPSHOT: bench.lake_snapshot,
+            Part.LAKE_IDLE: bench.lake_idle,
         }
         section = parts[part]()
     console.print(report.terminal(section))
@@ -167,20 +223,26 @@ def main(
     only: Annotated[list[Part] | None, typer.Option(help="Measure just this; repeatable.")] = None,
     scale: Annotated[float, typer.Option(min=0.0001, help="1 is the full size.")] = 1.0,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each; the best counts.")] = 3,
+    rows: Annotated[
+        list[int] | None, typer.Option(help="Just a lake table of so many rows; repeatable.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Where to write the page; a full run has RESULTS.md.")
     ] = None,
 ) -> None:
-    """Measure Headrace beside Debezium, pg_recvlogical and COPY, on this machine."""
+    """Measure Headrace beside Debezium, pg_recvlogical, COPY and delta-rs, on this machine."""
     install = postgres_installs()[POSTGRES]
     facts = machine.facts(install, shlex.join(["python", "-m", "bench", *sys.argv[1:]]))
     with PostgresServer(install, settings=SETTINGS) as server:
-        chosen = only or list(Part)
-        sections = [measure(part, server, Scale(scale), runs) for part in chosen]
+        chosen, sizes = only or list(Part), rows or lake.SIZES
+        sections = [
+            measure(part, server, lambda database: Bench(database, Scale(scale), runs, sizes))
+            for part in chosen
+        ]
     if scale != 1:
         facts["Size"] = f"{scale:g} of the full one: the JVM is not warm, ratios mean nothing"
         console.print(f"Size: {facts['Size']}")
-    if output is None and not only and scale == 1:
+    if output is None and not only and not rows and scale == 1:
         output = RESULTS
     if output is not None:
         counted = {"Counted": f"the best of {runs} runs"}

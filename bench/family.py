@@ -1,7 +1,7 @@
 """Processes of a pipeline by kind: how much memory each kind holds, and how much time it uses."""
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from types import TracebackType
 from typing import Literal, Self
 
@@ -43,16 +43,16 @@ class Family:
             return "JVM"
         return "driver" if "pipeline" in process.cmdline() else above
 
-    def memory(self) -> Counter[Kind]:
+    def memory(self) -> dict[Kind, float]:
         """MB that each kind holds."""
-        held: Counter[Kind] = Counter()
+        held: dict[Kind, float] = defaultdict(float)
         for kind, process in self.members():
             held[kind] += _held(process, shared=kind == "workers") / 1e6
         return held
 
-    def seconds(self) -> Counter[Kind]:
+    def seconds(self) -> dict[Kind, float]:
         """Processor time that each kind has used, with that of children that have ended."""
-        used: Counter[Kind] = Counter()
+        used: dict[Kind, float] = defaultdict(float)
         for kind, process in self.members():
             try:
                 used[kind] += sum(process.cpu_times()[:4])
@@ -97,5 +97,9 @@ class Peaks:
 
     def _watch(self) -> None:
         while not self._over.wait(_PERIOD):
-            for kind, held in self._family.memory().items():
-                self.highest[kind] = max(held, self.highest.get(kind, 0.0))
+            try:
+                held = self._family.memory()
+            except psutil.NoSuchProcess:
+                return  # whoever waits for its answer will say so
+            for kind, size in held.items():
+                self.highest[kind] = max(size, self.highest.get(kind, 0.0))

@@ -27,6 +27,8 @@ def facts(install: PostgresInstall, command: str) -> dict[str, str]:
         "PostgreSQL": f"{_version([install.bin / 'postgres', '--version'])}, server and tools, "
         "fsync off on the server",
         "Debezium": f"{debezium_version()}, {_version(['java', '-version'])}",
+        "Spark": f"{importlib.metadata.version('pyspark')}, local[2]; "
+        f"delta-rs {importlib.metadata.version('deltalake')}",
         "Command": f"`{command}`",
     }
 

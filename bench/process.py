@@ -39,7 +39,8 @@ def module(name: str, *arguments: str) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Where a child that works in another folder finds this package."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def run(command: Sequence[str | Path], folder: Path) -> str:

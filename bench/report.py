@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rich.table import Table
 
@@ -139,7 +140,25 @@ class Figures:
         return iter(())
 
 
-Section = Race | Figures
+class Section(Protocol):
+    """A part of the page: a table, what was reached, and what else is worth knowing."""
+
+    @property
+    def title(self) -> str:
+        """Its heading."""
+        ...
+
+    def table(self) -> tuple[Row, list[Row]]:
+        """A header, and rows."""
+        ...
+
+    def verdicts(self) -> Iterator[str]:
+        """A line for each target."""
+        ...
+
+    def notes(self) -> Iterator[str]:
+        """Further figures."""
+        ...
 
 
 def terminal(section: Section) -> Table:

@@ -1,0 +1,144 @@
+"""A whole `headrace run`, pipeline included: a table from PostgreSQL into Delta, and idleness."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headrace.sinks import REPORT, Phase, Report
+from headrace.testing import PostgresDatabase, free_port, wait_until
+
+from . import delta, workload
+from .family import Family, Kind
+from .process import MeasurementFailed, Outcome
+from .report import Figure, Figures
+
+MASTER = "local[2]"
+IDLE_SECONDS = 60.0
+SETTLING_SECONDS = 20.0  # for what compiles and collects after the last batch
+IDLE_LIMIT = 5.0  # % of a core
+_START_LIMIT = 180.0  # seconds for Spark to start, on a busy machine
+_SNAPSHOT_LIMIT = 1800.0
+
+PIPELINE: tuple[Kind, ...] = ("driver", "JVM", "workers")
+
+Sinks = Mapping[str, Mapping[str, str]]
+LAKE = {"lake": {"type": "tables", "path": "lake"}}
+TWO = {**LAKE, "audit": {"type": "history", "path": "audit"}}
+
+
+class Server:
+    """A running `headrace run`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
+        self._process = process
+        self.folder = folder
+        self.pid = process.pid
+
+    @property
+    def table(self) -> Path:
+        """The Delta table of the copied table."""
+        return self.folder.joinpath("lake", *workload.COPY_TABLE.split("."))
+
+    def rows(self) -> int:
+        """How many rows are in the Delta table."""
+        self._expect_alive()
+        return delta.rows(self.table)
+
+    def followed(self, rows: int) -> bool:
+        """Whether every sink has stored so many changes, and nothing is left to do."""
+        self._expect_alive()
+        file = self.folder / "data" / "pipeline" / REPORT
+        if not file.exists():
+            return False
+        sinks = msgspec.json.decode(file.read_bytes(), type=Report).sinks
+        return all(
+            sink.phase is Phase.STREAMING and sink.changes >= rows and not sink.lag
+            for sink in sinks
+        )
+
+    def _expect_alive(self) -> None:
+        if self._process.poll() is not None:
+            log = (self.folder / "server.log").read_text(errors="replace")[-2000:]
+            raise MeasurementFailed(f"headrace run ended with {self._process.returncode}:\n{log}")
+
+
+@contextmanager
+def running(database: PostgresDatabase, folder: Path, sinks: Sinks) -> Iterator[Server]:
+    """A `headrace run` that copies the table and has a pipeline with these sinks."""
+    config = folder / "headrace.yaml"
+    config.write_bytes(msgspec.json.encode(_config(database, sinks)))  # JSON is YAML
+    program = Path(sys.executable).with_name("headrace")
+    command = [str(program), "run", "--config", str(config)]
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+        try:
+            yield Server(process, folder)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _config(database: PostgresDatabase, sinks: Sinks) -> dict[str, Any]:
+    source = {"type": "postgres", "url": database.url, "tables": [workload.COPY_TABLE]}
+    return {
+        "data_dir": "data",
+        "sources": {"bench": source},
+        "server": {"port": free_port()},
+        "pipeline": {"master": MASTER, "sinks": sinks},
+    }
+
+
+def snapshot(database: PostgresDatabase, *, rows: int, folder: Path) -> Outcome:
+    """A whole table into a Delta table, from the start of the program to its last row there."""
+    began = time.perf_counter()
+    with running(database, folder, LAKE) as server:
+        first = wait_until(server.rows, timeout=_SNAPSHOT_LIMIT, message="rows arrive")
+        first_at = time.perf_counter()
+        wait_until(
+            lambda: server.rows() >= rows, timeout=_SNAPSHOT_LIMIT, message="every row arrives"
+        )
+        ended = time.perf_counter()
+        if (found := server.rows()) != rows:
+            raise MeasurementFailed(f"the Delta table has {found} rows, not {rows}")
+    database.drop_slots()
+    notes = {}
+    if rows > first:
+        notes["rows/s from the first batch in the table on"] = (rows - first) / (ended - first_at)
+    return Outcome(rows, ended - began, notes)
+
+
+def idle(database: PostgresDatabase, folder: Path, *, rows: int, seconds: float) -> Figures:
+    """What a pipeline of two sinks costs while nothing changes."""
+    with running(database, folder, TWO) as server:
+        wait_until(
+            lambda: server.followed(rows), timeout=_START_LIMIT, message="both sinks have it all"
+        )
+        time.sleep(min(seconds, SETTLING_SECONDS))
+        family = Family(server.pid, "server")
+        before, began = family.seconds(), time.perf_counter()
+        time.sleep(seconds)
+        used, took = family.seconds(), time.perf_counter() - began
+    database.drop_slots()
+    return figures(
+        {kind: 100 * (spent - before.get(kind, 0.0)) / took for kind, spent in used.items()},
+        seconds=took,
+    )
+
+
+def figures(percent: Mapping[Kind, float], *, seconds: float) -> Figures:
+    """The shares of one core."""
+    pipeline = sum(share for kind, share in percent.items() if kind != "server")
+    return Figures(
+        f"An idle pipeline of two sinks, over {seconds:.0f} s",
+        [
+            Figure("the pipeline", pipeline, "% of a core", below=IDLE_LIMIT),
+            *(Figure(f"of it, {kind}", percent.get(kind, 0.0), "% of a core") for kind in PIPELINE),
+            Figure("capture and server beside it", percent.get("server", 0.0), "% of a core"),
+        ],
+    )
