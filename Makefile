@@ -13,7 +13,7 @@ help:
 	@echo "make check    formatting, lint, types, layers, generated docs"
 	@echo "make format   rewrite the code in the project's format"
 	@echo "make docs     write the generated docs again"
-	@echo "make bench    measure beside Debezium and pg_recvlogical, into bench/RESULTS.md"
+	@echo "make bench    measure beside Debezium, pg_recvlogical and delta-rs, into bench/RESULTS.md"
 	@echo "make clean    remove everything that was built"
 
 demo: .venv/.installed-demo

@@ -31,7 +31,7 @@ def apply(task: Task) -> Outcome:
     laps = [Lap(time.perf_counter(), 0, delta.version(task.table))]
     for after in range(task.after, task.upto, task.batch):
         changes = _read(task, after, min(after + task.batch, task.upto))
-        rows = _typed(changes if fresh else _latest(changes))
+        rows = typed(changes if fresh else latest(changes))
         began = time.perf_counter()
         _append(task, rows) if fresh else _merge(task, rows)
         now = time.perf_counter()
@@ -45,13 +45,14 @@ def _read(task: Task, after: int, upto: int) -> pa.Table:
     return pa.Table.from_batches(list(read(log, Range(epoch, after, upto), options)))
 
 
-def _latest(changes: pa.Table) -> pa.Table:
+def latest(changes: pa.Table) -> pa.Table:
     """The last change of each key; MERGE refuses a key that comes twice."""
     last = changes.group_by("key").aggregate([("sequence", "max")])["sequence_max"]
     return changes.filter(pc.is_in(changes["sequence"], last.combine_chunks()))
 
 
-def _typed(changes: pa.Table) -> pa.Table:
+def typed(changes: pa.Table) -> pa.Table:
+    """The rows behind the changes, and what happened to each."""
     images = pc.coalesce(changes["after"], changes["key"])  # a DELETE has only its key
     return decode(images, COLUMNS).append_column(_OP, changes["op"])
 

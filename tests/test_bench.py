@@ -1,9 +1,20 @@
 """The benchmark's arithmetic and its page; the measurements themselves are never timed tests."""
 
-import pytest
+import os
+import subprocess
+from pathlib import Path
 
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from bench import delta, lake_peer, lake_run, lake_whole
+from bench.family import Family
+from bench.lake import Lake, Measured, Size
+from bench.lake_task import BATCH_SECONDS, BYTES, SLOWEST, Lap, Task, outcome
 from bench.latency import Reading, figures, percentile
-from bench.process import Outcome
+from bench.orders import Orders, Written
+from bench.process import MeasurementFailed, Outcome
 from bench.report import Figure, Figures, Race, Runner, Target, markdown, terminal
 from bench.workload import Scale
 
@@ -103,3 +114,123 @@ def test_the_full_backlog_is_480_000_changes_in_30_000_transactions() -> None:
     full = Scale()
     assert (full.transactions, full.changes, full.rows) == (30_000, 480_000, 1_000_000)
     assert full.operations == {"INSERT": 300_000, "UPDATE": 150_000, "DELETE": 30_000}
+
+
+def lake_task(folder: Path, who: str, written: Written, *, batch: int, warm_up: int) -> Task:
+    """A stretch of the log for one runner."""
+    (folder / who).mkdir(exist_ok=True)
+    return Task(
+        log=str(folder / "log"),
+        folder=str(folder / who),
+        after=written.after,
+        upto=written.upto,
+        batch=batch,
+        warm_up=warm_up,
+        rows=written.rows,
+    )
+
+
+@pytest.mark.slow
+def test_the_lake_and_its_peer_have_the_same_rows_after_the_same_changes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    orders = Orders(str(tmp_path / "log"))
+    rows = orders.insert(2_000)
+    filling = {
+        who: lake_task(tmp_path, who, rows, batch=2_000, warm_up=0) for who in ("ours", "theirs")
+    }
+    filled = lake_run.apply(spark, filling["ours"]), lake_peer.apply(filling["theirs"])
+    assert [done.rows for done in filled] == [2_000, 2_000]
+
+    updates = orders.update(2_000, batch=1_000, batches=1, warm_up=1)
+    changing = {
+        who: lake_task(tmp_path, who, updates, batch=1_000, warm_up=1) for who in ("ours", "theirs")
+    }
+    changed = lake_run.apply(spark, changing["ours"]), lake_peer.apply(changing["theirs"])
+
+    assert [done.rows for done in changed] == [1_000, 1_000]
+    assert all(done.notes[BYTES] > 0 for done in changed)
+    digests = [delta.digest(tmp_path / who / "lake" / "public" / "orders") for who in changing]
+    assert digests[0] == digests[1]
+    assert digests[0]["rows"] == 2_000
+    assert delta.rows(tmp_path / "ours" / "lake" / "public" / "orders") == 2_000
+
+
+def test_a_peer_takes_deletes_and_the_last_of_several_changes(tmp_path: Path) -> None:
+    changes = pa.table(
+        {
+            "sequence": [1, 2, 3],
+            "op": ["UPDATE", "UPDATE", "DELETE"],
+            "key": ['{"id":1}', '{"id":1}', '{"id":2}'],
+            "after": ['{"id":1,"status":"new"}', '{"id":1,"status":"paid"}', None],
+        }
+    )
+    latest = lake_peer.typed(lake_peer.latest(changes))
+    assert latest.select(["id", "status", "_op"]).to_pylist() == [
+        {"id": 1, "status": "paid", "_op": "UPDATE"},
+        {"id": 2, "status": None, "_op": "DELETE"},
+    ]
+
+
+def laps(*ends: float) -> list[Lap]:
+    """A start at 0, then batches of 100 changes that ended at these times."""
+    return [Lap(0.0, 0, -1), *(Lap(end, 100, 0, 0.5) for end in ends)]
+
+
+def test_batches_of_the_warm_up_are_not_counted(tmp_path: Path) -> None:
+    task = lake_task(tmp_path, "ours", Written(0, 400, 150), batch=100, warm_up=2)
+    found = outcome(task, laps(50.0, 60.0, 61.0, 64.0))
+    assert (found.rows, found.seconds) == (200, 4.0)
+    assert (found.notes[BATCH_SECONDS], found.notes[SLOWEST]) == (2.0, 3.0)
+
+
+def test_a_run_that_misses_changes_is_no_measurement(tmp_path: Path) -> None:
+    task = lake_task(tmp_path, "ours", Written(0, 400, 150), batch=100, warm_up=1)
+    with pytest.raises(MeasurementFailed, match="300 changes came, not 400"):
+        outcome(task, laps(1.0, 2.0, 3.0))
+
+
+def lake_of(headrace: float) -> Lake:
+    """The lake's table of a million rows, on which the peer makes 20,000 changes/s."""
+
+    def runner(name: str, rate: float, **memory: float) -> Runner:
+        notes = {BATCH_SECONDS: 1.5, SLOWEST: 2.0, BYTES: 1234.0, **memory}
+        return Runner(name, [Outcome(1_000_000, 1_000_000 / rate, notes)])
+
+    size = Size.scaled(1_000_000, 1.0)
+    ours = runner("Headrace", headrace, driver=200.0, JVM=900.0, workers=300.0)
+    theirs = runner("delta-rs MERGE", 20_000, driver=700.0)
+    return Lake([Measured(size, {"Headrace": Outcome(1_000_000, 10.0)}, [ours, theirs])])
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(49_999, "missed"), (50_000, "reached")])
+def test_the_lake_must_take_50_000_changes_a_second(rate: float, verdict: str) -> None:
+    first, second = lake_of(rate).verdicts()
+    assert first.endswith(f"the target is 50,000: {verdict}.")
+    assert second == "Headrace is 2.50 × delta-rs MERGE on 1,000,000 rows."
+
+
+def test_the_lake_shows_memory_by_kind_of_process() -> None:
+    page = markdown([lake_of(60_000)], {})
+    assert "| Headrace | 60,000 | 1.50 | 2.00 | 1,234 | 200 | 900 | 300 | 3.00 | 60,000 |" in page
+    assert "| delta-rs MERGE | 20,000 | 1.50 | 2.00 | 1,234 | 700 | | | 1.00 | 20,000 |" in page
+    assert "- 1,000,000 rows, filling by Headrace: 100,000 rows/s" in page
+
+
+def test_an_idle_pipeline_is_judged_without_the_server_beside_it() -> None:
+    spread = lake_whole.figures(
+        {"server": 9.0, "driver": 1.0, "JVM": 2.5, "workers": 1.0}, seconds=60
+    )
+    page = markdown([spread], {})
+    assert "| the pipeline | 4.5 % of a core | < 5 % of a core | reached |" in page
+    assert "| capture and server beside it | 9.0 % of a core | | |" in page
+
+
+def test_a_family_is_known_by_what_started_whom() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            members = {of.pid: kind for kind, of in Family(os.getpid(), "server").members()}
+            assert members[os.getpid()] == members[process.pid] == "server"
+            assert Family(os.getpid(), "server").memory()["server"] > 10
+        finally:
+            process.kill()
