@@ -115,7 +115,7 @@ def test_the_demo_captures_serves_and_proves_a_changing_database(folder: Path) -
     assert re.search(r"lake: streaming, .* sequence \d+, lag \d+", demo.output)
     for name in ("customers", "products", "inventory", "orders", "order_items"):
         assert marks(demo.output, name) == ["✓", "✓"]
-    assert "every Delta table holds exactly its table's rows and types" in demo.output
+    assert "every Delta table holds exactly its table's rows, in the right types" in demo.output
     assert "the history holds every change of the log exactly once" in demo.output
     counts = {
         op: int(count.replace(",", ""))

@@ -153,6 +153,20 @@ def sinks_shown(*rounds: SinkStatus, terminal: bool) -> str:
     return file.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_sinks_are_shown_beside_the_sources(terminal: bool) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
+    starting = SinkStatus(sink="lake", phase=SinkPhase.STARTING)
+    with Progress(console, always=True) as progress:
+        progress.show([STREAMING], STATS, [starting])
+        progress.show([STREAMING], STATS, [LAKE])
+    text = file.getvalue()
+    assert "3,400" in text, "the last state is told even if it was not yet time to"
+    assert terminal or text.count("shop: streaming") == 1, "nothing is said twice"
+    assert terminal or "lake: starting, nothing stored yet" in text
+
+
 def test_a_terminal_shows_how_far_each_sink_is_and_what_troubles_it() -> None:
     text = sinks_shown(LAKE, terminal=True)
     for told in ("lake", "streaming", "1,200,000", "51,234 changes/s", "3,400 changes"):

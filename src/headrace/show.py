@@ -67,7 +67,8 @@ class Progress:
         self._always = always
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
         self._rate = Rate()
-        self._sinks: list[str] = []  # what was last said of them
+        self._plain: list[str] = []  # the state, where there is no terminal …
+        self._said: list[str] = []  # … and what was last said of it
         self._due = 0.0
 
     def __enter__(self) -> "Progress":
@@ -80,6 +81,8 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         if self._live:
             self._live.stop()
+        elif self._always:
+            self._print_plain()
 
     def show(
         self, statuses: Sequence[Status], stats: Stats, sinks: Sequence[SinkStatus] = ()
@@ -90,19 +93,21 @@ class Progress:
             shown = [overview(statuses, stats, rate=self._rate.per_second)]
             shown += [sinks_table(sinks)] if sinks else []
             self._live.update(Group(*shown, *map(Text, self._footer)))
-        elif time.monotonic() >= self._due:
+            return
+        told = [s for s in statuses if self._always or s.phase is Phase.SNAPSHOT]
+        lines = [plain_line(status, stats, rate=self._rate.per_second) for status in told]
+        self._plain = [*lines, *map(sink_line, sinks)]
+        if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._plain_seconds
-            told = [s for s in statuses if self._always or s.phase is Phase.SNAPSHOT]
-            self._print(plain_line(status, stats, rate=self._rate.per_second) for status in told)
-            self._print_new(list(map(sink_line, sinks)))
+            self._print_plain()
 
     def say(self, line: str) -> None:
         """Print a line, above the live display if there is one."""
         self._print([line])
 
-    def _print_new(self, lines: list[str]) -> None:
-        self._print(line for line in lines if line not in self._sinks)
-        self._sinks = lines
+    def _print_plain(self) -> None:
+        self._print(line for line in self._plain if line not in self._said)
+        self._said = self._plain
 
     def _print(self, lines: Iterable[str]) -> None:
         for line in lines:

@@ -50,7 +50,8 @@ def judge(
 
 def _judge_lakes(console: Console, log: Log, lakes: Lakes, verdicts: list[Verdict]) -> bool:
     tables = _all_equal(verdicts)
-    say(console, f"every Delta table {_does(tables, 'hold')} exactly its table's rows and types")
+    proven = "every Delta table holds exactly its table's rows, in the right types"
+    say(console, proven if tables else "the Delta tables do NOT all equal their tables")
     history = has_each_once(lakes.history, [change.sequence for change in _changes(log)])
     say(console, f"the history {_does(history, 'hold')} every change of the log exactly once")
     return tables and history
