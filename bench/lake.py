@@ -14,7 +14,7 @@ import msgspec
 from . import delta
 from .family import Family, Kind, Peaks
 from .lake_task import BATCH_SECONDS, BYTES, SLOWEST, Task
-from .orders import Orders, Written
+from .orders import NAME, PER_TRANSACTION, SCHEMA, Orders, Written
 from .process import MeasurementFailed, Outcome, child, module, next_line
 from .report import Row, Runner
 
@@ -43,8 +43,10 @@ class Size:
     @classmethod
     def scaled(cls, rows: int, factor: float) -> "Size":
         """A table of the full measurement, made smaller with its batches."""
-        batch, filling = CHANGES_PER_BATCH * factor, ROWS_PER_FILLING * factor
-        return cls(max(1, round(rows * factor)), max(10, round(batch)), max(10, round(filling)))
+        # Whole transactions: a batch that could not hold one would be larger than it was asked.
+        transactions = max(1, round(CHANGES_PER_BATCH * factor / PER_TRANSACTION))
+        filling = max(PER_TRANSACTION, round(ROWS_PER_FILLING * factor))
+        return cls(max(1, round(rows * factor)), transactions * PER_TRANSACTION, filling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +179,7 @@ class _Course:
         return outcome
 
     def _expect_equal(self) -> None:
-        tables = [
-            self.folder / program / "lake" / "public" / "orders" for program in PROGRAMS.values()
-        ]
+        tables = [self.folder / own / "lake" / SCHEMA / NAME for own in PROGRAMS.values()]
         ours, theirs = map(delta.digest, tables)
         if ours != theirs:
             raise MeasurementFailed(f"the tables differ: {ours} and {theirs}")

@@ -13,7 +13,7 @@ from bench.family import Family
 from bench.lake import Lake, Measured, Size
 from bench.lake_task import BATCH_SECONDS, BYTES, SLOWEST, Lap, Task, outcome
 from bench.latency import Reading, figures, percentile
-from bench.orders import Orders, Written
+from bench.orders import PER_TRANSACTION, Orders, Written
 from bench.process import MeasurementFailed, Outcome
 from bench.report import Figure, Figures, Race, Runner, Target, markdown, terminal
 from bench.workload import Scale
@@ -131,6 +131,7 @@ def lake_task(folder: Path, who: str, written: Written, *, batch: int, warm_up: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_lake_and_its_peer_have_the_same_rows_after_the_same_changes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -201,6 +202,17 @@ def lake_of(headrace: float) -> Lake:
     ours = runner("Headrace", headrace, driver=200.0, JVM=900.0, workers=300.0)
     theirs = runner("delta-rs MERGE", 20_000, driver=700.0)
     return Lake([Measured(size, {"Headrace": Outcome(1_000_000, 10.0)}, [ours, theirs])])
+
+
+@pytest.mark.parametrize("factor", [0.0001, 0.0123, 0.5, 1.0])
+def test_a_batch_of_the_lake_is_made_of_whole_transactions(factor: float) -> None:
+    size = Size.scaled(1_000_000, factor)
+    assert size.batch % PER_TRANSACTION == 0
+    assert size.batch >= PER_TRANSACTION
+
+
+def test_the_lake_at_its_full_size_has_batches_of_100_000() -> None:
+    assert Size.scaled(10_000_000, 1.0) == Size(10_000_000, 100_000, 1_000_000)
 
 
 @pytest.mark.parametrize(("rate", "verdict"), [(49_999, "missed"), (50_000, "reached")])
