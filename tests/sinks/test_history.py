@@ -1,10 +1,12 @@
 """The history sink: every change once, by tenant and day, in the log's order."""
 
+import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -14,10 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.errors import ConfigError, LogReplaced, PipelineError, SinkFenced, SinkUnavailable
 from headrace.event import Column, Op
 from headrace.frame import FIELDS
+from headrace.frame import schema as frame_schema
 from headrace.log import Log
 from headrace.sinks import Progress, Sink, Writer
-from headrace.sinks._append import due
+from headrace.sinks._append import Append, Appended, due
 from headrace.sinks._plan import Part
+from headrace.sinks._store import Folder
 from headrace.sinks.history import History
 from tests.sinks.lake import Lake, Row, change, put, remove, schema, truncate
 
@@ -215,17 +219,67 @@ def test_files_wait_for_others_of_their_size() -> None:
     assert due(files(30_000_000, 20)) == []
 
 
+def test_a_day_is_one_of_utc_wherever_spark_runs(tmp_path: Path) -> None:
+    def changes(*sequences: int) -> pa.RecordBatch:
+        rows = [
+            {
+                "sequence": sequence,
+                "op": "INSERT",
+                "epoch": "e",
+                "after": b'{"tenant_id":"acme"}',
+                "transaction": {"commit_time": late + dt.timedelta(minutes=sequence)},
+            }
+            for sequence in sequences
+        ]
+        return pa.RecordBatch.from_pylist(rows, session)
+
+    late = dt.datetime(2026, 1, 1, 23, 57, tzinfo=dt.UTC)
+    tokyo = pa.timestamp("us", tz="Asia/Tokyo")
+    inner = [each for each in FIELDS["transaction"] if each.name != "commit_time"]
+    transaction = pa.struct([*inner, pa.field("commit_time", tokyo)])
+    session = pa.schema(list((FIELDS | {"transaction": transaction}).items()))
+    folder = Folder.of(str(tmp_path), {})
+    task = Append(folder, ("tenant", "day"), "tenant_id", "e", 0)
+    (said,) = task(iter([changes(4, 3), changes(2, 1)]))
+    told = msgspec.json.decode(said["said"][0].as_py(), type=Appended)
+    files = {file.partition["day"]: folder.read(file.path) for file in told.added}
+    assert {day: rows["sequence"].to_pylist() for day, rows in files.items()} == {
+        "2026-01-01": [1, 2],
+        "2026-01-02": [3, 4],
+    }
+    assert files["2026-01-01"].schema.field("transaction").type == FIELDS["transaction"]
+    assert (told.changes, told.last, told.epochs) == (4, 4, {"e"})
+
+
+def test_a_large_part_of_a_batch_is_written_as_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.sinks._append._HELD_BYTES", 1)
+    rows = [{"sequence": n, "op": "MESSAGE", "epoch": "e", "unchanged": []} for n in range(1, 5)]
+    batches = pa.Table.from_pylist(rows, frame_schema()).to_batches(max_chunksize=1)
+    task = Append(Folder.of(str(tmp_path), {}), ("day",), "", "e", 1)
+    (said,) = task(iter(batches))
+    told = msgspec.json.decode(said["said"][0].as_py(), type=Appended)
+    assert [file.rows for file in told.added] == [1, 1, 1]  # the first one is there already
+    assert [file.partition for file in told.added] == [{"day": None}] * 3
+
+
 def test_another_pipeline_is_kept_out_until_it_takes_over(archive: Archive) -> None:
     fill(archive, 1)
     first = archive.writer
     with pytest.raises(SinkFenced, match="another pipeline"):
         archive.open("query-2")
+    archive.chosen |= {"vacuum_hours": 0}
     archive.open("query-2", adopt=True)
     archive.commit(put(archive.table, **account(2)))
     with pytest.raises(SinkFenced, match="not committed"):
         first.write(archive.changes(1, 2), 1)
     archive.writer.write(archive.changes(0, 2), 0)
     assert [row["sequence"] for row in archive.stored()] == [1, 2]
+    known = set(DeltaTable(str(archive.path)).file_uris())
+    assert len(list(archive.path.rglob("*.parquet"))) > len(known)
+    archive.writer.tend()  # what the first one wrote in vain is deleted
+    assert set(map(str, archive.path.rglob("*.parquet"))) == known
 
 
 def test_the_history_of_two_logs_is_told_apart_by_epoch(archive: Archive) -> None:
