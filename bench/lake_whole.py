@@ -39,6 +39,7 @@ class Server:
         self._process = process
         self.folder = folder
         self.pid = process.pid
+        self._seen = (-1, 0)  # version of the table, and its rows
 
     @property
     def table(self) -> Path:
@@ -48,7 +49,10 @@ class Server:
     def rows(self) -> int:
         """How many rows are in the Delta table."""
         self._expect_alive()
-        return delta.rows(self.table)
+        # Asked a hundred times a second, so a version is read once: it is others who are measured.
+        if (version := delta.version(self.table)) != self._seen[0]:
+            self._seen = version, delta.rows(self.table)
+        return self._seen[1]
 
     def followed(self, rows: int) -> bool:
         """Whether every sink has stored so many changes, and nothing is left to do."""
