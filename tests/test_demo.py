@@ -30,7 +30,7 @@ from headrace.demo.lake import Lake, pipeline_settings
 from headrace.demo.proof import Verdict, compare, prove, rows_in_database
 from headrace.errors import HeadraceError
 from headrace.replay import Replay, TableName
-from headrace.sinks import REPORT, Phase, Report, Status
+from headrace.sinks import REPORT, Phase, Report, Status, Troubled
 from headrace.testing import PostgresDatabase, PostgresInstall, wait_until
 
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
@@ -386,3 +386,15 @@ def test_a_sink_that_halts_says_why(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, halted)
     assert lake.halted == ["lake: no room", "  Make some."]
     assert "no room" in lake.late(1).hint
+
+
+def test_a_table_that_is_not_followed_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
+    trouble = Troubled("public.orders", 7, "its key went", "Copy it anew.")
+    lake = lake_of(
+        tmp_path, Status(sink="lake", phase=Phase.STREAMING, sequence=9, troubled=(trouble,))
+    )
+    assert lake.complaints == [
+        "lake: public.orders is not followed: its key went",
+        "  Copy it anew.",
+    ]
+    assert lake.halted == []

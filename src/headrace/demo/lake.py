@@ -77,14 +77,18 @@ class Lake:
         halted = [status for status in self.statuses(0) if status.phase is Phase.HALTED]
         return [line for status in halted for line in sink_complaints(status)]
 
+    @property
+    def complaints(self) -> list[str]:
+        """What is wrong with the sinks and their tables."""
+        return [line for status in self.statuses(0) for line in sink_complaints(status)]
+
     def has(self, sequence: int) -> bool:
         """Whether everything up to a change has arrived in every sink."""
         return all(status.sequence >= sequence for status in self.statuses(sequence))
 
     def late(self, seconds: float) -> HeadraceError:
         """The error to raise when the sinks do not catch up."""
-        waiting = [line for status in self.statuses(0) for line in sink_complaints(status)]
-        said = waiting or list(self._said) or ["nothing at all"]
+        said = self.complaints or list(self._said) or ["nothing at all"]
         return PipelineError(
             f"the Delta tables did not catch up within {seconds:.0f} s",
             hint="With --keep-dir its journals stay. It said last:\n" + "\n".join(said),

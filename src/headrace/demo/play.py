@@ -65,6 +65,8 @@ class Demo:
                 stage.shop.stop()
                 progress.say("the shop is closed; what is on its way arrives")
                 _catch_up(stage, progress)
+            for line in stage.lake.complaints if stage.lake else ():
+                say(console, line)
             lakes = Lakes(folder / LAKE, folder / HISTORY) if lake else None
             names = [TableName(SOURCE, "public", name) for name in TABLES]
             return judge(console, stage.running.log, url, names, lakes)
