@@ -113,7 +113,7 @@ class Lake:
             for who, outcome in of.filled.items():
                 yield (
                     f"{of.size.rows:,} rows, filling by {who}: {outcome.rate:,.0f} rows/s, "
-                    f"from the first batch on, in batches of {min(of.size.filling, of.size.rows):,}."
+                    f"cold start included, batches of {min(of.size.filling, of.size.rows):,}."
                 )
             for runner in of.runners:
                 shown = (BATCH_SECONDS, SLOWEST, BYTES, *_MEMORY)
