@@ -1,4 +1,4 @@
-"""The demo: a shop in a real PostgreSQL, captured, served and copied, and proven equal at the end."""
+"""The demo: a shop in a real PostgreSQL, captured, served, copied, and proven equal at the end."""
 
 from .play import Demo
 
