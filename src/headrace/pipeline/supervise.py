@@ -165,7 +165,9 @@ class Supervised:
     def _look_closely(self, progress: Any) -> None:
         if progress is None:
             return
-        self._looked_at = progress["batchId"]
+        # What an idle query reports bears the number of the batch to come.
+        ran = "addBatch" in progress["durationMs"]
+        self._looked_at = progress["batchId"] if ran else progress["batchId"] - 1
         [source] = progress["sources"]
         end, latest = _sequence(source["endOffset"]), _sequence(source["latestOffset"])
         if end is not None:
