@@ -16,6 +16,7 @@ from ..errors import HeadraceError
 from ._effects import Effects, conformed
 from ._keys import Numbers, buckets
 from ._plan import CURRENT, SEQUENCE, VALID_TO, Done, Part, TablePlan, Trouble, part_name
+from ._route import unpacked
 from ._store import Added
 
 RESULT = pa.schema([("at", pa.int32()), ("kind", pa.string()), ("said", pa.string())])
@@ -35,13 +36,9 @@ class Merge:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Merge bucket after bucket of those that fall to one task."""
-        routed = list(batches)
-        if not routed:
-            return
         order = [("at", "ascending"), ("bucket", "ascending"), ("sequence", "ascending")]
         # A row that moves is put before its old key is removed: it may need what was there.
-        changes = pa.Table.from_batches(routed).sort_by([*order, ("op", "descending")])
-        del routed
+        changes = unpacked(batches).sort_by([*order, ("op", "descending")])
         pairs = changes["at"].to_numpy().astype(np.int64) << 32 | changes["bucket"].to_numpy()
         starts = np.flatnonzero(np.diff(pairs, prepend=np.int64(-(1 << 40))))
         for start, end in pairwise([*starts.tolist(), changes.num_rows]):

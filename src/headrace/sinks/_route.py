@@ -46,15 +46,30 @@ ROUTED = pa.schema(
         ("commit_time", pa.int64()),
     ]
 )
-TASK = "task"  # which of Spark's tasks gets a row, beside the columns above
-ROUTED_DDL = (
-    "at int, bucket int, sequence bigint, op string, key string, old_key string, after string, "
-    "absent array<string>, commit_time bigint, task int"
-)
+# Between the tasks they travel as Arrow's own bytes, many in a row: taking them apart into rows
+# for the JVM, and putting them together again, would cost more than everything else.
+TASK = "task"
+PACKED = pa.schema([(TASK, pa.int32()), ("packed", pa.binary())])
+PACKED_DDL = "task int, packed binary"
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _text = msgspec.json.Encoder().encode
 _ROW_OPS = pa.array(["INSERT", "READ", "UPDATE", "DELETE"])
+
+
+def packed(routed: pa.Table) -> bytes:
+    """Routed changes as bytes."""
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, routed.schema) as writer:
+        writer.write_table(routed)
+    return bytes(stream.getvalue())
+
+
+def unpacked(batches: Iterator[pa.RecordBatch]) -> pa.Table:
+    """All changes of a task."""
+    parts = [pa.ipc.open_stream(each.as_buffer()).read_all()
+             for batch in batches for each in batch.column("packed")]  # fmt: skip
+    return pa.concat_tables(parts) if parts else ROUTED.empty_table()
 
 
 class Router:
@@ -92,12 +107,13 @@ class Router:
         yield from self._sent(self._everywhere())
         yield from self._sent(_told(seen))
 
-    def _sent(self, routed: pa.Table) -> list[pa.RecordBatch]:
-        """Routed changes with their tasks: one bucket is one task's, and tasks share them out."""
+    def _sent(self, routed: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Routed changes by their tasks: one bucket is one task's, and tasks share them out."""
         buckets = self._first_task[routed["at"].to_numpy()] + routed["bucket"].to_numpy()
-        tasks = pa.array(buckets % self._tasks, pa.int32())
-        batches: list[pa.RecordBatch] = routed.append_column(TASK, tasks).to_batches()
-        return batches
+        tasks = buckets % self._tasks
+        for task in np.unique(tasks):
+            part = routed.filter(pa.array(tasks == task)) if self._tasks > 1 else routed
+            yield pa.record_batch([[int(task)], [packed(part)]], schema=PACKED)
 
     def _routed(
         self, changes: pa.Table, place: Place, version: int, seen: dict[int, Seen]

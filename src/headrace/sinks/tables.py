@@ -26,7 +26,7 @@ from ._delta import Marks
 from ._ledger import Ledger
 from ._merge import RESULT_DDL, Merge
 from ._plan import Done, Place, Seen, TablePlan, Trouble
-from ._route import FIELDS, ROUTED_DDL, TASK, Router
+from ._route import FIELDS, PACKED_DDL, TASK, Router
 from ._store import Folder
 from ._target import Target
 
@@ -134,8 +134,8 @@ class TablesWriter:
         """One job over the batch, for all of these tables."""
         tasks = self._tasks(changes.sparkSession, plans)
         routing = Router(plans, keys=self._sink.keys, only_planned=only_planned, tasks=tasks)
-        routed = changes.select(*self._sink.fields).mapInArrow(routing, ROUTED_DDL)
-        merged = routed.repartitionById(tasks, TASK).drop(TASK).mapInArrow(Merge(plans), RESULT_DDL)
+        routed = changes.select(*self._sink.fields).mapInArrow(routing, PACKED_DDL)
+        merged = routed.repartitionById(tasks, TASK).mapInArrow(Merge(plans), RESULT_DDL)
         results = merged.collect()
         return Outcome(plans, [(row["at"], row["kind"], row["said"]) for row in results])
 
