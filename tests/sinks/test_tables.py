@@ -5,10 +5,10 @@ from decimal import Decimal
 import pytest
 
 from headrace.event import Column, Op
-from tests.sinks.lake import ORDERS, Lake, change, put, remove, schema, truncate
+from tests.sinks.lake import ORDERS, Lake, Row, change, put, remove, schema, truncate
 
 
-def order(number: int, status: str = "new", amount: str = "1.00", note: str = "-") -> dict:
+def order(number: int, status: str = "new", amount: str = "1.00", note: str = "-") -> Row:
     return {"id": number, "status": status, "amount": amount, "note": note}
 
 

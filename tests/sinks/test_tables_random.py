@@ -27,7 +27,7 @@ class History:
         self._there: set[int] = set()
         self._columns = list(BASE)
         self._retired: set[str] = set()
-        self._table = lake.table("orders", self._columns)
+        self._table: Table = lake.table("orders", self._columns)
 
     def transaction(self) -> None:
         """One more, of one to six changes."""
@@ -86,7 +86,7 @@ class History:
             gone = self._random.choice(there)
             self._columns.remove(gone)
             self._retired.add(gone.name)
-        self._table: Table = self._lake.table("orders", self._columns)
+        self._table = self._lake.table("orders", self._columns)
         return schema(self._table)
 
     def _row(self, number: int) -> dict[str, Any]:
