@@ -1,6 +1,7 @@
 """One streaming query: changes from the log, batch by batch, into one sink."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,11 @@ from .options import Options
 from .source import reading
 
 logger = logging.getLogger(__name__)
+
+# Spark has one map for the environment of a source's Python processes, whatever the query. Two
+# queries that fill it at once spoil it, and then no task can be sent until Java is started anew.
+_starting = threading.Lock()
+_LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +116,16 @@ class Plan:
         )
 
     def start(self, spark: SparkSession, batches: Batches, starting: int | None) -> StreamingQuery:
-        """Start it."""
+        """Start it; returns when its source is there."""
+        with _starting:
+            query = self._started(spark, batches, starting)
+            while query.isActive and query.status["message"].startswith("Initializing"):
+                time.sleep(_LOOK_SECONDS)
+        return query
+
+    def _started(
+        self, spark: SparkSession, batches: Batches, starting: int | None
+    ) -> StreamingQuery:
         # Queries take turns at the cores only if each has a pool of its own.
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
         options = self._options(starting)
