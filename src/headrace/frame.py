@@ -51,6 +51,23 @@ FIELDS: dict[str, pa.DataType] = {
 """The columns of a change, in order; all may be null but sequence, op, unchanged and epoch."""
 
 
+PACKED = pa.schema([("packed", pa.binary())])
+"""Changes as Arrow's own bytes, some thousands in a row, for those who read them in Python."""
+
+
+def pack(changes: pa.Table | pa.RecordBatch) -> bytes:
+    """Changes as bytes."""
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, changes.schema) as writer:
+        writer.write(changes)
+    return bytes(stream.getvalue())
+
+
+def unpack(packed: pa.Array) -> list[pa.Table]:
+    """The changes behind a column of packed ones."""
+    return [pa.ipc.open_stream(each.as_buffer()).read_all() for each in packed]
+
+
 def schema(fields: Sequence[str] | None = None) -> pa.Schema:
     """The Arrow schema of changes; `fields` leaves out what nobody will look at."""
     return pa.schema([(name, FIELDS[name]) for name in fields or FIELDS])

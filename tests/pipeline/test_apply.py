@@ -98,15 +98,6 @@ def test_one_table_alone_and_every_version_of_its_rows(lake: Lake) -> None:
     ]
 
 
-def test_changes_that_do_not_name_their_table_are_not_lost(lake: Lake) -> None:
-    orders = lake.table("orders")
-    lake.commit(put(orders, **order(1)), put(orders, **order(2)))
-    with pytest.raises(StreamingQueryException, match="without the option terse"):
-        applied(lake, stream(lake, terse="true"), table="public.orders")
-    applied(lake, stream(lake, terse="true"))
-    assert lake.rows() == lake.expected()
-
-
 def test_chosen_keys_make_a_table_without_a_key_follow_its_source(lake: Lake) -> None:
     notes = lake.table("notes", NOTES)
     first, second, third = line("ann", 1, "a"), line("bob", 1, "b"), line(None, 2, "c")

@@ -112,7 +112,7 @@ class Lake(Shop):
     def changes(self, after: int, upto: int) -> DataFrame:
         """A piece of the log as the source reads it."""
         reader = self.spark.read.format("headrace").option("path", str(self.log.path))
-        reader = reader.option("columns", ",".join(self.sink.fields)).option("terse", "true")
+        reader = reader.option("columns", ",".join(self.sink.fields)).option("packed", "true")
         return reader.options(startingSequence=after + 1, endingSequence=upto).load()
 
     def write(self, upto: int | None = None) -> int:

@@ -103,10 +103,7 @@ def _note(stored: Stored) -> None:
 
 
 def _is_of(table: str) -> Column:
-    # With the option terse most changes do not name their table, and would be lost here.
-    unnamed = F.raise_error(F.lit("read the changes without the option terse to choose a table"))
-    same = F.concat_ws(".", "schema", "table") == table
-    return F.when(F.col("table").isNull(), unnamed).otherwise(same)
+    return F.concat_ws(".", "schema", "table") == table
 
 
 def _expect_columns(changes: DataFrame, fields: Sequence[str]) -> None:

@@ -28,9 +28,7 @@ class Options:
     ending: int | str = LATEST  # the last one, of a batch read
     most: int = 100_000  # changes in a batch, unless one transaction has more
     parts: int = 2  # ranges that a batch is read in, at least, if it is large enough
-    # What all changes of a version of a table share (source, connector, database, schema, table,
-    # row_schema, epoch) comes with the first of them in each range, and is null in the others.
-    terse: bool = False
+    packed: bool = False  # as `frame.PACKED`, which the JVM need not take apart
     strict: bool = True  # changes that are no longer there are an error
 
     @classmethod
@@ -155,6 +153,6 @@ _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "endingSequence": ("ending", _end),
     "maxChangesPerBatch": ("most", _whole),
     "minPartitions": ("parts", _whole),
-    "terse": ("terse", _flag),
+    "packed": ("packed", _flag),
     "failOnDataLoss": ("strict", _flag),
 }

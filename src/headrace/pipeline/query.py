@@ -145,7 +145,7 @@ class Plan:
         options = {
             **self.feed.address,
             "columns": ",".join(self.sink.fields),
-            "terse": str(self.sink.terse).lower(),
+            "packed": str(self.sink.packed).lower(),
             "maxChangesPerBatch": str(self.feed.max_changes_per_batch),
         }
         if self.sink.tables:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ..errors import ChangesLost, LogReplaced, PipelineError
 from ..event import Table
-from ..frame import Framing
+from ..frame import PACKED, Framing, pack
 from ..log import LogReader, Piece, Ranges
 from .options import Options
 
@@ -92,7 +92,7 @@ def _reader(path: str) -> LogReader:
 def read(reading: Reading, wanted: Range, options: Options) -> Iterator[pa.RecordBatch]:
     """The changes of a range as Arrow, some thousands at a time."""
     tables = _Tables(reading, wanted.epoch)
-    framing = Framing(wanted.epoch, tables, options.columns, options.tables, options.terse)
+    framing = Framing(wanted.epoch, tables, options.columns, options.tables, options.packed)
     after = wanted.after
     for piece in reading.pieces(wanted):
         if piece.first > after + 1:
@@ -100,7 +100,7 @@ def read(reading: Reading, wanted: Range, options: Options) -> Iterator[pa.Recor
         after = piece.last
         batch = framing.batch(piece.first, piece.count, piece.records)
         if batch.num_rows:
-            yield batch
+            yield pa.record_batch([[pack(batch)]], PACKED) if options.packed else batch
     if after < wanted.upto:
         _explain_end(reading, wanted, after, options)
 

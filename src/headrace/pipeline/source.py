@@ -47,7 +47,8 @@ class ChangeSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of `headrace.frame`, or those that were asked for."""
-        return from_arrow_schema(frame.schema(self._options.columns))
+        packed = self._options.packed
+        return from_arrow_schema(frame.PACKED if packed else frame.schema(self._options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""

@@ -94,8 +94,9 @@ class Writer(Protocol):
 class Sink(Protocol):
     """A place to put changes."""
 
-    # Whether it can do with what all changes of a table share being told once in each partition.
-    terse: ClassVar[bool]
+    # Whether it takes the changes packed (`headrace.frame.PACKED`): what they share is then told
+    # only with the first change of each version of a table in a partition.
+    packed: ClassVar[bool]
 
     @property
     def fields(self) -> tuple[str, ...]:

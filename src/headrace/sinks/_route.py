@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from ..columns import columns_of, decode
 from ..errors import HeadraceError, TableTroubled
+from ..frame import PACKED, pack, unpack
 from ._keys import buckets
 from ._plan import Place, Seen, TablePlan, Trouble
 from ._rekey import rekeyed, with_keys
@@ -49,27 +50,27 @@ ROUTED = pa.schema(
 # Between the tasks they travel as Arrow's own bytes, many in a row: taking them apart into rows
 # for the JVM, and putting them together again, would cost more than everything else.
 TASK = "task"
-PACKED = pa.schema([(TASK, pa.int32()), ("packed", pa.binary())])
-PACKED_DDL = "task int, packed binary"
+_SENT = pa.schema([(TASK, pa.int32()), *PACKED])
+SENT_DDL = "task int, packed binary"
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _text = msgspec.json.Encoder().encode
 _ROW_OPS = pa.array(["INSERT", "READ", "UPDATE", "DELETE"])
 
 
-def packed(routed: pa.Table) -> bytes:
-    """Routed changes as bytes."""
-    stream = pa.BufferOutputStream()
-    with pa.ipc.new_stream(stream, routed.schema) as writer:
-        writer.write_table(routed)
-    return bytes(stream.getvalue())
-
-
 def unpacked(batches: Iterator[pa.RecordBatch]) -> pa.Table:
     """All changes of a task."""
-    parts = [pa.ipc.open_stream(each.as_buffer()).read_all()
-             for batch in batches for each in batch.column("packed")]  # fmt: skip
+    parts = [each for batch in batches for each in unpack(batch.column("packed"))]
     return pa.concat_tables(parts) if parts else ROUTED.empty_table()
+
+
+def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Changes, whether they come packed or as rows."""
+    for batch in batches:
+        if batch.schema.names == PACKED.names:
+            yield from unpack(batch.column(0))
+        else:
+            yield pa.Table.from_batches([batch])
 
 
 class Router:
@@ -93,8 +94,7 @@ class Router:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen: dict[int, Seen] = {}
         places: dict[int, Place] = {}  # told with the first change of each version
-        for batch in batches:
-            changes = pa.Table.from_batches([batch])
+        for changes in _tables(batches):
             versions = pc.unique(changes["schema_version"]).to_pylist()
             for version in versions:
                 of_version = changes
@@ -113,7 +113,7 @@ class Router:
         tasks = buckets % self._tasks
         for task in np.unique(tasks):
             part = routed.filter(pa.array(tasks == task)) if self._tasks > 1 else routed
-            yield pa.record_batch([[int(task)], [packed(part)]], schema=PACKED)
+            yield pa.record_batch([[int(task)], [pack(part)]], schema=_SENT)
 
     def _routed(
         self, changes: pa.Table, place: Place, version: int, seen: dict[int, Seen]

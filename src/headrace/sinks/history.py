@@ -34,7 +34,7 @@ _NOTHING = Progress("", 0)
 class History:
     """Every change appended to a Delta table, partitioned by tenant and day."""
 
-    terse: ClassVar[bool] = False
+    packed: ClassVar[bool] = False
     fields: ClassVar[tuple[str, ...]] = tuple(frame.FIELDS)
 
     name: str

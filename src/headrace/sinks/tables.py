@@ -26,7 +26,7 @@ from ._delta import Marks
 from ._ledger import Ledger
 from ._merge import RESULT_DDL, Merge
 from ._plan import Done, Place, Seen, TablePlan, Trouble
-from ._route import FIELDS, PACKED_DDL, TASK, Router
+from ._route import FIELDS, SENT_DDL, TASK, Router
 from ._store import Folder
 from ._target import Target
 
@@ -44,7 +44,7 @@ _VACUUM_SECONDS = 3600.0
 class Tables:
     """A Delta table per source table under `path`/schema/table."""
 
-    terse: ClassVar[bool] = True
+    packed: ClassVar[bool] = True
 
     name: str
     path: str
@@ -134,7 +134,9 @@ class TablesWriter:
         """One job over the batch, for all of these tables."""
         tasks = self._tasks(changes.sparkSession, plans)
         routing = Router(plans, keys=self._sink.keys, only_planned=only_planned, tasks=tasks)
-        routed = changes.select(*self._sink.fields).mapInArrow(routing, PACKED_DDL)
+        packed = "packed" in changes.columns
+        chosen = changes if packed else changes.select(*self._sink.fields)
+        routed = chosen.mapInArrow(routing, SENT_DDL)
         merged = routed.repartitionById(tasks, TASK).mapInArrow(Merge(plans), RESULT_DDL)
         results = merged.collect()
         return Outcome(plans, [(row["at"], row["kind"], row["said"]) for row in results])

@@ -19,7 +19,7 @@ FAULT = "fault"  # a file in the folder with the name of an error, or `hang`, or
 class Folder:
     """A folder of batches."""
 
-    terse: ClassVar[bool] = False
+    packed: ClassVar[bool] = False
     fields: ClassVar[tuple[str, ...]] = ("sequence", "op", "table", "key", "after", "epoch")
 
     name: str
