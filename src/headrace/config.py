@@ -112,7 +112,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if pipeline.api_key_env:
             address["apiKeyEnv"] = pipeline.api_key_env
         if pipeline.api_key_file:
-            address["apiKeyFile"] = str(pipeline.api_key_file.absolute())
+            address["apiKeyFile"] = str(pipeline.api_key_file)
         return address
 
     def source(self, name: str) -> Source:
@@ -157,10 +157,11 @@ def _placed(pipeline: Pipeline | None, folder: Path) -> Pipeline | None:
     """The section with every relative path beginning at the config file's folder."""
     if pipeline is None:
         return None
-    given = pipeline.checkpoint_dir
+    given, key_file = pipeline.checkpoint_dir, pipeline.api_key_file
     placed = msgspec.structs.replace(
         pipeline,
         checkpoint_dir=(folder / given).absolute() if given else None,
+        api_key_file=(folder / key_file).absolute() if key_file else None,
         sinks=tuple(_placed_sink(sink, folder) for sink in pipeline.sinks),
     )
     _expect_own_paths(placed.sinks)

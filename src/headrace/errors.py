@@ -128,8 +128,9 @@ class ChangesLost(PipelineError):
     """Changes that a query has not read yet are no longer in the log."""
 
     hint = (
-        "Run `headrace snapshot SOURCE` for a full copy and set failOnDataLoss to false to go on "
-        "after the gap; a longer cdc.retention_days avoids it."
+        "Move what the sink has stored away, run `headrace pipeline --adopt SINK` and then "
+        "`headrace snapshot SOURCE` for a full copy. A query of your own may set failOnDataLoss "
+        "to false. A longer cdc.retention_days avoids it."
     )
 
 

@@ -108,9 +108,13 @@ def test_run_starts_the_pipeline_and_starts_it_again(place: Place, pg: PostgresD
     shown = place.ask("status")
     assert f"pipeline: process {first} runs; as of" in shown
     assert "lake  streaming" in shown
-    told = json.loads(place.ask("status", "--json"))["pipeline"]
-    assert told["running"]
-    assert told["sinks"][0]["sequence"] >= 10
+
+    def told() -> bool:
+        status = json.loads(place.ask("status", "--json"))["pipeline"]
+        return bool(status["running"] and status["sinks"][0]["sequence"] >= 10)
+
+    # The account of a batch comes a moment after the batch.
+    wait_until(told, timeout=30, message="status tells how far the sink is")
 
     os.kill(first, signal.SIGKILL)
     pg.execute("INSERT INTO users SELECT n, 'user ' || n FROM generate_series(11, 20) n")

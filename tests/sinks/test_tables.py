@@ -185,3 +185,96 @@ def test_files_stay_few_however_many_batches_add_rows(lake: Lake) -> None:
         lake.writer.tend()
     assert len(lake.delta().file_uris()) < 8
     assert lake.rows() == lake.expected()
+
+
+def test_another_key_within_a_batch_moves_no_row_and_loses_none(lake: Lake) -> None:
+    first = lake.table("orders")
+    lake.commit(*(put(first, **order(n, note=f"n{n}")) for n in range(6)))
+    lake.write()
+    other = [Column("id", "bigint"), *ORDERS[1:3], Column("note", "text", key=True)]
+    second = lake.table("orders", other)
+    lake.commit(put(first, Op.UPDATE, **order(1, "paid", note="n1")), remove(first, id=2))
+    lake.commit(schema(second), put(second, Op.UPDATE, **order(3, "sent", note="n3")))
+    lake.commit(remove(second, note="n4"))
+    lake.write()
+    assert lake.rows() == lake.expected()
+    assert {row["id"]: row["status"] for row in lake.rows()} == {
+        0: "new",
+        1: "paid",
+        3: "sent",
+        5: "new",
+    }
+
+
+def test_a_column_that_goes_and_comes_again_in_one_batch_has_lost_its_values(lake: Lake) -> None:
+    first = lake.table("orders")
+    lake.commit(put(first, **order(1, note="old")), put(first, **order(2, note="old")))
+    lake.write()
+    second = lake.table("orders", ORDERS[:3])
+    lake.commit(schema(second), put(second, Op.UPDATE, id=1, status="paid", amount="2.00"))
+    lake.commit(schema(first), put(first, **order(3, note="new")))
+    lake.write()
+    assert lake.rows() == lake.expected()
+    assert {row["id"]: row["note"] for row in lake.rows()} == {1: None, 2: None, 3: "new"}
+
+
+def test_a_full_copy_follows_even_a_type_that_could_not_be_followed(lake: Lake) -> None:
+    first = lake.table("orders")
+    lake.commit(put(first, **order(1)))
+    lake.write()
+    other = lake.table("orders", [ORDERS[0], Column("status", "integer"), *ORDERS[2:]])
+    lake.commit(schema(other))
+    lake.write()
+    assert lake.writer.troubled()
+    row: Row = {"id": 2, "status": 5, "amount": "1.00", "note": "-"}
+    lake.commit(truncate(other, snapshot=True))
+    lake.commit(put(other, Op.READ, **row))
+    lake.write()
+    assert lake.writer.troubled() == []
+    assert [each["status"] for each in lake.rows()] == [5]
+
+
+def test_trouble_and_the_copy_that_mends_it_may_come_in_one_batch(lake: Lake) -> None:
+    orders = lake.table("orders")
+    lake.commit(put(orders, **order(1)))
+    lake.write()
+    lake.commit(change(Op.MESSAGE, orders, after=b'{"error":"bad bytes"}'))
+    lake.commit(truncate(orders, snapshot=True))
+    lake.commit(put(orders, Op.READ, **order(2)))
+    lake.write()
+    assert lake.writer.troubled() == []
+    assert [row["id"] for row in lake.rows()] == [2]
+
+
+def test_no_name_of_a_table_leads_out_of_the_lake(lake: Lake) -> None:
+    for name in ("../../escaped", "orders/x", "a%41", "Ä b"):
+        lake.commit(put(lake.table(name), **order(1)))
+    lake.write()
+    assert not (lake.path.parent / "escaped").exists()
+    assert sorted(path.name for path in (lake.path / "public").iterdir()) == [
+        "..~2F..~2Fescaped",
+        "a~2541",
+        "orders~2Fx",
+        "~C3~84~20b",
+    ]
+
+
+def test_a_moment_at_the_end_of_time_has_its_place(lake: Lake) -> None:
+    columns = [ORDERS[0], Column("until", "timestamp with time zone")]
+    terms = lake.table("terms", columns)
+    lake.commit(put(terms, id=1, until="9999-12-31T23:59:59.999999+00:00"))
+    lake.write()
+    assert [row["until"].year for row in lake.rows("terms")] == [9999]
+
+
+def test_whoever_adopts_the_lake_owns_also_the_tables_that_do_not_change(lake: Lake) -> None:
+    orders, customers = lake.table("orders"), lake.table("customers")
+    lake.commit(put(orders, **order(1)), put(customers, **order(1)))
+    lake.write()
+    lake.open("query-2", adopt=True)
+    lake.commit(put(orders, **order(2)))
+    lake.write()
+    lake.open("query-2")
+    lake.commit(put(customers, **order(2)))
+    lake.write()
+    assert lake.rows("customers") == lake.expected("customers")

@@ -14,8 +14,15 @@ from headrace.event import Change, Column, Op, Table
 from tests.sinks.lake import Lake, put, remove, schema, truncate
 
 KEYS = 12
-BASE = [Column("id", "integer", key=True), Column("name", "text"), Column("big", "text")]
+BASE = [
+    Column("id", "integer", key=True),
+    Column("twin", "integer"),
+    Column("name", "text"),
+    Column("big", "text"),
+]
 OPTIONAL = [Column("extra", "numeric(10,2)"), Column("seen", "timestamp with time zone")]
+WIDER = {"integer": "bigint", "numeric(10,2)": "numeric(14,4)"}
+REMOVABLE = [*OPTIONAL, Column("extra", "numeric(14,4)")]
 
 
 class History:
@@ -26,7 +33,6 @@ class History:
         self._random = random.Random(seed)
         self._there: set[int] = set()
         self._columns = list(BASE)
-        self._retired: set[str] = set()
         self._table: Table = lake.table("orders", self._columns)
 
     def transaction(self) -> None:
@@ -47,7 +53,7 @@ class History:
         number = self._random.choice(sorted(self._there))
         if kind == "delete":
             self._there.remove(number)
-            return remove(self._table, id=number)
+            return remove(self._table, **self._key(number))
         return self._update(number, move=kind == "move")
 
     def _insert(self) -> Change:
@@ -67,37 +73,48 @@ class History:
         if self._random.random() < 0.5:
             del row["big"]  # as an unchanged large value
         self._there = self._there - {number} | {target}
-        was = {"id": number} if target != number else None
+        was = self._key(number) if target != number else None
         return put(self._table, Op.UPDATE, was=was, **row)
 
     def _alter(self) -> Change:
-        """A column comes, or goes for good, or gets wider."""
-        there = [each for each in OPTIONAL if each in self._columns]
-        free = [
-            each
-            for each in OPTIONAL
-            if each not in self._columns and each.name not in self._retired
-        ]
-        if self._random.random() < 0.3 and self._columns[0].type == "integer":
-            self._columns[0] = Column("id", "bigint", key=True)
-        elif free and (not there or self._random.random() < 0.6):
+        """A column comes (perhaps again), goes or gets wider, or another column is the key."""
+        kind = self._random.choice(["add", "add", "drop", "widen", "key"])
+        names = [column.name for column in self._columns]
+        if kind == "add" and (free := [each for each in OPTIONAL if each.name not in names]):
             self._columns.append(self._random.choice(free))
-        elif there:
-            gone = self._random.choice(there)
-            self._columns.remove(gone)
-            self._retired.add(gone.name)
+        elif kind == "drop" and (gone := [each for each in self._columns if each in REMOVABLE]):
+            self._columns.remove(self._random.choice(gone))
+        elif kind == "key":
+            self._columns = [_keyed(column, self._columns) for column in self._columns]
+        elif kind == "widen":
+            self._columns = [
+                Column(column.name, WIDER.get(column.type, column.type), column.key)
+                for column in self._columns
+            ]
         self._table = self._lake.table("orders", self._columns)
         return schema(self._table)
+
+    def _key(self, number: int) -> dict[str, int]:
+        return dict.fromkeys(self._table.key, number)
 
     def _row(self, number: int) -> dict[str, Any]:
         made = {
             "id": number,
+            "twin": number,
             "name": self._random.choice(["a", "b", None, "c d"]),
             "big": str(self._random.random()),
             "extra": f"{self._random.randint(-999, 999)}.{self._random.randint(10, 99)}",
             "seen": f"2025-03-{self._random.randint(10, 28)}T00:00:00.123456+00:00",
         }
         return {column.name: made[column.name] for column in self._columns}
+
+
+def _keyed(column: Column, columns: list[Column]) -> Column:
+    """The key is the column id, then id and twin, which is always the same, then id again."""
+    two = sum(each.key for each in columns) == 2
+    return Column(
+        column.name, column.type, key=column.name == "id" or (column.name == "twin" and not two)
+    )
 
 
 @pytest.mark.slow

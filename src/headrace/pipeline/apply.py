@@ -107,18 +107,18 @@ def _is_of(table: str) -> Column:
 
 
 def _expect_columns(changes: DataFrame, fields: Sequence[str]) -> None:
+    if not changes.isStreaming:
+        raise ConfigError(
+            "the changes are no stream",
+            hint="Read them with spark.readStream; the trigger {'availableNow': True} ends when "
+            "all is applied.",
+        )
     missing = [name for name in fields if name not in changes.columns]
     if missing:
         raise ConfigError(
             f"the changes have no column {missing[0]}",
             hint='Read them with format("headrace"), and leave these columns in: '
             f"{', '.join(fields)}.",
-        )
-    if not changes.isStreaming:
-        raise ConfigError(
-            "the changes are no stream",
-            hint="Read them with spark.readStream; the trigger {'availableNow': True} ends when "
-            "all is applied.",
         )
 
 

@@ -30,8 +30,8 @@ class Checkpoint:
 
     @property
     def new(self) -> bool:
-        """Whether no batch has ever been begun."""
-        return _last(self.folder / "offsets") is None
+        """Whether no batch has ever been stored, so that Spark still asks where to begin."""
+        return _last(self.folder / "commits") is None
 
     def writer(self) -> str:
         """The name of the query for its sink, the same until the checkpoint is another one."""
@@ -77,7 +77,7 @@ class Checkpoint:
             ) from error
 
     def _read(self) -> None:
-        if self.new and not (self.folder / _WRITER).exists():
+        if _last(self.folder / "offsets") is None and not (self.folder / _WRITER).exists():
             return
         if not json.loads((self.folder / _WRITER).read_text())["writer"]:
             raise ValueError("no writer")

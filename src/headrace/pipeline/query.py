@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import HeadraceError, LogReplaced, PipelineError, TableTroubled
+from ..log import Ranges
 from ..sinks import Sink, Troubled, Writer
 from .checkpoint import Checkpoint
 from .options import Options
@@ -32,9 +33,9 @@ class Feed:
     max_changes_per_batch: int = 100_000
     trigger_seconds: float = 1.0
 
-    def epoch(self) -> str:
-        """Ask which log it is."""
-        return reading(Options.read(self.address)).ranges(0, upto=0).epoch
+    def look(self) -> Ranges:
+        """Ask which log it is, and where it begins."""
+        return reading(Options.read(self.address)).ranges(0, upto=0)
 
 
 class Stored(NamedTuple):
@@ -102,9 +103,19 @@ class Plan:
 
     def starting(self, writer: Writer) -> int | None:
         """The first change that the sink needs; None: the checkpoint knows, or the log's first."""
-        if not self.checkpoint.new or (progress := writer.progress()) is None:
+        if not self.checkpoint.new:
             return None
-        if progress.epoch == self.feed.epoch():
+        log = self.feed.look()
+        if (progress := writer.progress()) is None:
+            if log.first_sequence > 1:
+                logger.warning(
+                    "sink=%s begins at sequence=%d, and what came before is no longer in the log; "
+                    "run `headrace snapshot SOURCE` for a full copy",
+                    self.sink.name,
+                    log.first_sequence,
+                )
+            return None
+        if progress.epoch == log.epoch:
             return progress.sequence + 1
         if self.adopt:
             return None

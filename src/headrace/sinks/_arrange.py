@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,16 +27,16 @@ MOST_SMALL_FILES = 8  # in a bucket, before they are joined
 LARGEST_BUCKET = 2  # files' worth, before it is split
 
 
-class Work(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Work:
     """Files of one table to be written anew by one task."""
 
     at: int  # which table
-    uri: str
-    options: dict[str, str]
+    folder: Folder
     paths: list[str]
     key: list[str]
     level: int
-    schema: bytes
+    schema: pa.Schema
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -81,12 +82,11 @@ def _work(at: int, target: Target, level: int, file_bytes: float) -> Iterator[Wo
         if parts:
             yield Work(
                 at,
-                target.delta.folder.uri,
-                dict(target.delta.folder.options),
+                target.delta.folder,
                 [part.path for part in parts],
                 target.key or [SEQUENCE],
                 level,
-                target.delta.schema.serialize().to_pybytes(),
+                target.delta.schema,
             )
 
 
@@ -97,30 +97,31 @@ def _small(parts: list[Part], file_bytes: float) -> list[Part]:
 
 
 def _run(spark: SparkSession, work: list[Work]) -> Iterator[tuple[int, Written]]:
-    told = spark.createDataFrame(
-        [(msgspec.json.encode(each).decode(),) for each in work], "work string"
-    )
-    results = told.repartition(len(work)).mapInArrow(_rewritten, RESULT_DDL).collect()
-    for row in results:
+    numbers = spark.range(len(work), numPartitions=len(work))
+    for row in numbers.mapInArrow(_Rewriting(work), RESULT_DDL).collect():
         yield row["at"], msgspec.json.decode(row["said"], type=Written)
 
 
-def _rewritten(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for text in batch.column("work").to_pylist():
-            work = msgspec.json.decode(text, type=Work)
-            said = msgspec.json.encode(_rewrite(work)).decode()
-            yield pa.RecordBatch.from_pylist(
-                [{"at": work.at, "kind": "arranged", "said": said}], RESULT
-            )
+@dataclass(frozen=True, slots=True)
+class _Rewriting:
+    """What tasks do with the work whose numbers they get."""
+
+    work: list[Work]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column("id").to_pylist():
+                work = self.work[number]
+                said = msgspec.json.encode(_rewrite(work)).decode()
+                told = [{"at": work.at, "kind": "arranged", "said": said}]
+                yield pa.RecordBatch.from_pylist(told, RESULT)
 
 
 def _rewrite(work: Work) -> Written:
-    folder = Folder(work.uri, work.options)
-    schema = pa.ipc.read_schema(pa.py_buffer(work.schema))
-    rows = pa.concat_tables([conformed(folder.read(path), schema) for path in work.paths])
+    read = [conformed(work.folder.read(path), work.schema) for path in work.paths]
+    rows = pa.concat_tables(read)
     added = [
-        folder.write(part, part_name(work.level, bucket), {})
+        work.folder.write(part, part_name(work.level, bucket), {})
         for bucket, part in split(rows, work.key, work.level)
     ]
     return Written(work.paths, added)

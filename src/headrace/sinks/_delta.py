@@ -4,6 +4,7 @@ delta-rs keeps the log; the files are written by Spark's tasks. A commit carries
 query's batch, and up to which sequence of the log the table has everything.
 """
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -83,6 +84,12 @@ class Delta:
             )
         except (DeltaError, OSError) as error:
             raise SinkUnavailable(f"the Delta table {folder.uri} cannot be created") from error
+        except Exception as error:  # what delta-rs has no kind of error for
+            raise TableTroubled(
+                f"Delta has no such table as {folder.uri} would be: {error}",
+                hint="Columns whose names differ only in case are one to Delta: rename one, then "
+                "run `headrace snapshot SOURCE TABLE`.",
+            ) from error
         return cls(folder, table, writer)
 
     @property
@@ -101,18 +108,6 @@ class Delta:
             return self._table.transaction_version(_sequence_mark(epoch)) or 0
         except (DeltaError, OSError) as error:
             raise SinkUnavailable(f"the Delta table {self.folder.uri} cannot be read") from error
-
-    def has_batch(self, batch_id: int) -> bool:
-        """Whether this writer's batch is in the table."""
-        version = self._table.transaction_version(self._writer)
-        return version is not None and version >= batch_id
-
-    def has_values(self, column: str) -> bool:
-        """Whether a row has something else than null there; looks into files until it knows."""
-        if column not in self.schema.names:
-            return False
-        read = (self.folder.read(path, [column]) for path in self.parts)
-        return any(rows[column].null_count < len(rows) for rows in read if rows.num_columns)
 
     def note(self, properties: dict[str, str]) -> None:
         """Change what is noted beside the schema."""
@@ -171,6 +166,9 @@ class Delta:
                 commit_properties=CommitProperties(app_transactions=transactions),
             )
             self._table.update_incremental()
+        # Somebody may have taken over just before, and this commit have gone in all the same.
+        if self.properties.get(WRITER) != self._writer:
+            raise SinkFenced(f"another pipeline has taken over the Delta table {self.folder.uri}")
 
     @contextmanager
     def _committing(self) -> Iterator[None]:
@@ -191,7 +189,7 @@ class Delta:
         """Delete files that no version younger than so many hours refers to; returns how many."""
         try:
             deleted = self._table.vacuum(
-                retention_hours=int(hours),
+                retention_hours=math.ceil(hours),
                 dry_run=False,
                 enforce_retention_duration=False,
                 full=True,
@@ -207,18 +205,22 @@ class Delta:
 class Marks:
     """What a commit says of the batch it holds."""
 
-    def __init__(self, *, batch_id: int, epoch: str, sequence: int) -> None:
+    def __init__(self, *, batch_id: int | None, epoch: str, sequence: int) -> None:
         self.batch_id = batch_id
         self.epoch = epoch
         self.sequence = sequence
 
+    def upto(self, sequence: int) -> "Marks":
+        """The marks of a part of the batch; 0: of all of it."""
+        return Marks(batch_id=self.batch_id, epoch=self.epoch, sequence=sequence or self.sequence)
+
     def transactions(self, writer: str) -> list[Transaction]:
         """The marks as Delta keeps them."""
         now = time.time_ns() // 1_000_000
-        return [
-            Transaction(writer, self.batch_id, now),
-            Transaction(_sequence_mark(self.epoch), self.sequence, now),
-        ]
+        reached = Transaction(_sequence_mark(self.epoch), self.sequence, now)
+        if self.batch_id is None:
+            return [reached]
+        return [Transaction(writer, self.batch_id, now), reached]
 
 
 def _damaged(error: DeltaError | OSError) -> bool:

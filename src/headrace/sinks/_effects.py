@@ -94,7 +94,8 @@ class Effects:
         """The usual batch, of whole rows: the last change of each key is all that counts."""
         last = dict(zip(changes["key"].to_pylist(), range(changes.num_rows), strict=True))
         chosen = changes.take(pa.array(list(last.values()), pa.int64()))
-        chosen = self._distinct(chosen)
+        self._texts = chosen["key"].to_pylist()
+        self._keys = _typed(self._plan, self._texts)
         alive = chosen.filter(pc.is_valid(chosen["after"]))
         self._sequences = _with_none(chosen["sequence"].to_numpy(), 0)
         self._times = np.zeros(0, dtype=np.int64)
@@ -103,19 +104,6 @@ class Effects:
         self._own = {SEQUENCE: alive["sequence"]}
         self._partial: dict[int, Version] = {}
         self._needed: list[int] = []
-
-    def _distinct(self, chosen: pa.Table) -> pa.Table:
-        """The changes with each key once, whose values are remembered.
-
-        Two texts are one key only after a key column got another type within the batch.
-        """
-        self._texts = chosen["key"].to_pylist()
-        self._keys = _typed(self._plan, self._texts)
-        same = positions(self._keys, self._keys) if self._texts else np.zeros(0, dtype=np.int64)
-        if (same == np.arange(len(same))).all():
-            return chosen
-        last = dict(zip(same.tolist(), range(len(same)), strict=True))
-        return self._distinct(chosen.take(pa.array(sorted(last.values()), pa.int64())))
 
     def _fold(self, changes: pa.Table) -> None:
         """Any batch: rows that are not whole, tables emptied on the way, every version kept."""

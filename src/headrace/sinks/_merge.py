@@ -12,10 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import HeadraceError
 from ._effects import Effects, conformed
 from ._keys import Numbers, buckets
-from ._plan import CURRENT, SEQUENCE, VALID_TO, Done, Part, TablePlan, Trouble, part_name
+from ._plan import (
+    CURRENT,
+    SEQUENCE,
+    UNFOLLOWED,
+    VALID_TO,
+    Done,
+    Part,
+    TablePlan,
+    part_name,
+    trouble_of,
+)
 from ._route import unpacked
 from ._store import Added
 
@@ -50,9 +59,8 @@ class Merge:
             return _results(at, "seen", changes["key"].to_pylist())
         try:
             done = _Bucket(self._plans[at], bucket).merge(changes)
-        except HeadraceError as error:
-            first = changes["sequence"][0].as_py()
-            trouble = Trouble(first, str(error), error.hint)
+        except UNFOLLOWED as error:
+            trouble = trouble_of(error, changes["sequence"][0].as_py())
             return _results(at, "trouble", [_text(trouble).decode()])
         return _results(at, "done", [_text(done).decode()])
 

@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from ..columns import arrow_type
-from ..errors import TableTroubled
+from ..errors import HeadraceError, TableTroubled
 from ..event import Column
 from ._store import Added, Folder
 
@@ -77,6 +77,7 @@ class TablePlan:
     parts: tuple[Part, ...]
     versions: frozenset[int]  # of the source's columns that may come
     applied: int  # changes up to this sequence are in the table already
+    upto: int  # changes beyond it follow other columns, and are left for the next job; 0: none are
     together: bool = False  # all buckets in one task: a row that is not whole moves between them
     rewrite: bool = False  # every file, since a column is gone or has another type
 
@@ -137,6 +138,21 @@ class Trouble(msgspec.Struct, frozen=True):
     sequence: int
     reason: str
     hint: str = ""
+
+
+# What a value or a column may do to those who were not made for it; an OSError is the storage's.
+UNFOLLOWED = (HeadraceError, pa.ArrowException, ValueError, TypeError, LookupError, OverflowError)
+
+
+def trouble_of(error: Exception, sequence: int) -> Trouble:
+    """Why a table cannot follow; what passes by itself is raised instead."""
+    if isinstance(error, HeadraceError):
+        if error.retry:
+            raise error
+        return Trouble(sequence, str(error), error.hint)
+    # Its text may show a value.
+    hint = TableTroubled.hint
+    return Trouble(sequence, f"a change cannot be applied ({type(error).__name__})", hint)
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):

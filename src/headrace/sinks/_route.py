@@ -5,7 +5,7 @@ columns or a case that the plan does not cover) is told to it in place of being 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..columns import columns_of, decode
-from ..errors import HeadraceError, TableTroubled
+from ..errors import TableTroubled
 from ..frame import PACKED, pack, unpack
 from ._keys import buckets
-from ._plan import Place, Seen, TablePlan, Trouble
+from ._plan import UNFOLLOWED, Place, Seen, TablePlan, Trouble, trouble_of
 from ._rekey import rekeyed, with_keys
 
 FIELDS = (
@@ -73,6 +73,15 @@ def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
+class _Described(NamedTuple):
+    """What all changes of a version of a table share."""
+
+    place: Place
+    version: int
+    row_schema: str
+    epoch: str
+
+
 class Router:
     """Sends every change of a batch where the plans say."""
 
@@ -93,16 +102,17 @@ class Router:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen: dict[int, Seen] = {}
-        places: dict[int, Place] = {}  # told with the first change of each version
+        described: dict[int, _Described] = {}  # by what the first change of each version tells
         for changes in _tables(batches):
             versions = pc.unique(changes["schema_version"]).to_pylist()
             for version in versions:
                 of_version = changes
                 if len(versions) > 1:
                     of_version = changes.filter(pc.equal(changes["schema_version"], version))
-                place = places.setdefault(version, _place(of_version))
-                if place.table:
-                    for routed in self._routed(of_version, place, version, seen):
+                if version not in described:
+                    described[version] = _described(of_version, version)
+                if described[version].place.table:
+                    for routed in self._routed(of_version, described[version], seen):
                         yield from self._sent(routed)
         yield from self._sent(self._everywhere())
         yield from self._sent(_told(seen))
@@ -116,12 +126,17 @@ class Router:
             yield pa.record_batch([[int(task)], [pack(part)]], schema=_SENT)
 
     def _routed(
-        self, changes: pa.Table, place: Place, version: int, seen: dict[int, Seen]
+        self, changes: pa.Table, described: _Described, seen: dict[int, Seen]
     ) -> Iterator[pa.Table]:
+        place, version = described.place, described.version
         at, plan = self._plans.get(place, (-1, None))
         if plan is None and self._only_planned:
             return
-        known = _look(seen, changes, place, version)
+        if plan is not None:
+            changes = changes.filter(pc.greater(changes["sequence"], plan.applied))
+            if not changes.num_rows:
+                return
+        known = _look(seen, changes, described)
         chosen = self._keys.get(str(place), ())
         try:
             if chosen:
@@ -129,9 +144,9 @@ class Router:
             if plan is None or version not in plan.versions:
                 return
             yield from _Routing(at, plan, known, rekey=bool(chosen)).of(changes)
-        except HeadraceError as error:
+        except UNFOLLOWED as error:
             first = changes["sequence"][0].as_py()
-            known.trouble = known.trouble or Trouble(first, str(error), error.hint)
+            known.trouble = known.trouble or trouble_of(error, first)
 
     def _everywhere(self) -> pa.Table:
         """A word to every bucket of a table whose files must all be written anew."""
@@ -155,7 +170,8 @@ class _Routing:
         self._rekey = rekey
 
     def of(self, changes: pa.Table) -> Iterator[pa.Table]:
-        changes = changes.filter(pc.greater(changes["sequence"], self._plan.applied))
+        if self._plan.upto:
+            changes = changes.filter(pc.less_equal(changes["sequence"], self._plan.upto))
         is_row = pc.is_in(changes["op"], value_set=_ROW_OPS)
         rows = changes.filter(is_row)
         if rows.num_rows:
@@ -265,19 +281,21 @@ class _Routing:
         return pa.Table.from_pylist(routed, ROUTED)
 
 
-def _place(changes: pa.Table) -> Place:
-    return Place(*(changes[name][0].as_py() or "" for name in ("source", "schema", "table")))
+def _described(changes: pa.Table, version: int) -> _Described:
+    names = ("source", "schema", "table", "row_schema", "epoch")
+    source, schema, table, row_schema, epoch = (changes[name][0].as_py() or "" for name in names)
+    return _Described(Place(source, schema, table), version, row_schema, epoch)
 
 
-def _look(seen: dict[int, Seen], changes: pa.Table, place: Place, version: int) -> Seen:
+def _look(seen: dict[int, Seen], changes: pa.Table, described: _Described) -> Seen:
     sequences = changes["sequence"]
-    known = seen.get(version)
+    known = seen.get(described.version)
     if known is None:
-        known = seen[version] = Seen(
-            place=place,
-            version=version,
-            row_schema=changes["row_schema"][0].as_py(),
-            epoch=changes["epoch"][0].as_py(),
+        known = seen[described.version] = Seen(
+            place=described.place,
+            version=described.version,
+            row_schema=described.row_schema,
+            epoch=described.epoch,
             first_sequence=sequences[0].as_py(),
             last_sequence=0,
             changes=0,

@@ -4,7 +4,8 @@ import os
 import time
 import uuid
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,8 +18,12 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 
+from ..errors import SinkUnavailable
+
 LONGEST_BOUND = 64  # characters; a longer smallest or largest text is left out of the statistics
 LONGEST_NAME = 200  # of a folder
+_OWN_FOLDER = "_headrace"
+_LATEST = 253_402_300_799_999_000  # the last millisecond of the year 9999, in microseconds
 _DICTIONARY_ROWS = 1000
 _DICTIONARY_SHARE = 0.2
 
@@ -52,7 +57,7 @@ class Folder:
 
     def within(self, *names: str) -> "Folder":
         """A folder below this one."""
-        return Folder("/".join((self.uri, *names)), self.options)
+        return Folder("/".join((self.uri, *map(folder_name, names))), self.options)
 
     @cached_property
     def files(self) -> pyarrow.fs.FileSystem:
@@ -66,7 +71,7 @@ class Folder:
 
     def read(self, path: str, columns: list[str] | None = None) -> pa.Table:
         """A file's columns; those that it does not have are left out."""
-        with pq.ParquetFile(path, filesystem=self.files) as file:
+        with self._reached(path), pq.ParquetFile(path, filesystem=self.files) as file:
             if columns is not None:
                 there = set(file.schema_arrow.names)
                 columns = [name for name in columns if name in there]
@@ -75,13 +80,23 @@ class Folder:
     def write(self, rows: pa.Table, name: str, partition: dict[str, str | None]) -> Added:
         """A new file; nobody knows of it until it is committed."""
         path = f"{_subfolder(partition)}{name}-{uuid.uuid4().hex}.parquet"
-        with self.files.open_output_stream(path) as stream:
-            pq.write_table(
-                rows, stream, compression="zstd", use_dictionary=_repetitive(rows), version="2.6"
-            )
-        size = self.files.get_file_info(path).size
+        repetitive = _repetitive(rows)
+        with self._reached(path):
+            with self.files.open_output_stream(path) as stream:
+                pq.write_table(
+                    rows, stream, compression="zstd", use_dictionary=repetitive, version="2.6"
+                )
+            size = self.files.get_file_info(path).size
         now = time.time_ns() // 1_000_000
         return Added(path, size, rows.num_rows, now, statistics(rows), partition)
+
+    @contextmanager
+    def _reached(self, path: str) -> Iterator[None]:
+        """Say of a storage that fails that it may be there again later."""
+        try:
+            yield
+        except OSError as error:
+            raise SinkUnavailable(f"{self.uri}/{path} cannot be read or written") from error
 
     def read_text(self, path: str) -> str | None:
         """A small file; None: there is none."""
@@ -95,6 +110,20 @@ class Folder:
         # Without a buffer, Arrow hands over its own kind of bytes, which delta-rs refuses.
         with self.files.open_output_stream(path, buffer_size=1 << 16) as stream:
             stream.write(text.encode())
+
+
+def folder_name(name: str) -> str:
+    """The name of a schema or table as that of a folder: no other folder can be meant by it."""
+    if name in (".", "..", _OWN_FOLDER):
+        return "".join(map(_escaped, name))
+    return "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else _escaped(letter)
+        for letter in name
+    )
+
+
+def _escaped(letter: str) -> str:
+    return "".join(f"~{byte:02X}" for byte in letter.encode())
 
 
 def statistics(rows: pa.Table) -> str:
@@ -146,6 +175,8 @@ def _moments(column: pa.ChunkedArray) -> tuple[str, str] | None:
     least, most = found["min"].as_py(), found["max"].as_py()
     if least is None:
         return None
+    if most > _LATEST:
+        return None  # rounded up, it would be a year that nobody can write
     return _moment(least // 1000, column.type), _moment(-(-most // 1000), column.type)
 
 

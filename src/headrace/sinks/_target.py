@@ -39,7 +39,9 @@ class Target:
         self._keep_history = sink.keep == "history"
         self._as_text = as_text(sink, place)
         self._columns: tuple[Column, ...] = ()
-        self._settled: tuple[Column, ...] = ()  # the columns after the last batch
+        self._had = set(delta.schema.names)  # the columns after the last commit
+        self._upto = 0
+        self._restarts = False  # with a TRUNCATE, after which no earlier row or column matters
         self._schema = delta.schema
         self._versions: frozenset[int] = frozenset()
         self._version = 0  # of the source's columns, after the last batch
@@ -64,21 +66,24 @@ class Target:
         if delta.properties.get(EPOCH) != epoch:
             if not adopt:
                 raise LogReplaced(f"{folder.uri} was filled from another log")
-            delta.commit([], [], schema=delta.schema)
+            # The mark too: the table may have come from this very log before.
+            empty = Marks(batch_id=None, epoch=epoch, sequence=0)
+            delta.commit([], [], schema=delta.schema, marks=empty)
             delta.note({EPOCH: epoch})
         target = cls(sink, place, delta, applied=delta.applied(epoch))
         if not delta.parts:
             target._level = level_for(
                 sum(each.size for each in seen) * _STORED_SHARE, sink.file_bytes
             )
-        target.adapt(seen)
+        if not target.applied:
+            target.adapt(seen)  # else after a look at only those changes that it lacks
         return target
 
     @staticmethod
     def _created(
         sink: Tables, place: Place, seen: Sequence[Seen], folder: Folder, writer: str
     ) -> Delta:
-        columns = columns_of(_newest(seen).row_schema)
+        columns = columns_of(_oldest(seen).row_schema)
         schema = delta_schema(columns, as_text(sink, place), keep_history=sink.keep == "history")
         properties = {
             SOURCE: place.source,
@@ -95,7 +100,7 @@ class Target:
             raise TableTroubled(
                 f"{delta.folder.uri} holds the table of source {noted.get(SOURCE)}, "
                 f"and source {place.source} has one of the same name",
-                hint="Give each source a sink with a path of its own.",
+                hint="Rename one of them, or run a Headrace of its own for each source.",
             )
         if noted.get(KEEP) != sink.keep:
             raise TableTroubled(
@@ -107,6 +112,7 @@ class Target:
     def start_at(self, sequence: int) -> None:
         """Begin with this change, which empties the table."""
         self.applied = max(self.applied, sequence - 1)
+        self._restarts = not self._keep_history
 
     def plan(self) -> TablePlan:
         """What the tasks must know."""
@@ -121,6 +127,7 @@ class Target:
             parts=tuple(self.delta.parts.values()),
             versions=self._versions,
             applied=self.applied,
+            upto=self._upto,
             together=self._together,
             rewrite=self._rewrite,
         )
@@ -137,38 +144,34 @@ class Target:
         trouble = next((each.trouble for each in fresh if each.trouble), None)
         if trouble:
             return self.recover(trouble, seen)
-        moves = any(each.moves for each in fresh) and not self._together
-        versions = frozenset(each.version for each in fresh)
-        if versions <= self._versions and not moves:
+        segment, upto = self._segment(fresh)
+        moves = any(each.moves for each in segment) and not self._together
+        versions = frozenset(each.version for each in segment)
+        if versions <= self._versions and upto == self._upto and not moves:
             return False
         try:
-            self._expect_no_return(fresh)
-            self._follow(_newest(fresh), versions)
+            self._follow(_newest(segment), versions)
         except TableTroubled as error:
-            first = fresh[0].first_sequence
-            return self.recover(Trouble(first, str(error), error.hint), seen)
-        self._together = self._together or moves
+            return self.recover(Trouble(segment[0].first_sequence, str(error), error.hint), seen)
+        self._together, self._upto = self._together or moves, upto
         return True
 
-    def _expect_no_return(self, fresh: Sequence[Seen]) -> None:
-        """A column that goes and comes again within a batch would bring back its old values."""
-        had = _names(self._settled)
-        last = _names(columns_of(_newest(fresh).row_schema))
-        for each in sorted(fresh, key=lambda each: each.first_sequence):
-            there = _names(columns_of(each.row_schema))
-            back = (had - there) & last or self._filled(last - there - had)
-            if back:
-                raise TableTroubled(f"column {min(back)} was dropped and added again")
-            had |= there
+    def _segment(self, fresh: Sequence[Seen]) -> tuple[list[Seen], int]:
+        """The first changes whose columns only grow, and where they end; 0: with the batch.
 
-    def _filled(self, names: set[str]) -> set[str]:
-        """Those of some columns that hold values from before this process began.
-
-        A column without any may have been added for this very batch, before a crash.
+        A change that lost a column, or has another type or key, must not be read with the columns
+        of a later one: it is applied before those are followed.
         """
-        if self._settled or self._keep_history:
-            return set()
-        return {name for name in names if self.delta.has_values(name)}
+        ordered = sorted(fresh, key=lambda each: each.first_sequence)
+        columns = columns_of(ordered[0].row_schema)
+        gone = self._had - _names(columns)
+        for each in ordered:
+            later = columns_of(each.row_schema)
+            if not _grown(columns, later) or gone & _names(later):
+                upto = each.first_sequence - 1
+                return [one for one in ordered if one.first_sequence <= upto], upto
+            columns = later
+        return ordered, 0
 
     def recover(self, trouble: Trouble, seen: Sequence[Seen]) -> bool:
         """Start at the batch's last TRUNCATE, if it comes after what is wrong."""
@@ -176,13 +179,17 @@ class Target:
         if emptied <= max(trouble.sequence, self.applied + 1):
             raise TableTroubled(trouble.reason, hint=trouble.hint)
         self.start_at(emptied)
-        self.adapt(seen)
+        self._versions = frozenset()  # what follows is looked at anew
         return True
 
     def _follow(self, newest: Seen, versions: frozenset[int]) -> None:
         """Take over the columns of the newest version, with the least that this needs."""
         columns = columns_of(newest.row_schema)
         wanted = delta_schema(columns, self._as_text, keep_history=self._keep_history)
+        if self._restarts:
+            self.delta.commit([], [], schema=wanted)
+            self.delta.note({KEY: _key_note(columns, wanted)})
+            self._restarts = False
         schema, lost, widens = _evolved(self.delta.schema, wanted, keep_lost=self._keep_history)
         rekeyed = self.delta.properties.get(KEY) != _key_note(columns, schema)
         self._rewrite = bool(lost or widens or rekeyed) and bool(self.delta.parts)
@@ -208,9 +215,11 @@ class Target:
             self._replace(plan, done, added, marks)
         elif added or removed:
             self.delta.commit(added, removed, marks=marks)
+        if plan.rewrite or added or removed or plan.upto:
             self.applied = marks.sequence
         self._together = self._rewrite = False
-        self._settled = self._columns
+        self._upto = 0
+        self._had = set(self._schema.names)
         # From now on, another version than the newest is news.
         self._versions = frozenset({self._version})
 
@@ -222,7 +231,6 @@ class Target:
             raise HeadraceError(f"{self.place}: {len(missing)} buckets were not written anew")
         self.delta.commit(added, [], schema=plan.schema, marks=marks)
         self.delta.note({KEY: _key_note(plan.columns, plan.schema)})
-        self.applied = marks.sequence
 
     def arranged(self, level: int, added: Sequence[Added], removed: Sequence[str]) -> None:
         """The same rows in other files."""
@@ -256,8 +264,26 @@ def as_text(sink: Tables, place: Place) -> frozenset[str]:
     return frozenset(path.removeprefix(prefix) for path in sink.as_text if path.startswith(prefix))
 
 
+def _hashed_as(kind: pa.DataType) -> str:
+    """Whole numbers fall into the same bucket at every width."""
+    return "integer" if pa.types.is_integer(kind) else str(kind)
+
+
+def _grown(columns: Sequence[Column], later: Sequence[Column]) -> bool:
+    """Whether later columns are the same, or these and others that are not part of the key."""
+    known = {column.name: (column.type, column.key) for column in later}
+    return all(known.get(column.name) == (column.type, column.key) for column in columns) and (
+        [column.name for column in columns if column.key]
+        == [column.name for column in later if column.key]
+    )
+
+
 def _names(columns: Sequence[Column]) -> set[str]:
     return {column.name for column in columns}
+
+
+def _oldest(seen: Sequence[Seen]) -> Seen:
+    return min(seen, key=lambda each: each.first_sequence)
 
 
 def _newest(seen: Sequence[Seen]) -> Seen:
@@ -271,7 +297,11 @@ def level_for(size: float, file_bytes: float) -> int:
 
 def _key_note(columns: Sequence[Column], schema: pa.Schema) -> str:
     """By what the rows are put into buckets."""
-    keyed = [(column.name, str(schema.field(column.name).type)) for column in columns if column.key]
+    keyed = [
+        (column.name, _hashed_as(schema.field(column.name).type))
+        for column in columns
+        if column.key
+    ]
     return msgspec.json.encode(keyed).decode()
 
 

@@ -156,7 +156,8 @@ class HistoryWriter:
             return
         self._join(self._delta)
         if time.monotonic() >= self._vacuum_due:
-            self._vacuum_due += min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
+            pause = min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
+            self._vacuum_due = time.monotonic() + pause
             self._delta.vacuum(self._sink.vacuum_hours)
 
     def _join(self, delta: Delta) -> None:

@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -22,7 +23,7 @@ import msgspec
 from ..errors import ConfigError, LogReplaced, PipelineError, TableTroubled
 from . import Progress, Troubled
 from ._arrange import arrange
-from ._delta import Marks
+from ._delta import Delta, Marks
 from ._ledger import Ledger
 from ._merge import RESULT_DDL, Merge
 from ._plan import Done, Place, Seen, TablePlan, Trouble
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_PASSES = 5
+_MOST_PASSES = 500  # a batch may bring many versions of columns, each with a job of its own
 _COMMITS_AT_ONCE = 8
 _VACUUM_SECONDS = 3600.0
 
@@ -96,9 +97,19 @@ class TablesWriter:
         self._writer = writer
         self._adopt = adopt
         self._ledger = Ledger.open(sink.folder, writer, adopt=adopt)
+        if adopt:
+            self._take_over()
         self._targets: dict[Place, Target] = {}
         self._spark: SparkSession | None = None
         self._vacuum_due = time.monotonic()
+
+    def _take_over(self) -> None:
+        """Be the writer of every table, also of those that do not change for long."""
+        for place in self._ledger.places:
+            # What is wrong with one is told when its next change comes.
+            with suppress(TableTroubled):
+                folder = self._sink.folder.within(place.schema, place.table)
+                Delta.open(folder, self._writer, adopt=True)
 
     def progress(self) -> Progress | None:
         """How far every table has come."""
@@ -122,7 +133,7 @@ class TablesWriter:
             self._arrange([target for target in targets if not target.ready])
             plans = [target.plan() for target in targets]
             again = self._settle(targets, self._run(changes, plans, only_planned=True), marks)
-        else:
+        if again:
             raise PipelineError(f"batch {batch_id} reads differently each time: {again[0]}")
         self._ledger.reach(marks.epoch, marks.sequence)
         self._ledger.save()
@@ -158,9 +169,17 @@ class TablesWriter:
             )
 
     def _marks(self, outcome: Outcome, batch_id: int) -> Marks:
-        epoch = outcome.seen[0].epoch if outcome.seen else self._ledger.epoch
-        if self._ledger.epoch not in ("", epoch) and not self._adopt:
-            raise LogReplaced(f"the tables in {self._sink.path} were filled from another log")
+        epochs = {seen.epoch for seen in outcome.seen}
+        if len(epochs) > 1:
+            raise PipelineError(
+                "the batch holds changes of several logs, and their sequences have no common order",
+                hint="Give each log a folder of its own.",
+            )
+        epoch = epochs.pop() if epochs else self._ledger.epoch
+        if self._ledger.epoch not in ("", epoch):
+            if not self._adopt:
+                raise LogReplaced(f"the tables in {self._sink.path} were filled from another log")
+            self._ledger.forget_troubles()
         last = max((seen.last_sequence for seen in outcome.seen), default=0)
         return Marks(batch_id=batch_id, epoch=epoch, sequence=last)
 
@@ -189,7 +208,10 @@ class TablesWriter:
             ],
             marks,
         )
-        return again
+        unfinished = [plan.place for plan in outcome.plans if plan.upto]
+        return again + [
+            place for place in unfinished if place in self._targets and place not in again
+        ]
 
     def _opened(self, place: Place, seen: Sequence[Seen]) -> bool:
         """Whether a table that changes for the first time is followed from now on."""
@@ -216,7 +238,8 @@ class TablesWriter:
         with ThreadPoolExecutor(_COMMITS_AT_ONCE) as threads:
             # Every one is tried, and the first error raised.
             waiting = [
-                threads.submit(target.commit, plan, done, marks) for target, plan, done in settled
+                threads.submit(target.commit, plan, done, marks.upto(plan.upto))
+                for target, plan, done in settled
             ]
         for each in waiting:
             each.result()
@@ -232,7 +255,8 @@ class TablesWriter:
         targets = list(self._targets.values())
         self._arrange(targets)
         if time.monotonic() >= self._vacuum_due:
-            self._vacuum_due += min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
+            pause = min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
+            self._vacuum_due = time.monotonic() + pause
             for target in targets:
                 target.delta.vacuum(self._sink.vacuum_hours)
 
