@@ -9,7 +9,8 @@ import psutil
 
 Kind = Literal["server", "driver", "JVM", "workers"]
 
-_PERIOD = 0.1  # seconds between two looks
+# Seconds between two looks. Each takes some milliseconds a process, on cores that are measured.
+_PERIOD = 0.5
 
 
 class Family:
