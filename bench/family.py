@@ -13,6 +13,22 @@ Kind = Literal["server", "driver", "JVM", "workers"]
 _PERIOD = 0.5
 
 
+Used = dict[tuple[Kind, int], float]
+"""Seconds of processor time by kind and process."""
+
+
+def spent(before: Used, after: Used) -> dict[Kind, float]:
+    """What each kind used between two looks.
+
+    Process by process: one that ended between them takes its whole life's time along, which a
+    difference of sums would count as negative work.
+    """
+    seconds: dict[Kind, float] = defaultdict(float)
+    for (kind, pid), used in after.items():
+        seconds[kind] += used - before.get((kind, pid), 0.0)
+    return seconds
+
+
 class Family:
     """A process and all that it started, now and later."""
 
@@ -51,14 +67,15 @@ class Family:
             held[kind] += _held(process, shared=kind == "workers") / 1e6
         return held
 
-    def seconds(self) -> dict[Kind, float]:
-        """Processor time that each kind has used, with that of children that have ended."""
-        used: dict[Kind, float] = defaultdict(float)
+    def seconds(self) -> Used:
+        """Processor time that everyone alive has used."""
+        used: Used = {}
         for kind, process in self.members():
             try:
-                used[kind] += sum(process.cpu_times()[:4])
+                times = process.cpu_times()
             except psutil.NoSuchProcess:
-                continue  # its parent has its time by now, or will have it
+                continue  # it ended while it was looked at
+            used[kind, process.pid] = times.user + times.system
         return used
 
 

@@ -14,7 +14,7 @@ from headrace.sinks import REPORT, Phase, Report
 from headrace.testing import PostgresDatabase, free_port, wait_until
 
 from . import delta, workload
-from .family import Family, Kind
+from .family import Family, Kind, spent
 from .process import MeasurementFailed, Outcome
 from .report import Figure, Figures
 
@@ -127,11 +127,10 @@ def idle(database: PostgresDatabase, folder: Path, *, rows: int, seconds: float)
         family = Family(server.pid, "server")
         before, began = family.seconds(), time.perf_counter()
         time.sleep(seconds)
-        used, took = family.seconds(), time.perf_counter() - began
+        used, took = spent(before, family.seconds()), time.perf_counter() - began
     database.drop_slots()
     return figures(
-        {kind: 100 * (spent - before.get(kind, 0.0)) / took for kind, spent in used.items()},
-        seconds=took,
+        {kind: 100 * seconds_used / took for kind, seconds_used in used.items()}, seconds=took
     )
 
 

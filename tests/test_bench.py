@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from bench import delta, lake_peer, lake_run, lake_whole
-from bench.family import Family
+from bench.family import Family, Used, spent
 from bench.lake import Lake, Measured, Size
 from bench.lake_task import BATCH_SECONDS, BYTES, SLOWEST, Lap, Task, outcome
 from bench.latency import Reading, figures, percentile
@@ -246,3 +246,9 @@ def test_a_family_is_known_by_what_started_whom() -> None:
             assert Family(os.getpid(), "server").memory()["server"] > 10
         finally:
             process.kill()
+
+
+def test_a_worker_that_ended_while_it_was_watched_is_no_negative_work() -> None:
+    before: Used = {("workers", 1): 9.0, ("workers", 2): 1.0, ("JVM", 3): 5.0}
+    after: Used = {("workers", 2): 1.5, ("workers", 4): 0.25, ("JVM", 3): 6.0}
+    assert spent(before, after) == {"workers": 0.75, "JVM": 1.0}

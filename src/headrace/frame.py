@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import record
+from .columns import row_schema
 from .event import Position, Table, change_id
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -183,13 +184,6 @@ _position = msgspec.msgpack.Decoder(Position).decode
 _json = msgspec.json.Encoder().encode
 
 
-def _row_schema(table: Table) -> str | None:
-    if not table.name:
-        return None
-    columns = [{"name": c.name, "type": c.type, "key": c.key} for c in table.columns]
-    return _json(columns).decode()
-
-
 def _plain(name: str) -> Callable[[_Columns], pa.Array]:
     """A field as the record has it; JSON goes from its bytes to text without being read."""
     return lambda columns: pa.array(getattr(columns.fields, name), FIELDS[name])
@@ -220,7 +214,7 @@ _BUILD: dict[str, Callable[[_Columns], pa.Array]] = {
     ),
     "captured_at": _plain("captured_at"),
     "schema_version": lambda columns: columns.versions,
-    "row_schema": _shared(_row_schema),
+    "row_schema": _shared(lambda table: row_schema(table) if table.name else None),
     "metadata": _plain("metadata"),
     "epoch": lambda columns: columns.of_table(lambda _: columns.framing.epoch),
 }

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -86,7 +87,7 @@ class Delta:
             raise SinkUnavailable(f"the Delta table {folder.uri} cannot be created") from error
         except Exception as error:  # what delta-rs has no kind of error for
             raise TableTroubled(
-                f"Delta has no such table as {folder.uri} would be: {error}",
+                f"Delta takes no table with the columns of {folder.uri}",
                 hint="Columns whose names differ only in case are one to Delta: rename one, then "
                 "run `headrace snapshot SOURCE TABLE`.",
             ) from error
@@ -202,17 +203,17 @@ class Delta:
         return len(deleted)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
     """What a commit says of the batch it holds."""
 
-    def __init__(self, *, batch_id: int | None, epoch: str, sequence: int) -> None:
-        self.batch_id = batch_id
-        self.epoch = epoch
-        self.sequence = sequence
+    batch_id: int | None  # None: it is no batch's
+    epoch: str
+    sequence: int
 
     def upto(self, sequence: int) -> "Marks":
         """The marks of a part of the batch; 0: of all of it."""
-        return Marks(batch_id=self.batch_id, epoch=self.epoch, sequence=sequence or self.sequence)
+        return replace(self, sequence=sequence or self.sequence)
 
     def transactions(self, writer: str) -> list[Transaction]:
         """The marks as Delta keeps them."""

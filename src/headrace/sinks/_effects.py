@@ -197,8 +197,10 @@ def _typed(plan: TablePlan, texts: list[str]) -> list[pa.Array]:
     if not plan.key:
         return [pa.array([int(text) for text in texts], pa.int64())]
     names = {column.name for column in plan.key}
-    return [column.combine_chunks() for column in decode(texts, plan.key,
-            as_text=plan.as_text & names).columns]  # fmt: skip
+    return [
+        column.combine_chunks()
+        for column in decode(texts, plan.key, as_text=plan.as_text & names).columns
+    ]
 
 
 def _with_none(numbers: Any, none: int) -> Numbers:

@@ -108,9 +108,11 @@ class _Bucket:
                 return
         rows = conformed(plan.folder.read(part.path), self._schema)
         where = effects.where([rows[name] for name in self._key])
-        left = self._closed(rows, where, effects) if plan.keep_history else self._without(
-            rows, where, effects
-        )  # fmt: skip
+        left = (
+            self._closed(rows, where, effects)
+            if plan.keep_history
+            else self._without(rows, where, effects)
+        )
         if left is None and not plan.rewrite:
             return  # nothing of this file changes
         self._removed.append(part.path)

@@ -274,10 +274,16 @@ class _Routing:
                 raise _troubled(reason, change["sequence"], self._seen)
             if change["op"] == "TRUNCATE" or said.get("dropped"):
                 routed += [
-                    {"at": self._at, "bucket": bucket, "sequence": change["sequence"],
-                     "op": "TRUNCATE", "key": "", "commit_time": _time_of(told, change["sequence"])}
+                    {
+                        "at": self._at,
+                        "bucket": bucket,
+                        "sequence": change["sequence"],
+                        "op": "TRUNCATE",
+                        "key": "",
+                        "commit_time": _time_of(told, change["sequence"]),
+                    }
                     for bucket in self._plan.buckets
-                ]  # fmt: skip
+                ]
         return pa.Table.from_pylist(routed, ROUTED)
 
 
@@ -311,10 +317,15 @@ def _look(seen: dict[int, Seen], changes: pa.Table, described: _Described) -> Se
 
 def _told(seen: dict[int, Seen]) -> pa.Table:
     rows = [
-        {"at": -1, "bucket": 0, "sequence": each.first_sequence, "op": "SEEN",
-         "key": _text(each).decode()}
+        {
+            "at": -1,
+            "bucket": 0,
+            "sequence": each.first_sequence,
+            "op": "SEEN",
+            "key": _text(each).decode(),
+        }
         for each in seen.values()
-    ]  # fmt: skip
+    ]
     return pa.Table.from_pylist(rows, ROUTED)
 
 

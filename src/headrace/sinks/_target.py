@@ -51,9 +51,15 @@ class Target:
 
     @classmethod
     def open(
-        cls, sink: Tables, place: Place, seen: Sequence[Seen], *, writer: str, adopt: bool,
+        cls,
+        sink: Tables,
+        place: Place,
+        seen: Sequence[Seen],
+        *,
+        writer: str,
+        adopt: bool,
         known: bool,
-    ) -> Target:  # fmt: skip
+    ) -> Target:
         """The table behind changes that come for the first time; created if there is none."""
         folder = sink.folder.within(place.schema, place.table)
         epoch = seen[0].epoch
