@@ -42,6 +42,15 @@ class Column(msgspec.Struct, frozen=True):
     modifier: int = -1  # precision, length …, packed as the source packs them
 
 
+class Reference(msgspec.Struct, frozen=True):
+    """A foreign key: which columns name a row of which other table."""
+
+    columns: tuple[str, ...]
+    schema: str
+    table: str
+    parent_columns: tuple[str, ...]  # of the other table, in the order of `columns`
+
+
 class Table(msgspec.Struct, frozen=True):
     """A table as it was while a change was made: one version of its columns."""
 
@@ -55,6 +64,7 @@ class Table(msgspec.Struct, frozen=True):
     identity: str = "default"  # what the source sends as the old row: default, full, index, nothing
     relation: int = 0  # the source's number for the table; 0 where it has none
     version: int = 0  # given by the log, unique in it and increasing; 0 until then
+    references: tuple[Reference, ...] = ()  # its foreign keys
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -82,6 +92,7 @@ class PostgresPosition(
 
     commit_lsn: int  # of the transaction's commit record; orders transactions
     lsn: int  # of the change's own record; several changes may share one
+    end_lsn: int = 0  # where the commit record ends; 0: not the transaction's last change
 
     def to_json(self) -> dict[str, str | int]:
         """The position as every JSON format shows it."""

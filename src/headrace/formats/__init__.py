@@ -1,18 +1,29 @@
 """A change written down: one file a format.
 
-A format turns a change into bytes and says what kind of bytes they are. It does no input or
+A format turns changes into bytes and says what kind of bytes they are. It does no input or
 output and never decodes an image it can pass on, so every transport and sink may offer it.
-To add one: write the file, then name it in `FORMATS`.
+Most see one change at a time. A few need what came before in their stream, or all changes of a
+transaction. To add one: write the file, then name it in `FORMATS`.
 """
 
-from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple, Protocol
 
 from ..event import Change
 from .canonical import Canonical
 from .changefeed import Changefeed
 
-__all__ = ["FORMATS", "Canonical", "Changefeed", "Format"]
+__all__ = [
+    "FORMATS",
+    "AnyFormat",
+    "Canonical",
+    "Changefeed",
+    "Format",
+    "Rendered",
+    "Stream",
+    "StreamFormat",
+    "TransactionFormat",
+]
 
 
 class Format(Protocol):
@@ -26,6 +37,50 @@ class Format(Protocol):
 
     def __hash__(self) -> int:
         """Equal formats share what they have encoded."""
+
+
+class Stream(Protocol):
+    """A format within one stream: it remembers what it has told there."""
+
+    def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        """What the next change adds to the stream, each on one line.
+
+        It is told of every change, in order; of those that are not wanted nothing is told but
+        where transactions begin and end.
+        """
+
+
+class StreamFormat(Protocol):
+    """A way to write down a stream, in which a change may need more than its own event."""
+
+    name: ClassVar[str]
+    media_type: ClassVar[str]
+
+    def open(self) -> Stream:
+        """Begin a stream, wherever in the log that is."""
+
+
+class Rendered(NamedTuple):
+    """An event, and the sequence of the change that it stands for."""
+
+    sequence: int
+    payload: bytes
+
+
+class TransactionFormat(Protocol):
+    """A way to write down what the changes of a transaction mean together."""
+
+    name: ClassVar[str]
+    media_type: ClassVar[str]
+
+    def render(self, transaction: Sequence[Change]) -> Sequence[Rendered]:
+        """The events of a whole transaction, in the order of their sequences."""
+
+    def __hash__(self) -> int:
+        """Equal formats share what they have rendered."""
+
+
+AnyFormat = Format | StreamFormat | TransactionFormat
 
 
 FORMATS: Mapping[str, Format] = {format.name: format for format in (Canonical(), Changefeed())}
