@@ -243,7 +243,7 @@ def test_a_family_is_known_by_what_started_whom() -> None:
         try:
             members = {of.pid: kind for kind, of in Family(os.getpid(), "server").members()}
             assert members[os.getpid()] == members[process.pid] == "server"
-            assert Family(os.getpid(), "server").memory()["server"] > 10
+            assert Family(os.getpid(), "server").peaks()["server", os.getpid()] > 10
         finally:
             process.kill()
 
