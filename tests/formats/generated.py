@@ -119,7 +119,16 @@ _VALUES = {kind.type: st.just(b"null") | kind.values for kind in KINDS}
 
 # --- tables --------------------------------------------------------------------------------------
 
-TABLE_NAMES = ("users", "orders", "order_items", "posts", 'odd "name"', "Größe %s", "a.b:c\\d", "表")
+TABLE_NAMES = (
+    "users",
+    "orders",
+    "order_items",
+    "posts",
+    'odd "name"',
+    "Größe %s",
+    "a.b:c\\d",
+    "表",
+)
 COLUMN_NAMES = (
     "name",
     "email",
@@ -184,9 +193,7 @@ _COLUMNS = st.lists(
     st.tuples(st.sampled_from(COLUMN_NAMES), st.sampled_from(KINDS)),
     max_size=5,
     unique_by=lambda named: named[0],
-).map(
-    lambda named: tuple(Column(name, kind.type, type_id=kind.oid) for name, kind in named)
-)
+).map(lambda named: tuple(Column(name, kind.type, type_id=kind.oid) for name, kind in named))
 
 
 def _reference(number: int, parent: Table) -> Reference:
@@ -299,15 +306,13 @@ def _schemas(draw: DrawFn, table: Table) -> _Draft:
     command = f'ALTER TABLE "{table.name}"\nADD COLUMN age integer'
     altered = {"ddl_type": "ALTER_TABLE", "ddl_command": command}
     dropped = {"ddl_type": "DROP_TABLE", "ddl_command": "DROP TABLE x", "dropped": True}
-    said = draw(
-        st.sampled_from(({"columns": columns}, {"columns": columns, **altered}, dropped))
-    )
+    said = draw(st.sampled_from(({"columns": columns}, {"columns": columns, **altered}, dropped)))
     return _Draft(Op.SCHEMA, table, after=msgspec.json.encode(said))
 
 
 @st.composite
 def _messages(draw: DrawFn, table: Table) -> _Draft:
-    spoken = {"prefix": draw(TEXT), "transactional": True}
+    spoken: dict[str, Any] = {"prefix": draw(TEXT), "transactional": True}
     unread = {"error": "the server sent a boolean that does not read as one", "operation": "UPDATE"}
     said = draw(
         st.sampled_from(
@@ -390,7 +395,7 @@ def transactions(draw: DrawFn) -> list[Change]:
         transaction = draw(_circumstances(f"snapshot-{format_lsn(start)}-sales.orders-(0,1)"))
         # Nobody annotates a copy.
         return list(_placed(drafts, msgspec.structs.replace(transaction, metadata=None), start))
-    told = draw(st.lists(_streamed(known), min_size=1, max_size=6))
+    told = draw(st.lists(_streamed(known), min_size=1, max_size=10))
     transaction = draw(_circumstances(str(draw(st.integers(3, (1 << 64) - 1)))))
     return list(_placed([draft for each in told for draft in each], transaction, start))
 
