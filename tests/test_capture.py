@@ -14,7 +14,7 @@ from headrace.errors import (
     SourceError,
     SourceUnavailable,
 )
-from headrace.event import Batch
+from headrace.event import Batch, Table
 from headrace.log import Log
 from headrace.sources import Finding, Phase, Register, Status
 from headrace.testing import wait_until
@@ -28,6 +28,7 @@ class Scripted:
     """A source that hands over what it was told to, one script for each time it is opened."""
 
     name = "scripted"
+    host = "scripted.example"
 
     def __init__(self, *scripts: Sequence[Step]) -> None:
         self.scripts = list(scripts)
@@ -52,6 +53,10 @@ class Scripted:
 
     def check(self) -> list[Finding]:
         """Nothing to look at."""
+        return []
+
+    def captured_tables(self) -> list[Table]:
+        """None that anybody asks for."""
         return []
 
 

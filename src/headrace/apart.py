@@ -148,6 +148,11 @@ class Apart:
         """The configured name."""
         return self.source.name
 
+    @property
+    def host(self) -> str:
+        """The server's name as the settings give it."""
+        return self.source.host
+
     def open(self, resume: bytes | None, register: Register) -> Stream:
         """Begin, or go on after `resume`; the process starts when the stream is first read."""
         return ApartStream(self.source, resume, register)
@@ -163,6 +168,10 @@ class Apart:
     def check(self) -> list[Finding]:
         """Look at everything that capturing needs on the server."""
         return self.source.check()
+
+    def captured_tables(self) -> list[Table]:
+        """The tables that would be captured now."""
+        return self.source.captured_tables()
 
 
 class ApartStream:

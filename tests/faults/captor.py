@@ -22,7 +22,7 @@ import psycopg
 from headrace.apart import Apart
 from headrace.capture import Capture
 from headrace.errors import HeadraceError
-from headrace.event import Batch, Op
+from headrace.event import Batch, Op, Table
 from headrace.log import Log
 from headrace.secret import Secret
 from headrace.sources import Finding, Phase, Register, Source, Status, Stream
@@ -120,6 +120,10 @@ class WatchedSource:
     def name(self) -> str:
         return self._source.name
 
+    @property
+    def host(self) -> str:
+        return self._source.host
+
     def open(self, resume: bytes | None, register: Register) -> "WatchedStream":
         self._killer.reach(Point.OPENING)
         return WatchedStream(self._source, self._source.open(resume, register), self._killer)
@@ -132,6 +136,9 @@ class WatchedSource:
 
     def check(self) -> list[Finding]:
         return self._source.check()
+
+    def captured_tables(self) -> list[Table]:
+        return self._source.captured_tables()
 
 
 class WatchedStream:

@@ -68,7 +68,7 @@ class Describing:
     def __init__(self, types: Mapping[int, PgType]) -> None:
         self._types = types
 
-    def describe_relation(self, relation: Relation) -> Rows:
+    def describe_relation(self, relation: Relation, *, told_by: int = 0) -> Rows:
         """The decoder for rows that follow it."""
         columns = tuple(
             Column(column.name, "", column.identity, column.type_id, column.modifier)

@@ -1,6 +1,7 @@
 """The assembler turns what a server says into transactions, and survives whatever it says."""
 
 import struct
+from base64 import b64decode
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import DecodeError, ProtocolError
 from headrace.event import Change, Op, Table
+from headrace.sources._pgannotations import LIMIT
 from headrace.sources._pgoutput import Begin, Commit, Relation, parse
 from headrace.sources._pgtransactions import Assembler
 from tests.conftest import Servers
@@ -211,20 +213,108 @@ def test_an_annotation_spread_over_lines_is_kept_on_one() -> None:
         b"no json",
         b"[1]",
         b'"text"',
-        b'{"a":"\xff"}',
-        b'{"\xff":1}',
-        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a":1e999}',
+        b'{"a":"\\ud800"}',
+        b'{"a":"\n"}',
+        b'{"a":' + b"[" * 30_000 + b"]" * 30_000 + b"}",
         b'{"a":1} and more',
+        b"x" * LIMIT,
     ],
     ids=lambda content: repr(content[:12]),
 )
-def test_an_annotation_that_is_no_object_stays_a_message(content: bytes) -> None:
+def test_an_annotation_that_is_no_object_is_shown_as_its_text(content: bytes) -> None:
+    said = Said()
+    said.transaction(
+        said.message("headrace", b'{"user":"ann"}'),
+        said.insert(b"1"),
+        said.message("headrace", content),
+        said.message("headrace", b'{"why":"x"}'),
+    )
+    [insert] = said.done
+    assert metadata([insert]) == [{"user": "ann", "why": "x", "annotation_error": content.decode()}]
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"a":"\xff"}', b'{"\xff":1}', b"\xff", b'{"a":"\xed\xa0\x80"}']
+)
+def test_an_annotation_that_is_not_utf8_is_shown_and_its_bytes_are_kept(content: bytes) -> None:
     said = Said()
     said.transaction(said.insert(b"1"), said.message("headrace", content))
     insert, message = said.done
-    assert metadata([insert]) == [None]
+    assert metadata([insert]) == [{"annotation_error": content.decode(errors="replace")}]
+    assert spoken(message) == content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        msgspec.json.encode({"a": "é" * LIMIT}),
+        b"x" * (LIMIT + 1),
+        b"\xff" * (LIMIT + 1),
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+def test_an_annotation_that_is_too_large_is_shown_in_part_and_kept_whole(content: bytes) -> None:
+    said = Said()
+    said.transaction(
+        said.insert(b"1"),
+        said.message("headrace", content),
+        said.message("headrace", b'{"user":"ann"}'),
+    )
+    insert, message = said.done
+    shown = content.decode(errors="replace")[:1000] + f"… ({len(content)} bytes)"
+    assert metadata([insert]) == [{"user": "ann", "annotation_error": shown}]
+    assert spoken(message) == content
+
+
+def test_an_annotation_of_just_64_kb_is_taken() -> None:
+    said = Said()
+    content = b'{"a":"%b"}' % (b"x" * (LIMIT - 8))
+    assert len(content) == LIMIT
+    said.transaction(said.insert(b"1"), said.message("headrace", content))
+    assert [change.transaction.metadata for change in said.done] == [content]
+
+
+def test_annotations_that_are_too_large_together_stop_where_the_room_ends() -> None:
+    said = Said()
+    large = [b'{"%d":"%b"}' % (n, b"x" * (LIMIT // 2)) for n in range(3)]
+    said.transaction(said.insert(b"1"), *(said.message("headrace", each) for each in large))
+    insert, message = said.done
+    told = image(insert.transaction.metadata) or {}
+    assert sorted(told) == ["0", "annotation_error"]
+    assert told["annotation_error"].encode() == large[1]
+    assert spoken(message) == large[2]
+
+
+def test_of_several_wrong_annotations_the_first_is_shown_and_none_is_lost() -> None:
+    said = Said()
+    said.transaction(
+        said.message("headrace", b"one"),
+        said.insert(b"1"),
+        said.message("headrace", b"two"),
+        said.message("headrace", b'{"user":"ann"}'),
+    )
+    insert, message = said.done
+    assert metadata([insert]) == [{"annotation_error": "one", "user": "ann"}]
+    assert spoken(message) == b"two"
+
+
+def spoken(message: Change) -> bytes:
+    """What a MESSAGE change keeps."""
     assert message.op is Op.MESSAGE
-    assert image(message.after) is not None
+    said = image(message.after) or {}
+    if "content" in said:
+        return str(said["content"]).encode()
+    return b64decode(said["content_base64"])
+
+
+@given(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(str.encode)))
+def test_whatever_annotations_say_the_metadata_can_be_read(contents: list[bytes]) -> None:
+    said = Said()
+    said.transaction(said.insert(b"1"), *(said.message("headrace", each) for each in contents))
+    told = metadata(said.done)[0]
+    assert told is None if not contents else isinstance(told, dict)
 
 
 @given(st.dictionaries(st.text(), st.text() | st.integers(-(2**53), 2**53) | st.none()))
@@ -300,6 +390,23 @@ def test_a_value_that_cannot_be_read_stops_its_table_and_keeps_the_bytes() -> No
     assert list(said.assembler.errored) == ["public.things"]
 
 
+@pytest.mark.requirement("S2-11")
+def test_the_last_change_of_a_transaction_knows_where_its_commit_ends(recorded: Recorded) -> None:
+    commits = [m for _, data in recorded.messages if isinstance(m := parse_or_none(data), Commit)]
+    ends = {commit.commit_lsn: commit.end_lsn for commit in commits}
+    outside = 0
+    for change in assembled(recorded):
+        at = change.position
+        if not change.last:
+            assert at.end_lsn == 0
+        elif change.transaction.id.startswith("message-"):
+            outside += 1
+            assert at.end_lsn == at.commit_lsn  # it is its own commit, and ends there
+        else:
+            assert at.end_lsn == ends[at.commit_lsn] > at.commit_lsn
+    assert outside == 1
+
+
 def test_rows_come_in_pieces_before_their_transaction_ends() -> None:
     said = Said()
     said.feed(said.begin(), said.relation(), *(said.insert(b"%d" % n) for n in range(5)))
@@ -309,6 +416,7 @@ def test_rows_come_in_pieces_before_their_transaction_ends() -> None:
     changes = piece + said.assembler.done
     assert [change.ordinal for change in changes] == list(range(1, len(changes) + 1))
     assert [change.last for change in changes] == [False] * (len(changes) - 1) + [True]
+    assert [change.position.end_lsn for change in changes[-2:]] == [0, said.lsn]
 
 
 @pytest.mark.parametrize(

@@ -215,10 +215,15 @@ def test_a_truncate_is_one_change_for_each_table_at_one_position(
         first, second, third = feed.streamed()
         feed.assert_replays("parents", "children", "others")
     assert {first.table.name, second.table.name} == {"parents", "children"}
-    assert first.position == second.position
+    assert first.position.lsn == second.position.lsn
     assert (first.ordinal, second.ordinal, first.last, second.last) == (1, 2, False, True)
-    assert image(first.after) == {"cascade": True, "restart_identity": True}
-    assert image(third.after) == {"cascade": False, "restart_identity": False}
+    together = [first.table.relation, second.table.relation]
+    assert image(first.after) == image(second.after) == {
+        "cascade": True, "restart_identity": True, "relations": together,
+    }  # fmt: skip
+    assert image(third.after) == {
+        "cascade": False, "restart_identity": False, "relations": [third.table.relation],
+    }  # fmt: skip
 
 
 # --- transactions --------------------------------------------------------------------------------

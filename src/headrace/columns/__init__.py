@@ -15,7 +15,15 @@ since the image does not tell them apart.
 """
 
 from ._images import decode
-from ._schema import columns_of, row_schema
+from ._schema import columns_of, references_of, row_schema
 from ._types import arrow_schema, arrow_type, widened
 
-__all__ = ["arrow_schema", "arrow_type", "columns_of", "decode", "row_schema", "widened"]
+__all__ = [
+    "arrow_schema",
+    "arrow_type",
+    "columns_of",
+    "decode",
+    "references_of",
+    "row_schema",
+    "widened",
+]

@@ -1,12 +1,21 @@
-"""A table's columns as the text that its changes carry."""
+"""A table's columns, and the foreign keys over them, as the text that its changes carry."""
 
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
-from ..event import Column, Table
+from ..event import Column, Reference, Table
+
+
+class _Referring(msgspec.Struct, frozen=True):
+    """A column, as far as foreign keys begin with it."""
+
+    references: tuple[Reference, ...] = ()
+
 
 _columns = msgspec.json.Decoder(tuple[Column, ...]).decode
+_referring = msgspec.json.Decoder(tuple[_Referring, ...]).decode
 
 
 @lru_cache(maxsize=4096)
@@ -15,7 +24,20 @@ def columns_of(row_schema: str) -> tuple[Column, ...]:
     return _columns(row_schema)
 
 
+@lru_cache(maxsize=4096)
+def references_of(row_schema: str) -> tuple[Reference, ...]:
+    """The foreign keys behind the same text."""
+    return tuple(each for column in _referring(row_schema) for each in column.references)
+
+
 def row_schema(table: Table) -> str:
-    """A table's columns as the text that its changes carry."""
-    columns = [{"name": c.name, "type": c.type, "key": c.key} for c in table.columns]
-    return msgspec.json.encode(columns).decode()
+    """A table's columns as the text that its changes carry.
+
+    A foreign key stands with the first of its columns: whoever looks for columns passes it over.
+    """
+    columns: dict[str, dict[str, Any]] = {
+        c.name: {"name": c.name, "type": c.type, "key": c.key} for c in table.columns
+    }
+    for reference in table.references:
+        columns[reference.columns[0]].setdefault("references", []).append(reference)
+    return msgspec.json.encode(list(columns.values())).decode()

@@ -98,6 +98,11 @@ class Source(Protocol):
         """The configured name."""
         ...
 
+    @property
+    def host(self) -> str:
+        """The server's name as the settings give it, without asking anybody."""
+        ...
+
     def open(self, resume: bytes | None, register: Register) -> Stream:
         """Begin, or go on after `resume`."""
         ...
@@ -112,4 +117,11 @@ class Source(Protocol):
 
     def check(self) -> list[Finding]:
         """Look at everything that capturing needs on the server."""
+        ...
+
+    def captured_tables(self) -> list[Table]:
+        """The tables that would be captured now, with columns and foreign keys.
+
+        Asked from the database, so it may raise a SourceError. They have no version and no origin.
+        """
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
@@ -10,7 +11,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from ..event import Column, Table
+from ..event import Column, Reference, Table
 from ._pgaddress import classify
 from ._pgoutput import Relation
 from ._pgrows import Rows
@@ -36,8 +37,8 @@ class Published:
     schema: str
     name: str
     oid: int
-    columns: tuple[str, ...]
-    filter: str | None
+    columns: tuple[str, ...] | None  # None: all of them
+    filter: str | None = None
 
     @property
     def path(self) -> str:
@@ -51,7 +52,7 @@ _SLOT = """
     FROM pg_replication_slots WHERE slot_name = %s"""
 
 _CANDIDATES = """
-    SELECT n.nspname, c.relname
+    SELECT n.nspname, c.relname, c.oid::bigint
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
       AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'headrace')
@@ -65,7 +66,7 @@ _PUBLISHED = """
     WHERE p.pubname = %s ORDER BY 1, 2"""
 
 # What a Relation message will say. The catalogs of 15 list generated columns as published, but the
-# server sends none before 18; a deferrable key identifies no row to it.
+# server sends none before 18, and then only stored ones; a deferrable key identifies no row to it.
 _COLUMNS = """
     SELECT a.attname, a.atttypid::bigint, a.atttypmod,
            coalesce(a.attnum = ANY (i.indkey), false), c.relreplident
@@ -74,8 +75,32 @@ _COLUMNS = """
       AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
                WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE i.indisprimary END
     WHERE c.oid = %s AND a.attnum > 0 AND NOT a.attisdropped
-      AND (a.attgenerated = '' OR current_setting('server_version_num')::int >= 180000)
+      AND (a.attgenerated = '' OR a.attgenerated = 's'
+           AND current_setting('server_version_num')::int >= 180000)
     ORDER BY a.attnum"""
+
+# The server keeps a key towards a partitioned table once more for each of its partitions. Rows of a
+# partition are told as those of the whole table, and a key with PERIOD (18) names no one row.
+_REFERENCES = """
+    SELECT ARRAY(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS c(number, at)
+                 JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = c.number
+                 ORDER BY c.at),
+           n.nspname, t.relname,
+           ARRAY(SELECT a.attname::text FROM unnest(k.confkey) WITH ORDINALITY AS c(number, at)
+                 JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = c.number
+                 ORDER BY c.at)
+    FROM pg_constraint k
+    JOIN pg_class t ON t.oid = coalesce(pg_partition_root(k.confrelid)::oid, k.confrelid)
+    JOIN pg_namespace n ON n.oid = t.relnamespace
+    WHERE k.conrelid = %s AND k.contype = 'f'
+      AND NOT EXISTS (SELECT FROM pg_constraint whole
+                      WHERE whole.oid = k.conparentid AND whole.conrelid = k.conrelid)
+      AND coalesce(to_jsonb(k) ->> 'conperiod', 'false') = 'false'
+    ORDER BY k.conkey[1], k.conname"""
+
+_SEEN = "SELECT pg_visible_in_snapshot(%s::text::xid8, pg_current_snapshot())"
+_UNSEEN_SECONDS = 2.0  # far more than a synchronous standby takes
+_LOOK_SECONDS = 0.01
 
 _PARTS = """
     SELECT format('%%I.%%I', n.nspname, c.relname),
@@ -106,6 +131,7 @@ class Catalog:
         self._source = source
         self._origin = origin
         self._types: dict[int, PgType] = {}
+        self._encoding = ""
         self._database = connection.info.dbname
 
     def rows(
@@ -138,8 +164,10 @@ class Catalog:
 
     def row_encoding(self) -> str:
         """The encoding in which rows are sent."""
-        (encoding,) = self.rows("SELECT current_setting('server_encoding')")[0]
-        return "SQL_ASCII" if encoding == "SQL_ASCII" else "UTF8"
+        if not self._encoding:
+            (encoding,) = self.rows("SELECT current_setting('server_encoding')")[0]
+            self._encoding = "SQL_ASCII" if encoding == "SQL_ASCII" else "UTF8"
+        return self._encoding
 
     def wal_sender_timeout(self) -> float:
         """Seconds after which the server drops a silent reader; 0: never."""
@@ -172,8 +200,7 @@ class Catalog:
 
     def candidates(self, globs: Sequence[str]) -> list[tuple[str, str]]:
         """Tables (schema, name) that match any of the globs."""
-        found = self.rows(_CANDIDATES)
-        return [(schema, name) for schema, name in found if matches(f"{schema}.{name}", globs)]
+        return [(table.schema, table.name) for table in self._candidates(globs)]
 
     def published(self, publication: str) -> list[Published]:
         """The tables of a publication."""
@@ -186,15 +213,23 @@ class Catalog:
         """The physical tables behind a table."""
         return [Part(*row) for row in self.rows(_PARTS, oid, oid)]
 
+    def tables(self, publication: str, globs: Sequence[str]) -> list[Table]:
+        """The tables that match any of the globs, also those that are not published yet."""
+        found = {table.path: table for table in self._candidates(globs)}
+        # What is published already may be some of a table's columns, or a partition.
+        found |= {
+            table.path: table for table in self.published(publication) if matches(table.path, globs)
+        }
+        return [self._table(found[path]) for path in sorted(found)]
+
     def describe(self, published: Published) -> Rows:
         """The decoder for rows of a published table as it is now."""
-        found = [row for row in self.rows(_COLUMNS, published.oid) if row[0] in published.columns]
-        identity = _IDENTITIES[found[0][4]] if found else "default"
-        columns = self._columns([(name, key, oid, mod) for name, oid, mod, key, _ in found])
-        return self._rows(published.schema, published.name, published.oid, identity, columns)
+        return self._rows(self._table(published))
 
-    def describe_relation(self, relation: Relation) -> Rows:
-        """The decoder for rows that follow a Relation message."""
+    def describe_relation(self, relation: Relation, *, told_by: int) -> Rows:
+        """The decoder for rows that follow a Relation message; `told_by` is its transaction."""
+        if told_by:
+            self._await(told_by)
         keys = {column.name for column in relation.columns if column.identity}
         if relation.identity in ("full", "nothing"):
             # Then the flags do not name the key: all columns have them, or none.
@@ -202,7 +237,8 @@ class Catalog:
         columns = self._columns(
             [(c.name, c.name in keys, c.type_id, c.modifier) for c in relation.columns]
         )
-        return self._rows(relation.schema, relation.name, relation.id, relation.identity, columns)
+        table = Published(relation.schema, relation.name, relation.id, None)
+        return self._rows(self._described(table, relation.identity, columns))
 
     def sourceless(self) -> Table:
         """The table of changes that belong to no table."""
@@ -215,22 +251,57 @@ class Catalog:
             for (name, key, oid, modifier), type_name in zip(columns, names, strict=True)
         )
 
-    def _rows(
-        self, schema: str, name: str, oid: int, identity: str, columns: tuple[Column, ...]
-    ) -> Rows:
-        self._learn(column.type_id for column in columns)
-        table = Table(
+    def _candidates(self, globs: Sequence[str]) -> list[Published]:
+        found = [Published(schema, name, oid, None) for schema, name, oid in self.rows(_CANDIDATES)]
+        return [table for table in found if matches(table.path, globs)]
+
+    def _await(self, xid: int) -> None:
+        """Wait until the catalogs show what a transaction has done to them.
+
+        It is told of when its commit is written, and seen when synchronous standbys have it too.
+        """
+        end = time.monotonic() + _UNSEEN_SECONDS
+        while not self.rows(_SEEN, xid)[0][0] and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+
+    def _table(self, published: Published) -> Table:
+        """A table as it is now."""
+        wanted = published.columns
+        found = [
+            row for row in self.rows(_COLUMNS, published.oid) if wanted is None or row[0] in wanted
+        ]
+        identity = _IDENTITIES[found[0][4]] if found else "default"
+        columns = self._columns([(name, key, oid, mod) for name, oid, mod, key, _ in found])
+        return self._described(published, identity, columns)
+
+    def _described(self, published: Published, identity: str, columns: tuple[Column, ...]) -> Table:
+        return Table(
             self._source,
             "postgres",
             self._origin,
             self._database,
-            schema,
-            name,
+            published.schema,
+            published.name,
             columns,
             identity,
-            oid,
+            published.oid,
+            references=self._references(published.oid, columns),
         )
-        encoders = [encoder(column.type_id, self._types) for column in columns]
+
+    def _references(self, oid: int, columns: tuple[Column, ...]) -> tuple[Reference, ...]:
+        """The foreign keys over these columns, as they are now."""
+        names = {column.name for column in columns}
+        found = [
+            Reference(tuple(own), schema, table, tuple(theirs))
+            for own, schema, table, theirs in self.rows(_REFERENCES, oid)
+            # Columns that are not captured name nothing; nor do those that were renamed since.
+            if names.issuperset(own)
+        ]
+        return tuple(dict.fromkeys(found))  # nobody minds two of the same
+
+    def _rows(self, table: Table) -> Rows:
+        self._learn(column.type_id for column in table.columns)
+        encoders = [encoder(column.type_id, self._types) for column in table.columns]
         if self.row_encoding() == "SQL_ASCII":
             # Nobody has made sure that what passes through as it is can be read.
             encoders = [encode or as_utf8 for encode in encoders]

@@ -20,6 +20,7 @@ from ._pgcatalog import Published
 from ._pgreplication import copy_lines
 from ._pgresume import Range
 from ._pgrows import Rows
+from ._pgtransactions import end
 
 RANGE_BLOCKS = 2048  # 16 MB of table
 _BATCH_ROWS = 4096
@@ -228,7 +229,7 @@ class _Reading:
             for ordinal, (key, image) in enumerate(zip(keys, images, strict=True), 1)
         ]
         if changes:
-            msgspec.structs.force_setattr(changes[-1], "last", True)
+            end(changes[-1], self._point.lsn)
         return changes
 
     def _transaction(self) -> Transaction:

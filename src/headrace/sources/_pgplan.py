@@ -13,7 +13,7 @@ from ._pgcatalog import Catalog, Part, Published
 from ._pgcopy import Copied, Point, Task, ranges
 from ._pgresume import Copy, Range, Resume
 from ._pgrows import Rows
-from ._pgtransactions import schema
+from ._pgtransactions import end, schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ class Planner:
         if resume.versions.get(path) != decoder.table.version:
             told.append((Op.SCHEMA, schema(decoder.table)))
         if forget:
-            told.append((Op.TRUNCATE, {"snapshot": True}))
+            told.append((Op.TRUNCATE, {"snapshot": True, "relations": [decoder.table.relation]}))
         now = time.time_ns() // 1000
         transaction = Transaction(f"snapshot-{format_lsn(self._point.lsn)}-{path}", now, now)
         position = PostgresPosition(self._point.lsn, self._point.lsn)
-        return [
+        announced = [
             Change(
                 op=op,
                 table=decoder.table,
@@ -98,10 +98,12 @@ class Planner:
                 transaction=transaction,
                 ordinal=ordinal,
                 position=position,
-                last=ordinal == len(told),
             )
             for ordinal, (op, said) in enumerate(told, 1)
         ]
+        if announced:
+            end(announced[-1], self._point.lsn)
+        return announced
 
 
 def progressed(resume: Resume, copied: Copied) -> Resume:

@@ -39,6 +39,13 @@ class PostgresSettings:
             ) from None
 
     @property
+    def host(self) -> str:
+        """The server's name in the url; a socket is a server on this machine."""
+        given = conninfo.conninfo_to_dict(self.url.reveal())
+        name = str(given.get("host") or given.get("hostaddr") or "")
+        return "localhost" if not name or name.startswith(("/", "@")) else name
+
+    @property
     def slot_name(self) -> str:
         """The slot's name on the server."""
         return self.slot or f"headrace_{self.name}"

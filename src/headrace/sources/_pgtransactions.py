@@ -12,6 +12,7 @@ import msgspec
 from ..errors import DecodeError, ProtocolError
 from ..event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction
 from . import Register
+from ._pgannotations import annotated
 from ._pgoutput import (
     Begin,
     Commit,
@@ -30,15 +31,14 @@ DDL = "headrace.ddl"
 
 _OPERATIONS = {b"I": Op.INSERT, b"U": Op.UPDATE, b"D": Op.DELETE}
 _Reading = tuple[Op, Callable[[bytes], Row], Table]
-_ONE_LINE = bytes.maketrans(b"\n\r\t", b"   ")  # in JSON these stand only between tokens
 _set = msgspec.structs.force_setattr
 
 
 class Describes(Protocol):
     """Who knows the types and keys behind a Relation message: the catalog."""
 
-    def describe_relation(self, relation: Relation) -> Rows:
-        """The decoder for rows that follow it."""
+    def describe_relation(self, relation: Relation, *, told_by: int) -> Rows:
+        """The decoder for rows that follow it; `told_by` is the transaction, 0: an old one."""
         ...
 
     def sourceless(self) -> Table:
@@ -137,7 +137,7 @@ class Assembler:
         if self._begin is None:
             raise ProtocolError("a transaction ended that had not begun")
         if self.open:
-            _set(self.open[-1], "last", True)
+            end(self.open[-1], commit.end_lsn)
             self.done += self.open
             self.open = []
         self.position = max(self.position, commit.end_lsn)
@@ -194,13 +194,17 @@ class Assembler:
         self._add(Op.MESSAGE, table, lsn, kept)
 
     def _described(self, relation: Relation, lsn: int) -> None:
-        rows = self._catalog.describe_relation(relation)
+        rows = self._rows_of(relation)
         path = self.live.get(relation.id)
         if path is None:
             self._known[relation.id] = rows
             self._settle(relation.id)
             return
         self._versioned(rows, path, lsn, {})
+
+    def _rows_of(self, relation: Relation) -> Rows:
+        told_by = 0 if self._transaction is None else self.xid
+        return self._catalog.describe_relation(relation, told_by=told_by)
 
     def _versioned(self, rows: Rows, path: str, lsn: int, ddl: dict[str, Any]) -> None:
         table = self._register(rows.table)
@@ -215,10 +219,16 @@ class Assembler:
         if self._transaction is None:
             self._expect_begun()
             return
-        said = {"cascade": truncate.cascade, "restart_identity": truncate.restart_identity}
-        for relation in truncate.relations:
-            if relation in self.live and relation in self._known:
-                self._add(Op.TRUNCATE, self._known[relation].table, lsn, said)
+        captured = [
+            each for each in truncate.relations if each in self.live and each in self._known
+        ]
+        said = {
+            "cascade": truncate.cascade,
+            "restart_identity": truncate.restart_identity,
+            "relations": captured,
+        }
+        for relation in captured:
+            self._add(Op.TRUNCATE, self._known[relation].table, lsn, said)
 
     def _said(self, message: Message, lsn: int) -> None:
         if message.prefix == HEARTBEAT:
@@ -229,24 +239,19 @@ class Assembler:
             self._expect_begun()
         elif message.prefix == DDL:
             self._altered(message, lsn)
-        elif message.prefix != ANNOTATION or not self._annotated(message.content):
+        elif message.prefix == ANNOTATION:
+            self._annotated(message, lsn)
+        else:
             self._add(Op.MESSAGE, self._no_table(), lsn, _spoken(message))
 
-    def _annotated(self, content: bytes) -> bool:
-        try:
-            content.decode()  # msgspec does not look into what it leaves raw
-            said = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return False
+    def _annotated(self, message: Message, lsn: int) -> None:
         transaction = self._transaction
         assert transaction is not None
-        known: dict[str, msgspec.Raw] = {}
-        if transaction.metadata is not None:
-            known = msgspec.json.decode(transaction.metadata, type=dict[str, msgspec.Raw])
+        metadata, whole = annotated(transaction.metadata, message.content)
         # Nobody has seen the transaction yet, and its changes share this one value.
-        metadata = msgspec.json.encode(known | said).translate(_ONE_LINE)
         _set(transaction, "metadata", metadata)
-        return True
+        if not whole:
+            self._add(Op.MESSAGE, self._no_table(), lsn, _spoken(message))
 
     def _said_outside(self, message: Message) -> None:
         """A message that belongs to no transaction is one by itself."""
@@ -258,7 +263,7 @@ class Assembler:
         position = PostgresPosition(message.lsn, message.lsn)
         said = msgspec.json.encode(_spoken(message))
         change = _told(Op.MESSAGE, self._no_table(), said, transaction, 1, position)
-        _set(change, "last", True)
+        end(change, message.lsn)
         self.done.append(change)
         self.position = message.lsn
 
@@ -272,8 +277,7 @@ class Assembler:
         for table in ddl.tables:
             path = self.live.get(table.oid)
             if path is not None and table.columns:
-                rows = self._catalog.describe_relation(table.relation())
-                self._versioned(rows, path, lsn, told)
+                self._versioned(self._rows_of(table.relation()), path, lsn, told)
             elif path is not None:
                 self._add(Op.SCHEMA, self._last_known(table), lsn, told | {"dropped": True})
 
@@ -281,7 +285,7 @@ class Assembler:
         """A table that is gone; its columns are forgotten unless it had a row just now."""
         known = self._known.get(table.oid)
         if known is None or known.table.version == 0:
-            return self._register(self._catalog.describe_relation(table.relation()).table)
+            return self._register(self._rows_of(table.relation()).table)
         return known.table
 
     def _add(self, op: Op, table: Table, lsn: int, said: dict[str, Any]) -> None:
@@ -334,6 +338,13 @@ class _Ddl(msgspec.Struct, frozen=True):
     tag: str
     sql: str
     tables: tuple[_DdlTable, ...]
+
+
+def end(change: Change, end_lsn: int) -> None:
+    """Make a change that nobody has seen yet the last of its transaction, which ends there."""
+    at = change.position
+    _set(change, "position", PostgresPosition(at.commit_lsn, at.lsn, end_lsn))
+    _set(change, "last", True)
 
 
 def schema(table: Table) -> dict[str, Any]:

@@ -3,16 +3,20 @@
     connect -> make sure who the server is -> copy tables at a point of the stream -> stream
 
 `_pgstream` is that flow. Around it: `_pgslot` (publication, slot, identity), `_pgreceive` (the
-socket), `_pgtransactions`, `_pgoutput`, `_pgrows` and `_pgvalues` (bytes -> changes, no I/O),
-`_pgplan` and `_pgcopy` (copying), `_pgresume` (what the log remembers), `_pgcheck`, `_pgddl`.
+socket), `_pgtransactions`, `_pgannotations`, `_pgoutput`, `_pgrows` and `_pgvalues` (bytes ->
+changes, no I/O), `_pgplan` and `_pgcopy` (copying), `_pgresume` (what the log remembers),
+`_pgcatalog`, `_pgcheck`, `_pgddl`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 
 from ..errors import TableUnknown
+from ..event import Table
 from . import Finding, Phase, Register, Status, _pgcheck
+from ._pgcatalog import Catalog
 from ._pgresume import Restart, Resume, copied_again, decode
 from ._pgsettings import PostgresSettings
 from ._pgstream import PostgresStream
@@ -52,6 +56,11 @@ class Postgres(PostgresSettings):
     def check(self) -> list[Finding]:
         """Look at everything that capturing needs on the server."""
         return _pgcheck.check(self)
+
+    def captured_tables(self) -> list[Table]:
+        """The tables that would be captured now, as the server's catalogs show them."""
+        with closing(Catalog(self.address.connect(), source=self.name)) as catalog:
+            return catalog.tables(self.publication_name, self.tables)
 
 
 plugin = Postgres
