@@ -7,6 +7,6 @@ def one_line(text: bytes) -> bytes:
     A `json` column keeps the white space it was written with. Inside a JSON string a line end is
     always escaped, so a bare one is white space between tokens and may become a blank.
     """
-    if b"\n" in text or b"\r" in text:
+    if 10 in text or 13 in text:  # \n, \r: looking for a number is many times as fast
         return text.replace(b"\n", b" ").replace(b"\r", b" ")
     return text

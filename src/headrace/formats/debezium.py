@@ -1,0 +1,154 @@
+"""The envelope that Debezium 3 writes for PostgreSQL, with schemas disabled.
+
+Consumers of Debezium's topics find the keys they know, in the order they know. The values of
+rows are Headrace's own: decimals as text, times as ISO 8601.
+"""
+
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import msgspec
+
+from ..event import Change, Op, Table
+from ._line import one_line
+from ._tables import PerTable
+from .facts import Facts
+
+OPERATIONS: Mapping[Op, str] = {
+    Op.INSERT: "c",
+    Op.UPDATE: "u",
+    Op.DELETE: "d",
+    Op.READ: "r",
+    Op.TRUNCATE: "t",
+    Op.MESSAGE: "m",
+}
+"""What each operation is called here; what is missing is not carried."""
+
+UNAVAILABLE = "__debezium_unavailable_value"
+"""Stands for the value of a column that the source did not send."""
+
+UNDECODED = "headrace.undecoded"
+"""The prefix of messages that hold a row which could not be read."""
+
+CONNECTORS = {"postgres": "postgresql"}
+
+_encode = msgspec.json.Encoder().encode
+_names = {op.value: name.encode() for op, name in OPERATIONS.items()}
+
+
+@dataclass(frozen=True)
+class Debezium:
+    """Rows, truncated tables and messages; changes of a table's columns are not carried."""
+
+    facts: Facts = field(default_factory=Facts)
+    _sources: PerTable["_Source"] = field(init=False, repr=False, compare=False)
+
+    name: ClassVar[str] = "debezium"
+    media_type: ClassVar[str] = "application/json"
+
+    def __post_init__(self) -> None:
+        """Make room for what all changes of a table share."""
+        sources = PerTable(lambda table: _Source(table, self.facts))
+        object.__setattr__(self, "_sources", sources)
+
+    def __reduce__(self) -> tuple[type["Debezium"], tuple[Facts]]:
+        return Debezium, (self.facts,)
+
+    def encode(self, change: Change) -> bytes | None:
+        """The change as one envelope; None for a change of a table's columns."""
+        op = change.op
+        if op is Op.SCHEMA:
+            return None
+        source = self._sources(change.table).block(change)
+        captured = change.transaction.captured_at
+        if op is Op.MESSAGE:
+            return b'{"op":"m","ts_ms":%d,"source":%b,"transaction":null,"message":%b}' % (
+                captured // 1000,
+                source,
+                _message(change),
+            )
+        before, after = (b"null", b"null") if op is Op.TRUNCATE else _images(change)
+        return (
+            b'{"before":%b,"after":%b,"source":%b,"transaction":null,"op":"%b",'
+            b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d}'
+        ) % (
+            before,
+            after,
+            source,
+            _names[op._value_],
+            captured // 1000,
+            captured,
+            captured * 1000,
+        )
+
+
+class _Source:
+    """The `source` block, of which most is the same for all changes of a table."""
+
+    def __init__(self, table: Table, facts: Facts) -> None:
+        connector = CONNECTORS.get(table.connector, table.connector)
+        self._start = _members(version=facts.version, connector=connector, name=table.source)
+        self._database = _members(db=table.database)
+        self._table = _members(schema=table.schema, table=table.name)
+
+    def block(self, change: Change) -> bytes:
+        """The block of one change."""
+        transaction, position = change.transaction, change.position
+        committed = transaction.commit_time
+        # Debezium tells the last commit before this transaction, which only someone knows who has
+        # followed from there. This transaction's own commit orders the same way.
+        sequence = rb"[\"%d\",\"%d\"]" % (position.commit_lsn, position.lsn)
+        return (
+            b'{%b,"ts_ms":%d,"snapshot":"%b",%b,"sequence":"%b","ts_us":%d,"ts_ns":%d,%b,'
+            b'"txId":%b,"lsn":%d,"xmin":null,"origin":null,"origin_lsn":null}'
+        ) % (
+            self._start,
+            committed // 1000,
+            b"true" if _copied(change) else b"false",
+            self._database,
+            sequence,
+            committed,
+            committed * 1000,
+            self._table,
+            # What is not a transaction of the server, as a copy, has a name instead of a number.
+            transaction.id.encode() if transaction.id.isdecimal() else b"null",
+            position.lsn,
+        )
+
+
+def _members(**values: str) -> bytes:
+    return _encode(values)[1:-1]
+
+
+def _copied(change: Change) -> bool:
+    """Whether the change is part of a copy: its rows, or what empties the table before them."""
+    if change.op is Op.TRUNCATE:
+        return bool(_said(change).get("snapshot"))
+    return change.op is Op.READ
+
+
+def _images(change: Change) -> tuple[bytes, bytes]:
+    after = one_line(change.after or b"null")
+    if change.unchanged:
+        absent = _encode(dict.fromkeys(change.unchanged, UNAVAILABLE))
+        after = absent if after == b"{}" else b"%b,%b" % (after[:-1], absent[1:])
+    return one_line(change.before or b"null"), after
+
+
+# --- messages ------------------------------------------------------------------------------------
+
+
+def _said(change: Change) -> dict[str, Any]:
+    said: dict[str, Any] = msgspec.json.decode(change.after or b"{}")
+    return said
+
+
+def _message(change: Change) -> bytes:
+    said = _said(change)
+    if "prefix" not in said:
+        # A row that could not be read: its content is what is known of it.
+        said = {"prefix": UNDECODED, "content": str(change.after or b"", "utf-8")}
+    content = said.get("content_base64") or b64encode(said["content"].encode()).decode()
+    return _encode({"prefix": said["prefix"], "content": content})

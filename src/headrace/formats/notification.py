@@ -1,0 +1,109 @@
+"""The notification: a `cdc_event` for clients that show what changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+from ..event import BeforeKind, Change, Op, Table
+from ._line import one_line
+from ._tables import PerTable
+from ._time import iso
+
+ON_REQUEST = frozenset({Op.TRUNCATE, Op.SCHEMA, Op.MESSAGE})
+
+OPERATIONS: Mapping[Op, str] = {
+    Op.INSERT: "INSERT",
+    Op.READ: "INSERT",
+    Op.UPDATE: "UPDATE",
+    Op.DELETE: "DELETE",
+    Op.TRUNCATE: "TRUNCATE",
+    Op.SCHEMA: "SCHEMA",
+    Op.MESSAGE: "MESSAGE",
+}
+
+DEFAULT_SCHEMAS = frozenset({"public", ""})  # a table outside is named with its schema
+
+_ON_REQUEST = frozenset(op.value for op in ON_REQUEST)
+
+Row = Mapping[str, msgspec.Raw]
+
+_encode = msgspec.json.Encoder().encode
+_columns = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+@dataclass(frozen=True)
+class Notification:
+    """Rows inserted, updated and deleted; what is no row comes only when `include` names it."""
+
+    include: frozenset[Op] = frozenset()
+
+    name: ClassVar[str] = "notification"
+    media_type: ClassVar[str] = "application/json"
+
+    def encode(self, change: Change) -> bytes | None:
+        """The change as one message; None for an operation nobody asked for."""
+        op = change.op
+        # By its text, whose hash is known: an enum's is worked out anew each time.
+        opening = _openings(change.table)[op._value_]
+        if op._value_ in _ON_REQUEST and op not in self.include:
+            return None
+        content = change.after or b"null"
+        if op is Op.UPDATE or op is Op.DELETE:
+            content += _before(change)
+        if change.unchanged:
+            content += b',"unchanged":' + _encode(change.unchanged)
+        return b'{"type":"cdc_event","eventId":"%b",%b%b,"timestamp":"%b","version":1}' % (
+            change.id.encode(),
+            opening,
+            one_line(content),
+            iso(change.transaction.commit_time).encode(),
+        )
+
+
+def _openings_of(table: Table) -> dict[str, bytes]:
+    """By operation: from after the id to before the row."""
+    return {
+        op.value: b'"tableName":%b,"operation":%b,"data":' % (_encode(_name(table)), _encode(name))
+        for op, name in OPERATIONS.items()
+    }
+
+
+_openings = PerTable(_openings_of)
+
+
+def _name(table: Table) -> str:
+    return table.name if table.schema in DEFAULT_SCHEMAS else f"{table.schema}.{table.name}"
+
+
+def _before(change: Change) -> bytes:
+    """What is known of the old row: all of a deleted one, of an updated one what changed."""
+    before, kind = change.before, change.before_kind
+    if before is None or kind is BeforeKind.NONE:
+        return b',"beforeKind":"none"'
+    if change.op is Op.DELETE:
+        text = b',"beforeData":' + before
+        return text if kind is BeforeKind.FULL else text + b',"beforeKind":"key"'
+    if kind is BeforeKind.FULL:
+        return b',"beforeData":' + _replaced(change, before)
+    old_key = _old_key(change, before)
+    told = b',"beforeData":' + _encode(old_key) if old_key else b""
+    return told + b',"beforeKind":"key"'
+
+
+def _replaced(change: Change, before: bytes) -> bytes:
+    """The old values of the columns that changed."""
+    old = _columns(before)
+    if change.changed is None:
+        return _encode(_differing(old, _columns(change.after or b"{}")))
+    return _encode({name: old[name] for name in change.changed if name in old})
+
+
+def _old_key(change: Change, before: bytes) -> Row:
+    """The old values of key columns that changed; of other columns nothing is known."""
+    return _differing(_columns(before), _columns(change.key or b"{}"))
+
+
+def _differing(old: Row, new: Row) -> Row:
+    return {name: value for name, value in old.items() if name in new and new[name] != value}
