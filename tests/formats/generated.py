@@ -352,19 +352,23 @@ def _streamed(draw: DrawFn, known: Sequence[Table]) -> Sequence[_Draft]:
 
 # --- transactions --------------------------------------------------------------------------------
 
+_ODD = st.sampled_from((None, 7, ["x"], {"a": 1}))  # anybody may write an annotation
+
 ANNOTATIONS: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {},
     optional={
-        "root": st.sampled_from(("User:1", "Order:2", "OrderItem:1:alice", "User:", "no root")),
-        "trigger": st.sampled_from(("api_create", "api_delete", "admin_action", "data_migration")),
-        "session_id": st.uuids().map(lambda uuid: f"sess_{uuid}"),
+        "root": st.sampled_from(("User:1", "Order:2", "OrderItem:1:alice", "User:", "no root"))
+        | _ODD,
+        "trigger": st.sampled_from(("api_create", "api_delete", "admin_action", "data_migration"))
+        | _ODD,
+        "session_id": st.uuids().map(lambda uuid: f"sess_{uuid}") | _ODD,
         "request_id": st.uuids().map(lambda uuid: f"req_{uuid}"),
-        "user_id": TEXT,
-        "user_roles": st.lists(TEXT, max_size=2),
+        "user_id": TEXT | _ODD,
+        "user_roles": st.lists(TEXT, max_size=2) | _ODD,
         "ip_address": st.just("203.0.113.7"),
         "user_agent": TEXT,
         "api_version": st.just("2.1.0"),
-        "custom_fields": st.dictionaries(TEXT, DOCUMENTS, max_size=2),
+        "custom_fields": st.dictionaries(TEXT, DOCUMENTS, max_size=2) | _ODD,
         "error": TEXT | st.just({"code": "partial", "message": "2 of 3 rows"}),
         "user": TEXT,
         "workflow step": DOCUMENTS,
@@ -404,7 +408,8 @@ def transactions(draw: DrawFn) -> list[Change]:
 def _snapshots(draw: DrawFn, table: Table) -> Sequence[_Draft]:
     """Rows that were copied, or what is said before them."""
     if draw(st.integers(0, 3)) == 0:
-        again = _Draft(Op.TRUNCATE, table, after=b'{"snapshot":true}')
+        said = {"snapshot": True, "relations": [table.relation]}
+        again = _Draft(Op.TRUNCATE, table, after=msgspec.json.encode(said))
         return [draw(_schemas(table)), again]
     return draw(st.lists(_new_rows(Op.READ, table), min_size=1, max_size=4))
 
