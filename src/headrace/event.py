@@ -138,12 +138,16 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
     resume: bytes | None  # opaque to everyone but the source
 
 
+# The 17th digit of a UUID is 8, 9, a or b; two bits of the digest's own choose which.
+_VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
+
+
 def change_id(origin: str, position: Position, transaction: str, ordinal: int) -> str:
     """The id of the change that stands here in its source."""
     name = f"{origin}|{position.commit_lsn}|{transaction}|{ordinal}"
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     # A UUID of version 8 (free of meaning), put together by hand: this runs for every delivery.
-    variant = "89ab"[int(digest[16], 16) & 3]
+    variant = _VARIANTS[digest[16]]
     return (
         f"evt_{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:]}"
     )
