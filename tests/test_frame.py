@@ -1,19 +1,23 @@
-"""Records become Arrow columns that say what the changes say."""
+"""Records become Arrow columns that say what the changes say, and changes again."""
 
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace import frame
+from headrace.errors import ConfigError
 from headrace.event import BeforeKind, Change, Column, Op, PostgresPosition, Table, Transaction
-from headrace.frame import FIELDS, Framing, schema
+from headrace.frame import FIELDS, TOLD, Framing, schema, transactions, whole
 from headrace.record import encode
 from tests.changes import make_change, make_table
+from tests.formats import generated
 
 USERS = make_table(version=1)
 ORDERS = make_table("orders", schema="sales", key=("id", "line"), version=2)
@@ -52,6 +56,7 @@ def expected(change: Change, sequence: int) -> dict[str, Any]:
         "op": change.op.value,
         "source": table.source,
         "connector": table.connector,
+        "origin": table.origin,
         "database": table.database,
         "schema": table.schema,
         "table": table.name,
@@ -155,3 +160,113 @@ def test_the_schema_has_every_field_and_allows_nulls() -> None:
     assert schema().names == list(FIELDS)
     assert all(field.nullable for field in schema())
     assert schema(["epoch", "op"]) == pa.schema([("epoch", pa.string()), ("op", pa.string())])
+
+
+# --- and back ------------------------------------------------------------------------------------
+
+
+def batch_of(changes: Sequence[Change], epoch: str = "epoch-1") -> pa.RecordBatch:
+    """The rows of neighbouring changes."""
+    tables = {change.table.version: change.table for change in changes}
+    framing = Framing(epoch, tables)
+    return framing.batch(changes[0].sequence, len(changes), b"".join(encode(changes)))
+
+
+def as_told(change: Change) -> Change:
+    """A change without what its row does not tell, and no format asks of a row."""
+    table, position = change.table, change.position
+    columns = tuple(Column(each.name, each.type, each.key) for each in table.columns)
+    replace = msgspec.structs.replace
+    return replace(
+        change,
+        table=replace(table, columns=columns, identity="default", relation=0),
+        position=PostgresPosition(position.commit_lsn, position.lsn),
+    )
+
+
+@given(generated.transactions())
+def test_rows_become_the_changes_they_were(given: list[Change]) -> None:
+    rows = batch_of(given)
+    told = frame.changes(rows)
+    assert told == [as_told(change) for change in given]
+    assert [change.id for change in told] == rows["id"].to_pylist()
+    assert len({id(each.table) for each in told}) == len({each.table.version for each in told})
+
+
+def test_rows_may_come_in_any_zone_and_in_many_chunks() -> None:
+    given = [make_change(sequence=number, ordinal=number) for number in (1, 2, 3)]
+    rows = batch_of(given).to_pylist()
+    tokyo = pa.timestamp("us", tz="Asia/Tokyo")
+    inner = [each for each in FIELDS["transaction"] if each.name != "commit_time"]
+    transaction = pa.struct([*inner, pa.field("commit_time", tokyo)])
+    fields = FIELDS | {"transaction": transaction, "captured_at": tokyo, "key": pa.large_string()}
+    chunks = [pa.RecordBatch.from_pylist([row], pa.schema(list(fields.items()))) for row in rows]
+    assert frame.changes(pa.Table.from_batches(chunks)) == given
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_rows_of_which_something_was_left_out_are_refused(name: str) -> None:
+    rows = batch_of([make_change()])
+    assert frame.changes(rows.drop_columns(["id", "epoch"])) == [make_change()]
+    with pytest.raises(ConfigError, match=f"no column {name}") as raised:
+        frame.changes(rows.drop_columns([name]))
+    assert name in raised.value.hint
+
+
+Log = list[list[Change]]  # transactions
+
+
+def log_of(*sizes: int) -> Log:
+    """Transactions of so many changes."""
+    sequences = iter(range(1, sum(sizes) + 1))
+    return [
+        [
+            make_change(
+                sequence=next(sequences),
+                ordinal=ordinal,
+                last=ordinal == size,
+                transaction=Transaction(str(number), 0, 0),
+            )
+            for ordinal in range(1, size + 1)
+        ]
+        for number, size in enumerate(sizes)
+    ]
+
+
+def in_batches(log: Log, size: int) -> list[pa.RecordBatch]:
+    rows = pa.Table.from_batches([batch_of([change for each in log for change in each])])
+    return list(rows.to_batches(max_chunksize=size))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(1, 8))
+def test_batches_are_cut_between_transactions_wherever_they_end(
+    sizes: list[int], size: int
+) -> None:
+    log = log_of(*sizes)
+    tables = list(whole(in_batches(log, size)))
+    assert [each for table in tables for each in transactions(table)] == log
+    # Nothing waits longer than it must.
+    assert max(table.num_rows for table in tables) <= size + 2 * max(sizes)
+
+
+def test_what_a_filter_leaves_of_transactions_stays_together() -> None:
+    log = log_of(3, 1, 4)
+    kept = [[each for each in transaction if each.ordinal % 2 == 0] for transaction in log]
+    batches = [batch_of([change]) for transaction in kept for change in transaction]
+    tables = whole([batch_of([make_change()]).slice(0, 0), *batches])
+    assert [each for table in tables for each in transactions(table)] == [kept[0], kept[2]]
+
+
+def test_equal_sequences_of_two_logs_are_two_transactions() -> None:
+    log = log_of(2)
+    batches = [batch_of(log[0], epoch) for epoch in ("one", "two")]
+    assert [table["epoch"].to_pylist() for table in whole(batches)] == [["one"] * 2, ["two"] * 2]
+    assert list(transactions(pa.Table.from_batches(batches))) == [log[0], log[0]]
+
+
+def test_a_large_transaction_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame, "PIECE", 3)
+    log = log_of(2, 8, 3)
+    tables = list(whole(in_batches(log, 4)))
+    assert [len(each) for table in tables for each in transactions(table)] == [2, 3, 3, 2, 3]
+    assert max(table.num_rows for table in tables) <= 5

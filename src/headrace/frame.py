@@ -1,21 +1,35 @@
 """Changes as columns: the schema that Spark and Arrow see, and records turned into it.
 
 Every row explains itself: `row_schema` holds the columns of its table as they were then, `epoch`
-the log it comes from, so that a DataFrame of changes can be filtered, stored and read elsewhere.
+the log it comes from, so that a DataFrame of changes can be filtered, stored and read elsewhere,
+and its rows become changes again for those who write them down in a format.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, starmap
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import compress, groupby, starmap
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import record
-from .columns import row_schema
-from .event import Position, Table, change_id
+from .columns import columns_of, references_of, row_schema
+from .errors import ConfigError
+from .event import (
+    BeforeKind,
+    Change,
+    Op,
+    Position,
+    PostgresPosition,
+    Table,
+    Transaction,
+    change_id,
+    parse_lsn,
+)
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 
@@ -25,6 +39,7 @@ FIELDS: dict[str, pa.DataType] = {
     "op": pa.string(),  # INSERT, UPDATE, DELETE, READ, TRUNCATE, SCHEMA, MESSAGE
     "source": pa.string(),
     "connector": pa.string(),
+    "origin": pa.string(),  # the server's own identity
     "database": pa.string(),
     "schema": pa.string(),
     "table": pa.string(),
@@ -199,6 +214,7 @@ _BUILD: dict[str, Callable[[_Columns], pa.Array]] = {
     "op": _plain("op"),
     "source": _shared(lambda table: table.source),
     "connector": _shared(lambda table: table.connector),
+    "origin": _shared(lambda table: table.origin),
     "database": _shared(lambda table: table.database),
     "schema": _shared(lambda table: table.schema),
     "table": _shared(lambda table: table.name),
@@ -218,3 +234,168 @@ _BUILD: dict[str, Callable[[_Columns], pa.Array]] = {
     "metadata": _plain("metadata"),
     "epoch": lambda columns: columns.of_table(lambda _: columns.framing.epoch),
 }
+
+
+# --- and back ------------------------------------------------------------------------------------
+
+TOLD = tuple(name for name in FIELDS if name not in ("id", "epoch"))
+"""The fields that `changes` needs."""
+
+PIECE = 100_000  # changes of one transaction that are held in memory together, at most
+
+_TABLE = (
+    "source",
+    "connector",
+    "origin",
+    "database",
+    "schema",
+    "table",
+    "schema_version",
+    "row_schema",
+)
+_OPS = {op.value: op for op in Op}
+_KINDS = {kind.value: kind for kind in BeforeKind}
+
+
+def changes(framed: pa.Table | pa.RecordBatch) -> list[Change]:
+    """The changes behind rows, with all that formats look at; their ids are those of the rows.
+
+    A row does not tell what only a stream of the source itself needs: the numbers of tables and
+    types, a table's replica identity, where a commit record ends.
+    """
+    if isinstance(framed, pa.Table):
+        return [change for batch in framed.to_batches() for change in changes(batch)]
+    expect(framed.schema.names, TOLD)
+    # Spark gives times in the session's zone; the moments are the same.
+    rows = framed.select(TOLD).cast(schema(TOLD))
+    ids, ordinals, lasts, commit_times = rows["transaction"].flatten()
+    return list(
+        map(
+            Change,
+            map(_OPS.__getitem__, rows["op"].to_pylist()),
+            _tables(rows),
+            _texts(rows["key"]),
+            _texts(rows["before"]),
+            map(_KINDS.__getitem__, rows["before_kind"].to_pylist()),
+            _texts(rows["after"]),
+            _names(rows["changed"]),
+            _names(rows["unchanged"]),
+            map(
+                Transaction,
+                ids.to_pylist(),
+                _moments(commit_times),
+                _moments(rows["captured_at"]),
+                _texts(rows["metadata"]),
+            ),
+            ordinals.to_pylist(),
+            map(_position_told, rows["position"].to_pylist()),
+            lasts.to_pylist(),
+            rows["sequence"].to_pylist(),
+        )
+    )
+
+
+def expect(names: Iterable[str], fields: Sequence[str]) -> None:
+    """Refuse changes of which something was left out."""
+    missing = [name for name in fields if name not in set(names)]
+    if missing:
+        raise ConfigError(
+            f"the changes have no column {missing[0]}",
+            hint='Read them with format("headrace"), and leave these columns in: '
+            f"{', '.join(fields)}.",
+        )
+
+
+def whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Ordered changes, cut only between transactions.
+
+    Of a transaction with more than PIECE changes each piece of so many counts as one.
+    """
+    held: list[pa.RecordBatch] = []
+    unit: tuple[Any, ...] | None = None
+    for batch in batches:
+        units = _units(batch)
+        if not units:
+            continue
+        cut = units.index(units[-1])
+        if cut or units[-1] != unit:
+            ended = pa.Table.from_batches([*held, batch.slice(0, cut)])
+            if ended.num_rows:
+                yield ended
+            held = []
+        held.append(batch.slice(cut))
+        unit = units[-1]
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def transactions(framed: pa.Table) -> Iterator[list[Change]]:
+    """The changes behind ordered rows, transaction by transaction; see `whole`."""
+    for _, group in groupby(zip(_units(framed), changes(framed), strict=True), itemgetter(0)):
+        yield [change for _, change in group]
+
+
+def _units(framed: pa.Table | pa.RecordBatch) -> list[tuple[Any, ...]]:
+    """What the changes have in common that are taken together: log, transaction and piece of it."""
+    ordinals = pc.struct_field(framed["transaction"], "ordinal")
+    starts = pc.subtract(framed["sequence"], ordinals)
+    pieces = pc.divide(pc.subtract(ordinals, 1), PIECE)
+    given = (each.to_pylist() for each in (framed["epoch"], starts, pieces))
+    return list(zip(*given, strict=True))
+
+
+def _tables(rows: pa.RecordBatch) -> Iterator[Table]:
+    """The table of each row: worked out once for all rows that tell the same of theirs."""
+    told = [rows[name].dictionary_encode("encode") for name in _TABLE]
+    words = [each.dictionary.to_pylist() for each in told]
+    known: dict[tuple[int, ...], Table] = {}
+    for at in zip(*(each.indices.to_pylist() for each in told), strict=True):
+        if at not in known:
+            known[at] = _table(*(word[index] for word, index in zip(words, at, strict=True)))
+        yield known[at]
+
+
+@lru_cache(maxsize=4096)
+def _table(*told: Any) -> Table:
+    # One value for all batches: formats keep what they have worked out for a table.
+    source, connector, origin, database, schema, name, version, text = told
+    return Table(
+        source,
+        connector,
+        origin,
+        database,
+        schema,
+        name,
+        columns_of(text) if text else (),
+        version=version,
+        references=references_of(text) if text else (),
+    )
+
+
+def _texts(column: pa.Array) -> list[bytes | None]:
+    texts: list[bytes | None] = column.cast(pa.binary()).to_pylist()
+    return texts
+
+
+def _names(column: pa.Array) -> list[tuple[str, ...] | None]:
+    return [None if names is None else tuple(names) for names in column.to_pylist()]
+
+
+def _moments(column: pa.Array) -> list[int]:
+    microseconds: list[int] = column.cast(pa.int64()).to_pylist()
+    return microseconds
+
+
+class _PostgresTold(msgspec.Struct):
+    """A position as JSON shows it."""
+
+    lsn: str
+    commit_lsn: str
+
+
+_postgres_told = msgspec.json.Decoder(_PostgresTold).decode
+
+
+def _position_told(text: str) -> Position:
+    told = _postgres_told(text)
+    return PostgresPosition(parse_lsn(told.commit_lsn), parse_lsn(told.lsn))

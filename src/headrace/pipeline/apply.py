@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import ConfigError, HeadraceError
+from ..frame import expect
 from ..sinks.tables import Tables
 from .query import Batches, Stored
 
@@ -113,13 +114,7 @@ def _expect_columns(changes: DataFrame, fields: Sequence[str]) -> None:
             hint="Read them with spark.readStream; the trigger {'availableNow': True} ends when "
             "all is applied.",
         )
-    missing = [name for name in fields if name not in changes.columns]
-    if missing:
-        raise ConfigError(
-            f"the changes have no column {missing[0]}",
-            hint='Read them with format("headrace"), and leave these columns in: '
-            f"{', '.join(fields)}.",
-        )
+    expect(changes.columns, fields)
 
 
 def _keys(
