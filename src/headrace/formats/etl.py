@@ -1,0 +1,290 @@
+"""The ETL event: eight kinds, each with its LSNs, for destinations that are written in code.
+
+    class Rows:
+        def write_events(self, events: list[Event]) -> None:
+            for event in events:
+                match event:
+                    case Insert(table_id=table, table_row=row): ...
+
+`Etl` writes the events as JSON; `events` gives them to Python. `headrace.destination` reads them
+from a server or a log and hands them over.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from ..event import BeforeKind, Change, Op, Table, format_lsn
+from ._etlkinds import (
+    CASCADE,
+    RESTART_IDENTITY,
+    SLOTS,
+    Begin,
+    Commit,
+    Delete,
+    Event,
+    Insert,
+    Lsn,
+    OldRow,
+    Relation,
+    TableColumn,
+    TableRow,
+    TableSchema,
+    Truncate,
+    Unsupported,
+    Update,
+    decode,
+)
+from ._line import one_line
+
+__all__ = [
+    "CASCADE",
+    "RESTART_IDENTITY",
+    "Begin",
+    "Commit",
+    "Delete",
+    "Destination",
+    "Etl",
+    "Event",
+    "Insert",
+    "Lsn",
+    "OldRow",
+    "Relation",
+    "TableColumn",
+    "TableRow",
+    "TableSchema",
+    "Truncate",
+    "Unsupported",
+    "Update",
+    "decode",
+    "events",
+]
+
+# --- the contract --------------------------------------------------------------------------------
+
+
+class Destination(Protocol):
+    """A place that takes events."""
+
+    def write_events(self, events: list[Event]) -> None:
+        """Store some events; when it returns they are stored, when it raises they come again.
+
+        Events come in the order of the log: transactions as they were committed, so by commit_lsn,
+        and changes as they were made. A list may hold events of several tables and transactions,
+        and a transaction may go on in the next one. Different tables may be written at the same
+        time; within a table the order counts.
+
+        After a failure events may come again. (commit_lsn, tx_ordinal) is the `key` that tells an
+        event from every other. Keep the `sequence` of the last event with what is stored, as the
+        checkpoint: nothing up to it is news, and the stream can go on after it. The highest
+        commit_lsn says the same to people and other tools, once its Commit has come, for as long
+        as no table is copied and the server is not replaced by one with lower LSNs.
+
+        Begin and Commit may be ignored. While tables are copied they repeat with the same
+        commit_lsn; the rows between them do not. A Relation repeats in every stream.
+        """
+        ...
+
+
+def events(
+    changes: Iterable[Change], *, wanted: Callable[[Change], bool] | None = None
+) -> Iterator[Event]:
+    """The events of changes, as one stream; of those that are not wanted only the markers."""
+    stream = Etl().open()
+    for change in changes:
+        for event in stream.encode(change, wanted=wanted is None or wanted(change)):
+            yield decode(event)
+
+
+# --- the format ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Etl:
+    """Every change as an event of one of the eight kinds; rows go in as they are."""
+
+    name: ClassVar[str] = "etl"
+    media_type: ClassVar[str] = "application/json"
+
+    def open(self) -> "_EtlStream":
+        """Begin a stream, wherever in the log that is."""
+        return _EtlStream()
+
+
+class _EtlStream:
+    """Remembers which tables it has described, and what a TRUNCATE has emptied so far."""
+
+    def __init__(self) -> None:
+        self._described: dict[tuple[str, int], int] = {}  # a table: its version
+        self._emptied: list[int] | None = None  # None: the statement's beginning was not seen
+
+    def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        """The events of a change, those of its transaction's begin and end among them."""
+        lines = [_begin(change)] if change.ordinal == 1 else []
+        if change.op is Op.TRUNCATE:
+            lines += self._truncated(change, wanted=wanted)
+        elif wanted:
+            lines += self._told(change)
+        if change.last:
+            lines.append(_commit(change))
+        return lines
+
+    def _told(self, change: Change) -> Sequence[bytes]:
+        match change.op:
+            case Op.MESSAGE:
+                return [_unsupported(change)]
+            case Op.SCHEMA if _drops(change):
+                # A Relation would say that the table has these columns from here on.
+                return [_unsupported(change)]
+            case Op.SCHEMA:
+                self._described[_table(change)] = change.table.version
+                return [_relation(change, _ITSELF)]
+        return [*self._introduced(change), _row(change)]
+
+    def _introduced(self, change: Change) -> Sequence[bytes]:
+        table = _table(change)
+        if self._described.get(table) == change.table.version:
+            return ()
+        self._described[table] = change.table.version
+        return [_relation(change, _TABLE)]
+
+    def _truncated(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        """One event for a statement, at its last table."""
+        said, table = _truncation(change.after or b"{}"), change.table.relation
+        relations = said.relations or (table,)
+        if table == relations[0]:
+            self._emptied = []
+        lines = self._introduced(change) if wanted else ()
+        if wanted and self._emptied is not None:
+            self._emptied.append(table)
+        if table != relations[-1]:
+            return lines
+        # A stream that began within the statement cannot know which of the others were wanted;
+        # whoever was there before it has not told of them.
+        emptied = relations if self._emptied is None else self._emptied
+        self._emptied = None
+        return [*lines, _truncate(change, said.options, emptied)] if emptied else lines
+
+
+# --- JSON ----------------------------------------------------------------------------------------
+
+_BEFORE, _TABLE, _ITSELF, _AFTER = range(SLOTS)
+
+_encode = msgspec.json.Encoder().encode
+
+
+class _Truncation(msgspec.Struct, frozen=True):
+    """What a TRUNCATE says, as far as the event tells it."""
+
+    cascade: bool = False
+    restart_identity: bool = False
+    relations: tuple[int, ...] = ()
+
+    @property
+    def options(self) -> int:
+        return CASCADE * self.cascade | RESTART_IDENTITY * self.restart_identity
+
+
+class _Drop(msgspec.Struct, frozen=True):
+    dropped: bool = False
+
+
+_truncation = msgspec.json.Decoder(_Truncation).decode
+_drop = msgspec.json.Decoder(_Drop).decode
+
+
+def _head(kind: str, change: Change, slot: int, *, lsn: int | None = None) -> str:
+    """The beginning of an event, up to `tx_ordinal`."""
+    position = change.position
+    # The ordinal within the transaction would not do: all batches of a copy have one commit_lsn,
+    # and a message outside transactions may share that of the transaction that follows it.
+    return (
+        f'{{"type":"{kind}","start_lsn":"{format_lsn(position.lsn if lsn is None else lsn)}"'
+        f',"commit_lsn":"{format_lsn(position.commit_lsn)}"'
+        f',"tx_ordinal":{change.sequence * SLOTS + slot}'
+    )
+
+
+def _row(change: Change) -> bytes:
+    """Insert, Update or Delete."""
+    table, row = change.table.relation, change.after or b"{}"
+    match change.op:
+        case Op.UPDATE:
+            head = _head("Update", change, _ITSELF).encode()
+            old, unchanged = _old_row(change), _unchanged(change)
+            line = b'%b,"table_id":%d,"table_row":%b,"old_table_row":%b%b}' % (
+                head, table, row, old, unchanged
+            )  # fmt: skip
+        case Op.DELETE:
+            head = _head("Delete", change, _ITSELF).encode()
+            line = b'%b,"table_id":%d,"old_table_row":%b}' % (head, table, _old_row(change))
+        case _:
+            head = _head("Insert", change, _ITSELF).encode()
+            line = b'%b,"table_id":%d,"table_row":%b}' % (head, table, row)
+    return one_line(line)
+
+
+def _old_row(change: Change) -> bytes:
+    if change.before is not None:
+        only = b"false" if change.before_kind is BeforeKind.FULL else b"true"
+        return b'{"key_only":%b,"row":%b}' % (only, change.before)
+    # PostgreSQL leaves the old key out when it is the new one, and only then.
+    if change.op is Op.UPDATE and change.key and change.table.identity in ("default", "index"):
+        return b'{"key_only":true,"row":%b}' % change.key
+    return b"null"
+
+
+def _unchanged(change: Change) -> bytes:
+    return b',"unchanged":' + _encode(change.unchanged) if change.unchanged else b""
+
+
+def _relation(change: Change, slot: int) -> bytes:
+    return b'%b,"table_schema":%b}' % (
+        _head("Relation", change, slot).encode(),
+        _encode(_schema(change.table)),
+    )
+
+
+def _schema(table: Table) -> TableSchema:
+    columns = tuple(
+        TableColumn(column.name, column.type, column.type_id, column.modifier, column.key)
+        for column in table.columns
+    )
+    return TableSchema(table.relation, table.schema, table.name, columns)
+
+
+def _truncate(change: Change, options: int, relations: Sequence[int]) -> bytes:
+    ids = ",".join(map(str, relations))
+    head = _head("Truncate", change, _ITSELF)
+    return f'{head},"options":{options},"rel_ids":[{ids}]}}'.encode()
+
+
+def _unsupported(change: Change) -> bytes:
+    return (_head("Unsupported", change, _ITSELF) + "}").encode()
+
+
+def _begin(change: Change) -> bytes:
+    transaction = change.transaction
+    head = _head("Begin", change, _BEFORE)
+    xid = _xid(transaction.id)
+    return f'{head},"timestamp":{transaction.commit_time},"xid":{xid}}}'.encode()
+
+
+def _commit(change: Change) -> bytes:
+    head = _head("Commit", change, _AFTER, lsn=change.position.commit_lsn)
+    end, time = change.position.end_lsn, change.transaction.commit_time
+    return f'{head},"flags":0,"end_lsn":{end},"timestamp":{time}}}'.encode()
+
+
+def _xid(transaction: str) -> int:
+    return int(transaction) & 0xFFFFFFFF if transaction.isdecimal() else 0
+
+
+def _drops(change: Change) -> bool:
+    return change.after is not None and _drop(change.after).dropped
+
+
+def _table(change: Change) -> tuple[str, int]:
+    return change.table.source, change.table.relation
