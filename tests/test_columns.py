@@ -9,6 +9,7 @@ from contextlib import closing
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import psycopg
 import pyarrow as pa
 import pytest
@@ -20,11 +21,12 @@ from headrace.columns import (
     arrow_type,
     columns_of,
     decode,
+    references_of,
     row_schema,
     widened,
 )
 from headrace.errors import ConfigError, DecodeError
-from headrace.event import Column, Table
+from headrace.event import Column, Reference, Table
 from headrace.sources._pgvalues import SESSION_SETTINGS, TYPES_SQL, PgType, encoder, pg_types
 
 UTC = dt.UTC
@@ -118,6 +120,32 @@ def test_the_text_of_a_row_schema_reads_back_as_its_columns() -> None:
     assert json.loads(text)[0] == {"name": "id", "type": "bigint", "key": True}
     assert columns_of(text) == columns
     assert columns_of(text) is columns_of(text)
+    assert references_of(text) == ()
+
+
+def test_the_text_of_a_row_schema_carries_foreign_keys_and_its_columns_stay_the_same() -> None:
+    columns = tuple(Column(name, "int") for name in ("id", "boss", "tenant", "doc"))
+    references = (
+        Reference(("boss",), "public", "users", ("id",)),
+        Reference(("boss",), "crm", "people", ("id",)),
+        Reference(("tenant", "doc"), "public", "docs", ("tenant", "number")),
+    )
+    plain = Table("shop", "postgres", "o", "shop", "public", "users", columns)
+    table = msgspec.structs.replace(plain, references=references)
+    text = row_schema(table)
+    assert references_of(text) == references
+    assert references_of(text) is references_of(text)
+    assert columns_of(text) == columns_of(row_schema(plain)) == columns
+    told = json.loads(text)
+    assert ["references" in column for column in told] == [False, True, True, False]
+    assert told[2]["references"] == [
+        {
+            "columns": ["tenant", "doc"],
+            "schema": "public",
+            "table": "docs",
+            "parent_columns": ["tenant", "number"],
+        }
+    ]
 
 
 @pytest.mark.parametrize(

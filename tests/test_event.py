@@ -18,6 +18,7 @@ from headrace.event import (
     format_lsn,
     parse_lsn,
 )
+from headrace.record import decode, encode
 from tests.changes import make_change, make_table
 
 LSNS = st.integers(0, 2**64 - 1)
@@ -93,6 +94,30 @@ def test_a_tables_key_lists_its_key_columns_in_their_order() -> None:
     assert make_table(key=()).key == ()
 
 
-def test_a_position_shows_its_lsns_as_text() -> None:
-    position = PostgresPosition(0x16B3800, 0x16B3748)
+@pytest.mark.parametrize("end_lsn", [0, 0x16B3830])
+def test_a_position_shows_its_lsns_as_text(end_lsn: int) -> None:
+    position = PostgresPosition(0x16B3800, 0x16B3748, end_lsn)
     assert position.to_json() == {"lsn": "0/16B3748", "commit_lsn": "0/16B3800"}
+
+
+def test_the_end_of_a_commit_survives_the_log_and_older_records_have_none() -> None:
+    position = PostgresPosition(0x16B3800, 0x16B3748, 0x16B3830)
+    change = make_change(position=position)
+    [record] = encode([change])
+    assert decode(1, record, {1: change.table}) == change
+    # As records were before the end was kept: the connector and two numbers.
+    written, former = (
+        msgspec.msgpack.encode(each)
+        for each in (position, ["postgres", position.commit_lsn, position.lsn])
+    )
+    assert record.count(written) == 1
+    old = decode(1, record.replace(written, former), {1: change.table})
+    assert old == msgspec.structs.replace(
+        change, position=PostgresPosition(position.commit_lsn, position.lsn, 0)
+    )
+
+
+def test_tables_that_were_stored_without_foreign_keys_have_none() -> None:
+    stored = msgspec.json.decode(msgspec.json.encode(make_table()))
+    del stored["references"]
+    assert msgspec.convert(stored, Table) == make_table()

@@ -390,7 +390,6 @@ def test_a_value_that_cannot_be_read_stops_its_table_and_keeps_the_bytes() -> No
     assert list(said.assembler.errored) == ["public.things"]
 
 
-@pytest.mark.requirement("S2-11")
 def test_the_last_change_of_a_transaction_knows_where_its_commit_ends(recorded: Recorded) -> None:
     commits = [m for _, data in recorded.messages if isinstance(m := parse_or_none(data), Commit)]
     ends = {commit.commit_lsn: commit.end_lsn for commit in commits}

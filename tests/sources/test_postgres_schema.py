@@ -223,6 +223,8 @@ KINDS = """
     ALTER TABLE k_parts_full_0 REPLICA IDENTITY FULL;
     CREATE TABLE k_parent (id int PRIMARY KEY);
     CREATE TABLE k_child (PRIMARY KEY (id)) INHERITS (k_parent);
+    CREATE TABLE k_refers (id int PRIMARY KEY, a int REFERENCES k_parent,
+                           b int REFERENCES k_refers);
 """
 
 

@@ -56,6 +56,8 @@ def test_each_batch_of_a_copy_is_a_transaction(pg: PostgresDatabase, tmp_path: P
     starts = [change.ordinal == 1 for change in changes]
     assert starts == [True, *(change.last for change in changes[:-1])]
     assert changes[-1].last
+    for change in changes:  # the stream goes on where the copy stands
+        assert change.position.end_lsn == (change.position.commit_lsn if change.last else 0)
     assert len({change.transaction.id for change in changes}) == sum(starts)
 
 
@@ -207,9 +209,10 @@ def test_a_table_dropped_and_created_again_begins_anew(
         feed.until_streaming()
         pg.execute("INSERT INTO users VALUES (2, 'c@d')")
         feed.assert_replays("users", "other")
-        assert [c.op for c in feed.streamed(table="users")] == [
-            Op.SCHEMA, Op.TRUNCATE, Op.READ, Op.INSERT,
-        ]  # fmt: skip
+        changes = feed.streamed(table="users")
+    assert [c.op for c in changes] == [Op.SCHEMA, Op.TRUNCATE, Op.READ, Op.INSERT]
+    truncate = changes[1]
+    assert image(truncate.after) == {"snapshot": True, "relations": [truncate.table.relation]}
 
 
 def test_a_table_that_the_config_drops_and_takes_again_begins_anew(

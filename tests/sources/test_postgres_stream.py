@@ -10,6 +10,7 @@ import pytest
 
 from headrace.event import Batch, BeforeKind, Change, Op
 from headrace.log import Log
+from headrace.sources._pgresume import position_in
 from headrace.testing import PostgresDatabase
 from tests.sources.capturing import SOURCE, Captured, captured, driven, image, postgres
 
@@ -255,6 +256,20 @@ def test_the_commit_time_is_the_servers(shop: Captured) -> None:
     assert before[0] <= change.transaction.commit_time <= after[0]
 
 
+def test_the_end_of_a_commit_is_where_the_next_run_goes_on(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    with Log.open(tmp_path / "log") as log, driven(postgres(pg, snapshot=False), log) as reading:
+        reading.step()
+        pg.execute("INSERT INTO users VALUES (1), (2)")
+        batch = reading.until(lambda batch: bool(batch.changes))
+    *others, last = [change.position for change in batch.changes]
+    assert batch.resume is not None
+    assert last.end_lsn == position_in(batch.resume) > last.commit_lsn > last.lsn
+    assert {position.end_lsn for position in others} == {0}
+
+
 def test_what_was_rolled_back_leaves_nothing(shop: Captured) -> None:
     with shop.database.connect(autocommit=False) as connection:
         connection.execute("INSERT INTO users VALUES (2)")
@@ -357,6 +372,43 @@ def test_an_annotation_at_the_start_marks_every_piece_of_a_large_transaction(
     changes = shop.streamed()
     assert len(changes) == 20_000
     assert {change.transaction.metadata for change in changes} == {b'{"n":1}'}
+
+
+def test_a_wrong_annotation_is_shown_and_the_transaction_arrives(shop: Captured) -> None:
+    annotate: LiteralString = "SELECT pg_logical_emit_message(true, 'headrace', %s)"
+    with shop.database.connect(autocommit=False) as connection:
+        connection.execute(annotate, ('{"user_id": "u1"}',))
+        connection.execute("INSERT INTO users VALUES (2)")
+        connection.execute(annotate, ("user: ann\n",))
+        connection.execute(annotate, ('{"request_id": "r1"}',))
+    with shop.database.connect(autocommit=False) as connection:
+        connection.execute(annotate, (b"\xffann",))
+        connection.execute("INSERT INTO users VALUES (3)")
+    shop.database.execute("INSERT INTO users VALUES (4)")
+    text, binary, bytes_, after = shop.streamed()
+    assert [c.op for c in (text, binary, bytes_, after)] == [
+        Op.INSERT, Op.MESSAGE, Op.INSERT, Op.INSERT,
+    ]  # fmt: skip
+    assert image(text.transaction.metadata) == {
+        "user_id": "u1", "annotation_error": "user: ann\n", "request_id": "r1",
+    }  # fmt: skip
+    assert image(bytes_.transaction.metadata) == {"annotation_error": "\ufffdann"}
+    assert (image(binary.after) or {})["content_base64"] == "/2Fubg=="
+    assert after.transaction.metadata is None
+
+
+def test_an_annotation_that_is_too_large_is_shown_in_part_and_kept_whole(shop: Captured) -> None:
+    large = f'{{"note": "{"ä" * 40_000}"}}'
+    with shop.database.connect(autocommit=False) as connection:
+        connection.execute("INSERT INTO users VALUES (2)")
+        connection.execute("SELECT pg_logical_emit_message(true, 'headrace', %s)", (large,))
+        connection.execute("""SELECT pg_logical_emit_message(true, 'headrace', '{"n": 1}')""")
+    insert, kept = shop.streamed()
+    assert insert.transaction.metadata == kept.transaction.metadata
+    assert image(insert.transaction.metadata) == {
+        "n": 1, "annotation_error": f"{large[:1000]}… (80012 bytes)",
+    }  # fmt: skip
+    assert image(kept.after) == {"prefix": "headrace", "transactional": True, "content": large}
 
 
 def test_messages_are_changes_without_a_table(shop: Captured) -> None:

@@ -79,8 +79,8 @@ _COLUMNS = """
            AND current_setting('server_version_num')::int >= 180000)
     ORDER BY a.attnum"""
 
-# The server keeps a key towards a partitioned table once more for each of its partitions. Rows of a
-# partition are told as those of the whole table, and a key with PERIOD (18) names no one row.
+# Rows of a partition are told as those of the whole table; the server keeps a key towards such a
+# table once more for each of its partitions. A key with PERIOD (18) names no one row.
 _REFERENCES = """
     SELECT ARRAY(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS c(number, at)
                  JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = c.number
@@ -93,8 +93,6 @@ _REFERENCES = """
     JOIN pg_class t ON t.oid = coalesce(pg_partition_root(k.confrelid)::oid, k.confrelid)
     JOIN pg_namespace n ON n.oid = t.relnamespace
     WHERE k.conrelid = %s AND k.contype = 'f'
-      AND NOT EXISTS (SELECT FROM pg_constraint whole
-                      WHERE whole.oid = k.conparentid AND whole.conrelid = k.conrelid)
       AND coalesce(to_jsonb(k) ->> 'conperiod', 'false') = 'false'
     ORDER BY k.conkey[1], k.conname"""
 
@@ -297,7 +295,7 @@ class Catalog:
             # Columns that are not captured name nothing; nor do those that were renamed since.
             if names.issuperset(own)
         ]
-        return tuple(dict.fromkeys(found))  # nobody minds two of the same
+        return tuple(dict.fromkeys(found))
 
     def _rows(self, table: Table) -> Rows:
         self._learn(column.type_id for column in table.columns)
