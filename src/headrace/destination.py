@@ -71,11 +71,17 @@ def deliver(
 
 
 def _expect_whole(page: Page, after: Checkpoint) -> None:
-    hint = "Empty the destination and run `headrace snapshot`, then begin again without checkpoint."
     if after.epoch and page.epoch != after.epoch:
-        raise LogError("the log is another one than the checkpoint belongs to", hint=hint)
+        raise LogError(
+            "the log is another one than the checkpoint belongs to",
+            hint="Empty the destination and begin without a checkpoint.",
+        )
     if page.gap:
-        raise LogError(f"changes {page.gap} were trimmed before they were delivered", hint=hint)
+        raise LogError(
+            f"changes {page.gap} were trimmed before they were delivered",
+            hint="Empty the destination, note the log's latest sequence (`headrace status`), run "
+            "`headrace snapshot SOURCE`, and begin after that sequence: the copy follows it.",
+        )
 
 
 class LogEvents:

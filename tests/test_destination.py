@@ -1,0 +1,178 @@
+"""A destination gets every event, in lists, from a log or a server, and goes on where it was."""
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from headrace.destination import Checkpoint, Events, LogEvents, ServerEvents, deliver
+from headrace.errors import LogError, ServerAbsent, ServerError
+from headrace.event import Op
+from headrace.formats.etl import Begin, Commit, Event, Insert, Relation, events
+from headrace.log import LogReader
+from headrace.serve import BackgroundServer, ServerSettings, create_app
+from headrace.testing.processes import free_port
+from tests.changes import Writer, opened_writer
+
+
+class Listed:
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Event]] = []
+
+    def write_events(self, events: list[Event]) -> None:
+        self.batches.append(events)
+
+    @property
+    def events(self) -> list[Event]:
+        return list(itertools.chain(*self.batches))
+
+    @property
+    def names(self) -> list[str]:
+        return [event.table_row["id"] for event in self.events if isinstance(event, Insert)]
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Writer]:
+    """A log with three transactions of two tables."""
+    with opened_writer(tmp_path / "log") as writer:
+        writer.put("users", "ann")
+        writer.put_many("orders", 3)
+        writer.put("users", "bob")
+        yield writer
+
+
+Place = Callable[..., Events]
+
+
+@pytest.fixture(params=["log", "server"])
+def place(request: pytest.FixtureRequest, writer: Writer) -> Iterator[Place]:
+    """Reads the writer's events, with the `tables` that are asked for."""
+    with ExitStack() as stack:
+        if request.param == "log":
+            reader = stack.enter_context(LogReader.open(writer.log.path))
+            yield lambda **wanted: LogEvents(reader, **wanted)
+        else:
+            settings = ServerSettings(port=0)
+            app = create_app(writer.log, statuses=list, copy_again=None, settings=settings)
+            server = stack.enter_context(BackgroundServer(app, settings))
+            yield lambda **wanted: ServerEvents(server.url, **wanted)
+
+
+@pytest.mark.requirement("S2-02", "S2-22", "S2-23")
+def test_a_list_holds_events_of_several_tables_and_transactions(
+    writer: Writer, place: Place
+) -> None:
+    destination = Listed()
+    [reached] = deliver(place(), destination, upto=5)
+    assert reached == Checkpoint(5, writer.log.epoch)
+    [batch] = destination.batches
+    assert batch == list(events(writer.log.read(0)))
+    tables = {event.table_schema.name for event in batch if isinstance(event, Relation)}
+    assert tables == {"users", "orders"}
+    assert len({event.commit_lsn for event in batch}) == 3
+    assert {type(event) for event in batch} == {Begin, Relation, Insert, Commit}
+
+
+@pytest.mark.requirement("S2-21")
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_it_goes_on_after_the_last_checkpoint(place: Place, limit: int) -> None:
+    whole = Listed()
+    reached = list(deliver(place(), whole, upto=5, limit=limit))
+    assert len(reached) > 1
+    assert whole.names == ["ann", "1", "2", "3", "bob"]
+    for checkpoint in reached:
+        rest = Listed()
+        list(deliver(place(), rest, after=checkpoint, upto=5))
+        told = [event for event in whole.events if event.sequence > checkpoint.sequence]
+        markers = [event for event in rest.events if not isinstance(event, Relation)]
+        assert markers == [event for event in told if not isinstance(event, Relation)]
+
+
+def test_what_stands_at_one_sequence_comes_in_one_list(place: Place) -> None:
+    destination = Listed()
+    list(deliver(place(), destination, upto=5, limit=1))
+    ends = [batch[-1].sequence for batch in destination.batches]
+    assert len(ends) == len(set(ends))
+    for batch, following in itertools.pairwise(destination.batches):
+        assert batch[-1].sequence < following[0].sequence
+
+
+def test_what_a_destination_raises_ends_the_delivery_and_comes_again(place: Place) -> None:
+    class Broken(Listed):
+        def write_events(self, events: list[Event]) -> None:
+            super().write_events(events)
+            if len(self.batches) == 2:
+                raise OSError("wrote, and then lost the line")
+
+    broken, kept = Broken(), [Checkpoint()]
+    with pytest.raises(OSError, match="lost the line"):
+        kept.extend(deliver(place(), broken, upto=5, limit=3))
+    mended = Listed()
+    list(deliver(place(), mended, after=kept[-1], upto=5))
+    again = {event.key for event in broken.batches[1]}
+    assert again <= {event.key for event in mended.events}
+    assert {*broken.names, *mended.names} == {"ann", "1", "2", "3", "bob"}
+
+
+def test_only_tables_that_are_wanted_come(place: Place) -> None:
+    destination = Listed()
+    list(deliver(place(tables=["public.u*"]), destination, upto=5))
+    assert destination.names == ["ann", "bob"]
+
+
+def test_it_waits_for_more(writer: Writer, place: Place) -> None:
+    destination = Listed()
+    delivery = deliver(place(), destination)
+    assert next(delivery).sequence == 5
+    writer.put("users", "cyn", Op.UPDATE)
+    assert next(delivery).sequence == 6
+    assert destination.batches[-1][-1].sequence == 6
+
+
+def test_trimmed_changes_are_not_passed_over_in_silence(writer: Writer, place: Place) -> None:
+    writer.log.trim(4, force=True)
+    destination = Listed()
+    with pytest.raises(LogError, match="2-3 were trimmed") as caught:
+        list(deliver(place(), destination, after=Checkpoint(1), upto=5))
+    assert "headrace snapshot" in caught.value.hint
+    assert destination.events == []
+
+
+def test_another_log_is_noticed(place: Place) -> None:
+    with pytest.raises(LogError, match="another one"):
+        list(deliver(place(), Listed(), after=Checkpoint(1, "elsewhere"), upto=5))
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    absent = ServerEvents(f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(ServerAbsent, match=absent.url):
+        absent.page(0, limit=10, wait=0)
+
+
+def test_a_server_says_why_it_refuses(tmp_path: Path) -> None:
+    settings = ServerSettings(port=0)
+    with opened_writer(tmp_path / "log") as writer:
+        app = create_app(writer.log, statuses=list, copy_again=None, settings=settings)
+        with (
+            BackgroundServer(app, settings) as server,
+            pytest.raises(ServerError, match="limit"),
+        ):
+            ServerEvents(server.url).page(0, limit=0, wait=0)
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+def test_what_is_no_headrace_is_not_believed() -> None:
+    with HTTPServer(("127.0.0.1", 0), _Quiet) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(ServerAbsent, match="as no Headrace does"):
+            ServerEvents(f"http://127.0.0.1:{server.server_port}").page(0, limit=1, wait=0)
