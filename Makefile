@@ -5,14 +5,15 @@ ARGS ?=
 BIN := .venv/bin
 SETUP := PYTHON=$(PYTHON) scripts/setup.sh
 
-.PHONY: help demo test check format docs bench clean
+.PHONY: help demo test check format docs protos bench clean
 
 help:
 	@echo "make demo     watch a database's changes flow into Delta tables (ARGS='--seconds 20')"
 	@echo "make test     run every test (ARGS='-k log')"
-	@echo "make check    formatting, lint, types, layers, generated docs"
+	@echo "make check    formatting, lint, types, layers, generated docs and code"
 	@echo "make format   rewrite the code in the project's format"
 	@echo "make docs     write the generated docs again"
+	@echo "make protos   write the code of the .proto again"
 	@echo "make bench    measure beside Debezium, pg_recvlogical and delta-rs, into bench/RESULTS.md"
 	@echo "make clean    remove everything that was built"
 
@@ -30,6 +31,7 @@ check: .venv/.installed-dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/docs.py --check
+	@$(BIN)/python scripts/protos.py --check
 
 format: .venv/.installed-dev
 	@$(BIN)/ruff check --fix --quiet
@@ -37,6 +39,9 @@ format: .venv/.installed-dev
 
 docs: .venv/.installed-dev
 	@$(BIN)/python scripts/docs.py
+
+protos: .venv/.installed-dev
+	@$(BIN)/python scripts/protos.py
 
 bench: .venv/.installed-bench
 	@$(SETUP) java

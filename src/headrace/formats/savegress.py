@@ -1,0 +1,292 @@
+"""The Savegress event: a change with its old row beside the new one, always under the same keys.
+
+What all changes of a table share is written once; the images go in as they are.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from hashlib import blake2b
+from typing import ClassVar, NamedTuple
+
+import msgspec
+
+from ..event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction, format_lsn
+from ._line import one_line
+from ._tables import PerTable
+from ._time import iso
+from .facts import Facts
+
+OPERATIONS = {
+    Op.INSERT: "INSERT",
+    Op.UPDATE: "UPDATE",
+    Op.DELETE: "DELETE",
+    Op.READ: "INSERT",
+    Op.TRUNCATE: "DDL",
+    Op.SCHEMA: "DDL",
+}
+"""What each operation is called here; what is missing is not carried."""
+
+_DDL = frozenset(op.value for op, name in OPERATIONS.items() if name == "DDL")
+
+_encode = msgspec.json.Encoder().encode
+
+
+# --- events --------------------------------------------------------------------------------------
+
+# Times come as seconds and microseconds.
+_EVENT = (
+    b'{"id":"%b",%b,"timestamp":"%b.%06dZ","transaction_id":%b,"position":%b,%b'
+    b',"metadata":%b,"captured_at":"%b.%06dZ"%b}}'
+)
+
+
+class _Head(NamedTuple):
+    """What all changes of one version of a table share."""
+
+    openings: dict[str, bytes]  # by operation: from the source to the operation
+    metadata: bytes  # up to the time of capture
+
+
+@dataclass(frozen=True)
+class Savegress:
+    """Rows inserted, updated and deleted, and changes of tables; messages are not carried."""
+
+    facts: Facts
+    _heads: PerTable[_Head] = field(init=False, repr=False, compare=False)
+
+    name: ClassVar[str] = "savegress"
+    media_type: ClassVar[str] = "application/json"
+
+    def __post_init__(self) -> None:
+        """Make room for what all changes of a table share."""
+        object.__setattr__(self, "_heads", PerTable(lambda table: _head(table, self.facts)))
+
+    def __reduce__(self) -> tuple[type["Savegress"], tuple[Facts]]:
+        return Savegress, (self.facts,)
+
+    def encode(self, change: Change) -> bytes | None:
+        """The change as one event; None for a message."""
+        openings, told = self._heads(change.table)
+        opening = openings.get(change.op._value_)
+        if opening is None:
+            return None
+        transaction = change.transaction
+        committed, committed_rest = divmod(transaction.commit_time, 1_000_000)
+        captured, captured_rest = divmod(transaction.captured_at, 1_000_000)
+        return _EVENT % (
+            change.id.encode(),
+            opening,
+            _second(committed),
+            committed_rest,
+            _encode(transaction.id),
+            _POSITIONS.get(type(change.position), _any_position)(change),
+            _content(change),
+            told,
+            _second(captured),
+            captured_rest,
+            _own_metadata(change),
+        )
+
+
+def _head(table: Table, facts: Facts) -> _Head:
+    where = {"source": table.connector, "schema": table.schema, "table": table.name}
+    openings = {
+        op.value: _encode({**where, "operation": name})[1:-1] for op, name in OPERATIONS.items()
+    }
+    return _Head(openings, _encode(_table_metadata(table, facts))[:-1])
+
+
+def _content(change: Change) -> bytes:
+    if change.op._value_ in _DDL:
+        return b'%b,"before":null,"after":null' % _encode(ddl(change))[1:-1]
+    images = b'"before":%b,"after":%b' % (change.before or b"null", change.after or b"null")
+    return one_line(images)
+
+
+@lru_cache(maxsize=1024)  # not whole times: most transactions are short, and each has its own
+def _second(seconds: int) -> bytes:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
+
+
+class Ddl(msgspec.Struct, frozen=True):
+    """The statement that changed a table, as far as the source told it."""
+
+    ddl_type: str = "SCHEMA"
+    ddl_command: str | None = None
+
+
+_ddl = msgspec.json.Decoder(Ddl)
+
+
+def ddl(change: Change) -> Ddl:
+    """What changed the table."""
+    if change.op is Op.TRUNCATE:
+        return Ddl("TRUNCATE")
+    return _ddl.decode(change.after) if change.after else Ddl()
+
+
+# --- positions -----------------------------------------------------------------------------------
+
+
+def position(change: Change) -> Mapping[str, object]:
+    """Where a change stands, as consumers see it; most sources' positions describe themselves."""
+    at = change.position
+    if type(at) is PostgresPosition:
+        return {"lsn": format_lsn(at.lsn), "sequence": change.sequence}
+    return at.to_json()
+
+
+def _postgres_position(change: Change) -> bytes:
+    lsn = change.position.lsn
+    return b'{"lsn":"%X/%X","sequence":%d}' % (lsn >> 32, lsn & 0xFFFFFFFF, change.sequence)
+
+
+def _any_position(change: Change) -> bytes:
+    return _encode(position(change))
+
+
+# Those that are written faster than by way of a dict.
+_POSITIONS: dict[type, Callable[[Change], bytes]] = {PostgresPosition: _postgres_position}
+
+
+# --- metadata ------------------------------------------------------------------------------------
+
+Metadata = dict[str, str | int | tuple[str, ...]]
+
+
+def metadata(change: Change, facts: Facts) -> Metadata:
+    """All that is told beside the change."""
+    told = _table_metadata(change.table, facts)
+    told["captured_at"] = iso(change.transaction.captured_at)
+    told |= _particulars(change.op, change.before_kind)
+    return told | {"unchanged": change.unchanged} if change.unchanged else told
+
+
+def _table_metadata(table: Table, facts: Facts) -> Metadata:
+    server = facts.server(table.source)
+    told: Metadata = {
+        "connector_version": facts.version,
+        "database": table.database,
+        "server": server.host or server.instance or server.source,
+    }
+    if (number := server_id(table)) is not None:
+        told["server_id"] = number
+    if facts.pipeline:
+        told["pipeline_id"] = f"pipe-{facts.pipeline.removeprefix('pipe-')}"
+    return told
+
+
+def server_id(table: Table) -> int | None:
+    """The number that a server gives itself; None: it has none.
+
+    PostgreSQL's is its system identifier, the middle of `postgres:7412345678901234567:shop`.
+    """
+    connector, _, rest = table.origin.partition(":")
+    number = rest.partition(":")[0]
+    return int(number) if connector == "postgres" and number.isdecimal() else None
+
+
+def _particulars(op: Op, before_kind: BeforeKind) -> Mapping[str, str]:
+    if op is Op.READ:
+        return {"snapshot": "true"}
+    if op in (Op.UPDATE, Op.DELETE) and before_kind is not BeforeKind.FULL:
+        return {"before_kind": before_kind.value}
+    return {}
+
+
+_PARTICULARS = {
+    (op.value, kind.value): b",%b" % _encode(told)[1:-1]
+    for op in Op
+    for kind in BeforeKind
+    if (told := _particulars(op, kind))
+}
+
+
+def _own_metadata(change: Change) -> bytes:
+    particulars = _PARTICULARS.get((change.op._value_, change.before_kind._value_), b"")
+    if change.unchanged:
+        return b'%b,"unchanged":%b' % (particulars, _encode(change.unchanged))
+    return particulars
+
+
+# --- transactions --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SavegressTransactions:
+    """The same events, with a marker where each transaction begins and where it ends."""
+
+    facts: Facts
+
+    name: ClassVar[str] = "savegress"
+    media_type: ClassVar[str] = "application/json"
+
+    def open(self) -> "MarkedEvents":
+        """Begin a stream."""
+        return MarkedEvents(Savegress(self.facts))
+
+
+@dataclass(frozen=True)
+class MarkedEvents:
+    """A stream of events and markers; it remembers nothing, so it can begin anywhere."""
+
+    format: Savegress
+
+    def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        """What the next change adds: its event, if it is wanted, and the markers around it."""
+        events: list[bytes] = []
+        if change.ordinal == 1:
+            events.append(_marker(b"BEGIN", change.transaction))
+        if wanted and (event := self.format.encode(change)) is not None:
+            events.append(event)
+        if change.last:
+            events.append(_marker(b"COMMIT", change.transaction))
+        return events
+
+
+def _marker(operation: bytes, transaction: Transaction) -> bytes:
+    return b'{"operation":"%b","transaction_id":%b,"timestamp":"%b"}' % (
+        operation,
+        _encode(transaction.id),
+        iso(transaction.commit_time).encode(),
+    )
+
+
+# --- batches -------------------------------------------------------------------------------------
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What tells an event from all others; a marker has no id."""
+
+    operation: str
+    transaction_id: str
+    timestamp: str
+    id: str = ""
+
+
+_told = msgspec.json.Decoder(_Told)
+
+
+def batch(events: Sequence[bytes], timestamp: int | None = None) -> bytes:
+    """Events together as one object; `timestamp` is in microseconds, else it is the last event's.
+
+    The id depends on nothing but which events these are, so a batch sent again has the same.
+    """
+    if not events:
+        raise ValueError("a batch holds at least one event")
+    told = [_told.decode(_beginning(event)) for event in events]
+    names = [each.id or f"{each.operation} {each.transaction_id}" for each in told]
+    return b'{"batch_id":"batch-%b","batch_size":%d,"batch_timestamp":"%b","events":[%b]}' % (
+        blake2b(_encode(names), digest_size=16).hexdigest().encode(),
+        len(events),
+        (told[-1].timestamp if timestamp is None else iso(timestamp)).encode(),
+        b",".join(events),
+    )
+
+
+def _beginning(event: bytes) -> bytes:
+    """The event without its images: in a string the quotes of this key would be escaped."""
+    start, found, _ = event.partition(b',"position":')
+    return start + b"}" if found else event
