@@ -252,7 +252,7 @@ def test_a_document_that_no_parser_follows_is_only_in_the_json() -> None:
     assert not event.HasField("after")
 
 
-@pytest.mark.requirement("S0-32", "S0-33", "C-16")
+@pytest.mark.requirement("C-16")
 @pytest.mark.parametrize("connector", ["mysql", "mongodb"])
 def test_positions_of_other_databases_have_their_own_messages(connector: str) -> None:
     shown = seed("positions")[connector]["position"]
