@@ -1,6 +1,7 @@
 """One file, checked whole before anything starts; what it hides never prints."""
 
 import dataclasses
+import json
 import pickle
 import re
 import subprocess
@@ -27,6 +28,7 @@ from headrace.config import (
     source_types,
 )
 from headrace.errors import ConfigError
+from headrace.model import EntityType, Model, Parent, Selection
 from headrace.secret import Secret
 
 ROOT = Path(__file__).parent.parent
@@ -259,6 +261,133 @@ def test_a_config_without_a_pipeline_never_loads_spark(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
+# --- the model -----------------------------------------------------------------------------------
+
+MODEL = """
+model:
+  name: acme-api
+  version: "2.1.0"
+  tenant: tenant_id
+  source_details: true
+  instances: {shop: prod-primary-1}
+  regions: {shop: us-east-1}
+  affected_entities: true
+  entities:
+    User:
+      table: public.users
+      id: [id]
+      identifier: email
+      tenant: account_id
+      version: version
+      soft_delete: deleted_at
+      parents: [{entity: Organization, columns: [org_id]}]
+      queries: {user: [UPDATE], users: []}
+      fields: {UPDATE: [email, status, updated_at], DELETE: [id, email, status]}
+    Post: {table: public.posts, queries: [userPosts]}
+"""
+
+
+def test_a_model_says_what_tables_are(config: Load) -> None:
+    assert config(SOURCE).model == Model()
+    assert config(SOURCE + MODEL).model == Model(
+        name="acme-api",
+        version="2.1.0",
+        tenant="tenant_id",
+        source_details=True,
+        instances={"shop": "prod-primary-1"},
+        regions={"shop": "us-east-1"},
+        affected_entities=True,
+        entities=(
+            EntityType(
+                name="User",
+                table="public.users",
+                id=("id",),
+                identifier="email",
+                tenant="account_id",
+                version="version",
+                soft_delete="deleted_at",
+                parents=(Parent(entity="Organization", columns=("org_id",)),),
+                queries={"user": ("UPDATE",), "users": ()},
+                fields={
+                    "UPDATE": ("email", "status", "updated_at"),
+                    "DELETE": ("id", "email", "status"),
+                },
+            ),
+            EntityType(name="Post", table="public.posts", queries=("userPosts",)),
+        ),
+    )
+
+
+@pytest.mark.requirement("S1-52", "S1-53")
+@pytest.mark.parametrize("name", ["cdc_entities", "cdc_operations"])
+def test_the_documents_choice_of_events_is_the_models(config: Load, name: str) -> None:
+    seed = json.loads((ROOT / "tests" / "formats" / "seeds" / f"s1_{name}.json").read_text())
+    loaded = config(f"{SOURCE}{MODEL}cdc: {json.dumps(seed['cdc'])}")
+    chosen = {
+        "cdc_entities": Selection(entities=("User", "Post"), exclude_entities=("AuditLog",)),
+        "cdc_operations": Selection(
+            operations=("UPDATE", "DELETE"), exclude_operations=("CREATE",)
+        ),
+    }
+    assert loaded.model.selection == chosen[name]
+    assert loaded.model == config(SOURCE + MODEL).model.selected(chosen[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "model: {nmae: x}",
+            "headrace.model: no setting called nmae; did you mean name?",
+        ),
+        ("model: {selection: {}}", "headrace.model: no setting called selection; "),
+        ("model: {version: 2.1}", "headrace.model.version: expected text, got 2.1"),
+        ("model: {entities: [1]}", "headrace.model.entities: expected settings, got [1]"),
+        (
+            "model: {entities: {User: {}}}",
+            "headrace.model.entities.User.table: this setting is missing",
+        ),
+        (
+            "model: {entities: {User: {table: u, querys: []}}}",
+            "headrace.model.entities.User: no setting called querys; did you mean queries?",
+        ),
+        (
+            "model: {entities: {User: {table: u, queries: {user: [UPDATED]}}}}",
+            "headrace.model.entities.User.queries: expected text matching regex "
+            "'^(CREATE|UPDATE|DELETE)$'",
+        ),
+        (
+            "model: {entities: {User: {table: u, fields: {READ: [a]}}}}",
+            "headrace.model.entities.User.fields: expected text matching regex "
+            "'^(CREATE|UPDATE|DELETE)$'",
+        ),
+        (
+            "model: {entities: {User: {table: u, parents: [{entity: X, colums: [a]}]}}}",
+            "headrace.model.entities.User.parents: ",
+        ),
+        (
+            "model: {instances: {shp: x}}",
+            "headrace.model.instances: no source called shp; did you mean shop?",
+        ),
+        ("model: {regions: {x: y}}", "headrace.model.regions: no source called x; there are: shop"),
+        (
+            "cdc: {operations: [READ]}",
+            "headrace.cdc.operations: expected text matching regex '^(CREATE|UPDATE|DELETE)$'",
+        ),
+    ],
+)
+def test_a_mistake_in_the_model_is_named_with_its_setting(
+    config: Load, text: str, problem: str
+) -> None:
+    [found] = problems(config, SOURCE + text)
+    assert found.startswith(problem)
+
+
+def test_an_entity_given_twice_is_not_silently_overwritten(config: Load) -> None:
+    [problem] = problems(config, SOURCE + "model: {entities: {A: {table: a}, A: {table: b}}}")
+    assert problem.endswith("A is given twice")
+
+
 # --- what it refuses -----------------------------------------------------------------------------
 
 
@@ -488,9 +617,12 @@ def written(value: object) -> str:
 
 
 def test_the_docs_name_every_setting_with_its_default() -> None:
-    assert documented("The file") == defaults(Config, "sources", "server", "cdc", "pipeline")
+    sections = ("sources", "server", "cdc", "model", "pipeline")
+    assert documented("The file") == defaults(Config, *sections)
     assert documented("server") == defaults(Server)
     assert documented("cdc") == defaults(Cdc)
+    assert documented("model") == defaults(Model, "entities")
+    assert documented("model: entities") == defaults(EntityType, "name")
     assert documented("pipeline") == defaults(Pipeline, "sinks")
 
 

@@ -1,7 +1,6 @@
 """The config: one YAML file, read once and checked whole before anything starts."""
 
 import dataclasses
-import difflib
 import importlib
 import itertools
 import os
@@ -18,7 +17,8 @@ import yaml
 from msgspec import Meta
 
 from . import sinks, sources
-from .errors import ConfigError
+from .errors import ConfigError, nearest
+from .model import EntityType, Model, Selection
 from .secret import MASK, Secret
 from .sinks import Sink
 from .sources import Source
@@ -49,8 +49,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
-class Cdc(msgspec.Struct, frozen=True, kw_only=True):
-    """The section `cdc`: whether changes are captured, and how long they are kept."""
+class Cdc(Selection, frozen=True, kw_only=True):
+    """The section `cdc`: whether changes are captured, how long kept, and which become events."""
 
     enabled: bool = True
     retention_days: Positive = 30.0
@@ -84,6 +84,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Path = Path("data")
     server: Server = Server()
     cdc: Cdc = Cdc()
+    model: Model = Model()
     pipeline: Pipeline | None = None
 
     @property
@@ -121,7 +122,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             if source.name == name:
                 return source
         known = [source.name for source in self.sources]
-        raise ConfigError(f"no source called {name}{_nearest(name, known)}")
+        raise ConfigError(f"no source called {name}{nearest(name, known)}")
 
 
 def load(path: Path | str) -> Config:
@@ -232,9 +233,13 @@ def settings_of(section: type) -> dict[str, Setting]:
     """The settings of a section: the fields of its class."""
     types = typing.get_type_hints(section, include_extras=True)
     if dataclasses.is_dataclass(section):
-        defaults = {field.name: _default(field) for field in dataclasses.fields(section)}
+        # What a part of the program hands over, and nobody sets, says so of itself.
+        fields = [f for f in dataclasses.fields(section) if f.metadata.get("setting", True)]
+        defaults = {field.name: _default(field) for field in fields}
     else:
-        defaults = {field.name: _default(field) for field in msgspec.structs.fields(section)}
+        unset = getattr(section, "NOT_SETTINGS", ())
+        struct_fields = [f for f in msgspec.structs.fields(section) if f.name not in unset]
+        defaults = {field.name: _default(field) for field in struct_fields}
     absent = (dataclasses.MISSING, msgspec.NODEFAULT)
     return {
         name: Setting(name, types[name], default in absent, default)
@@ -260,16 +265,31 @@ class _Check:
             return None
         # A pipeline that reads from a server elsewhere needs no source here.
         needed = not _names_a_server(given.get("pipeline"))
-        sections: dict[str, object] = {
+        sections: dict[str, Any] = {
             "sources": self._named(
                 sources, "source", f"{ROOT}.sources", given.pop("sources", None), needed=needed
             )
         }
         sections["server"] = self._section(Server, f"{ROOT}.server", given.pop("server", None))
-        sections["cdc"] = self._section(Cdc, f"{ROOT}.cdc", given.pop("cdc", None))
+        sections["cdc"] = cdc = self._section(Cdc, f"{ROOT}.cdc", given.pop("cdc", None))
+        model = self._model(f"{ROOT}.model", given.pop("model", None), sections["sources"])
+        sections["model"] = model.selected(cdc) if model and cdc else model
         if "pipeline" in given:
             sections["pipeline"] = self._pipeline(f"{ROOT}.pipeline", given.pop("pipeline"))
         return self._section(Config, ROOT, given, built=sections)
+
+    def _model(self, where: str, content: object, named: Iterable[Any]) -> Model | None:
+        given = self._mapping(where, content)
+        inside = f"{where}.entities"
+        entities = self._mapping(inside, given.pop("entities", None))
+        built = tuple(
+            self._section(EntityType, f"{inside}.{name}", entity, built={"name": name})
+            for name, entity in entities.items()
+        )
+        model = self._section(Model, where, given, built={"entities": built})
+        if model is not None:
+            self.problems += model.unknown_sources([source.name for source in named if source])
+        return model
 
     def _pipeline(self, where: str, content: object) -> Pipeline | None:
         given = self._mapping(where, content)
@@ -339,7 +359,7 @@ class _Check:
         known = settings_of(section)
         for name in given:
             if name not in known or name in built:
-                self.problems.append(f"{where}: no setting called {name}{_nearest(name, known)}")
+                self.problems.append(f"{where}: no setting called {name}{nearest(name, known)}")
         for name, setting in known.items():
             if setting.required and name not in given and name not in built:
                 self.problems.append(f"{where}.{name}: this setting is missing")
@@ -417,13 +437,6 @@ def _convert_own_type(wanted: type, value: object) -> object:
     if not isinstance(value, str):
         raise TypeError("Expected `str`")
     return wanted(value)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """What to add to "there is no such name"."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(names)}"
 
 
 _WORDS = {

@@ -29,6 +29,9 @@
 The message is the only required argument, so errors survive pickling between processes.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class HeadraceError(Exception):
     """What went wrong, in one sentence; `hint` says what to do next."""
@@ -177,3 +180,12 @@ class TableTroubled(PipelineError):
 
 class DecodeError(HeadraceError):
     """A value or message cannot be read."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to add to "there is no such name"."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; there are: {', '.join(names)}" if names else "; there are none"

@@ -17,7 +17,7 @@ def row_key(change: Change) -> str:
 
 def primary_key(change: Change) -> str:
     """The key's value; several columns are percent-escaped and joined with `:`."""
-    return _joined(_columns.decode(change.key)) if change.key else ""
+    return joined(_columns.decode(change.key)) if change.key else ""
 
 
 def previous_primary_key(change: Change) -> str | None:
@@ -30,11 +30,12 @@ def previous_primary_key(change: Change) -> str | None:
     old = _columns.decode(change.before)
     if not new.keys() <= old.keys():
         return None
-    replaced = _joined({name: old[name] for name in new})
-    return None if replaced == _joined(new) else replaced
+    replaced = joined({name: old[name] for name in new})
+    return None if replaced == joined(new) else replaced
 
 
-def _joined(columns: Mapping[str, msgspec.Raw]) -> str:
+def joined(columns: Mapping[str, msgspec.Raw]) -> str:
+    """Columns that tell rows apart, as one text."""
     values = [_text(value) for value in columns.values()]
     # One column stays as it is, so that `users:alice` reads as the documents show it.
     return values[0] if len(values) == 1 else ":".join(map(_escaped, values))

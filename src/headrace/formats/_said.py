@@ -1,0 +1,109 @@
+"""What an annotation says about its transaction, in the words of the entity format."""
+
+from typing import NamedTuple
+
+import msgspec
+
+TRIGGERS = frozenset(
+    {
+        "api_create",
+        "api_import",
+        "api_update",
+        "api_delete",
+        "admin_action",
+        "batch_import",
+        "data_migration",
+        "cascade_delete",
+    }
+)
+
+_REQUEST = ("request_id", "user_id", "user_roles", "ip_address", "user_agent", "api_version")
+_TEXTS = frozenset({*_REQUEST, "session_id", "user", "trigger", "annotation_error"}) - {
+    "user_roles"
+}
+_LABELS = {name: b'"%b":' % name.encode() for name in _REQUEST}
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_string = msgspec.json.Decoder(str).decode
+_roles = msgspec.json.Decoder(tuple[str, ...]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Said(NamedTuple):
+    """An annotation. Values are JSON; members of an object stand without its braces."""
+
+    root: str | None = None  # the entity that the transaction is about
+    trigger: str | None = None
+    session_id: bytes = b"null"
+    user: bytes | None = None
+    request: bytes = b""  # members of `metadata` that come before the custom ones
+    custom: bytes = b""  # members of `custom_fields`
+    error: bytes | None = None
+    annotation_error: str = ""  # what is wrong with the annotation itself
+
+
+SILENCE = Said()
+
+
+def read(metadata: bytes | None) -> Said:
+    """What an annotation says; what has no place of its own is a custom field."""
+    if metadata is None:
+        return SILENCE
+    known: dict[str, bytes] = {}
+    custom: dict[str, bytes] = {}
+    for name, raw in _fields(metadata).items():
+        value = bytes(raw)
+        if value.startswith(b'"') and name in _TEXTS:
+            known[name] = value
+        elif name in _TEXTS and not value.startswith((b"[", b"{", b"null")):
+            known[name] = as_text(value)
+        elif value != b"null":
+            custom[name] = value
+    if "user_roles" in custom and _are_roles(custom["user_roles"]):
+        known["user_roles"] = custom.pop("user_roles")
+    root, error = custom.pop("root", None), custom.pop("error", None)
+    return Said(
+        root=None if root is None else _string(as_text(root)),
+        trigger=_trigger(known, custom),
+        session_id=known.get("session_id", b"null"),
+        user=known.get("user"),
+        request=b",".join([_LABELS[name] + known[name] for name in _REQUEST if name in known]),
+        error=error,
+        annotation_error=_string(known["annotation_error"]) if "annotation_error" in known else "",
+        custom=_members(custom) if custom else b"",
+    )
+
+
+def as_text(value: bytes) -> bytes:
+    """A JSON value as a JSON string; a number keeps its digits."""
+    first = value[:1]
+    if first == b'"':
+        return value
+    return _encode(str(value, "utf-8")) if first in b"[{" else b'"%b"' % value
+
+
+def _trigger(known: dict[str, bytes], custom: dict[str, bytes]) -> str | None:
+    given = known.get("trigger")
+    if given is None:
+        return None
+    name = _string(given)
+    if name in TRIGGERS:
+        return name
+    custom["trigger"] = given
+    return None
+
+
+def _are_roles(value: bytes) -> bool:
+    try:
+        _roles(value)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _members(custom: dict[str, bytes]) -> bytes:
+    own = custom.get("custom_fields", b"")
+    fields = _fields(custom.pop("custom_fields")) if own.startswith(b"{") else {}
+    for name, value in custom.items():
+        fields.setdefault(name, msgspec.Raw(value))
+    return _encode(fields)[1:-1]

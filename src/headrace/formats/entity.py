@@ -1,0 +1,336 @@
+"""The entity event: what a mutation did to an entity, and to everything that hangs on it.
+
+A transaction that is annotated as one mutation of one entity is one event. In any other, a row
+that was deleted with the row it hung on is told in that one's event, and every further change of
+a row is an event of its own.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import chain
+from typing import ClassVar
+
+import msgspec
+
+from ..event import BeforeKind, Change, Op, Table
+from ..model import Model
+from . import Rendered
+from ._cascade import Cascade
+from ._entityrows import CARRIED, Row, Shape, netted
+from ._kinship import Kinship, families
+from ._line import one_line
+from ._said import SILENCE, read
+from ._time import iso
+from .facts import Facts
+
+_SHAPES_KEPT = 10_000  # far more than a database has tables and versions of them
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(str).decode
+_WHOLE = re.compile(rb'"(0|-?[1-9]\d*)"')
+# Members of an enum, looked up once: on Python 3.11 that takes as long as a call.
+_FULL, _READ = BeforeKind.FULL, Op.READ
+
+_TYPES = {"CREATE": b"entity:created", "UPDATE": b"entity:updated", "DELETE": b"entity:deleted"}
+
+_EVENT = (
+    b'{"version":"1.0","event_id":"%b","event_type":"%b","timestamp":"%b","sequence_number":%d,'
+    b'%b%b%b},"entity":{"entity_type":%b,%b},'
+    b'"operation":{"type":"%b","trigger":"%b","timestamp":"%b",%b},"cascade":%b,"metadata":{%b}}'
+)
+
+
+class _Shapes(dict[int, Shape]):
+    """Shapes by their table's address: hashing a table takes as long as writing an event."""
+
+    def __reduce__(self) -> tuple[type["_Shapes"], tuple[()]]:
+        return _Shapes, ()  # another process has other addresses
+
+
+@dataclass(frozen=True)
+class Entity:
+    """Entities created, updated and deleted; what happens to no row is not carried."""
+
+    model: Model = field(default_factory=Model)
+    facts: Facts = field(default_factory=Facts)
+    _shapes: _Shapes = field(default_factory=_Shapes, init=False, repr=False, compare=False)
+
+    name: ClassVar[str] = "entity"
+    media_type: ClassVar[str] = "application/json"
+
+    def render(self, transaction: Sequence[Change]) -> Sequence[Rendered]:
+        """The events of a transaction, each at the sequence of its own entity's change."""
+        rows = [
+            Row(change, self._shape(change.table))
+            for change in transaction
+            if change.op._value_ in CARRIED
+        ]
+        if not rows:
+            return ()
+        # An annotation counts for all, but only the changes after it carry it if they are many.
+        telling = _Telling(transaction[-1])
+        root = telling.said.root
+        if root is None:
+            return _row_by_row(rows, telling)
+        about = _named(rows, root)
+        if about and about[0].shape.included:
+            return _as_one(rows, about, telling)
+        if not about:
+            whole = transaction[0].ordinal == 1 and transaction[-1].last
+            telling.doubt(_no_root(root, whole=whole))
+        return _row_by_row(rows, telling)
+
+    def _shape(self, table: Table) -> Shape:
+        shape = self._shapes.get(id(table))
+        if shape is None or shape.table is not table:
+            if len(self._shapes) >= _SHAPES_KEPT:
+                self._shapes.clear()
+            shape = self._shapes[id(table)] = Shape(table, self.model, self.facts)
+        return shape
+
+
+def _named(rows: Sequence[Row], root: str) -> list[Row]:
+    """All changes of the row that an annotation means by `User:7`."""
+    name, _, id = root.partition(":")
+    named = [row for row in rows if row.name == name and _decode(row.id) == id]
+    return [row for row in named if row.key == named[0].key]
+
+
+def _no_root(root: str, *, whole: bool) -> str:
+    missing = f"root {root} names no row of this transaction"
+    return missing if whole else f"{missing}, of which only a part is at hand"
+
+
+def _as_one(rows: Sequence[Row], about: Sequence[Row], telling: "_Telling") -> list[Rendered]:
+    """The one event of a mutation of one entity."""
+    root = netted(about)
+    if root.operation not in root.shape.emitted:
+        return []
+    others: dict[object, list[Row]] = {}
+    for row in rows:
+        if row.shape.included and row.key != root.key:
+            others.setdefault(row.key, []).append(row)
+    if not others:
+        return [telling.event(root, _cascade(root, ()))]
+    folded = _folded(rows, about)
+    cascade = Cascade(root)
+    for changes in others.values():
+        if changes[-1] in folded:
+            cascade.fold(changes[-1:])
+        else:
+            cascade.add(changes)
+    return [telling.event(root, cascade.written())]
+
+
+def _folded(rows: Sequence[Row], about: Sequence[Row]) -> set[Row]:
+    """The rows that were deleted because those that a mutation is about were."""
+    deleted = [row for row in rows if row.operation == "DELETE"]
+    roots = [at for at, row in enumerate(deleted) if row in about]
+    return {deleted[at] for at in Kinship(deleted).below(roots)} if roots else set()
+
+
+def _row_by_row(rows: Sequence[Row], telling: "_Telling") -> list[Rendered]:
+    """An event for each row, but for those that were deleted with another one."""
+    folded, hung = families([row for row in rows if row.operation == "DELETE"])
+    elsewhere = set(chain.from_iterable(folded.values()))
+    events = []
+    for row in rows:
+        shape = row.shape
+        if not shape.included or row.operation not in shape.emitted or row in elsewhere:
+            continue
+        cascade = _cascade(row, folded.get(row, ()))
+        events.append(telling.event(row, cascade, hung=row in hung))
+    return events
+
+
+def _cascade(row: Row, below: Sequence[Row]) -> bytes:
+    """What a row takes with it; the same for all of a table that take nothing."""
+    alone = None if below or row.shape.affected else row.shape.alone.get(row.operation)
+    if alone is not None:
+        return alone
+    cascade = Cascade(row)
+    cascade.fold(below)
+    written = cascade.written()
+    if not below and not row.shape.affected:
+        row.shape.alone[row.operation] = written
+    return written
+
+
+class _Telling:
+    """What all events of a transaction share."""
+
+    def __init__(self, last: Change) -> None:
+        transaction = last.transaction
+        self.said = said = read(transaction.metadata)
+        self._time = iso(transaction.commit_time).encode()
+        self._transaction = b',"transaction_id":%b,"session_id":%b' % (
+            _encode(transaction.id),
+            said.session_id,
+        )
+        self._user = b"" if said.user is None else b',"user":%b' % said.user
+
+    def doubt(self, problem: str) -> None:
+        """Say in every event what is wrong with the annotation."""
+        problems = filter(None, (self.said.annotation_error, problem))
+        self.said = self.said._replace(annotation_error="; ".join(problems))
+
+    def event(self, row: Row, cascade: bytes, *, hung: bool = False) -> Rendered:
+        """The event of a row; `hung`: it was deleted with a row that no event tells of."""
+        change, shape, operation = row.change, row.shape, row.operation
+        payload = _EVENT % (
+            change.id.encode(),
+            _TYPES[operation],
+            self._time,
+            change.sequence,
+            shape.opening,
+            self._transaction,
+            b"" if shape.schema is None else self._user + shape.schema,
+            shape.label,
+            _entity(row),
+            operation.encode(),
+            self._trigger(change, hung=hung),
+            self._time,
+            _OPERATIONS[operation](row),
+            cascade,
+            self._metadata(row),
+        )
+        return Rendered(change.sequence, one_line(payload))
+
+    def _trigger(self, change: Change, *, hung: bool) -> bytes:
+        if self.said.trigger is not None:
+            return self.said.trigger.encode()
+        if change.op is _READ:
+            return b"data_migration"
+        return b"cascade_delete" if hung else b"admin_action"
+
+    def _metadata(self, row: Row) -> bytes:
+        """What is known, and nothing else."""
+        said, change = self.said, row.change
+        copied = change.op is _READ
+        partly = change.before_kind is not _FULL and row.operation != "CREATE"
+        unchanged = row.unchanged()
+        if said is SILENCE and not (copied or partly or unchanged):
+            return b""
+        custom = _members(said.custom, b'"snapshot":true' if copied else b"")
+        return _members(
+            said.request,
+            b'"custom_fields":{%b}' % custom if custom else b"",
+            b'"before_kind":"%b"' % change.before_kind._value_.encode() if partly else b"",
+            b'"unchanged":%b' % row.shape.names(unchanged) if unchanged else b"",
+            b'"error":%b' % said.error if said.error else b"",
+            b'"annotation_error":%b' % _encode(said.annotation_error)
+            if said.annotation_error
+            else b"",
+        )
+
+
+def _members(*members: bytes) -> bytes:
+    return b",".join(filter(None, members))
+
+
+# --- parts of an event ---------------------------------------------------------------------------
+
+
+def _entity(row: Row) -> bytes:
+    """The members of `entity` after its type."""
+    entity = row.shape.entity
+    members = b'"entity_id":%b' % row.id
+    if entity.identifier and (identifier := row.text(entity.identifier)):
+        members += b',"entity_identifier":%b' % identifier
+    tenant = row.text(entity.tenant) if entity.tenant else None
+    members += b',"tenant_id":%b' % (tenant or b"null")
+    if entity.version and _WHOLE.fullmatch(version := row.text(entity.version) or b""):
+        members += b',"version":%b' % version[1:-1]
+    if entity.soft_delete and (mark := row.value(entity.soft_delete)) is not None:
+        members += b',"is_soft_deleted":%b' % (b"false" if bytes(mark) == b"null" else b"true")
+    return members
+
+
+def _created(row: Row) -> bytes:
+    shape = row.shape
+    return b'"after":%b,"changed_fields":%b' % (
+        shape.image("CREATE", row.change.after, row.after),
+        shape.names(row.changed()),
+    )
+
+
+def _updated(row: Row) -> bytes:
+    shape, change, names = row.shape, row.change, row.changed()
+    return b'"before":%b,"after":%b,"changed_fields":%b,"changed_field_values":{%b}' % (
+        shape.image("UPDATE", change.before, row.before),
+        shape.image("UPDATE", change.after, row.after),
+        shape.names(names),
+        _differences(row, names),
+    )
+
+
+def _differences(row: Row, names: Sequence[str]) -> bytes:
+    """Old and new values, of columns of which both are known."""
+    labels, before, after = row.shape.labels, row.before, row.after
+    return b",".join(
+        [
+            b'%b:{"before":%b,"after":%b}' % (labels[name], before[name], after[name])
+            for name in names
+            if name in before and name in after and before[name] != after[name]
+        ]
+    )
+
+
+def _deleted(row: Row) -> bytes:
+    shape = row.shape
+    return b'"before":%b,"after":null,"changed_fields":%b' % (
+        shape.image("DELETE", row.change.before, row.before),
+        shape.deleted_fields,
+    )
+
+
+_OPERATIONS = {"CREATE": _created, "UPDATE": _updated, "DELETE": _deleted}
+
+
+# --- choosing events -----------------------------------------------------------------------------
+
+
+class _ToldEntity(msgspec.Struct):
+    entity_type: str
+    tenant_id: str | None
+
+
+class _ToldOperation(msgspec.Struct):
+    trigger: str
+    changed_fields: tuple[str, ...]
+
+
+class _Told(msgspec.Struct):
+    event_type: str
+    entity: _ToldEntity
+    operation: _ToldOperation
+
+
+_told = msgspec.json.Decoder(_Told).decode
+
+
+@dataclass(frozen=True)
+class EntityFilter:
+    """Which events somebody wants; what is left out says nothing about them."""
+
+    event_type: str = "*"  # a glob
+    entity_type: str | None = None
+    tenant_id: str | None = None
+    trigger: str = "*"  # a glob
+    changed_fields: tuple[str, ...] = ()  # at least one of them
+
+    def wants(self, event: bytes) -> bool:
+        """Whether a rendered event is one of them."""
+        told = _told(event)
+        return (
+            fnmatchcase(told.event_type, self.event_type)
+            and self.entity_type in (None, told.entity.entity_type)
+            and self.tenant_id in (None, told.entity.tenant_id)
+            and fnmatchcase(told.operation.trigger, self.trigger)
+            and (
+                not self.changed_fields
+                or not set(self.changed_fields).isdisjoint(told.operation.changed_fields)
+            )
+        )
