@@ -17,6 +17,7 @@ from rich.console import Console
 from headrace.testing import PostgresDatabase, PostgresServer, Setting, postgres_installs
 
 from . import (
+    formats,
     headrace_run,
     lake,
     lake_whole,
@@ -55,6 +56,7 @@ class Part(StrEnum):
     LAKE = "lake"
     LAKE_SNAPSHOT = "lake-snapshot"
     LAKE_IDLE = "lake-idle"
+    FORMATS = "formats"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,12 @@ class Bench:
         with temporary_folder() as folder:
             return lake_whole.idle(self.database, folder, rows=IDLE_ROWS, seconds=seconds)
 
+    def formats(self) -> Section:
+        """A change in every format."""
+        changes = max(formats.PER_TRANSACTION, round(formats.CHANGES * self.scale.factor))
+        console.print(f"formats: {changes:,} changes")
+        return formats.measure(changes=changes, runs=self.runs)
+
     def _race(
         self, name: str, runners: Mapping[str, Callable[[int, Path], Outcome]]
     ) -> list[Runner]:
@@ -213,6 +221,7 @@ def measure(
             Part.LAKE: bench.lake,
             Part.LAKE_SNAPSHOT: bench.lake_snapshot,
             Part.LAKE_IDLE: bench.lake_idle,
+            Part.FORMATS: bench.formats,
         }
         section = parts[part]()
     console.print(report.terminal(section))

@@ -12,6 +12,7 @@ from hypothesis import given
 
 from headrace.event import BeforeKind, Change, Op, PostgresPosition, Transaction
 from headrace.formats.debezium import UNAVAILABLE, UNDECODED, Debezium
+from headrace.formats.entity import Entity
 from headrace.formats.facts import Facts
 from headrace.testing import PostgresDatabase
 from tests.changes import COMMIT_TIME, make_change, make_table
@@ -158,6 +159,27 @@ def test_every_field_of_the_envelope() -> None:
 def test_each_operation_has_a_letter(op: Op, expected: str) -> None:
     said = {"prefix": "p", "content": "c"} if op is Op.MESSAGE else {}
     assert encode(make_change(op, after=said))["op"] == expected
+
+
+@pytest.mark.requirement("S1-54")
+@pytest.mark.parametrize(
+    "change",
+    [
+        make_change(Op.INSERT, key={"id": "alice"}, after=ROW),
+        make_change(Op.UPDATE, key={"id": "alice"}, before=ROW, after=ROW | {"name": "B"}),
+        make_change(Op.DELETE, key={"id": "alice"}, before=ROW),
+    ],
+    ids=lambda change: str(change.op),
+)
+def test_an_entitys_operation_maps_onto_the_envelope(change: Change) -> None:
+    (rendered,) = Entity().render([change])
+    operation = json.loads(rendered.payload)["operation"]
+    mapped = {
+        "op": {"CREATE": "c", "UPDATE": "u", "DELETE": "d"}[operation["type"]],
+        "before": operation.get("before"),
+        "after": operation.get("after"),
+    }
+    assert mapped.items() <= encode(change).items()
 
 
 def test_new_columns_of_a_table_are_not_carried() -> None:

@@ -94,6 +94,8 @@ _PLAIN = "".join(set(map(chr, range(0x21, 0x7F))) - set('"%'))
 
 def _attribute(text: str) -> str:
     """Text that an attribute may hold: names and keys may hold more, which is percent-encoded."""
+    if text.isprintable():  # much the faster look
+        return text
     return _FORBIDDEN.sub(lambda found: quote(found[0], safe=""), text)
 
 
