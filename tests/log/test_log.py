@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import AccessType, Options, Rdict
 
+from headrace import keys
 from headrace.errors import LogError, LogInUse
 from headrace.event import Batch, BeforeKind, Change, Op, PostgresPosition, Transaction
-from headrace.log import Log
+from headrace.log import Log, LogReader
 from tests.changes import make_table
 from tests.log.transactions import SOURCE, ids, known_table, piece, sequences, stored, transaction
 
@@ -326,3 +327,13 @@ def test_waiting_ends_with_the_next_change_or_when_the_time_is_over(log: Log) ->
     writer.join()
     assert log.wait(0, timeout=0)
     assert not log.wait(1, timeout=0.01)
+
+
+def test_api_keys_survive_and_other_processes_see_them(tmp_path: Path) -> None:
+    made = keys.make(keys.Wanted(name="billing", tenant="t1", seconds=60), now=1)
+    with Log.open(tmp_path / "log") as log:
+        log.put_key(made.key)
+        revoked = msgspec.structs.replace(made.key, revoked_at=2)
+        log.put_key(revoked)
+    with Log.open(tmp_path / "log") as log, LogReader.open(tmp_path / "log") as reader:
+        assert log.keys() == reader.keys() == [revoked]

@@ -42,6 +42,11 @@ def cursor_key(name: str) -> bytes:
     return b"cursor:" + name.encode()
 
 
+def api_key(id: str) -> bytes:
+    """Where an API key is kept."""
+    return b"key:" + id.encode()
+
+
 def mark_key(sequence: int) -> bytes:
     """Where a mark (time and size of the log at a sequence) is kept."""
     return b"mark:%020d" % sequence

@@ -16,6 +16,7 @@ from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from ..errors import LogAbsent, LogError
 from ..event import Change, Table
+from ..keys import Key
 from ..record import Place, decode, place
 from . import _layout as layout
 from .ranges import Ranges, plan
@@ -208,6 +209,10 @@ class LogReader:
         """One named cursor; None: nobody has set it."""
         stored = self._state.get(layout.cursor_key(name))
         return None if stored is None else msgspec.json.decode(stored, type=Cursor)
+
+    def keys(self) -> list[Key]:
+        """Every API key, also those that have ended."""
+        return [msgspec.json.decode(value, type=Key) for _, value in self._scan(b"key:")]
 
     def before_time(self, moment: int) -> int:
         """A sequence such that everything below it was captured before `moment` (µs)."""

@@ -15,6 +15,7 @@ from rocksdict import Rdict, WriteBatch
 from .. import record
 from ..errors import LogError, LogFailed, LogInUse
 from ..event import Batch, Table
+from ..keys import Key
 from . import _layout as layout
 from ._wal import WriteAheadLog
 from .reader import Cursor, LogReader, options
@@ -132,6 +133,10 @@ class Log(LogReader):
         cursor = Cursor(name, sequence, time.time_ns() // 1000)
         self._put(layout.cursor_key(name), msgspec.json.encode(cursor))
         return cursor
+
+    def put_key(self, key: Key) -> None:
+        """Keep an API key, or what has become of it."""
+        self._put(layout.api_key(key.id), msgspec.json.encode(key))
 
     def drop_cursor(self, name: str) -> None:
         """Forget a named consumer: it no longer holds back trimming."""

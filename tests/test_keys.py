@@ -1,0 +1,85 @@
+"""API keys: made once, kept as hashes, found only while they are valid."""
+
+import re
+
+import msgspec
+import pytest
+
+from headrace import keys
+from headrace.errors import ConfigError
+from headrace.keys import Key, Scope, Wanted
+from tests.changes import make_table
+
+NOW = 1_760_000_000_000_000
+SECOND = 1_000_000
+
+
+@pytest.mark.requirement("S3-03")
+def test_a_key_is_cdc_and_64_characters_and_no_two_are_alike() -> None:
+    made = [keys.make(Wanted(), now=NOW) for _ in range(100)]
+    assert all(re.fullmatch(r"cdc_[0-9a-f]{64}", each.secret) for each in made)
+    assert len({each.secret for each in made}) == len({each.key.id for each in made}) == 100
+
+
+def test_what_is_kept_does_not_hold_the_key() -> None:
+    made = keys.make(Wanted(name="billing", tables=("orders",)), now=NOW)
+    kept = msgspec.json.encode(made.key)
+    assert made.secret.encode() not in kept
+    assert made.secret.removeprefix("cdc_").encode() not in kept
+    assert msgspec.json.decode(kept, type=Key) == made.key
+
+
+def test_a_key_is_found_by_its_secret_alone() -> None:
+    one, other = (keys.make(Wanted(), now=NOW) for _ in range(2))
+    kept = [one.key, other.key]
+    assert keys.find(kept, one.secret, now=NOW) == one.key
+    assert keys.find(kept, other.secret, now=NOW) == other.key
+    for wrong in ("", "cdc_", one.key.hash, one.key.id, one.secret[:-1], one.secret.upper(), "ä"):
+        assert keys.find(kept, wrong, now=NOW) is None
+
+
+def test_a_key_ends_when_it_expires_or_is_revoked() -> None:
+    made = keys.make(Wanted(seconds=90), now=NOW)
+    assert keys.find([made.key], made.secret, now=NOW + 90 * SECOND - 1) == made.key
+    assert keys.find([made.key], made.secret, now=NOW + 90 * SECOND) is None
+    revoked = msgspec.structs.replace(made.key, revoked_at=NOW + SECOND)
+    assert keys.find([revoked], made.secret, now=NOW + SECOND) is None
+
+
+def test_a_rotated_key_leaves_both_valid_for_the_overlap() -> None:
+    wanted = Wanted(name="billing", tables=("orders",), tenant="t1", scopes=frozenset(Scope))
+    old = keys.make(wanted, now=NOW)
+    new, ending = keys.rotate(old.key, overlap=60, now=NOW + SECOND)
+    kept = [ending, new.key]
+    assert keys.find(kept, old.secret, now=NOW + 60 * SECOND) == ending
+    assert keys.find(kept, old.secret, now=NOW + 61 * SECOND) is None
+    found = keys.find(kept, new.secret, now=NOW + 10**6 * SECOND)
+    assert found is not None
+    assert (found.name, found.tables, found.tenant) == ("billing", ("orders",), "t1")
+    assert found.scopes == frozenset(Scope)
+
+
+def test_a_rotated_key_does_not_outlive_the_time_it_was_given() -> None:
+    old = keys.make(Wanted(seconds=30), now=NOW)
+    new, ending = keys.rotate(old.key, overlap=60, now=NOW)
+    assert new.key.expires_at == ending.expires_at == NOW + 30 * SECOND
+
+
+def test_a_key_sees_the_tables_it_names() -> None:
+    made = keys.make(Wanted(tables=("orders", "audit.*")), now=NOW)
+    assert made.key.allows(make_table("orders"))
+    assert made.key.allows(make_table("anything", schema="audit"))
+    assert not made.key.allows(make_table("customers"))
+    assert keys.make(Wanted(), now=NOW).key.allows(make_table("customers"))
+
+
+def test_durations_read_as_people_write_them() -> None:
+    assert [keys.seconds(text) for text in ("45s", "30m", "12h", "90d")] == [
+        45.0,
+        1800.0,
+        43_200.0,
+        7_776_000.0,
+    ]
+    for wrong in ("", "90", "d", "-1d", "1.5h", "90 days"):
+        with pytest.raises(ConfigError, match="no duration"):
+            keys.seconds(wrong)
