@@ -162,6 +162,8 @@ WITHIN: Mapping[str, Sequence[str]] = {
     "changefeed": ("metadata",),
     "debezium": ("source", "message"),
     "cloudevents": ("data",),
+    "savegress": ("position", "metadata"),
+    "entity": ("source", "entity", "operation", "cascade", "metadata"),
 }
 # Keys that an event may have or not.
 OPTIONAL: Mapping[str, Sequence[str]] = {
