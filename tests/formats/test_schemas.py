@@ -168,8 +168,17 @@ WITHIN: Mapping[str, Sequence[str]] = {
 # Keys that an event may have or not.
 OPTIONAL: Mapping[str, Sequence[str]] = {
     "notification": ("unchanged", "beforeData", "beforeKind"),
-    "etl": ("unchanged",),
     "changefeed": ("metadata.unchanged", "metadata.previous_key"),
+    "etl": ("unchanged",),
+    "entity": ("metadata.before_kind", "metadata.unchanged", "metadata.custom_fields"),
+    # The document's examples have no more than what is not named here.
+    "savegress": (
+        "metadata.before_kind",
+        "metadata.unchanged",
+        "metadata.snapshot",
+        "metadata.pipeline_id",
+        "metadata.captured_at",
+    ),
 }
 
 
