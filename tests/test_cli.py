@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app, parse_age, parse_size
 from headrace.client import Client
+from headrace.config import load
 from headrace.errors import ConfigError, ServerAbsent
 from headrace.event import (
     Batch,
@@ -28,8 +30,11 @@ from headrace.event import (
     Table,
     Transaction,
 )
-from headrace.log import Log
+from headrace.formats.catalogue import NAMES
+from headrace.log import Log, LogReader
+from headrace.run import formats
 from headrace.testing import PostgresDatabase, wait_until
+from tests.serve.histories import told
 
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
 PASSWORD = "hunter2"
@@ -69,10 +74,14 @@ class Site:
     def log(self) -> Path:
         return self.folder / "data" / "log"
 
+    @property
+    def config(self) -> Path:
+        return self.folder / "headrace.yaml"
+
     def invoke(self, *arguments: str) -> Result:
         """Run a command in this process."""
         command, *rest = arguments
-        config = ["--config", str(self.folder / "headrace.yaml")]
+        config = ["--config", str(self.config)]
         return CliRunner().invoke(app, [command, *config, *rest])
 
     @contextmanager
@@ -193,6 +202,9 @@ def test_debug_shows_where_an_error_comes_from(site: Site) -> None:
         ["trim", "--max-size", "big"],
         ["tail", "--after", "yesterday"],
         ["tail", "--limit", "0"],
+        ["tail", "--format", "avro"],
+        ["tail", "--preserve-transactions"],
+        ["tail", "--format", "etl", "--preserve-transactions"],
         ["snapshot"],
         ["demo", "--seconds", "0"],
         ["fly"],
@@ -304,6 +316,78 @@ def test_tail_on_disk_follows_what_another_process_writes(filled: Site) -> None:
         assert json.loads(tail.stdout.read())["sequence"] > 20
 
 
+FORMATS = [*NAMES, "savegress --preserve-transactions"]
+
+
+def kinds(result: Result) -> Counter[str]:
+    """What events call themselves."""
+    events = [json.loads(line) for line in result.stdout.splitlines()]
+    return Counter(event.get("type") or event.get("operation") or "" for event in events)
+
+
+@pytest.mark.parametrize("chosen", FORMATS)
+def test_tail_prints_any_format(filled: Site, chosen: str) -> None:
+    name, *marks = chosen.split()
+    result = filled.invoke(
+        "tail", "--no-follow", "--after", "17", "--format", name, *marks, "--tables", "users"
+    )
+    assert result.exit_code == 0, result.stderr
+    with LogReader.open(filled.log) as log:
+        changes = log.read(17)
+        expected = told(log, formats(load(filled.config)).of_log(log.epoch).named(name), after=17)
+    assert len(changes) == 3
+    if name == "savegress":
+        assert all(b"pipe-" in event.payload for event in expected)
+    if not marks:
+        assert result.stdout.encode().splitlines() == [event.payload for event in expected]
+    else:
+        assert list(kinds(result)) == ["BEGIN", "INSERT", "COMMIT"]
+
+
+def test_tail_names_the_formats_it_has(filled: Site) -> None:
+    refused = filled.invoke("tail", "--format", "avro").stderr
+    assert all(name in refused for name in NAMES)
+
+
+def test_tail_is_one_stream_from_the_disk_and_from_a_server(filled: Site) -> None:
+    with Log.open(filled.log) as log:
+        table = log.table(1)
+        for first in range(21, 3021, 500):
+            changes = [
+                msgspec.structs.replace(insert(n), table=table) for n in range(first, first + 500)
+            ]
+            log.append("earlier", Batch(changes, b"{}"))
+    command = ["tail", "--no-follow", "--after", "earliest", "--format", "etl"]
+    alone = filled.invoke(*command)
+    assert kinds(alone) == {"Relation": 1, "Begin": 3020, "Insert": 3020, "Commit": 3020}
+    with filled.running():
+        served = filled.invoke(*command)
+        assert served.stdout == alone.stdout
+        three = filled.invoke(*command, "--limit", "3")
+        assert three.stdout.splitlines() == alone.stdout.splitlines()[:3]
+
+
+def test_tail_of_a_server_says_what_is_no_longer_there(filled: Site) -> None:
+    with filled.running():
+        filled.invoke("trim", "--before", "6")
+        result = filled.invoke("tail", "--no-follow", "--json", "--after", "2")
+    assert "the changes 3-5 are no longer in the log" in result.stderr
+    assert sequences(result) == list(range(6, 21))
+
+
+def test_tail_says_when_its_server_goes_away(filled: Site) -> None:
+    command = [*HEADRACE, "tail", "--json", "--after", "19"]
+    with filled.running():
+        tail = subprocess.Popen(
+            command, cwd=filled.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert tail.stdout is not None
+        assert json.loads(tail.stdout.readline())["sequence"] == 20
+    said = tail.communicate(timeout=30)[1]
+    assert tail.returncode == 1
+    assert f"error: the server at {filled.url} went away".encode() in said
+
+
 def test_trim_removes_what_is_below(filled: Site) -> None:
     result = filled.invoke("trim", "--before", "6")
     assert result.stdout == "removed 5 changes; the log begins at 6\n"
@@ -373,6 +457,30 @@ def test_check_names_a_port_that_is_taken(site: Site) -> None:
     assert f"✗ server: cannot listen on 127.0.0.1 port {site.port}" in result.stdout
 
 
+def test_check_compares_the_model_with_the_tables(site: Site, pg: PostgresDatabase) -> None:
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY, email text)")
+    site.write_config(pg.url)
+    assert "model: " not in site.invoke("check").stdout
+    site.write_config(pg.url, model={"entities": {"User": {"table": "users"}}})
+    good = site.invoke("check")
+    assert (good.exit_code, "✓ model: " in good.stdout) == (0, True)
+    wrong = {"User": {"table": "users", "identifier": "emial"}, "Post": {"table": "psots"}}
+    site.write_config(pg.url, model={"entities": wrong})
+    bad = site.invoke("check")
+    assert bad.exit_code == 1
+    assert "✗ model: headrace.model.entities.User.identifier: public.users" in bad.stdout
+    assert "did you mean email?" in bad.stdout
+    assert "headrace.model.entities.Post.table" in bad.stdout
+
+
+def test_check_cannot_compare_a_model_with_a_database_that_does_not_answer(site: Site) -> None:
+    site.write_config(NOWHERE, model={"entities": {"User": {"table": "users"}}})
+    result = site.invoke("check")
+    assert result.exit_code == 1
+    assert "✗ model: cannot be compared with the tables" in result.stdout
+    assert PASSWORD not in result.stdout
+
+
 def test_check_names_a_folder_that_cannot_be_written(site: Site) -> None:
     site.write_config(NOWHERE, data_dir="headrace.yaml/data")
     result = site.invoke("check")
@@ -410,6 +518,45 @@ def test_run_copies_streams_serves_and_stops_in_order(shop: Site, pg: PostgresDa
         wait_until(lambda: ("DELETE", 1) in rows(client), message="the delete is served")
         assert rows(client)[2:] == [("INSERT", 3), ("DELETE", 1)]
     assert "Traceback" not in shop.output()
+
+
+def test_run_refuses_a_model_that_the_tables_do_not_have(shop: Site, pg: PostgresDatabase) -> None:
+    shop.write_config(pg.url, model={"entities": {"User": {"table": "users", "id": ["uid"]}}})
+    result = shop.invoke("run")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: headrace.model.entities.User.id: public.users has no")
+    assert not shop.log.exists()
+
+
+def test_run_serves_entities_by_its_model(shop: Site, pg: PostgresDatabase) -> None:
+    model = {
+        "name": "acme-api",
+        "version": "2.1.0",
+        "instances": {"shop": "primary"},
+        "entities": {"Customer": {"table": "public.users", "identifier": "name"}},
+    }
+    shop.write_config(pg.url, model=model)
+    with shop.running() as client:
+        streaming(client)
+        pg.execute("INSERT INTO users VALUES (3, 'Cy')")
+        wait_until(lambda: ("INSERT", 3) in rows(client), message="the insert is served")
+        *_, event = client.get("/v1/changes", format="entity")["events"]
+        *_, savegress = client.get("/v1/changes", format="savegress")["events"]
+        epoch = client.health()["log"]["epoch"]
+    assert (event["schema_name"], event["schema_version"]) == ("acme-api", "2.1.0")
+    assert event["source"]["instance"] == "primary"
+    assert event["entity"]["entity_type"] == "Customer"
+    assert event["entity"]["entity_identifier"] == "Cy"
+    assert savegress["metadata"]["pipeline_id"] == f"pipe-{epoch[:12]}"
+    assert event["event_id"] == savegress["id"]
+
+
+def test_a_model_is_not_compared_with_a_database_that_does_not_answer(site: Site) -> None:
+    site.write_config(NOWHERE, model={"entities": {"User": {"table": "users"}}})
+    with site.running() as client:
+        wait_until(lambda: phase(client) == "waiting", timeout=30, message="it waits")
+    assert "model not checked" in site.output()
+    assert PASSWORD not in site.output()
 
 
 def test_ctrl_c_stops_it_in_order_too(site: Site) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from headrace.config import Cdc, Config, Server
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, SourceError
 from headrace.event import (
     Batch,
     BeforeKind,
@@ -18,8 +18,12 @@ from headrace.event import (
     Table,
     Transaction,
 )
+from headrace.formats.catalogue import Formats
+from headrace.formats.facts import Facts
+from headrace.formats.facts import Server as ServerFacts
 from headrace.log import Log
-from headrace.run import News, Run, retain, server_settings
+from headrace.model import Model
+from headrace.run import News, Run, check_model, formats, retain, server_settings
 from headrace.secret import Secret
 from headrace.sources import Phase, Status
 from headrace.sources.postgres import Postgres
@@ -94,6 +98,21 @@ def test_an_address_open_to_the_world_is_refused_before_anything_starts(tmp_path
     with pytest.raises(ConfigError, match=r"server\.host"):
         Run(config(tmp_path, server=Server(host="0.0.0.0")))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.requirement("S0-35", "S1-12")
+def test_formats_know_the_log_the_servers_and_the_model() -> None:
+    model = Model(name="acme-api", instances={"shop": "primary"}, regions={"shop": "eu-west-1"})
+    made = formats(msgspec.structs.replace(config(), model=model))
+    server = ServerFacts("shop", host="127.0.0.1", instance="primary", region="eu-west-1")
+    assert made == Formats(Facts("", (server,)), model)
+    assert made.of_log("0123456789abcdef").facts == Facts("pipe-0123456789ab", (server,))
+
+
+def test_a_config_without_a_model_asks_no_database() -> None:
+    check_model(config())
+    with pytest.raises(SourceError):
+        check_model(msgspec.structs.replace(config(), model=Model(tenant="tenant_id")))
 
 
 def test_every_setting_of_the_server_reaches_it() -> None:

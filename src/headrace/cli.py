@@ -162,6 +162,7 @@ def pipeline(
         raise ConfigError("the config has no section pipeline", hint="See docs/pipeline.md.")
     from .pipeline.run import Feed, Pipeline, alone_in, plans
     from .pipeline.session import opened_session
+    from .run import formats
     from .show import SinkProgress
 
     console = _console(stderr=True)
@@ -174,7 +175,12 @@ def pipeline(
         trigger_seconds=section.trigger_seconds,
     )
     queries = plans(
-        section.sinks, feed, checkpoints=settings.checkpoint_dir, once=once, adopt=adopt or ()
+        section.sinks,
+        feed,
+        checkpoints=settings.checkpoint_dir,
+        once=once,
+        adopt=adopt or (),
+        formats=formats(settings),
     )
     folder.mkdir(parents=True, exist_ok=True)
     spark_settings = {name: value.reveal() for name, value in section.spark.items()}
@@ -231,13 +237,15 @@ def check(config: ConfigFile = DEFAULT_CONFIG) -> None:
     Exits with 1 when something is.
     """
     from .config import load
-    from .operate import check_machine, check_sinks
+    from .operate import check_machine, check_sinks, check_tables
     from .show import finding_lines
 
     settings = load(config)
     console = _console()
     found = {"this machine": check_machine(settings)}
     found |= {source.name: source.check() for source in settings.sources}
+    if said := check_tables(settings):
+        found["model"] = said
     if settings.pipeline:
         from .pipeline.session import check_java
 
@@ -275,7 +283,7 @@ def status(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None
 
 
 @app.command()
-def tail(
+def tail(  # noqa: PLR0913, PLR0917 - an option for each thing one may ask
     config: ConfigFile = DEFAULT_CONFIG,
     after: Annotated[
         str,
@@ -288,23 +296,50 @@ def tail(
     ] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after so many changes.", min=1)] = None,
     follow: Annotated[bool, typer.Option(help="Whether to wait for more.")] = True,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            help="Print events of this format, as JSON; docs/formats.md has their names.",
+            metavar="NAME",
+            show_default="lines for people",
+        ),
+    ] = None,
+    preserve_transactions: Annotated[
+        bool,
+        typer.Option(
+            "--preserve-transactions",
+            help="With --format savegress: also events where transactions begin and end.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print changes as they come: from the running server, or without one from the log on disk."""
-    from .client import DiskChanges
+    from .client import DiskChanges, Wanted
     from .client import follow as following
     from .config import load
     from .operate import open_changes
 
+    _expect_format(format, preserve_transactions=preserve_transactions)
+    wanted = Wanted(tuple(tables or ()), format or "canonical", preserve_transactions)
     with open_changes(load(config)) as (changes, latest):
         if isinstance(changes, DiskChanges):
             typer.echo("no server answers; reading the log on disk", err=True)
         start = _starting_point(after, latest)
+        upto = None if follow else max(start, latest)
         try:
-            for page in following(changes, start, tables=tables or (), limit=limit, wait=follow):
-                _print_page(page, as_json=as_json)
+            for page in following(changes, start, wanted, upto=upto, limit=limit):
+                _print_page(page, as_json=as_json or format is not None)
         except KeyboardInterrupt:
             return
+
+
+def _expect_format(name: str | None, *, preserve_transactions: bool) -> None:
+    from .formats.catalogue import NAMES
+
+    if name is not None and name not in NAMES:
+        raise typer.BadParameter(f"no format called {name!r}; there are: {', '.join(NAMES)}.")
+    if preserve_transactions and name != "savegress":
+        raise typer.BadParameter("--preserve-transactions goes with --format savegress.")
 
 
 def _starting_point(after: str, latest: int) -> int:
@@ -320,8 +355,8 @@ def _print_page(page: "Page", *, as_json: bool) -> None:
 
     if page.gap:
         typer.echo(f"the changes {page.gap} are no longer in the log", err=True)
-    for change in page.changes:
-        typer.echo(change if as_json else change_line(change))
+    for event in page.events:
+        typer.echo(event if as_json else change_line(event))
 
 
 # --- snapshot and trim ---------------------------------------------------------------------------

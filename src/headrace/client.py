@@ -1,38 +1,47 @@
 """The changes as the command line reads them: from the running server, or from the disk."""
 
+import asyncio
 import http.client
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
 from .errors import ServerAbsent, ServerError
-from .formats import Canonical
+from .formats.catalogue import Formats
 from .log import LogReader
+from .serve.feed import Feed
 from .serve.filter import Filter
+from .serve.subscription import Subscription
 
 _CONNECT_SECONDS = 3.0
-_ANSWER_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0  # longer than a stream is silent: it has heartbeats
 _POLL_SECONDS = 0.2  # between two looks at a log that another process may write
-_WAIT_SECONDS = 30.0
 _PAGE = 1000
 
 
-class Page(NamedTuple):
-    """Some changes in a row, each as canonical JSON."""
+class Wanted(NamedTuple):
+    """Which changes, and how they are written down."""
 
-    changes: list[bytes]
-    scanned: int  # go on after this one
+    tables: tuple[str, ...] = ()  # globs; none: all
+    format: str = "canonical"
+    preserve_transactions: bool = False
+
+
+class Page(NamedTuple):
+    """Some events in a row, as JSON."""
+
+    events: list[bytes]
     gap: str = ""  # sequences that were trimmed before they were read
 
 
 class Changes(Protocol):
     """A place to read changes from."""
 
-    def page(self, after: int, *, limit: int, wait: float, tables: Sequence[str]) -> Page:
-        """The next changes; when there are none, what arrives within `wait` seconds."""
+    def pages(self, after: int, upto: int | None, wanted: Wanted) -> Iterator[Page]:
+        """What follows `after`, page after page, as one stream; without `upto` for ever."""
         ...
 
 
@@ -59,20 +68,39 @@ class Client:
         with self._request("POST", path, body=body) as answer:
             return self._json(path, answer)
 
-    def page(self, after: int, *, limit: int, wait: float, tables: Sequence[str]) -> Page:
-        """The next changes; when there are none, what arrives within `wait` seconds."""
+    def pages(self, after: int, upto: int | None, wanted: Wanted) -> Iterator[Page]:
+        """What follows `after`, page after page, as one stream; without `upto` for ever."""
         query = {
             "after": after,
-            "limit": limit,
-            "wait_ms": int(wait * 1000),
-            "tables": ",".join(tables),
+            "upto": upto,
+            "tables": ",".join(wanted.tables),
+            "format": wanted.format,
+            "preserve_transactions": "true" if wanted.preserve_transactions else "",
         }
-        path = _with_query("/v1/changes", query)
-        with self._request("GET", path, accept="application/x-ndjson") as answer:
+        path = _with_query("/v1/changes/stream", query)
+        with self._request("GET", path, accept="text/event-stream") as answer:
             self._expect_success(path, answer)
-            lines = self._read(answer).splitlines()
-            scanned = int(answer.headers.get("X-Headrace-Scanned", after))
-            return Page(lines, scanned, answer.headers.get("X-Headrace-Gap", ""))
+            yield from self._messages(answer)
+        if upto is None:
+            raise ServerAbsent(f"the server at {self.url} went away")
+
+    def _messages(self, answer: http.client.HTTPResponse) -> Iterator[Page]:
+        gap = False
+        while line := self._line(answer):
+            if line.startswith(b"event: "):
+                gap = line == b"event: gap\n"
+            elif line.startswith(b"data: ") and gap:
+                lost = msgspec.json.decode(line[6:])
+                yield Page([], f"{lost['first']}-{lost['last']}")
+                gap = False
+            elif line.startswith(b"data: "):
+                yield Page([line[6:-1]])
+
+    def _line(self, answer: http.client.HTTPResponse) -> bytes:
+        try:
+            return answer.readline()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerAbsent(f"the server at {self.url} went away") from error
 
     def _request(
         self,
@@ -120,36 +148,44 @@ class Client:
 class DiskChanges:
     """Reads the log itself, also while another process writes it."""
 
-    def __init__(self, reader: LogReader) -> None:
+    def __init__(self, reader: LogReader, formats: Formats) -> None:
         self._reader = reader
+        self._formats = formats
 
-    def page(self, after: int, *, limit: int, wait: float, tables: Sequence[str]) -> Page:
-        """The next changes; when there are none, what arrives within `wait` seconds."""
-        until = time.monotonic() + wait
-        while self._reader.latest_sequence <= after and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-            self._reader.refresh()
-        first = self._reader.stats().first_sequence
-        gap = f"{after + 1}-{first - 1}" if after + 1 < first else ""
-        changes = self._reader.read(after, limit=limit)
-        wanted = Filter(tables=tuple(tables)).passes
-        lines = [Canonical().encode(change) for change in changes if wanted(change)]
-        return Page(lines, changes[-1].sequence if changes else max(after, first - 1), gap)
+    def pages(self, after: int, upto: int | None, wanted: Wanted) -> Iterator[Page]:
+        """What follows `after`, page after page, as one stream; without `upto` for ever."""
+        format = self._formats.named(wanted.format, markers=wanted.preserve_transactions)
+        subscription = Subscription(
+            Feed(self._reader),
+            format,
+            filter=Filter(tables=wanted.tables),
+            after=after,
+            upto=upto,
+        )
+        with asyncio.Runner() as loop:
+            while True:
+                page = loop.run(subscription.next(_PAGE))
+                yield Page(page.payloads, f"{page.gap.first}-{page.gap.last}" if page.gap else "")
+                if subscription.complete:
+                    return
+                while subscription.scanned >= subscription.end:
+                    time.sleep(_POLL_SECONDS)
+                    self._reader.refresh()
 
 
 def follow(
-    changes: Changes, after: int, *, tables: Sequence[str], limit: int | None, wait: bool
+    changes: Changes, after: int, wanted: Wanted, *, upto: int | None = None, limit: int | None
 ) -> Iterator[Page]:
-    """Page after page, until `limit` changes or, without waiting, until there are no more."""
+    """Page after page, until `upto` or until there were `limit` events."""
     left = limit
-    while left is None or left > 0:
-        most = _PAGE if left is None else min(left, _PAGE)
-        page = changes.page(after, limit=most, wait=_WAIT_SECONDS if wait else 0, tables=tables)
-        yield page
-        if page.scanned == after and not wait:
-            return
-        after = page.scanned
-        left = None if left is None else left - len(page.changes)
+    if left == 0:
+        return
+    for page in changes.pages(after, upto, wanted):
+        yield page._replace(events=page.events[:left])
+        if left is not None:
+            left -= len(page.events)
+            if left <= 0:
+                return
 
 
 def _with_query(path: str, query: Mapping[str, object]) -> str:

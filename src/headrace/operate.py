@@ -12,10 +12,11 @@ import msgspec
 
 from .client import Changes, Client, DiskChanges
 from .config import Config
-from .errors import ConfigError, LogAbsent, ServerAbsent, ServerError
+from .errors import ConfigError, LogAbsent, ServerAbsent, ServerError, SourceError
 from .event import Batch
 from .log import Cursor, Log, LogReader, Stats, Trimmed
-from .run import server_settings
+from .model import Model
+from .run import check_model, formats, server_settings
 from .sinks import REPORT, Report
 from .sinks import Phase as SinkPhase
 from .sinks import Status as SinkStatus
@@ -161,7 +162,7 @@ def open_changes(config: Config) -> Iterator[tuple[Changes, int]]:
         yield client, client.health()["log"]["latest_sequence"]
         return
     with LogReader.open(config.log_dir) as log:
-        yield DiskChanges(log), log.latest_sequence
+        yield DiskChanges(log, formats(config).of_log(log.epoch)), log.latest_sequence
 
 
 def copy_again(config: Config, source: str, tables: Sequence[str]) -> str:
@@ -207,6 +208,19 @@ def _check_folder(folder: Path, *, name: str = "data_dir") -> Finding:
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return Finding(name, True, f"{folder} can be written")
     return Finding(name, False, f"{existing} cannot be written", fix=f"chown or chmod {existing}")
+
+
+def check_tables(config: Config) -> list[Finding]:
+    """Whether the model, if the config has one, names only what the sources have."""
+    if config.model == Model():
+        return []
+    try:
+        check_model(config)
+    except SourceError as error:
+        return [Finding("model", False, f"cannot be compared with the tables: {error}")]
+    except ConfigError as error:
+        return [Finding("model", False, str(error), fix="Mend these settings, or the tables.")]
+    return [Finding("model", True, "names only tables and columns that there are")]
 
 
 def check_sinks(config: Config) -> list[Finding]:

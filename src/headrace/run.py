@@ -16,8 +16,11 @@ from typing import Self
 from .apart import Apart
 from .capture import Capture
 from .config import Config
-from .errors import ConfigError, LogError
+from .errors import ConfigError, LogError, SourceError
+from .formats.catalogue import Formats
+from .formats.facts import Facts, Server
 from .log import Log, Trimmed
+from .model import Model
 from .serve import BackgroundServer, ServerSettings, create_app
 from .sources import Phase, Status
 
@@ -45,6 +48,28 @@ def server_settings(config: Config) -> ServerSettings:
     )
 
 
+def formats(config: Config) -> Formats:
+    """The formats of this installation: from which servers, by which model."""
+    model = config.model
+    servers = tuple(
+        Server(
+            source.name,
+            host=source.host,
+            instance=model.instances.get(source.name, ""),
+            region=model.regions.get(source.name, ""),
+        )
+        for source in config.sources
+    )
+    return Formats(Facts(servers=servers), model)
+
+
+def check_model(config: Config) -> None:
+    """Compare the model with the tables there are; a ConfigError names all that is not there."""
+    if config.model == Model():
+        return  # there is nothing to compare, and nobody is asked
+    config.model.check([t for source in config.sources for t in source.captured_tables()])
+
+
 class Run:
     """Everything one `headrace run` does, from entering to leaving."""
 
@@ -59,6 +84,8 @@ class Run:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        if self.config.cdc.enabled:
+            self._check_model()
         with ExitStack() as stack:
             self.log = stack.enter_context(Log.open(self.config.log_dir))
             sources = self.config.sources if self.config.cdc.enabled else ()
@@ -68,6 +95,7 @@ class Run:
                 statuses=self.statuses,
                 copy_again=self.copy_again if sources else None,
                 settings=self._settings,
+                formats=formats(self.config).of_log(self.log.epoch),
             )
             self.server = stack.enter_context(BackgroundServer(app, self._settings))
             for capture in self.captures.values():
@@ -118,6 +146,13 @@ class Run:
                 self._retain()
             if stopping.wait(LOOK_SECONDS):
                 return
+
+    def _check_model(self) -> None:
+        try:
+            check_model(self.config)
+        except SourceError as error:
+            # It is tried again later, and what was captured until then is served.
+            logger.warning("model not checked error=%s", error.explain())
 
     def _retain(self) -> None:
         try:

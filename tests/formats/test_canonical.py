@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.event import BeforeKind, Op, PostgresPosition, Transaction
-from headrace.formats import FORMATS, Canonical
+from headrace.formats import Canonical
 from headrace.formats.canonical import CanonicalChange
 from tests.changes import COMMIT_TIME, make_change, make_table
 
@@ -106,10 +106,3 @@ def test_a_change_is_one_line_even_when_its_json_column_was_not(end: bytes) -> N
     assert b"\n" not in line
     assert b"\r" not in line
     assert json.loads(line)["after"] == {"doc": {"a": "x\ny", "b": 1}}
-
-
-def test_formats_are_known_by_name() -> None:
-    assert {name: format.media_type for name, format in FORMATS.items()} == {
-        "canonical": "application/json",
-        "changefeed": "application/json",
-    }

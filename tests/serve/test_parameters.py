@@ -18,6 +18,8 @@ GETS = [
     "/v1/changes",
     "/v1/changes/stream",
     "/v1/sources",
+    "/schemas",
+    "/schemas/canonical.json",
     "/health",
     "/openapi.json",
 ]
@@ -93,6 +95,9 @@ def test_a_number_out_of_range_is_refused(shared: Site, path: str, name: str, va
         ("/v1/changes", "operations="),
         ("/v1/changes", "tables="),
         ("/v1/changes", "tables=a,,b"),
+        ("/v1/changes", "format=avro"),
+        ("/v1/changes", "preserve_transactions=maybe"),
+        ("/v1/changes/stream", "format=Etl"),
         ("/changefeed", "limit=1&limit=2"),
         ("/changefeed", "key_prefix=a&key_prefix=a"),
     ],
@@ -170,13 +175,16 @@ def test_a_method_that_is_not_taken_gets_json_and_the_ones_that_are(
 
 # --- whatever is sent ---------------------------------------------------------------------------
 
-WORDS = ["key_prefix", "keep_alive", "include", "tables", "operations"]
+WORDS = [
+    *["key_prefix", "keep_alive", "include", "tables", "operations"],
+    *["format", "preserve_transactions"],
+]
 NAMES = sorted({*WORDS, *(name for names in NUMBERS.values() for name in names)})
 VALUES = st.one_of(
     st.binary(max_size=20),
     st.text(max_size=20).map(str.encode),
     st.sampled_from(
-        [b"0", b"1", b"-1", b"%ff", b"%00", b"true", b"18446744073709551615", b"9" * 30]
+        [b"0", b"1", b"-1", b"%ff", b"%00", b"true", b"etl", b"18446744073709551615", b"9" * 30]
     ),
 )
 QUERIES = st.one_of(

@@ -3,18 +3,17 @@
 A format turns changes into bytes and says what kind of bytes they are. It does no input or
 output and never decodes an image it can pass on, so every transport and sink may offer it.
 Most see one change at a time. A few need what came before in their stream, or all changes of a
-transaction. To add one: write the file, then name it in `FORMATS`.
+transaction. To add one: write the file, then name it in `catalogue.py`.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from ..event import Change
 from .canonical import Canonical
 from .changefeed import Changefeed
 
 __all__ = [
-    "FORMATS",
     "AnyFormat",
     "Canonical",
     "Changefeed",
@@ -50,6 +49,7 @@ class Stream(Protocol):
         """
 
 
+@runtime_checkable
 class StreamFormat(Protocol):
     """A way to write down a stream, in which a change may need more than its own event."""
 
@@ -59,6 +59,9 @@ class StreamFormat(Protocol):
     def open(self) -> Stream:
         """Begin a stream, wherever in the log that is."""
 
+    def __hash__(self) -> int:
+        """Formats are values: two equal ones write the same."""
+
 
 class Rendered(NamedTuple):
     """An event, and the sequence of the change that it stands for."""
@@ -67,6 +70,7 @@ class Rendered(NamedTuple):
     payload: bytes
 
 
+@runtime_checkable
 class TransactionFormat(Protocol):
     """A way to write down what the changes of a transaction mean together."""
 
@@ -74,13 +78,14 @@ class TransactionFormat(Protocol):
     media_type: ClassVar[str]
 
     def render(self, transaction: Sequence[Change]) -> Sequence[Rendered]:
-        """The events of a whole transaction, in the order of their sequences."""
+        """The events of a whole transaction, in the order of their sequences.
+
+        Each stands at the sequence of one of its changes. A transaction whose head is no longer in
+        the log comes without it, and a very large one comes in pieces.
+        """
 
     def __hash__(self) -> int:
         """Equal formats share what they have rendered."""
 
 
 AnyFormat = Format | StreamFormat | TransactionFormat
-
-
-FORMATS: Mapping[str, Format] = {format.name: format for format in (Canonical(), Changefeed())}

@@ -8,9 +8,10 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 
 from ..errors import HeadraceError
+from ..formats.catalogue import Formats
 from ..log import Log
 from ..sources import Status
-from . import access, changefeed, changes, openapi, operations, problems, records
+from . import access, changefeed, changes, openapi, operations, problems, records, schemas
 from .body import LARGEST_BODY
 from .feed import Feed
 from .health import Health
@@ -24,10 +25,14 @@ def create_app(
     statuses: Callable[[], list[Status]],
     copy_again: Callable[[str, list[str]], None] | None,
     settings: ServerSettings,
+    formats: Formats | None = None,
 ) -> Litestar:
     """The server of a log, its sources being captured by this process."""
     feed = Feed(log)
-    service = Service(log, feed, statuses, copy_again, settings, Health(settings))
+    log.listen(feed.announce)
+    service = Service(
+        log, feed, statuses, copy_again, settings, Health(settings), formats or Formats()
+    )
 
     @asynccontextmanager
     async def following(app: Litestar) -> AsyncIterator[None]:
@@ -54,6 +59,8 @@ def create_app(
             records.ranges,  # GET  /v1/ranges
             records.records,  # GET  /v1/records
             records.tables,  # GET  /v1/tables
+            schemas.listed,  # GET  /schemas
+            schemas.schema,  # GET  /schemas/{file}
             operations.sources,  # GET  /v1/sources
             operations.snapshot,  # POST /v1/sources/{name}/snapshot
             operations.health,  # GET  /health

@@ -1,4 +1,4 @@
-"""Canonical changes: a page of JSON, lines of NDJSON, a stream."""
+"""The changes in any format: a page of JSON, lines of NDJSON, a stream."""
 
 import math
 from collections.abc import AsyncIterator
@@ -9,11 +9,12 @@ from litestar import Request, Response, get
 from litestar.response import Stream
 
 from ..errors import LogError
-from ..formats import Canonical
 from ..formats.canonical import CanonicalChange
+from ..formats.changefeed import ON_REQUEST
 from .feed import BLOCK
 from .filter import Filter
 from .openapi import LAST_EVENT_ID, answers, asks
+from .problems import invalid_parameter
 from .query import ChangesQuery, ChangesStreamQuery, read_query
 from .service import Service
 from .sse import event_stream, frames, gap_event, resume_after
@@ -33,50 +34,64 @@ class ChangesPage(msgspec.Struct, frozen=True):
     epoch: str
 
 
-@get("/v1/changes", operation_class=asks(ChangesQuery), responses=answers(ChangesPage))
+class EventsPage(msgspec.Struct, frozen=True):
+    """The same in another format than the canonical one; /schemas tells what its events are."""
+
+    events: list[dict[str, Any]]
+    count: int
+    latest_sequence: int
+    scanned: int  # go on after this one
+    epoch: str
+
+
+@get("/v1/changes", operation_class=asks(ChangesQuery), responses=answers(ChangesPage | EventsPage))
 async def changes(request: Request[Any, Any, Any]) -> Response[Any]:
     """The next changes: one JSON document, or with `Accept: application/x-ndjson` a line each."""
     service = Service.of(request)
     query = read_query(request, ChangesQuery)
-    subscription = Subscription(
-        service.feed,
-        Canonical(),
-        filter=Filter(tables=query.tables, operations=query.operations),
-        after=query.after,
-        upto=query.upto,
-    )
+    subscription = _subscription(service, query, after=query.after)
     if NDJSON in request.headers.get("accept", ""):
         return await _lines(service, subscription, query)
     page = await subscription.page(query.limit or PAGE, wait=query.wait_ms / 1000)
-    return Response(
-        _document(service, page), media_type="application/json", headers=service.headers(page)
-    )
+    body = _document(service, page, b"changes" if query.format == "canonical" else b"events")
+    return Response(body, media_type="application/json", headers=service.headers(page))
 
 
 @get(
     "/v1/changes/stream",
     operation_class=asks(ChangesStreamQuery, header=LAST_EVENT_ID),
-    responses=answers(CanonicalChange, media_type="text/event-stream"),
+    responses=answers(dict[str, Any], media_type="text/event-stream"),
 )
 async def changes_stream(request: Request[Any, Any, Any]) -> Stream:
     """The same changes as they come, each `data: {JSON}` with its sequence as `id:`."""
     service = Service.of(request)
     query = read_query(request, ChangesStreamQuery)
-    subscription = Subscription(
-        service.feed,
-        Canonical(),
-        filter=Filter(tables=query.tables, operations=query.operations),
-        after=resume_after(request, query.after),
-        upto=query.upto,
-    )
+    subscription = _subscription(service, query, after=resume_after(request, query.after))
     idle = query.heartbeat_ms / 1000
     return event_stream(
         service.feed, frames(subscription, seconds=math.inf, idle=idle, gap=gap_event)
     )
 
 
-def _document(service: Service, page: Page) -> bytes:
-    return b'{"changes":[%b],"count":%d,"latest_sequence":%d,"scanned":%d,"epoch":%b}' % (
+def _subscription(
+    service: Service, query: ChangesQuery | ChangesStreamQuery, *, after: int
+) -> Subscription:
+    if query.preserve_transactions and query.format != "savegress":
+        message = f"preserve_transactions goes with format=savegress, not with {query.format}"
+        raise invalid_parameter("preserve_transactions", "true", message)
+    format = service.formats.named(
+        query.format,
+        # Whoever names an operation wants it, also in a format that carries it only on request.
+        include=query.operations & ON_REQUEST,
+        markers=query.preserve_transactions,
+    )
+    wanted = Filter(tables=query.tables, operations=query.operations)
+    return Subscription(service.feed, format, filter=wanted, after=after, upto=query.upto)
+
+
+def _document(service: Service, page: Page, name: bytes) -> bytes:
+    return b'{"%b":[%b],"count":%d,"latest_sequence":%d,"scanned":%d,"epoch":%b}' % (
+        name,
         b",".join(page.payloads),
         len(page.deliveries),
         service.log.latest_sequence,

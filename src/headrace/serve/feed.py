@@ -10,8 +10,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from ..event import Change
-from ..formats import Format
-from ..log import Log
+from ..formats import AnyFormat, Format
+from ..log import LogReader
+from .renderings import Renderings
 
 BLOCK = 256  # changes; reading and encoding one holds the event loop for about 3 ms
 BLOCKS_KEPT = 64
@@ -24,13 +25,6 @@ PAUSE_PER_READER = 0.000_1
 LONGEST_PAUSE = 0.02
 
 
-class _NotYet:
-    """Stands for what no subscription has asked for; None is an answer."""
-
-
-_NOT_YET = _NotYet()
-
-
 class Entry:
     """A change and what it looks like in each format that somebody asked for."""
 
@@ -39,13 +33,14 @@ class Entry:
     def __init__(self, change: Change) -> None:
         self.change = change
         self.sequence = change.sequence
-        self._encoded: dict[Format, bytes | None] = {}
+        self._encoded: dict[int, tuple[bytes, ...]] = {}
 
-    def encode(self, format: Format) -> bytes | None:
-        """The change in a format; None: the format does not carry it."""
-        encoded = self._encoded.get(format, _NOT_YET)
-        if isinstance(encoded, _NotYet):
-            encoded = self._encoded[format] = format.encode(self.change)
+    def encode(self, format: Format, number: int) -> tuple[bytes, ...]:
+        """The change in a format, which has this number in the feed; () if it is not carried."""
+        encoded = self._encoded.get(number)
+        if encoded is None:
+            payload = format.encode(self.change)
+            encoded = self._encoded[number] = () if payload is None else (payload,)
         return encoded
 
 
@@ -81,18 +76,19 @@ class Block:
 class Feed:
     """What all subscriptions share."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: LogReader) -> None:
         self.log = log
+        self.renderings = Renderings(log)
         self.epoch = log.epoch
         self.closing = False
         self.waiting = 0  # how many subscriptions wait for a change now
         self._blocks: OrderedDict[int, Block] = OrderedDict()
+        self._numbers: dict[AnyFormat, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._arrival = asyncio.Event()
         self._waking = False
         self._rested = 0.0  # the loop time from which readers may be woken again
-        log.listen(self._announce)
 
     def open(self) -> None:
         """Begin to tell subscriptions, on the running event loop, of what is committed."""
@@ -108,6 +104,19 @@ class Feed:
             self._loop = None  # the log calls its listeners for as long as it lives
         self.closing = True
         self._wake()
+
+    def announce(self) -> None:
+        """Tell whoever waits that there is more; may be called from any thread."""
+        # One wake-up on its way is enough for many commits: who wakes looks at the log again.
+        with self._lock:
+            if self._loop is None or self._waking:
+                return
+            self._waking = True
+            self._loop.call_soon_threadsafe(self._wake_in_time, self._loop)
+
+    def number(self, format: AnyFormat) -> int:
+        """The same for equal formats: comparing them takes longer than many an encoding."""
+        return self._numbers.setdefault(format, len(self._numbers))
 
     async def wait(self, after: int, until: float) -> bool:
         """Until the log goes beyond `after`; False at `until` (loop time) or when closing."""
@@ -161,15 +170,6 @@ class Feed:
         size = sum(block.size for block in self._blocks.values())
         while len(self._blocks) > 1 and (len(self._blocks) > BLOCKS_KEPT or size > BYTES_KEPT):
             size -= self._blocks.popitem(last=False)[1].size
-
-    def _announce(self) -> None:
-        # Called by the thread that writes. One wake-up on its way is enough for many commits:
-        # who wakes looks at the log again.
-        with self._lock:
-            if self._loop is None or self._waking:
-                return
-            self._waking = True
-            self._loop.call_soon_threadsafe(self._wake_in_time, self._loop)
 
     def _wake_in_time(self, loop: asyncio.AbstractEventLoop) -> None:
         if loop.time() >= self._rested:

@@ -14,6 +14,7 @@ from litestar.connection import ASGIConnection
 from litestar.openapi.spec import OpenAPIType, Schema
 
 from ..event import Op
+from ..formats import catalogue
 from ..formats.changefeed import ON_REQUEST
 from .problems import invalid_parameter
 
@@ -97,6 +98,25 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Word:
+    """One of some words."""
+
+    known: tuple[str, ...]
+    about: str
+
+    def read(self, text: str) -> str:
+        if text not in self.known:
+            raise ValueError(text)
+        return text
+
+    def expects(self) -> str:
+        return f"must be one of {', '.join(self.known)}"
+
+    def schema(self) -> Schema:
+        return Schema(type=OpenAPIType.STRING, enum=self.known)
+
+
+@dataclass(frozen=True)
 class Globs:
     """Patterns between commas."""
 
@@ -153,6 +173,10 @@ Tables = Annotated[
     Globs("only tables that match one of these: schema.table, or the table alone in any schema"),
 ]
 Ops = Annotated[frozenset[Op], Operations(frozenset(Op), "only these operations")]
+FormatName = Annotated[str, Word(catalogue.NAMES, "how each change is written down")]
+Markers = Annotated[
+    bool, Flag("with format=savegress: also events where transactions begin and end")
+]
 MOST = Whole(1, 10_000, "at most so many changes")
 WAIT = Whole(0, 60_000, "milliseconds to wait for a first change when there is none")
 
@@ -187,6 +211,8 @@ class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: Annotated[int, WAIT] = 0
     tables: Tables = ()
     operations: Ops = frozenset()
+    format: FormatName = "canonical"
+    preserve_transactions: Markers = False
 
 
 class ChangesStreamQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +222,8 @@ class ChangesStreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     upto: Upto = None
     tables: Tables = ()
     operations: Ops = frozenset()
+    format: FormatName = "canonical"
+    preserve_transactions: Markers = False
     heartbeat_ms: Heartbeat = 15_000
 
 

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from litestar.connection import ASGIConnection
 
+from ..formats.catalogue import Formats
 from ..log import Log
 from ..sources import Status
 from .feed import Feed
@@ -24,6 +25,7 @@ class Service:
     copy_again: Callable[[str, list[str]], None] | None  # None: this process captures nothing
     settings: ServerSettings
     health: Health
+    formats: Formats
 
     @classmethod
     def of(cls, connection: ASGIConnection[Any, Any, Any, Any]) -> Self:

@@ -10,7 +10,7 @@ from litestar.response import Stream
 
 from .feed import Feed
 from .query import UINT64, Whole, read_value
-from .subscription import Gap, Page, Subscription
+from .subscription import Delivery, Gap, Page, Subscription
 
 RETRY_MS = 1000
 _LAST_EVENT_ID = Whole(0, UINT64, "the last sequence the client has")
@@ -61,7 +61,7 @@ def gap_event(gap: Gap) -> bytes:
 
 
 def _frame(page: Page, cursor: int, gap: Callable[[Gap], bytes]) -> bytes:
-    parts = [b"id: %d\ndata: %b\n\n" % delivery for delivery in page.deliveries]
+    parts = _messages(page.deliveries)
     if page.gap:
         parts.insert(0, gap(page.gap))
     # An id alone dispatches nothing, but a client that reconnects begins there: past all that
@@ -72,3 +72,15 @@ def _frame(page: Page, cursor: int, gap: Callable[[Gap], bytes]) -> bytes:
     if not page.deliveries and not page.gap:
         parts.append(b": heartbeat\n\n")
     return b"".join(parts)
+
+
+def _messages(deliveries: list[Delivery]) -> list[bytes]:
+    # Of several events at one sequence only the last names it: whoever is cut off between them
+    # reconnects before the first.
+    following = [delivery.sequence for delivery in deliveries[1:]] + [0]
+    return [
+        b"data: %b\n\n" % payload
+        if sequence == next_one
+        else b"id: %d\ndata: %b\n\n" % (sequence, payload)
+        for (sequence, payload), next_one in zip(deliveries, following, strict=False)
+    ]

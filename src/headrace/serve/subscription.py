@@ -10,15 +10,16 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..formats import Format
+from ..formats import AnyFormat
 from .feed import BLOCK, Entry, Feed
 from .filter import Filter
+from .telling import telling
 
 PAGE_BYTES = 8 << 20  # a page ends after the change that goes beyond this
 
 
 class Delivery(NamedTuple):
-    """A change as its reader gets it."""
+    """An event as its reader gets it; several may stand at one sequence."""
 
     sequence: int
     payload: bytes
@@ -33,7 +34,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a reader gets at once, in commit order."""
+    """What a reader gets at once, in commit order; never a part of what stands at a sequence."""
 
     deliveries: list[Delivery]
     scanned: int  # everything up to here is delivered, or not wanted, or lost in the gap
@@ -41,7 +42,7 @@ class Page:
 
     @property
     def payloads(self) -> list[bytes]:
-        """The encoded changes alone."""
+        """The encoded events alone."""
         return [delivery.payload for delivery in self.deliveries]
 
 
@@ -51,7 +52,7 @@ class Subscription:
     def __init__(
         self,
         feed: Feed,
-        format: Format,
+        format: AnyFormat,
         *,
         filter: Filter,
         after: int,
@@ -59,8 +60,8 @@ class Subscription:
     ) -> None:
         self.scanned = after
         self._feed = feed
-        self._format = format
-        self._wanted = filter.predicate()
+        self._telling = telling(feed, format)
+        self._passes = filter.predicate()
         self._upto = upto
 
     @property
@@ -103,9 +104,11 @@ class Subscription:
             await self._feed.wait(self.scanned, min(beat, until))
 
     async def next(self, limit: int, *, until: float = math.inf) -> Page:
-        """What there is of the next changes, at most `limit`, without waiting for more.
+        """What there is of the next events, without waiting for more.
 
-        A filter may pass over millions of changes; at `until` (loop time) the search pauses.
+        The page ends with the change that brings it to `limit` events, or beyond where several
+        stand at one sequence. A filter may pass over millions of changes; at `until` (loop time)
+        the search pauses.
         """
         now, end = asyncio.get_running_loop().time, self.end
         deliveries: list[Delivery] = []
@@ -117,7 +120,8 @@ class Subscription:
             if first > self.scanned + 1:
                 gap = Gap(gap.first if gap else self.scanned + 1, first - 1)
                 self.scanned = first - 1
-            room = self._take(entries, deliveries, limit=limit, room=room)
+            ready = await self._telling.ready(entries)
+            room = self._take(ready, deliveries, limit=limit, room=room)
             if self.scanned < end:
                 await asyncio.sleep(0)  # other requests come between two blocks
         return Page(deliveries, self.scanned, gap)
@@ -125,17 +129,13 @@ class Subscription:
     def _take(
         self, entries: list[Entry], deliveries: list[Delivery], *, limit: int, room: int
     ) -> int:
-        """Add what is wanted of some entries while there is room; returns the bytes left."""
-        wanted, format = self._wanted, self._format
+        """Add what is told of some entries while there is room; returns the bytes left."""
+        passes, tell = self._passes, self._telling.tell
         for entry in entries:
             self.scanned = entry.sequence
-            if wanted is not None and not wanted(entry.change):
-                continue
-            payload = entry.encode(format)
-            if payload is None:
-                continue
-            deliveries.append(Delivery(entry.sequence, payload))
-            room -= len(payload)
+            for payload in tell(entry, wanted=passes is None or passes(entry.change)):
+                deliveries.append(Delivery(entry.sequence, payload))
+                room -= len(payload)
             if room <= 0 or len(deliveries) >= limit:
                 break
         return room

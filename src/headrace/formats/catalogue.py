@@ -1,0 +1,89 @@
+"""Every format by its name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from ..errors import ConfigError
+from ..event import Op
+from ..model import Model
+from . import AnyFormat
+from .canonical import Canonical
+from .changefeed import Changefeed
+from .cloudevents import CloudEvents
+from .debezium import Debezium
+from .entity import Entity
+from .etl import Etl
+from .facts import Facts
+from .notification import Notification
+from .savegress import Savegress, SavegressTransactions
+
+
+class Wish(NamedTuple):
+    """What a format may depend on."""
+
+    facts: Facts
+    model: Model
+    include: frozenset[Op]
+    markers: bool
+
+
+_MAKE: Mapping[str, Callable[[Wish], AnyFormat]] = {
+    "canonical": lambda wish: Canonical(),
+    "changefeed": lambda wish: Changefeed(wish.include),
+    "savegress": lambda wish: (
+        SavegressTransactions(wish.facts) if wish.markers else Savegress(wish.facts)
+    ),
+    "notification": lambda wish: Notification(wish.include),
+    "debezium": lambda wish: Debezium(wish.facts),
+    "cloudevents": lambda wish: CloudEvents(wish.facts),
+    "etl": lambda wish: Etl(),
+    "entity": lambda wish: Entity(wish.model, wish.facts),
+}
+
+NAMES = tuple(_MAKE)
+
+
+@dataclass(frozen=True)
+class Formats:
+    """The formats of an installation: what they tell beyond a change is the same for all."""
+
+    facts: Facts = field(default_factory=Facts)
+    model: Model = field(default_factory=Model)
+    # Formats keep what the changes of a table share, so each is made once.
+    _made: dict[tuple[str, frozenset[Op], bool], AnyFormat] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def named(
+        self, name: str, *, include: frozenset[Op] = frozenset(), markers: bool = False
+    ) -> AnyFormat:
+        """The format of that name.
+
+        `include` names operations that some formats carry only on request, `markers` asks for
+        events that say where transactions begin and end; what does not apply is ignored.
+        """
+        if name not in _MAKE:
+            raise ConfigError(f"no format called {name!r}; there are: {', '.join(NAMES)}")
+        made = self._made.get((name, include, markers))
+        if made is None:
+            made = _MAKE[name](Wish(self.facts, self.model, include, markers))
+            self._made[name, include, markers] = made
+        return made
+
+    def of_log(self, epoch: str) -> "Formats":
+        """The same formats, for the changes of one log."""
+        return replace(self, facts=replace(self.facts, pipeline=f"pipe-{epoch[:12]}"))
+
+
+@cache
+def schemas() -> Mapping[str, bytes]:
+    """The JSON Schemas of events, by the names of their files."""
+    folder = files(__package__).joinpath("schemas")
+    return {
+        file.name: file.read_bytes()
+        for file in sorted(folder.iterdir(), key=lambda file: file.name)
+        if file.name.endswith(".json")
+    }

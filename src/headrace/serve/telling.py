@@ -1,0 +1,123 @@
+"""What a subscription says of each change: one way for each kind of format."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..errors import LogError
+from ..event import Change
+from ..formats import AnyFormat, Format, StreamFormat, TransactionFormat
+from .feed import Entry, Feed
+from .renderings import Rendering, begin_of, is_end, render
+
+
+class Telling(Protocol):
+    """A format within one subscription."""
+
+    async def ready(self, entries: list[Entry]) -> list[Entry]:
+        """The first of some neighbouring entries, as many as can be told now.
+
+        None of them: they were trimmed meanwhile and must be read again.
+        """
+
+    def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
+        """The events at an entry that is ready; each is asked for once, in order."""
+
+
+def telling(feed: Feed, format: AnyFormat) -> Telling:
+    """The way that suits a format."""
+    if isinstance(format, TransactionFormat):
+        return _Whole(feed, format)
+    if isinstance(format, StreamFormat):
+        return _Streamed(format)
+    return _Single(feed, format)
+
+
+class _Single:
+    """Change by change: encoded once, for all subscriptions."""
+
+    def __init__(self, feed: Feed, format: Format) -> None:
+        self._format = format
+        self._number = feed.number(format)
+
+    async def ready(self, entries: list[Entry]) -> list[Entry]:
+        return entries
+
+    def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
+        return entry.encode(self._format, self._number) if wanted else ()
+
+
+class _Streamed:
+    """As a stream that remembers what it has told: encoded for this subscription alone."""
+
+    def __init__(self, format: StreamFormat) -> None:
+        self._stream = format.open()
+
+    async def ready(self, entries: list[Entry]) -> list[Entry]:
+        return entries
+
+    def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
+        return self._stream.encode(entry.change, wanted=wanted)
+
+
+class _Whole:
+    """As whole transactions: rendered once, for all subscriptions, wherever these begin and end."""
+
+    def __init__(self, feed: Feed, format: TransactionFormat) -> None:
+        self._log = feed.log
+        self._renderings = feed.renderings
+        self._format = format
+        self._number = feed.number(format)
+        self._ready: list[Entry] = []
+        self._current: Rendering | None = None  # what is being told
+
+    async def ready(self, entries: list[Entry]) -> list[Entry]:
+        if not entries:
+            return entries
+        first = entries[0].change
+        begin = self._begin(first)
+        end = next((each.sequence for each in reversed(entries) if is_end(each.change)), 0)
+        if self._current is None or self._current.begin != begin:
+            self._current = self._renderings.get(self._number, begin)
+        if self._current is None and (begin < first.sequence or not end):
+            # A part of it is not among the entries.
+            self._current = await self._renderings.read(self._format, self._number, begin)
+            if self._current is None:
+                return []
+        if self._current is not None:
+            end = max(end, _expected(self._current, first).end)
+        self._ready = entries[: end + 1 - first.sequence]
+        return self._ready
+
+    def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
+        current = self._current or self._rendered(entry)
+        # What is told to its end must not stay here while nothing happens: it may be large.
+        self._current = None if entry.sequence == current.end else current
+        if entry is self._ready[-1]:
+            self._ready = []
+        return current.events.get(entry.sequence, ()) if wanted else ()
+
+    def _begin(self, change: Change) -> int:
+        # Where the head of a transaction was trimmed, the rest begins with what is left.
+        return min(max(begin_of(change), self._log.first_sequence), change.sequence)
+
+    def _rendered(self, entry: Entry) -> Rendering:
+        """The rendering that begins with an entry, whose end is ready too."""
+        rendering = self._renderings.get(self._number, entry.sequence)
+        if rendering is None:
+            at = entry.sequence - self._ready[0].sequence
+            changes = [entry.change]
+            while not is_end(changes[-1]):
+                at += 1
+                changes.append(self._ready[at].change)
+            rendering = render(self._format, changes)
+            self._renderings.keep(self._number, rendering)
+        return rendering
+
+
+def _expected(rendering: Rendering, change: Change) -> Rendering:
+    if rendering.end < change.sequence:
+        # No source of ours leaves holes in its ordinals; going on would never end.
+        raise LogError(
+            f"change {change.sequence} does not stand beside the rest of its transaction"
+        )
+    return rendering
