@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from bench import delta, lake_peer, lake_run, lake_whole
+from bench import delta, formats, lake_peer, lake_run, lake_whole
 from bench.family import Family, Used, spent
 from bench.lake import Lake, Measured, Size
 from bench.lake_task import BATCH_SECONDS, BYTES, SLOWEST, Lap, Task, outcome
@@ -17,6 +17,7 @@ from bench.orders import PER_TRANSACTION, Orders, Written
 from bench.process import MeasurementFailed, Outcome
 from bench.report import Figure, Figures, Race, Runner, Target, markdown, terminal
 from bench.workload import Scale
+from headrace.formats.catalogue import NAMES, Formats
 
 
 def race(headrace: float, *, at_least: float = 4.0, aim: float | None = 5.0) -> Race:
@@ -252,3 +253,15 @@ def test_a_worker_that_ended_while_it_was_watched_is_no_negative_work() -> None:
     before: Used = {("workers", 1): 9.0, ("workers", 2): 1.0, ("JVM", 3): 5.0}
     after: Used = {("workers", 2): 1.5, ("workers", 4): 0.25, ("JVM", 3): 6.0}
     assert spent(before, after) == {"workers": 0.75, "JVM": 1.0}
+
+
+def test_every_format_has_a_figure_and_writes_every_change() -> None:
+    measured = formats.measure(changes=20, runs=1)
+    assert [figure.name for figure in measured.figures] == [*NAMES, formats.PEER]
+    assert all(figure.value > 0 for figure in measured.figures)
+    transactions = formats.updates(20)
+    assert [len(transaction) for transaction in transactions] == [10, 10]
+    assert [transaction[-1].last for transaction in transactions] == [True, True]
+    for name in NAMES:
+        written = str(formats.writing(Formats().named(name))(transactions))
+        assert written.count("12.75") in (20, 40), name  # of the new row, and of the old one
