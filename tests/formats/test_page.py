@@ -261,7 +261,6 @@ def told_of(name: str, change: Change) -> Sequence[Any]:
     return events(format_named(name), [change])
 
 
-@pytest.mark.requirement("C-13", "C-14")
 def test_values_look_as_the_page_says(pg: PostgresDatabase, tmp_path: Path) -> None:
     _, *rows = table_under("### Values out of range")
     literals = [row[0].strip("`") for row in rows]
