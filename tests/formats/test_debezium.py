@@ -161,6 +161,27 @@ def test_each_operation_has_a_letter(op: Op, expected: str) -> None:
     assert encode(make_change(op, after=said))["op"] == expected
 
 
+LETTERS = {"CREATE": "c", "UPDATE": "u", "DELETE": "d"}
+
+
+def enveloped(operation: dict[str, Any]) -> dict[str, Any]:
+    """The operation of an entity as the envelope has it."""
+    return {
+        "op": LETTERS[operation["type"]],
+        "before": operation.get("before"),
+        "after": operation.get("after"),
+    }
+
+
+@pytest.mark.requirement("S1-54")
+@pytest.mark.parametrize("seed", ["s1_created", "s1_updated", "s1_deleted"])
+def test_the_operation_of_an_entitys_document_maps_onto_the_envelope(seed: str) -> None:
+    operation = json.loads((RECORDED.parent / f"{seed}.json").read_text())["operation"]
+    op = {"c": Op.INSERT, "u": Op.UPDATE, "d": Op.DELETE}[LETTERS[operation["type"]]]
+    change = make_change(op, before=operation.get("before"), after=operation.get("after"))
+    assert enveloped(operation).items() <= encode(change).items()
+
+
 @pytest.mark.requirement("S1-54")
 @pytest.mark.parametrize(
     "change",
@@ -174,12 +195,7 @@ def test_each_operation_has_a_letter(op: Op, expected: str) -> None:
 def test_an_entitys_operation_maps_onto_the_envelope(change: Change) -> None:
     (rendered,) = Entity().render([change])
     operation = json.loads(rendered.payload)["operation"]
-    mapped = {
-        "op": {"CREATE": "c", "UPDATE": "u", "DELETE": "d"}[operation["type"]],
-        "before": operation.get("before"),
-        "after": operation.get("after"),
-    }
-    assert mapped.items() <= encode(change).items()
+    assert enveloped(operation).items() <= encode(change).items()
 
 
 def test_new_columns_of_a_table_are_not_carried() -> None:
