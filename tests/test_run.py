@@ -100,7 +100,6 @@ def test_an_address_open_to_the_world_is_refused_before_anything_starts(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.requirement("S0-35", "S1-12")
 def test_formats_know_the_log_the_servers_and_the_model() -> None:
     model = Model(name="acme-api", instances={"shop": "primary"}, regions={"shop": "eu-west-1"})
     made = formats(msgspec.structs.replace(config(), model=model))

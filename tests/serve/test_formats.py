@@ -182,6 +182,19 @@ def test_a_reader_may_begin_and_end_anywhere(site: Site, name: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("name", [MARKED, "etl", "entity"])
+def test_a_transaction_longer_than_any_page_is_told_whole(site: Site, name: str) -> None:
+    site.writer.put("orders", "1")
+    site.writer.put_many("users", 2500)
+    site.writer.put("orders", "2")
+    expected = parsed(told(site.log, format_of(name)))
+    alike = without_relations if name == "etl" else list
+    for size in (300, 10_000):
+        assert alike(pages(site, name, size)) == alike(expected)
+    assert lines(site, name) == expected
+    assert parse(stream(site, name)) == expected
+
+
 @pytest.mark.requirement("S2-12")
 def test_every_stream_tells_a_table_before_its_first_row(site: Site) -> None:
     shop(site)
@@ -254,8 +267,9 @@ def test_marks_come_when_they_are_asked_for(site: Site) -> None:
     shop(site)
     found = [event["operation"] for event in page(site, MARKED, after=1, upto=5)["events"]]
     assert found == ["BEGIN", "INSERT", "UPDATE", "INSERT", "DELETE", "COMMIT"]
-    [transaction] = {event["transaction_id"] for event in page(site, MARKED, upto=1)["events"]}
-    assert transaction
+    begin, row, commit = page(site, MARKED, upto=1)["events"]
+    assert begin.keys() == commit.keys() == {"operation", "transaction_id", "timestamp"}
+    assert begin["transaction_id"] == row["transaction_id"] == commit["transaction_id"]
     unmarked = [event["operation"] for event in page(site, "savegress")["events"]]
     assert not {"BEGIN", "COMMIT"} & set(unmarked)
 
