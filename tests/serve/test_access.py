@@ -2,7 +2,6 @@
 
 import pytest
 
-from headrace.errors import ConfigError
 from headrace.serve import ServerSettings
 from tests.serve.conftest import Site, Sites
 
@@ -10,16 +9,15 @@ REMOTE = ServerSettings(port=0, allow_remote=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost", "LOCALHOST"])
-def test_a_server_may_listen_on_this_machine(host: str) -> None:
-    assert ServerSettings(host=host).host == host
+def test_a_server_that_only_this_machine_reaches_needs_no_key(host: str) -> None:
+    assert not ServerSettings(host=host).key_required
+    assert ServerSettings(host=host, require_key=True).key_required
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "db.example.com", "", "localhos"])
-def test_a_server_that_others_could_reach_is_refused(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"server\.host") as caught:
-        ServerSettings(host=host)
-    assert "server.allow_remote" in caught.value.hint
-    assert ServerSettings(host=host, allow_remote=True).host == host
+def test_a_server_that_others_could_reach_needs_a_key(host: str) -> None:
+    assert ServerSettings(host=host).key_required
+    assert not ServerSettings(host=host, allow_remote=True).key_required
 
 
 @pytest.mark.parametrize(

@@ -1,23 +1,185 @@
-"""Who may ask: until there are keys, programs on this machine."""
+"""Who asks, and what they may: a key for each client, or none on this machine."""
 
+import math
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote_plus, urlsplit
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
+from litestar.types import ASGIApp, Receive, Send
+from litestar.types import Scope as RequestScope
 
+from ..event import Table
+from ..keys import Key, Scope
+from .keyring import Keyring
 from .problems import Problem, Refused
 from .service import Service
 from .settings import is_loopback
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 
+_LIKE_A_KEY = re.compile(r"cdc_[0-9a-f]{16}", re.IGNORECASE)  # also a part of one
+_KEY_NAMES = {"api_key", "apikey", "api-key", "x-api-key", "access_token", "authorization"}
+
+
+# --- what a client may ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one client may do; without a key, as a program on this machine, everything."""
+
+    key: Key | None = None
+    _keyring: Keyring | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def admin(self) -> bool:
+        """Whether it may change things: trim, copy again, move others' cursors, make keys."""
+        return self.key is None or Scope.ADMIN in self.key.scopes
+
+    @property
+    def tenant(self) -> str | None:
+        """Whose rows it may see; None: everybody's."""
+        return None if self.key is None else self.key.tenant
+
+    @property
+    def whole(self) -> bool:
+        """Whether it may see every table, and everybody's rows."""
+        return self.key is None or not (self.key.tables or self.key.tenant is not None)
+
+    def allows(self, table: Table) -> bool:
+        """Whether it may see a table."""
+        return self.key is None or self.key.allows(table)
+
+    def valid(self) -> bool:
+        """Whether it still holds now: a key may expire, or be revoked."""
+        return self.key is None or self._keyring is None or self._keyring.valid(self.key)
+
+    def admit(self) -> None:
+        """Count a request; Refused (429) when the key asks too often or owes for events."""
+        if self.key is None or self._keyring is None:
+            return
+        limiter = self._keyring.limiter
+        wait = limiter.request(self.key) or limiter.spend(self.key, 0)
+        if wait:
+            raise rate_limited("this API key asks for more than its limits allow", wait)
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Count a connection for as long as it stands; Refused (429) when there are too many."""
+        if self.key is None or self._keyring is None:
+            yield
+            return
+        limiter = self._keyring.limiter
+        if not limiter.connect(self.key):
+            most = self.key.limits.connections
+            raise rate_limited(f"this API key may have {most} connections at once", 1.0)
+        try:
+            yield
+        finally:
+            limiter.disconnect(self.key)
+
+    def spend(self, events: int) -> float:
+        """Count events that were sent; returns the seconds to wait before sending more."""
+        if self.key is None or self._keyring is None:
+            return 0.0
+        return self._keyring.limiter.spend(self.key, events)
+
+
+def authenticate(service: Service, secret: str | None) -> Access:
+    """What the holder of a key may; Refused (401) alike for missing, unknown and ended keys."""
+    if secret is None and not service.settings.key_required:
+        return Access()
+    key = service.keyring.find(secret or "")
+    if key is None:
+        raise unauthenticated()
+    return Access(key, service.keyring)
+
+
+def access_of(connection: Connection) -> Access:
+    """What the client of a request may, by the key in its headers."""
+    state = connection.scope["state"]
+    if "access" not in state:
+        state["access"] = authenticate(Service.of(connection), _presented(connection))
+    access: Access = state["access"]
+    return access
+
+
+def unauthenticated() -> Refused:
+    """The one answer to every key that opens nothing."""
+    message = "a valid API key is needed; this one is missing, unknown or has ended"
+    hint = "Send it in the header X-API-Key, or as a bearer token; see docs/deployment.md."
+    headers = {"WWW-Authenticate": "Bearer"}
+    return Refused(401, Problem("unauthenticated", message, hint=hint), headers=headers)
+
+
+def rate_limited(message: str, wait: float) -> Refused:
+    """A key wants more than it may have now."""
+    headers = {"Retry-After": str(math.ceil(wait))}
+    return Refused(429, Problem("rate_limited", message), headers=headers)
+
+
+# --- guards of routes ----------------------------------------------------------------------------
+
+OPEN = {"open": True}  # `opt` of a route that asks for the key itself, or for none
+
+
+def admitted(connection: Connection, route: BaseRouteHandler) -> None:
+    """Refuse whoever has no valid key where one is needed, or has used it up for now."""
+    if not route.opt.get("open"):
+        access = access_of(connection)
+        access.admit()
+        connection.scope["state"]["held"].enter_context(access.connected())
+
+
+def admin(connection: Connection, route: BaseRouteHandler) -> None:
+    """Refuse a key that may only read."""
+    if not access_of(connection).admin:
+        message = f"this API key may not do that: it lacks the scope {Scope.ADMIN}"
+        raise Refused(403, Problem("permission_denied", message))
+
+
+def whole(connection: Connection, route: BaseRouteHandler) -> None:
+    """Refuse a key of some tables or of a tenant: this route tells of everything."""
+    if not access_of(connection).whole:
+        message = "this route tells of all tables and tenants, and this API key has only some"
+        hint = "Ask /v1/changes, which leaves out the others; or use a key without such limits."
+        raise Refused(403, Problem("permission_denied", message, hint=hint))
+
+
+def holding(app: ASGIApp) -> ASGIApp:
+    """Let go, when an answer has ended in whatever way, of what a guard has taken for it."""
+
+    async def call(scope: RequestScope, receive: Receive, send: Send) -> None:
+        with ExitStack() as held:
+            scope["state"]["held"] = held
+            await app(scope, receive, send)
+
+    return call
+
+
+def no_key_in_url(connection: Connection, route: BaseRouteHandler) -> None:
+    """Refuse a key in the URL: URLs are written down by proxies, browsers and logs."""
+    raw = connection.scope["query_string"].decode("latin-1")
+    asked = unquote_plus(raw) + connection.scope["path"]
+    names = {name.lower() for name, _ in parse_qsl(raw, keep_blank_values=True)}
+    if _LIKE_A_KEY.search(asked) or names & _KEY_NAMES:
+        hint = "Send it in the header X-API-Key, or as a bearer token; make a new key: this one "
+        hint += "may have been written down on its way."
+        raise Refused(400, Problem("key_in_url", "an API key must not be in the URL", hint=hint))
+
 
 def known_host(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a foreign Host: a web page whose name was pointed at this machine sends its own."""
     settings = Service.of(connection).settings
     host = connection.headers.get("host", "")
-    if not settings.allow_remote and not is_loopback(_hostname(host)):
+    # Where a key is needed, such a page gets nothing: it has none.
+    anywhere = settings.allow_remote or settings.key_required
+    if not anywhere and not is_loopback(_hostname(host)):
         message = f"the server answers only to loopback names, not to Host {host[:200]!r}"
         hint = "Ask for http://127.0.0.1, or set server.allow_remote (docs/deployment.md)."
         raise Refused(403, Problem("forbidden_host", message, hint=hint))
@@ -45,6 +207,21 @@ def changefeed_enabled(connection: Connection, route: BaseRouteHandler) -> None:
     if not Service.of(connection).settings.enabled:
         hint = "Set cdc.enabled to true."
         raise Refused(404, Problem("not_enabled", "the changefeed is switched off", hint=hint))
+
+
+def _presented(connection: Connection) -> str | None:
+    """The key in the headers; None: there is none."""
+    headers = connection.headers
+    given = headers.getall("x-api-key", [])
+    for value in headers.getall("authorization", []):
+        # A proxy's own scheme, such as Basic, is none of ours.
+        scheme, _, token = value.partition(" ")
+        if scheme.lower() == "bearer":
+            given.append(token.strip())
+    if len(given) > 1:
+        message = "the API key must be given once: in X-API-Key, or as a bearer token"
+        raise Refused(400, Problem("ambiguous_key", message))
+    return given[0] if given else None
 
 
 def _hostname(host: str) -> str:

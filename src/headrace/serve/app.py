@@ -9,12 +9,14 @@ from litestar.exceptions import HTTPException
 
 from ..errors import HeadraceError
 from ..formats.catalogue import Formats
+from ..keys import Key
 from ..log import Log
 from ..sources import Status
 from . import access, changefeed, changes, openapi, operations, problems, records, schemas
 from .body import LARGEST_BODY
 from .feed import Feed
 from .health import Health
+from .keyring import Keyring
 from .service import Service
 from .settings import ServerSettings
 
@@ -26,12 +28,24 @@ def create_app(
     copy_again: Callable[[str, list[str]], None] | None,
     settings: ServerSettings,
     formats: Formats | None = None,
+    operator: Key | None = None,
 ) -> Litestar:
-    """The server of a log, its sources being captured by this process."""
-    feed = Feed(log)
+    """The server of a log, its sources being captured by this process.
+
+    `operator` is a key that is in no log: this process's own commands have it.
+    """
+    formats = formats or Formats()
+    feed = Feed(log, formats.model)
     log.listen(feed.announce)
     service = Service(
-        log, feed, statuses, copy_again, settings, Health(settings), formats or Formats()
+        log=log,
+        feed=feed,
+        statuses=statuses,
+        copy_again=copy_again,
+        settings=settings,
+        health=Health(settings),
+        formats=formats,
+        keyring=Keyring(log, operator=operator),
     )
 
     @asynccontextmanager
@@ -66,7 +80,14 @@ def create_app(
             operations.health,  # GET  /health
             # GET /openapi.json comes with `openapi_config`
         ],
-        guards=[access.known_host, access.same_origin, access.no_body],
+        guards=[
+            access.no_key_in_url,
+            access.known_host,
+            access.same_origin,
+            access.no_body,
+            access.admitted,
+        ],
+        middleware=[access.holding],
         state=State({"service": service}),
         lifespan=[following],
         exception_handlers={

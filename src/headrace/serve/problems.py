@@ -28,8 +28,10 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 class Refused(HTTPException):
     """The request cannot be answered as it stands."""
 
-    def __init__(self, status_code: int, problem: Problem) -> None:
-        super().__init__(detail=problem.message, status_code=status_code)
+    def __init__(
+        self, status_code: int, problem: Problem, *, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(detail=problem.message, status_code=status_code, headers=headers)
         self.problem = problem
 
 
@@ -42,7 +44,7 @@ def invalid_parameter(parameter: str, value: str, message: str) -> Refused:
 
 def refuse(request: Request[Any, Any, Any], error: Refused) -> Response[Problem]:
     """A request we refused."""
-    return _answer(error.problem, error.status_code)
+    return _answer(error.problem, error.status_code, error.headers)
 
 
 def refuse_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[Problem]:

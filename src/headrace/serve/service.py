@@ -11,6 +11,7 @@ from ..log import Log
 from ..sources import Status
 from .feed import Feed
 from .health import Health
+from .keyring import Keyring
 from .settings import ServerSettings
 from .subscription import Page
 
@@ -26,6 +27,7 @@ class Service:
     settings: ServerSettings
     health: Health
     formats: Formats
+    keyring: Keyring
 
     @classmethod
     def of(cls, connection: ASGIConnection[Any, Any, Any, Any]) -> Self:

@@ -5,8 +5,6 @@ from typing import Annotated
 
 import msgspec
 
-from ..errors import ConfigError
-
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -15,20 +13,18 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 3000  # 0: any free one
+    grpc_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None  # None: no gRPC
     enabled: bool = True  # whether /changefeed answers
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100  # events in a page by default
     max_lag_seconds: Seconds = 60.0  # a source further behind is unhealthy
     stall_seconds: Seconds = 90.0  # a source silent for longer is unhealthy
-    allow_remote: bool = False
+    allow_remote: bool = False  # something else decides who reaches the server; no key is needed
+    require_key: bool = False  # also from programs on this machine
 
-    def __post_init__(self) -> None:
-        if not self.allow_remote and not is_loopback(self.host):
-            raise ConfigError(
-                f"server.host {self.host!r} is not a loopback address, and the server asks nobody "
-                "who they are",
-                hint="Set server.host to 127.0.0.1; or let only trusted clients reach it "
-                "(a reverse proxy with access control) and set server.allow_remote to true.",
-            )
+    @property
+    def key_required(self) -> bool:
+        """Whether a request without an API key is refused."""
+        return self.require_key or not (self.allow_remote or is_loopback(self.host))
 
 
 def is_loopback(host: str) -> bool:

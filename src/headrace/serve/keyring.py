@@ -1,0 +1,75 @@
+"""The keys that the server knows: read from the log once, changed only through it."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from .. import keys
+from ..keys import Key, Made, Wanted
+from ..log import Log
+from .limits import Limiter
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+class Keyring:
+    """Every key of a log, and one of the operator's that is in no log."""
+
+    def __init__(
+        self, log: Log, *, operator: Key | None = None, clock: Callable[[], int] = _now
+    ) -> None:
+        """Read the keys; `clock` tells microseconds since 1970."""
+        self.limiter = Limiter()
+        self._log = log
+        self._clock = clock
+        stored = log.keys()
+        self._kept = {key.id: key for key in stored}
+        self._by_hash = {key.hash: key for key in stored}
+        if operator is not None:
+            self._by_hash[operator.hash] = operator
+
+    def find(self, secret: str) -> Key | None:
+        """The valid key that this is; None whatever is wrong with it."""
+        return keys.find(self._by_hash, secret, now=self._clock())
+
+    def valid(self, key: Key) -> bool:
+        """Whether a key that was found earlier still opens anything."""
+        return self._by_hash[key.hash].valid(self._clock())
+
+    def all(self) -> list[Key]:
+        """Every key of the log, also those that have ended, oldest first."""
+        return sorted(self._kept.values(), key=lambda key: (key.created_at, key.id))
+
+    def create(self, wanted: Wanted) -> Made:
+        """Make a key; it is durable when this returns."""
+        made = keys.make(wanted, now=self._clock())
+        self._put(made.key)
+        return made
+
+    def revoke(self, id: str) -> Key | None:
+        """End a key now, and the streams that live by it; None: there is none of this id."""
+        key = self._kept.get(id)
+        if key is None or key.revoked_at is not None:
+            return key
+        revoked = msgspec.structs.replace(key, revoked_at=self._clock())
+        self._put(revoked)
+        return revoked
+
+    def rotate(self, id: str, *, overlap: float) -> Made | None:
+        """A new key with the rights of a valid one, which ends after `overlap` seconds."""
+        now = self._clock()
+        key = self._kept.get(id)
+        if key is None or not key.valid(now):
+            return None
+        made, ending = keys.rotate(key, overlap=overlap, now=now)
+        # The new one first: whatever happens between the two, somebody holds a valid key.
+        self._put(made.key)
+        self._put(ending)
+        return made
+
+    def _put(self, key: Key) -> None:
+        self._log.put_key(key)  # durable first
+        self._kept[key.id] = self._by_hash[key.hash] = key
