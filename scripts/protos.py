@@ -8,13 +8,18 @@ from grpc_tools import protoc
 
 SOURCES = Path(__file__).parent.parent / "src"
 PROTO = "headrace/v1/changefeed.proto"
-WRITTEN = ("headrace/v1/changefeed_pb2.py", "headrace/v1/changefeed_pb2.pyi")
+WRITTEN = (
+    "headrace/v1/changefeed_pb2.py",
+    "headrace/v1/changefeed_pb2.pyi",
+    "headrace/v1/changefeed_pb2_grpc.py",
+)
 
 
 def generate(folder: Path) -> None:
     """Write the code below a folder."""
     messages = Path(protoc.__file__).parent / "_proto"  # those of google.protobuf
-    options = [f"-I{SOURCES}", f"-I{messages}", f"--python_out={folder}", f"--pyi_out={folder}"]
+    options = [f"-I{SOURCES}", f"-I{messages}"]
+    options += [f"--{kind}_out={folder}" for kind in ("python", "pyi", "grpc_python")]
     if protoc.main(["protoc", *options, PROTO]):
         sys.exit(f"src/{PROTO} is not right: see above")
 

@@ -29,16 +29,28 @@ BEGIN: Operation
 COMMIT: Operation
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("after", "tables", "operations", "limit")
+    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    KEY_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ENTITY_TYPE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    TRIGGER_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     after: int
     tables: _containers.RepeatedScalarFieldContainer[str]
     operations: _containers.RepeatedScalarFieldContainer[Operation]
     limit: int
-    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ...) -> None: ...
+    key_prefix: str
+    event_type: str
+    entity_type: str
+    tenant_id: str
+    trigger: str
+    changed_fields: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
     __slots__ = ("event", "scanned", "gap")
@@ -51,16 +63,30 @@ class SubscribeResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[CDCEvent, _Mapping]] = ..., scanned: _Optional[int] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ...) -> None: ...
 
 class PollRequest(_message.Message):
-    __slots__ = ("after", "tables", "operations", "limit")
+    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "wait_ms")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    KEY_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ENTITY_TYPE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    TRIGGER_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     after: int
     tables: _containers.RepeatedScalarFieldContainer[str]
     operations: _containers.RepeatedScalarFieldContainer[Operation]
     limit: int
-    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ...) -> None: ...
+    key_prefix: str
+    event_type: str
+    entity_type: str
+    tenant_id: str
+    trigger: str
+    changed_fields: _containers.RepeatedScalarFieldContainer[str]
+    wait_ms: int
+    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ..., wait_ms: _Optional[int] = ...) -> None: ...
 
 class PollResponse(_message.Message):
     __slots__ = ("events", "scanned", "latest_sequence", "epoch", "gap")
