@@ -21,9 +21,16 @@ def commands_page() -> str:
     """
     group: Any = typer.main.get_command(app)
     lines = [NOTICE, "", "# The commands", "", *_described("headrace", group)]
-    for name, command in sorted(group.commands.items()):
-        lines += [f"## headrace {name}", "", *_described(f"headrace {name}", command)]
+    for name, command in _commands("headrace", group):
+        lines += [f"## {name}", "", *_described(name, command)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _commands(name: str, group: Any) -> Iterator[tuple[str, Any]]:
+    for child, command in sorted(group.commands.items()):
+        yield f"{name} {child}", command
+        if hasattr(command, "commands"):
+            yield from _commands(f"{name} {child}", command)
 
 
 def _described(name: str, command: Any) -> Iterator[str]:

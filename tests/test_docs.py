@@ -22,6 +22,7 @@ MOST_PARAMETERS = 6
 MANY_PARAMETERS: frozenset[str] = frozenset(
     {
         "cli.tail",  # a command has an option for each thing one may ask
+        "keycommands.create",  # as above
     }
 )
 

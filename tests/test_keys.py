@@ -1,13 +1,14 @@
 """API keys: made once, kept as hashes, found only while they are valid."""
 
 import re
+from typing import Any
 
 import msgspec
 import pytest
 
 from headrace import keys
 from headrace.errors import ConfigError
-from headrace.keys import Key, Scope, Wanted
+from headrace.keys import Key, Limits, Scope, Wanted
 from tests.changes import make_table
 
 NOW = 1_760_000_000_000_000
@@ -51,7 +52,8 @@ def test_a_key_ends_when_it_expires_or_is_revoked() -> None:
 
 
 def test_a_rotated_key_leaves_both_valid_for_the_overlap() -> None:
-    wanted = Wanted(name="billing", tables=("orders",), tenant="t1", scopes=frozenset(Scope))
+    limits = Limits(connections=2)
+    wanted = Wanted(name="billing", tables=("orders",), tenant="t1", limits=limits)
     old = keys.make(wanted, now=NOW)
     new, ending = keys.rotate(old.key, overlap=60, now=NOW + SECOND)
     kept = by_hash(ending, new.key)
@@ -60,7 +62,7 @@ def test_a_rotated_key_leaves_both_valid_for_the_overlap() -> None:
     found = keys.find(kept, new.secret, now=NOW + 10**6 * SECOND)
     assert found is not None
     assert (found.name, found.tables, found.tenant) == ("billing", ("orders",), "t1")
-    assert found.scopes == frozenset(Scope)
+    assert (found.scopes, found.limits) == (frozenset({Scope.READ}), limits)
 
 
 def test_a_rotated_key_does_not_outlive_the_time_it_was_given() -> None:
@@ -87,3 +89,42 @@ def test_durations_read_as_people_write_them() -> None:
     for wrong in ("", "90", "d", "-1d", "1.5h", "90 days"):
         with pytest.raises(ConfigError, match="no duration"):
             keys.seconds(wrong)
+    with pytest.raises(ConfigError, match="100 years"):
+        keys.seconds("40000d")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        Wanted(name="two\nlines"),
+        Wanted(name="\x1b[31mred"),
+        Wanted(name="x" * 201),
+        Wanted(tables=("orders", "")),
+        Wanted(tenant=""),
+        Wanted(scopes=frozenset()),
+        Wanted(seconds=0),
+        Wanted(seconds=1e12),
+        Wanted(limits=Limits(connections=0)),
+        Wanted(limits=Limits(requests_per_second=-1.0)),
+        Wanted(limits=Limits(events_per_second=float("inf"))),
+        Wanted(limits=Limits(events_per_second=float("nan"))),
+    ],
+)
+def test_a_key_that_makes_no_sense_is_not_made(wanted: Wanted) -> None:
+    with pytest.raises(ConfigError):
+        keys.make(wanted, now=NOW)
+
+
+@pytest.mark.parametrize("held", [{"tables": ("orders",)}, {"tenant": "t1"}])
+def test_who_may_make_keys_is_held_to_nothing_and_so_cannot_make_itself_more(
+    held: dict[str, Any],
+) -> None:
+    with pytest.raises(ConfigError, match="cdc:admin"):
+        keys.make(Wanted(scopes=frozenset({Scope.ADMIN}), **held), now=NOW)
+
+
+def test_nothing_that_prints_a_key_shows_it() -> None:
+    made = keys.make(Wanted(), now=NOW)
+    assert made.secret not in f"{made} {made!r} {made.key!r} {keys.listed(made.key, now=NOW)!r}"
+    shown = msgspec.json.encode(keys.listed(made.key, now=NOW)).decode()
+    assert made.key.hash not in shown

@@ -116,7 +116,12 @@ def test_a_config_without_a_model_asks_no_database() -> None:
 
 def test_every_setting_of_the_server_reaches_it() -> None:
     server = Server(
-        host="0.0.0.0", port=4000, max_lag_seconds=5, stall_seconds=6, allow_remote=True
+        host="0.0.0.0",
+        port=4000,
+        max_lag_seconds=5,
+        stall_seconds=6,
+        allow_remote=True,
+        require_key=True,
     )
     settings = server_settings(config(server=server, enabled=False, batch_size=7))
     told = msgspec.structs.asdict(settings)

@@ -1,14 +1,14 @@
 """The commands; each loads only what it needs, so that the command line answers at once."""
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from . import __version__
+from . import __version__, keycommands
 from .errors import HeadraceError
+from .options import DEFAULT_CONFIG, AsJson, ConfigFile
 
 if TYPE_CHECKING:
     from threading import Event
@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 
     from .client import Page
 
-ConfigFile = Annotated[
-    Path, typer.Option("--config", "-c", help="The config file.", metavar="FILE")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-
-DEFAULT_CONFIG = Path("headrace.yaml")
 LAST_SHOWN = 10  # changes that `tail` shows before it waits for more
 PIPE_WIDTH = 160
 
@@ -49,6 +43,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
+app.add_typer(keycommands.app, name="keys")
 
 
 def parse_age(text: str) -> float:

@@ -12,6 +12,7 @@ import msgspec
 from .errors import ServerAbsent, ServerError
 from .formats.catalogue import Formats
 from .log import LogReader
+from .secret import Secret
 from .serve.feed import Feed
 from .serve.filter import Filter
 from .serve.subscription import Subscription
@@ -48,8 +49,9 @@ class Changes(Protocol):
 class Client:
     """Asks a running Headrace over HTTP, never through a proxy: it is on this machine or near."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: Secret | None = None) -> None:
         self.url = url
+        self._key = key
         address = urlsplit(url)
         self._host, self._port = address.hostname or "", address.port or 80
 
@@ -66,6 +68,11 @@ class Client:
     def post(self, path: str, body: object) -> Any:
         """What the server answers to a JSON document."""
         with self._request("POST", path, body=body) as answer:
+            return self._json(path, answer)
+
+    def delete(self, path: str) -> Any:
+        """What the server answers when a thing is to end."""
+        with self._request("DELETE", path) as answer:
             return self._json(path, answer)
 
     def pages(self, after: int, upto: int | None, wanted: Wanted) -> Iterator[Page]:
@@ -113,6 +120,8 @@ class Client:
     ) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_SECONDS)
         headers = {"Accept": accept, "Connection": "close"}
+        if self._key is not None:
+            headers["X-API-Key"] = self._key.reveal()
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:

@@ -38,9 +38,11 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 3000
+    grpc_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
     max_lag_seconds: Positive = 60.0
     stall_seconds: Positive = 90.0
     allow_remote: bool = False
+    require_key: bool = False
 
     @property
     def url(self) -> str:

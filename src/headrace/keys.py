@@ -6,6 +6,7 @@ hash. Keys that are unknown, expired or revoked are told apart by nobody outside
 
 import hashlib
 import hmac
+import math
 import re
 import secrets
 from collections.abc import Mapping
@@ -19,7 +20,9 @@ from .event import Table
 PREFIX = "cdc_"
 _SHAPE = re.compile(r"cdc_[0-9a-f]{64}")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_DURATION = re.compile(r"(?P<number>\d{1,9})(?P<unit>[smhd])")
+LONGEST_SECONDS = 100 * 365 * 86_400
+LONGEST_TEXT = 200  # characters of a name, a glob or a tenant
+_DURATION = re.compile(r"(?P<number>\d{1,12})(?P<unit>[smhd])")
 
 
 class Scope(StrEnum):
@@ -35,6 +38,10 @@ class Limits(msgspec.Struct, frozen=True):
     connections: int | None = None
     requests_per_second: float | None = None
     events_per_second: float | None = None
+
+    def given(self) -> tuple[float | None, ...]:
+        """The three of them."""
+        return (self.connections, self.requests_per_second, self.events_per_second)
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,9 +85,53 @@ class Made(msgspec.Struct, frozen=True):
     secret: str
     key: Key
 
+    def __repr__(self) -> str:
+        return f"Made(secret='***', key={self.key.id})"
+
+
+class State(StrEnum):
+    """Whether a key opens anything."""
+
+    VALID = "valid"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as it is shown in lists."""
+
+    id: str
+    name: str
+    state: State
+    scopes: list[Scope]
+    tables: list[str]
+    tenant: str | None
+    limits: Limits
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+
+
+def listed(key: Key, *, now: int) -> Listed:
+    """What may be told of a key."""
+    ended = State.EXPIRED if key.revoked_at is None else State.REVOKED
+    return Listed(
+        id=key.id,
+        name=key.name,
+        state=State.VALID if key.valid(now) else ended,
+        scopes=sorted(key.scopes),
+        tables=list(key.tables),
+        tenant=key.tenant,
+        limits=key.limits,
+        created_at=key.created_at,
+        expires_at=key.expires_at,
+        revoked_at=key.revoked_at,
+    )
+
 
 def make(wanted: Wanted, *, now: int) -> Made:
-    """A new key from the system's generator."""
+    """A new key from the system's generator; ConfigError when such a key makes no sense."""
+    _check(wanted)
     secret = PREFIX + secrets.token_hex(32)
     expires = None if wanted.seconds is None else now + int(wanted.seconds * 1_000_000)
     key = Key(
@@ -127,7 +178,30 @@ def seconds(text: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"{text!r} is no duration; write a number and s, m, h or d, such as 90d")
-    return float(int(found["number"]) * _UNITS[found["unit"]])
+    number = int(found["number"]) * _UNITS[found["unit"]]
+    if number > LONGEST_SECONDS:
+        raise ConfigError(f"{text!r} is too long a duration; it may be 100 years at most")
+    return float(number)
+
+
+def _check(wanted: Wanted) -> None:
+    for text in (wanted.name, *wanted.tables, wanted.tenant or "-"):
+        if len(text) > LONGEST_TEXT or not text.isprintable():
+            raise ConfigError(
+                f"{text[:LONGEST_TEXT]!r} is not printable, or has more than {LONGEST_TEXT} "
+                "characters; a key's name, tables and tenant must be plain text"
+            )
+    if not wanted.scopes:
+        raise ConfigError("a key needs a scope: cdc:read or cdc:admin")
+    if not all(wanted.tables) or wanted.tenant == "":
+        raise ConfigError("a table or tenant of a key is empty; leave it out, and all are allowed")
+    if Scope.ADMIN in wanted.scopes and (wanted.tables or wanted.tenant is not None):
+        # It could make itself a key for everything.
+        raise ConfigError("a key with cdc:admin cannot be held to tables or to a tenant")
+    if wanted.seconds is not None and not 0 < wanted.seconds <= LONGEST_SECONDS:
+        raise ConfigError("a key must live for at least a second, and at most for 100 years")
+    if any(limit is not None and not 0 < limit < math.inf for limit in wanted.limits.given()):
+        raise ConfigError("the limits of a key must be greater than 0; leave out what has none")
 
 
 def _hash(secret: str) -> str:

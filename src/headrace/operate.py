@@ -7,16 +7,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
+from . import keys
 from .client import Changes, Client, DiskChanges
 from .config import Config
-from .errors import ConfigError, LogAbsent, ServerAbsent, ServerError, SourceError
+from .errors import ConfigError, LogAbsent, LogError, ServerAbsent, ServerError, SourceError
 from .event import Batch
+from .keys import Key, Listed, Made, Wanted
 from .log import Cursor, Log, LogReader, Stats, Trimmed
 from .model import Model
-from .run import check_model, formats, server_settings
+from .run import OPERATOR_KEY, check_model, formats, server_settings
+from .secret import Secret
+from .serve.keyring import Keyring
 from .sinks import REPORT, Report
 from .sinks import Phase as SinkPhase
 from .sinks import Status as SinkStatus
@@ -61,13 +66,29 @@ class Bound(NamedTuple):
         return self.sequence or 0
 
 
+class KeyShown(msgspec.Struct, frozen=True):
+    """A new key, which is shown this once."""
+
+    secret: str
+    key: Listed
+
+    def __repr__(self) -> str:
+        return f"KeyShown(secret='***', key={self.key.id})"
+
+
 def connect(config: Config) -> Client | None:
     """The running server of this config; None when none answers."""
-    client = Client(config.server.url)
+    client = Client(config.server.url, _operator_key(config))
     try:
-        epoch = client.health()["log"]["epoch"]
+        log = client.health().get("log")
     except ServerAbsent:
         return None
+    if log is None:
+        raise ServerError(
+            f"the server at {client.url} needs a key, and {config.data_dir} has none to read",
+            hint=f"Run the command as the user that runs Headrace, where {OPERATOR_KEY} is.",
+        )
+    epoch = log["epoch"]
     try:
         with LogReader.open(config.log_dir) as log:
             same = log.epoch == epoch
@@ -196,6 +217,76 @@ def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:
         before = bound.before(reader)
     done = client.post("/changefeed/retention", {"before_sequence": before, "force": force})
     return Trimmed(done["deleted"], done["before_sequence"], done["held_by"])
+
+
+def create_key(config: Config, wanted: Wanted) -> KeyShown:
+    """Make a key; where there is no log yet, it begins with it."""
+    client = connect(config)
+    if client is not None:
+        limits = msgspec.structs.asdict(wanted.limits)
+        expires = None if wanted.seconds is None else f"{wanted.seconds:.0f}s"
+        asked = msgspec.to_builtins(wanted) | limits | {"expires": expires}
+        del asked["limits"], asked["seconds"]
+        return msgspec.convert(client.post("/v1/keys", asked), KeyShown)
+    with Log.open(config.log_dir) as log:
+        return _shown(Keyring(log).create(wanted))
+
+
+def list_keys(config: Config) -> list[Listed]:
+    """Every key, oldest first."""
+    client = connect(config)
+    if client is not None:
+        return msgspec.convert(client.get("/v1/keys")["keys"], list[Listed])
+    with LogReader.open(config.log_dir) as log:
+        return [_listed(key) for key in sorted(log.keys(), key=lambda key: key.created_at)]
+
+
+def revoke_key(config: Config, id: str) -> Listed:
+    """End a key now."""
+    client = connect(config)
+    if client is not None:
+        return msgspec.convert(client.delete(f"/v1/keys/{quote(id, safe='')}"), Listed)
+    LogReader.open(config.log_dir).close()  # opening for writing would create a log
+    with Log.open(config.log_dir) as log:
+        revoked = Keyring(log).revoke(id)
+    if revoked is None:
+        raise _unknown_key(id)
+    return _listed(revoked)
+
+
+def rotate_key(config: Config, id: str, *, overlap: float) -> KeyShown:
+    """Make a key with the rights of another, which ends after `overlap` seconds."""
+    client = connect(config)
+    if client is not None:
+        asked = {"overlap": f"{overlap:.0f}s"}
+        path = f"/v1/keys/{quote(id, safe='')}/rotate"
+        return msgspec.convert(client.post(path, asked), KeyShown)
+    LogReader.open(config.log_dir).close()  # opening for writing would create a log
+    with Log.open(config.log_dir) as log:
+        made = Keyring(log).rotate(id, overlap=overlap)
+    if made is None:
+        raise _unknown_key(id)
+    return _shown(made)
+
+
+def _shown(made: Made) -> KeyShown:
+    return KeyShown(made.secret, _listed(made.key))
+
+
+def _listed(key: Key) -> Listed:
+    return keys.listed(key, now=time.time_ns() // 1000)
+
+
+def _unknown_key(id: str) -> LogError:
+    return LogError(f"there is no valid key {id!r}", hint="`headrace keys list` shows them.")
+
+
+def _operator_key(config: Config) -> Secret | None:
+    """What the running server left for the commands of this machine."""
+    try:
+        return Secret((config.data_dir / OPERATOR_KEY).read_text())
+    except OSError:
+        return None
 
 
 def check_machine(config: Config) -> list[Finding]:

@@ -7,18 +7,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
+from . import keys
 from .apart import Apart
 from .capture import Capture
 from .config import Config
 from .errors import ConfigError, LogError, SourceError
 from .formats.catalogue import Formats
 from .formats.facts import Facts, Server
+from .keys import Key, Scope, Wanted
 from .log import Log, Trimmed
 from .model import Model
 from .serve import BackgroundServer, ServerSettings, create_app
@@ -26,6 +30,7 @@ from .sources import Phase, Status
 
 logger = logging.getLogger(__name__)
 
+OPERATOR_KEY = "operator.key"  # a file in data_dir
 RETENTION_SECONDS = 3600.0
 LOOK_SECONDS = 0.25
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a pipeline that ended is started again
@@ -40,11 +45,13 @@ def server_settings(config: Config) -> ServerSettings:
     return ServerSettings(
         host=server.host,
         port=server.port,
+        grpc_port=server.grpc_port,
         enabled=config.cdc.enabled,
         batch_size=config.cdc.batch_size,
         max_lag_seconds=server.max_lag_seconds,
         stall_seconds=server.stall_seconds,
         allow_remote=server.allow_remote,
+        require_key=server.require_key,
     )
 
 
@@ -68,6 +75,24 @@ def check_model(config: Config) -> None:
     if config.model == Model():
         return  # there is nothing to compare, and nobody is asked
     config.model.check([t for source in config.sources for t in source.captured_tables()])
+
+
+@contextmanager
+def operator_key(folder: Path) -> Iterator[Key]:
+    """A key to everything for the commands of this machine, while the process lives.
+
+    Whoever may read it in the log's folder may read and write the log anyway.
+    """
+    wanted = Wanted(name="operator", scopes=frozenset({Scope.ADMIN}))
+    made = keys.make(wanted, now=time.time_ns() // 1000)
+    file = folder / OPERATOR_KEY
+    file.unlink(missing_ok=True)  # a process that was killed leaves it behind
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(made.secret)
+    try:
+        yield msgspec.structs.replace(made.key, id="operator")
+    finally:
+        file.unlink(missing_ok=True)
 
 
 class Run:
@@ -96,6 +121,7 @@ class Run:
                 copy_again=self.copy_again if sources else None,
                 settings=self._settings,
                 formats=formats(self.config).of_log(self.log.epoch),
+                operator=stack.enter_context(operator_key(self.config.data_dir)),
             )
             self.server = stack.enter_context(BackgroundServer(app, self._settings))
             for capture in self.captures.values():

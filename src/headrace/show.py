@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .formats.canonical import CanonicalTransaction
+from .keys import Listed
 from .log import Stats
 from .operate import Overview, PipelineOverview
 from .sinks import Phase as SinkPhase
@@ -323,6 +324,21 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 _told = msgspec.json.Decoder(_Told).decode
+
+
+def key_lines(keys: Sequence[Listed]) -> Iterator[str]:
+    """A line a key."""
+    for key in keys:
+        sees = ", ".join(key.tables) or "all tables"
+        if key.tenant is not None:
+            sees += f" of tenant {key.tenant}"
+        until = "" if key.expires_at is None else f" until {_moment(key.expires_at)}"
+        scopes = " ".join(key.scopes)
+        yield f"{key.id}  {key.state}{until}  {scopes}  {sees}  {key.name}".rstrip()
+
+
+def _moment(microseconds: int) -> str:
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def change_line(encoded: bytes) -> str:

@@ -151,6 +151,12 @@ def whole(connection: Connection, route: BaseRouteHandler) -> None:
         raise Refused(403, Problem("permission_denied", message, hint=hint))
 
 
+def tells_all(connection: Connection) -> bool:
+    """Whether a client of an open route may know of everything."""
+    keyless = Service.of(connection).settings.key_required and _presented(connection) is None
+    return not keyless and access_of(connection).whole
+
+
 def holding(app: ASGIApp) -> ASGIApp:
     """Let go, when an answer has ended in whatever way, of what a guard has taken for it."""
 

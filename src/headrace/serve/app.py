@@ -12,7 +12,7 @@ from ..formats.catalogue import Formats
 from ..keys import Key
 from ..log import Log
 from ..sources import Status
-from . import access, changefeed, changes, openapi, operations, problems, records, schemas
+from . import access, changefeed, changes, keys, openapi, operations, problems, records, schemas
 from .body import LARGEST_BODY
 from .feed import Feed
 from .health import Health
@@ -78,6 +78,10 @@ def create_app(
             operations.sources,  # GET  /v1/sources
             operations.snapshot,  # POST /v1/sources/{name}/snapshot
             operations.health,  # GET  /health
+            keys.create,  # POST /v1/keys
+            keys.listed,  # GET  /v1/keys
+            keys.revoke,  # DELETE /v1/keys/{id}
+            keys.rotate,  # POST /v1/keys/{id}/rotate
             # GET /openapi.json comes with `openapi_config`
         ],
         guards=[

@@ -11,12 +11,15 @@ from litestar.response import Stream
 from ..event import Op
 from ..formats import Changefeed
 from ..formats.changefeed import ChangefeedEvent
+from .access import access_of, admin
+from .asked import asked_after
 from .body import read_body
 from .filter import Filter
+from .grant import Grant
 from .openapi import LAST_EVENT_ID, answers, asks
 from .query import UINT64, NoQuery, PollQuery, StreamQuery, read_query
 from .service import Service
-from .sse import event_stream, frames, gap_comment, resume_after
+from .sse import Pace, event_stream, frames, gap_comment, resume_after
 from .subscription import Subscription
 
 
@@ -65,13 +68,14 @@ def _format(include: frozenset[Op]) -> Changefeed:
 @get("/changefeed", operation_class=asks(PollQuery), responses=answers(ChangefeedPage))
 async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The next events; when there are none, wait for one."""
-    service = Service.of(request)
+    service, access = Service.of(request), access_of(request)
     query = read_query(request, PollQuery)
     subscription = Subscription(
         service.feed,
         _format(query.include),
         filter=Filter(key_prefix=query.key_prefix),
-        after=query.from_seq,
+        after=asked_after(service, access, after=query.from_seq, cursor=query.cursor),
+        grant=Grant.of(access),
     )
     limit = query.limit or service.settings.batch_size
     page = await subscription.page(limit, wait=query.long_poll_ms / 1000)
@@ -90,24 +94,19 @@ async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
 )
 async def stream(request: Request[Any, Any, Any]) -> Stream:
     """The same events as they come, each `data: {JSON}` with its sequence as `id:`."""
-    service = Service.of(request)
+    service, access = Service.of(request), access_of(request)
     query = read_query(request, StreamQuery)
+    after = asked_after(service, access, after=query.from_seq, cursor=query.cursor)
     subscription = Subscription(
         service.feed,
         _format(query.include),
         filter=Filter(key_prefix=query.key_prefix),
-        after=resume_after(request, query.from_seq),
+        after=resume_after(request, after),
         upto=None if query.keep_alive else service.log.latest_sequence,
+        grant=Grant.of(access),
     )
-    return event_stream(
-        service.feed,
-        frames(
-            subscription,
-            seconds=query.max_seconds,
-            idle=query.heartbeat_ms / 1000,
-            gap=gap_comment,
-        ),
-    )
+    pace = Pace(idle=query.heartbeat_ms / 1000, seconds=query.max_seconds)
+    return event_stream(service.feed, frames(subscription, access, pace=pace, gap=gap_comment))
 
 
 @get("/changefeed/stats", operation_class=asks(NoQuery), responses=answers(ChangefeedStats))
@@ -122,6 +121,7 @@ async def stats(request: Request[Any, Any, Any]) -> ChangefeedStats:
 @post(
     "/changefeed/retention",
     status_code=200,
+    guards=[admin],
     operation_class=asks(NoQuery, body=Retention),
     responses=answers(Retained),
 )

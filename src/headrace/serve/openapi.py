@@ -13,6 +13,7 @@ from litestar.openapi import ResponseSpec
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import (
+    Components,
     OpenAPIMediaType,
     OpenAPIType,
     Operation,
@@ -20,6 +21,7 @@ from litestar.openapi.spec import (
     Reference,
     RequestBody,
     Schema,
+    SecurityScheme,
 )
 
 from .. import __version__
@@ -42,6 +44,13 @@ def config() -> OpenAPIConfig:
         title="Headrace",
         version=__version__,
         description="Every change of a database, in order, as it happens.",
+        components=Components(
+            security_schemes={
+                "key": SecurityScheme(type="apiKey", name="X-API-Key", security_scheme_in="header"),
+                "bearer": SecurityScheme(type="http", scheme="bearer"),
+            }
+        ),
+        security=[{"key": []}, {"bearer": []}, {}],  # {}: none, on the server's own machine
         openapi_router=Router(
             PATH, route_handlers=[], guards=[_only_there], include_in_schema=False
         ),
@@ -78,8 +87,16 @@ def answers(
             media_type=media_type,
             generate_examples=False,
         ),
-        400: ResponseSpec(Problem, description="What was wrong, and why.", generate_examples=False),
+        400: problem("What was wrong, and why."),
+        401: problem("A valid API key is needed."),
+        403: problem("The key, the host or the page's origin may not ask this."),
+        429: problem("The key has used up its limits; Retry-After says for how long."),
     }
+
+
+def problem(description: str) -> ResponseSpec:
+    """An answer that says what was wrong."""
+    return ResponseSpec(Problem, description=description, generate_examples=False)
 
 
 def _only_there(connection: ASGIConnection[Any, Any, Any, Any], route: BaseRouteHandler) -> None:
@@ -106,14 +123,22 @@ def _request_body(body: type[msgspec.Struct]) -> RequestBody:
     name = described["$ref"].rpartition("/")[2]
     document = msgspec.json.schema(body)["$defs"][name]
     properties: dict[str, Reference | Schema] = {
-        name: Schema(
-            type=OpenAPIType(field["type"]),
-            minimum=field.get("minimum"),
-            items=Schema(type=OpenAPIType.STRING) if field["type"] == "array" else None,
-        )
-        for name, field in document["properties"].items()
+        name: _field(field) for name, field in document["properties"].items()
     }
     schema = Schema(
         type=OpenAPIType.OBJECT, properties=properties, required=document.get("required")
     )
     return RequestBody({"application/json": OpenAPIMediaType(schema=schema)}, required=True)
+
+
+def _field(field: dict[str, Any]) -> Schema:
+    choices = field.get("anyOf", [field])
+    shape = next(choice for choice in choices if choice["type"] != "null")
+    kinds = [OpenAPIType(choice["type"]) for choice in choices]
+    items = shape.get("items")
+    return Schema(
+        type=kinds if len(kinds) > 1 else kinds[0],
+        minimum=shape.get("minimum"),
+        exclusive_minimum=shape.get("exclusiveMinimum"),
+        items=Schema(type=OpenAPIType.STRING, enum=items.get("enum")) if items else None,
+    )

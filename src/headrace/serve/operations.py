@@ -8,6 +8,7 @@ from litestar import Request, Response, get, post
 
 from ..errors import TableUnknown
 from ..sources import Status
+from .access import OPEN, admin, tells_all, whole
 from .body import read_body
 from .health import HealthReport, Verdict
 from .openapi import answers, asks
@@ -35,7 +36,7 @@ class CopyAccepted(msgspec.Struct, frozen=True):
     tables: list[str]
 
 
-@get("/v1/sources", operation_class=asks(NoQuery), responses=answers(SourceList))
+@get("/v1/sources", guards=[whole], operation_class=asks(NoQuery), responses=answers(SourceList))
 async def sources(request: Request[Any, Any, Any]) -> SourceList:
     """How every source is doing."""
     service = Service.of(request)
@@ -46,6 +47,7 @@ async def sources(request: Request[Any, Any, Any]) -> SourceList:
 @post(
     "/v1/sources/{name:str}/snapshot",
     status_code=202,
+    guards=[admin],
     operation_class=asks(NoQuery, body=CopyRequest),
     responses=answers(CopyAccepted, status=202),
 )
@@ -69,11 +71,24 @@ async def snapshot(request: Request[Any, Any, Any]) -> CopyAccepted:
     return CopyAccepted(name, asked.tables)
 
 
-@get("/health", operation_class=asks(NoQuery), responses=answers(HealthReport))
-async def health(request: Request[Any, Any, Any]) -> Response[HealthReport]:
+class HealthVerdict(msgspec.Struct, frozen=True):
+    """What /health tells whoever has no key where one is needed, or one of a part only."""
+
+    status: Verdict
+
+
+@get(
+    "/health",
+    opt=OPEN,
+    operation_class=asks(NoQuery),
+    responses=answers(HealthReport | HealthVerdict)
+    | answers(HealthReport | HealthVerdict, status=503),
+)
+async def health(request: Request[Any, Any, Any]) -> Response[HealthReport | HealthVerdict]:
     """Whether capture keeps up; 503 when it does not."""
     service = Service.of(request)
     read_query(request, NoQuery)
     report = service.health.report(service.statuses(), service.log)
     status = 503 if report.status is Verdict.UNHEALTHY else 200
-    return Response(report, status_code=status, media_type="application/json")
+    told = report if tells_all(request) else HealthVerdict(report.status)
+    return Response(told, status_code=status, media_type="application/json")

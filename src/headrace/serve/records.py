@@ -11,6 +11,7 @@ from litestar.response import Stream
 
 from ..event import Table
 from ..log import Log, Ranges
+from .access import Access, access_of, whole
 from .openapi import answers, asks
 from .query import RangesQuery, RecordsQuery, TablesQuery, read_query
 from .service import Service
@@ -25,7 +26,7 @@ class TableVersions(msgspec.Struct, frozen=True):
     tables: list[Table]
 
 
-@get("/v1/ranges", operation_class=asks(RangesQuery), responses=answers(Ranges))
+@get("/v1/ranges", guards=[whole], operation_class=asks(RangesQuery), responses=answers(Ranges))
 async def ranges(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Where readers may cut the log: the ends of ranges, each the end of a transaction."""
     log = Service.of(request).log
@@ -41,6 +42,7 @@ async def ranges(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @get(
     "/v1/records",
+    guards=[whole],
     operation_class=asks(RecordsQuery),
     responses=answers(bytes, media_type=RECORDS),
 )
@@ -51,10 +53,16 @@ async def records(request: Request[Any, Any, Any]) -> Stream:
     latest = service.log.latest_sequence
     upto = latest if query.upto is None else min(query.upto, latest)
     headers = {"X-Headrace-Epoch": service.feed.epoch, "X-Headrace-Latest": str(latest)}
-    return Stream(_pieces(service.log, query.after, upto), media_type=RECORDS, headers=headers)
+    pieces = _pieces(service.log, query.after, upto, access_of(request))
+    return Stream(pieces, media_type=RECORDS, headers=headers)
 
 
-@get("/v1/tables", operation_class=asks(TablesQuery), responses=answers(TableVersions))
+@get(
+    "/v1/tables",
+    guards=[whole],
+    operation_class=asks(TablesQuery),
+    responses=answers(TableVersions),
+)
 async def tables(request: Request[Any, Any, Any]) -> Response[bytes]:
     """What the columns of tables were, and are: one entry a version."""
     service = Service.of(request)
@@ -65,8 +73,10 @@ async def tables(request: Request[Any, Any, Any]) -> Response[bytes]:
     return Response(document, media_type="application/json")
 
 
-async def _pieces(log: Log, after: int, upto: int) -> AsyncIterator[bytes]:
-    # What is trimmed meanwhile is left out; each piece says where it begins.
-    while piece := await asyncio.to_thread(log.piece, after, upto=upto):
+async def _pieces(log: Log, after: int, upto: int, access: Access) -> AsyncIterator[bytes]:
+    # What is trimmed meanwhile is left out; each piece says where it begins. Whoever gets too
+    # little because the key has ended asks for the rest, and is refused.
+    while access.valid() and (piece := await asyncio.to_thread(log.piece, after, upto=upto)):
         yield piece.packed()
         after = piece.last
+        await asyncio.sleep(access.spend(piece.count))

@@ -1,0 +1,155 @@
+"""For the operator: API keys, made, listed, revoked and rotated."""
+
+import asyncio
+import logging
+import time
+from typing import Annotated, Any, Literal
+
+import msgspec
+from litestar import Request, Response, delete, get, post
+
+from .. import keys
+from ..errors import ConfigError
+from ..keys import Limits, Listed, Made, Scope, Wanted
+from .access import access_of, admin
+from .body import read_body
+from .openapi import answers, asks, problem
+from .problems import Problem, Refused, invalid_parameter
+from .query import NoQuery, read_query
+from .service import Service
+
+logger = logging.getLogger(__name__)
+
+Rate = Annotated[float, msgspec.Meta(gt=0)] | None
+
+
+class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a new key is to be good for."""
+
+    name: str = ""
+    tables: list[str] = []  # globs; none: all
+    tenant: str | None = None
+    scopes: tuple[Literal["cdc:read", "cdc:admin"], ...] = ("cdc:read",)
+    expires: str | None = None  # such as 90d; None: when it is revoked
+    connections: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    requests_per_second: Rate = None
+    events_per_second: Rate = None
+
+    def wanted(self) -> Wanted:
+        """The same, as it is made."""
+        return Wanted(
+            name=self.name,
+            scopes=frozenset(map(Scope, self.scopes)),
+            tables=tuple(self.tables),
+            tenant=self.tenant,
+            limits=Limits(self.connections, self.requests_per_second, self.events_per_second),
+            seconds=None if self.expires is None else _seconds("expires", self.expires),
+        )
+
+
+class Rotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long the old key stays valid beside the new one."""
+
+    overlap: str = "1h"
+
+
+class KeyMade(msgspec.Struct, frozen=True):
+    """A new key, shown this once."""
+
+    secret: str
+    key: Listed
+
+
+class KeyList(msgspec.Struct, frozen=True):
+    """Every key, oldest first, also those that have ended."""
+
+    keys: list[Listed]
+
+
+@post(
+    "/v1/keys",
+    guards=[admin],
+    operation_class=asks(NoQuery, body=NewKey),
+    responses=answers(KeyMade, status=201),
+)
+async def create(request: Request[Any, Any, Any]) -> Response[KeyMade]:
+    """Make a key. The answer is the only place where it is ever shown."""
+    read_query(request, NoQuery)
+    wanted = (await read_body(request, NewKey)).wanted()
+    try:
+        # In a thread, as all that waits for the disk.
+        made = await asyncio.to_thread(Service.of(request).keyring.create, wanted)
+    except ConfigError as error:
+        raise Refused(400, Problem("invalid_body", str(error))) from error
+    return _shown(request, "created", made)
+
+
+@get("/v1/keys", guards=[admin], operation_class=asks(NoQuery), responses=answers(KeyList))
+async def listed(request: Request[Any, Any, Any]) -> KeyList:
+    """Every key, without what opens anything."""
+    read_query(request, NoQuery)
+    return KeyList([_listed(key) for key in Service.of(request).keyring.all()])
+
+
+@delete(
+    "/v1/keys/{id:str}",
+    status_code=200,
+    guards=[admin],
+    operation_class=asks(NoQuery),
+    responses=answers(Listed) | {404: problem("There is no such key.")},
+)
+async def revoke(request: Request[Any, Any, Any]) -> Listed:
+    """End a key now, with every stream that lives by it."""
+    read_query(request, NoQuery)
+    id: str = request.path_params["id"]
+    revoked = await asyncio.to_thread(Service.of(request).keyring.revoke, id)
+    if revoked is None:
+        raise _unknown(id)
+    _note(request, "revoked", revoked.id)
+    return _listed(revoked)
+
+
+@post(
+    "/v1/keys/{id:str}/rotate",
+    guards=[admin],
+    operation_class=asks(NoQuery, body=Rotation),
+    responses=answers(KeyMade, status=201) | {404: problem("There is no such key.")},
+)
+async def rotate(request: Request[Any, Any, Any]) -> Response[KeyMade]:
+    """Make a key with the rights of another, which stays valid for a while."""
+    read_query(request, NoQuery)
+    rotation = await read_body(request, Rotation)
+    overlap = _seconds("overlap", rotation.overlap)
+    id: str = request.path_params["id"]
+    made = await asyncio.to_thread(Service.of(request).keyring.rotate, id, overlap=overlap)
+    if made is None:
+        raise _unknown(id)
+    return _shown(request, f"rotated old={id}", made)
+
+
+def _shown(request: Request[Any, Any, Any], what: str, made: Made) -> Response[KeyMade]:
+    _note(request, what, made.key.id)
+    document = KeyMade(made.secret, _listed(made.key))
+    headers = {"Cache-Control": "no-store"}
+    return Response(document, status_code=201, media_type="application/json", headers=headers)
+
+
+def _note(request: Request[Any, Any, Any], what: str, id: str) -> None:
+    by = access_of(request).key
+    logger.info("key=%s %s by=%s", id, what, by.id if by else "this machine")
+
+
+def _listed(key: keys.Key) -> Listed:
+    return keys.listed(key, now=time.time_ns() // 1000)
+
+
+def _unknown(id: str) -> Refused:
+    message = f"there is no valid key {id[:100]!r}"
+    return Refused(404, Problem("unknown_key", message, hint="GET /v1/keys lists them."))
+
+
+def _seconds(parameter: str, text: str) -> float:
+    try:
+        return keys.seconds(text)
+    except ConfigError as error:
+        raise invalid_parameter(parameter, text, str(error)) from error
