@@ -111,14 +111,11 @@ def test_the_service_can_be_polled_and_subscribed_to() -> None:
         "Subscribe": True,
         "Poll": False,
     }
-    for method in service.methods:
-        asked = method.input_type.fields_by_name
-        assert {name: asked[name].number for name in asked} == {
-            "after": 1,
-            "tables": 2,
-            "operations": 3,
-            "limit": 4,
-        }
+    filters = ["key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields"]
+    shared = ["after", "tables", "operations", "limit", *filters]
+    for method, asked in {"Subscribe": shared, "Poll": [*shared, "wait_ms"]}.items():
+        fields = service.methods_by_name[method].input_type.fields
+        assert [(field.number, field.name) for field in fields] == list(enumerate(asked, start=1))
 
 
 def test_the_code_is_what_the_compiler_writes() -> None:

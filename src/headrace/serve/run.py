@@ -11,6 +11,10 @@ import uvicorn
 from litestar import Litestar
 
 from ..errors import ConfigError, HeadraceError
+from ._wsframes import FramesProtocol
+from ._wsmessages import LARGEST_MESSAGE
+from .grpc import GrpcServer
+from .service import Service
 from .settings import ServerSettings
 
 GRACE_SECONDS = 3  # for a client that does not take the end of its stream
@@ -29,6 +33,7 @@ class BackgroundServer:
     def __init__(self, app: Litestar, settings: ServerSettings) -> None:
         self._settings = settings
         self._server = _Server(app)
+        self._failure: HeadraceError | None = None
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
         self._address: tuple[str, int] = (settings.host, settings.port)
 
@@ -38,13 +43,22 @@ class BackgroundServer:
         host, port = self._address
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+    @property
+    def grpc_target(self) -> str:
+        """Where gRPC answers, as its clients write it; "": nowhere."""
+        if self._server.grpc is None:
+            return ""
+        host, port = self._address[0], self._server.grpc.port
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
     def __enter__(self) -> Self:
         self._listening = _bind(self._settings)
         self._address = self._listening.getsockname()[:2]
         self._thread.start()
         self._server.settled.wait()
         if not self._server.started:
-            raise HeadraceError("the server did not start; its log says why")
+            failed = HeadraceError("the server did not start; its log says why")
+            raise self._failure or failed
         return self
 
     def __exit__(
@@ -64,6 +78,8 @@ class BackgroundServer:
         try:
             with self._listening as listening:
                 self._server.run([listening])
+        except HeadraceError as error:
+            self._failure = error
         finally:
             self._server.settled.set()
 
@@ -75,7 +91,10 @@ class _Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             lifespan="on",
-            ws="none",
+            ws=FramesProtocol,
+            ws_max_size=LARGEST_MESSAGE,
+            ws_ping_interval=None,  # sessions have pings of their own
+            ws_per_message_deflate=False,  # 64 KB and more for each client
             log_config=None,
             access_log=False,
             server_header=False,
@@ -83,18 +102,27 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self.settled = threading.Event()  # started, or failed to
-        self._feed = app.state.service.feed
+        self.grpc: GrpcServer | None = None
+        self._service: Service = app.state.service
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        # Its port may be taken, which must be known before anything else begins.
+        if self._service.settings.grpc_port is not None:
+            self.grpc = GrpcServer(self._service)
         await super().startup(sockets)
+        if self.grpc is not None:
+            await self.grpc.start()
         self.settled.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Uvicorn waits for open responses before it tells the app to end; streams end only when
         # told, so they are told first.
-        self._feed.close()
+        self._service.feed.close()
         cutting_off = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._cut_off)
-        await super().shutdown(sockets)
+        stopping = [super().shutdown(sockets)]
+        if self.grpc is not None:
+            stopping.append(self.grpc.stop(GRACE_SECONDS))
+        await asyncio.gather(*stopping)
         cutting_off.cancel()
 
     def _cut_off(self) -> None:

@@ -1,0 +1,292 @@
+"""The methods of `headrace.v1.ChangeFeed`: a subscription's pages as protobuf messages.
+
+Messages are bytes before gRPC sees them: an event is encoded once, framed as field 1, and what
+comes out is a whole SubscribeResponse as well as one of the `events` of a PollResponse.
+"""
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Awaitable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from ..errors import HeadraceError
+from ..event import Change, Op, Table
+from ..formats.facts import Facts
+from ..formats.protobuf import cdc_event
+from ..formats.savegress import OPERATIONS
+from ..v1 import changefeed_pb2 as v1
+from .access import Access, authenticate, unauthenticated
+from .filter import Filter
+from .grant import Grant
+from .problems import Problem, Refused, invalid_parameter
+from .query import MOST, UINT64, WAIT
+from .service import Service
+from .subscription import Page, Subscription
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R", bound=Message)
+Context = grpc.aio.ServicerContext[Any, bytes]
+Asked = v1.SubscribeRequest | v1.PollRequest
+
+IDLE_SECONDS = 15.0  # after which a reader that wanted nothing hears how far that was
+LOOK_SECONDS = 0.5  # at a key that may have ended
+LARGEST_PAGE = 3 << 20  # clients refuse a message of more than 4 MiB unless told otherwise
+
+_WILD = re.compile(r"[*?[]")
+_OPS: Mapping[int, frozenset[Op]] = {
+    v1.Operation.Value(name): frozenset(op for op, told in OPERATIONS.items() if told == name)
+    for name in OPERATIONS.values()
+}
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+@dataclass(frozen=True)
+class Events:
+    """A format: messages that hold one event, as field 1."""
+
+    facts: Facts
+
+    name: ClassVar[str] = "protobuf"
+    media_type: ClassVar[str] = "application/x-protobuf"
+
+    def encode(self, change: Change) -> bytes | None:
+        """A SubscribeResponse with the event; None for what is not carried."""
+        event = cdc_event(change, self.facts)
+        if event is None:
+            return None
+        return v1.SubscribeResponse(event=event).SerializeToString(deterministic=True)
+
+
+class ChangeFeed:
+    """What the service does, on the server's event loop."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._format = Events(service.formats.facts)
+
+    async def subscribe(self, request: bytes, context: Context) -> None:
+        """Every change after a sequence, until the client goes or has had its `limit`."""
+        await _answered(self._subscribed(request, context), context)
+
+    async def poll(self, request: bytes, context: Context) -> bytes:
+        """The next changes after a sequence."""
+        return await _answered(self._polled(request, context), context)
+
+    async def _subscribed(self, raw: bytes, context: Context) -> None:
+        access = self._admitted(context)
+        request = _parsed(raw, v1.SubscribeRequest())
+        with access.connected():
+            subscription = self._subscription(request, access)
+            await context.send_initial_metadata(self._metadata())
+            sent, told = 0, request.after
+            async for whole in subscription.follow(until=math.inf, idle=IDLE_SECONDS):
+                page = _cut(whole, request.limit - sent if request.limit else 0)
+                await _write(_messages(page, told), access, context)
+                sent, told = sent + len(page.deliveries), page.scanned
+                if request.limit and sent == request.limit:
+                    return
+                await self._rest(access.spend(len(page.deliveries)), access)
+        raise _stopping() if access.valid() else unauthenticated()
+
+    async def _polled(self, raw: bytes, context: Context) -> bytes:
+        access = self._admitted(context)
+        request = _parsed(raw, v1.PollRequest())
+        limit = request.limit or self._service.settings.batch_size
+        _expect(MOST.low <= limit <= MOST.high, "limit", limit, MOST.expects())
+        _expect(request.wait_ms <= WAIT.high, "wait_ms", request.wait_ms, WAIT.expects())
+        with access.connected():
+            subscription = self._subscription(request, access)
+            page = _fitting(await subscription.page(limit, wait=request.wait_ms / 1000))
+        access.spend(len(page.deliveries))
+        return self._response(page)
+
+    async def _rest(self, seconds: float, access: Access) -> None:
+        """Send nothing for a while: the key has had what it may have for now."""
+        now = asyncio.get_running_loop().time
+        until = now() + seconds
+        feed = self._service.feed
+        while now() < until and access.valid() and not feed.closing:
+            await feed.wait(UINT64, min(until, now() + LOOK_SECONDS))
+
+    def _admitted(self, context: Context) -> Access:
+        access = authenticate(self._service, _presented(context))
+        access.admit()
+        return access
+
+    def _subscription(self, request: Asked, access: Access) -> Subscription:
+        self._expect_permitted(request.tables, access)
+        return Subscription(
+            self._service.feed,
+            self._format,
+            filter=_filter(request),
+            after=request.after,
+            grant=Grant.of(access),
+        )
+
+    def _expect_permitted(self, names: Iterable[str], access: Access) -> None:
+        """Refuse a table by name that the key may not see; a pattern just leaves it out."""
+        if access.key is None or not access.key.tables:
+            return
+        known = self._service.log.tables()
+        for name in names:
+            # Whether there is such a table is told only to those who may see it.
+            meant = [table for table in known if table.matches(name)] or [_as_named(name)]
+            if not _WILD.search(name) and not any(map(access.allows, meant)):
+                message = f"this API key may not see the table {name!r:.200}"
+                raise Refused(403, Problem("permission_denied", message))
+
+    def _response(self, page: Page) -> bytes:
+        rest = v1.PollResponse(
+            scanned=page.scanned,
+            latest_sequence=self._service.log.latest_sequence,
+            epoch=self._service.feed.epoch,
+            gap=v1.Gap(**page.gap._asdict()) if page.gap else None,
+        )
+        # Fields of a message may stand in any order, and those that repeat, anywhere.
+        return b"".join([*page.payloads, rest.SerializeToString()])
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a subscriber must know of the log before its first event."""
+        return (
+            ("x-headrace-epoch", self._service.feed.epoch),
+            ("x-headrace-latest", str(self._service.log.latest_sequence)),
+        )
+
+
+def _presented(context: Context) -> str | None:
+    """The key in the metadata; None: there is none."""
+    metadata = [(name, str(value)) for name, value in context.invocation_metadata() or ()]
+    given = [value for name, value in metadata if name == "x-api-key"]
+    # A proxy's own scheme, such as Basic, is none of ours.
+    tokens = [value.partition(" ") for name, value in metadata if name == "authorization"]
+    given += [token.strip() for scheme, _, token in tokens if scheme.lower() == "bearer"]
+    if len(given) > 1:
+        message = "the API key must be given once: as x-api-key, or as a bearer token"
+        raise Refused(400, Problem("ambiguous_key", message))
+    return given[0] if given else None
+
+
+def _parsed(raw: bytes, request: R) -> R:
+    # Here and not by gRPC, which would call it a failure of ours.
+    try:
+        request.ParseFromString(raw)
+    except DecodeError as error:
+        message = f"these bytes are no {request.DESCRIPTOR.full_name}"
+        raise Refused(400, Problem("invalid_message", message)) from error
+    return request
+
+
+def _as_named(name: str) -> Table:
+    schema, dot, bare = name.rpartition(".")
+    return Table("", "", "", "", schema if dot else "public", bare)
+
+
+def _filter(request: Asked) -> Filter:
+    for glob in request.tables:
+        _expect(bool(glob), "tables", glob, "must be patterns such as public.* or orders")
+    for number in request.operations:
+        _expect(number in _OPS, "operations", number, "must be INSERT, UPDATE, DELETE or DDL")
+    return Filter(
+        tables=tuple(request.tables),
+        operations=frozenset().union(*(_OPS[number] for number in request.operations)),
+        key_prefix=request.key_prefix,
+        event_type=request.event_type or "*",
+        entity_type=request.entity_type or None,
+        tenant_id=request.tenant_id or None,
+        trigger=request.trigger or "*",
+        changed_fields=tuple(request.changed_fields),
+    )
+
+
+def _expect(right: bool, name: str, value: object, rule: str) -> None:
+    if not right:
+        raise invalid_parameter(name, str(value), f"{name} {rule}, and not {value!r:.200}")
+
+
+async def _write(messages: list[bytes], access: Access, context: Context) -> None:
+    for message in messages:
+        # A client that takes its time may not outlive its key.
+        if not access.valid():
+            raise unauthenticated()
+        # It waits until the client has room for it, and so do we.
+        await context.write(message)
+
+
+def _messages(page: Page, told: int) -> list[bytes]:
+    """A page for a subscriber who has heard of everything up to `told`."""
+    messages = page.payloads
+    if page.gap:
+        gap = v1.SubscribeResponse(gap=v1.Gap(**page.gap._asdict()))
+        messages.insert(0, gap.SerializeToString())
+    last = page.deliveries[-1].sequence if page.deliveries else told
+    if page.scanned > last:
+        messages.append(v1.SubscribeResponse(scanned=page.scanned).SerializeToString())
+    return messages
+
+
+def _fitting(page: Page) -> Page:
+    """As much of a page as clients take in one message, but at least one event."""
+    room = LARGEST_PAGE
+    for count, delivery in enumerate(page.deliveries):
+        room -= len(delivery.payload)
+        if room < 0 and count:
+            return _cut(page, count)
+    return page
+
+
+def _cut(page: Page, count: int) -> Page:
+    """The page as one that ends after so many events; 0: as it is."""
+    if not count or len(page.deliveries) <= count:
+        return page
+    kept = page.deliveries[:count]
+    return Page(kept, kept[-1].sequence, page.gap)
+
+
+async def _answered(answer: Awaitable[T], context: Context) -> T:
+    """An answer, or the status that says why there is none."""
+    try:
+        return await answer
+    except Refused as refused:
+        code = _CODES.get(refused.status_code, grpc.StatusCode.INTERNAL)
+        problem = refused.problem
+        await context.abort(code, _words(problem.message, problem.hint), _named(problem.error))
+    except HeadraceError as error:
+        logger.error("grpc error=%s", error)
+        words = _words(str(error), error.hint)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, words, _named("unavailable"))
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:
+        logger.error("grpc", exc_info=error)
+        words = "the server failed; its log says why"
+        await context.abort(grpc.StatusCode.INTERNAL, words, _named("server_error"))
+    raise AssertionError("an aborted call goes no further")
+
+
+def _stopping() -> Refused:
+    message = "the server stops; ask again after the last sequence you have"
+    return Refused(503, Problem("stopping", message))
+
+
+def _words(message: str, hint: str | None) -> str:
+    return f"{message}. {hint}" if hint else message
+
+
+def _named(error: str) -> tuple[tuple[str, str]]:
+    """The word for programs, beside the sentence for people."""
+    return (("x-headrace-error", error),)
