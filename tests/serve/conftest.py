@@ -3,12 +3,16 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from headrace.formats.catalogue import Formats
+from headrace.keys import Wanted
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.feed import Feed
+from headrace.serve.service import Service
 from headrace.sources import Phase, Status
 from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
@@ -17,7 +21,13 @@ from tests.changes import Writer, opened_writer
 class Site:
     """A server, the log behind it, and a client."""
 
-    def __init__(self, writer: Writer, settings: ServerSettings, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        settings: ServerSettings,
+        stack: ExitStack,
+        formats: Formats | None = None,
+    ) -> None:
         self.writer = writer
         self.log = writer.log
         self.settings = settings
@@ -29,8 +39,10 @@ class Site:
             statuses=lambda: self.statuses,
             copy_again=self._copy_again,
             settings=settings,
+            formats=formats,
         )
-        self.feed: Feed = app.state.service.feed
+        self.service: Service = app.state.service
+        self.feed: Feed = self.service.feed
         self.server = stack.enter_context(BackgroundServer(app, settings))
         self.url = self.server.url
         self.http = stack.enter_context(httpx.Client(base_url=self.url, timeout=30))
@@ -54,6 +66,10 @@ class Site:
         assert response.status_code == 200, response.text
         return response
 
+    def key(self, **wanted: Any) -> dict[str, str]:
+        """The header of a new API key."""
+        return {"X-API-Key": self.service.keyring.create(Wanted(**wanted)).secret}
+
     def await_waiting(self, count: int = 1) -> None:
         """Return once so many subscriptions wait for a change."""
         wait_until(
@@ -69,11 +85,13 @@ class Sites:
         self._stack = stack
         self._started = 0
 
-    def __call__(self, settings: ServerSettings | None = None) -> Site:
+    def __call__(
+        self, settings: ServerSettings | None = None, *, formats: Formats | None = None
+    ) -> Site:
         self._started += 1
         folder = self._folder / f"log-{self._started}"
         writer = self._stack.enter_context(opened_writer(folder))
-        return Site(writer, settings or ServerSettings(port=0), self._stack)
+        return Site(writer, settings or ServerSettings(port=0), self._stack, formats)
 
 
 @pytest.fixture

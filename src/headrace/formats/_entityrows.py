@@ -47,7 +47,8 @@ class Shape:
         self._lists = _Lists(self.labels)
         # Which columns an image shows; None: all of them.
         self.shown = {each: _chosen(entity.fields.get(each)) for each in OPERATIONS}
-        self.deleted_fields = self.names(self._ever_shown())
+        self.deleted = tuple(self._ever_shown())
+        self.deleted_fields = self.names(self.deleted)
         self.opening = _opening(table, model, facts)  # from the model's name to the transaction
         self.schema = b',"schema":%b' % _encode(table.schema) if model.source_details else None
         self.alone: dict[str, bytes] = {}  # cascades of rows that stand alone, by operation

@@ -21,7 +21,7 @@ from ._cascade import Cascade
 from ._entityrows import CARRIED, Row, Shape, netted
 from ._kinship import Kinship, families
 from ._line import one_line
-from ._said import SILENCE, read
+from ._said import SILENCE, Said, read
 from ._time import iso
 from .facts import Facts
 
@@ -33,7 +33,12 @@ _WHOLE = re.compile(rb'"(0|-?[1-9]\d*)"')
 # Members of an enum, looked up once: on Python 3.11 that takes as long as a call.
 _FULL, _READ = BeforeKind.FULL, Op.READ
 
-_TYPES = {"CREATE": b"entity:created", "UPDATE": b"entity:updated", "DELETE": b"entity:deleted"}
+EVENT_TYPES = {
+    "CREATE": "entity:created",
+    "UPDATE": "entity:updated",
+    "DELETE": "entity:deleted",
+}
+_TYPES = {operation: name.encode() for operation, name in EVENT_TYPES.items()}
 
 _EVENT = (
     b'{"version":"1.0","event_id":"%b","event_type":"%b","timestamp":"%b","sequence_number":%d,'
@@ -190,20 +195,13 @@ class _Telling:
             shape.label,
             _entity(row),
             operation.encode(),
-            self._trigger(change, hung=hung),
+            trigger(self.said, change, hung=hung).encode(),
             self._time,
             _OPERATIONS[operation](row),
             cascade,
             self._metadata(row),
         )
         return Rendered(change.sequence, one_line(payload))
-
-    def _trigger(self, change: Change, *, hung: bool) -> bytes:
-        if self.said.trigger is not None:
-            return self.said.trigger.encode()
-        if change.op is _READ:
-            return b"data_migration"
-        return b"cascade_delete" if hung else b"admin_action"
 
     def _metadata(self, row: Row) -> bytes:
         """What is known, and nothing else."""
@@ -224,6 +222,15 @@ class _Telling:
             if said.annotation_error
             else b"",
         )
+
+
+def trigger(said: Said, change: Change, *, hung: bool = False) -> str:
+    """What made a change: what its annotation says, or what is likely."""
+    if said.trigger is not None:
+        return said.trigger
+    if change.op is _READ:
+        return "data_migration"
+    return "cascade_delete" if hung else "admin_action"
 
 
 def _members(*members: bytes) -> bytes:

@@ -37,11 +37,17 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """How far a named consumer has come: it has everything up to `sequence`."""
+    """How far a named consumer has come: it has everything up to `sequence`.
+
+    Consumers that share it may be further: up to `reached` they have all but what is `waiting`.
+    """
 
     name: str
     sequence: int
     updated_at: int  # microseconds since 1970
+    owner: str | None = None  # id of the API key that made it; None: a program on this machine
+    reached: int = 0
+    waiting: tuple[int, ...] = ()
 
 
 class Piece(msgspec.Struct, frozen=True):

@@ -128,11 +128,18 @@ class Log(LogReader):
 
     def move_cursor(self, name: str, sequence: int) -> Cursor:
         """Remember that a named consumer has everything up to `sequence`."""
+        known = self.cursor(name)
+        owner = None if known is None else known.owner
+        return self.put_cursor(Cursor(name, sequence, 0, owner))
+
+    def put_cursor(self, cursor: Cursor) -> Cursor:
+        """Keep a cursor as it is now; returns it with the time. Durable when this returns."""
+        name, sequence = cursor.name, cursor.sequence
         if not 0 <= sequence <= self._latest:
             raise LogError(f"cursor {name!r}: sequence {sequence} is not in 0..{self._latest}")
-        cursor = Cursor(name, sequence, time.time_ns() // 1000)
-        self._put(layout.cursor_key(name), msgspec.json.encode(cursor))
-        return cursor
+        kept = msgspec.structs.replace(cursor, updated_at=time.time_ns() // 1000)
+        self._put(layout.cursor_key(name), msgspec.json.encode(kept))
+        return kept
 
     def put_key(self, key: Key) -> None:
         """Keep an API key, or what has become of it."""

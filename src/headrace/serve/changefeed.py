@@ -79,6 +79,7 @@ async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
     )
     limit = query.limit or service.settings.batch_size
     page = await subscription.page(limit, wait=query.long_poll_ms / 1000)
+    access.spend(len(page.deliveries))
     body = b'{"events":[%b],"count":%d,"latest_sequence":%d}' % (
         b",".join(page.payloads),
         len(page.deliveries),

@@ -1,6 +1,5 @@
 """The changes in any format: a page of JSON, lines of NDJSON, a stream."""
 
-import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,14 +9,14 @@ from litestar.response import Stream
 
 from ..errors import LogError
 from ..formats.canonical import CanonicalChange
-from ..formats.changefeed import ON_REQUEST
+from .access import Access, access_of
+from .asked import asked_after, asked_filter, asked_format
 from .feed import BLOCK
-from .filter import Filter
+from .grant import Grant
 from .openapi import LAST_EVENT_ID, answers, asks
-from .problems import invalid_parameter
 from .query import ChangesQuery, ChangesStreamQuery, read_query
 from .service import Service
-from .sse import event_stream, frames, gap_event, resume_after
+from .sse import Pace, event_stream, frames, gap_event, resume_after
 from .subscription import Page, Subscription
 
 NDJSON = "application/x-ndjson"
@@ -49,10 +48,11 @@ async def changes(request: Request[Any, Any, Any]) -> Response[Any]:
     """The next changes: one JSON document, or with `Accept: application/x-ndjson` a line each."""
     service = Service.of(request)
     query = read_query(request, ChangesQuery)
-    subscription = _subscription(service, query, after=query.after)
+    subscription = _subscription(request, query)
     if NDJSON in request.headers.get("accept", ""):
-        return await _lines(service, subscription, query)
+        return await _lines(request, subscription, query)
     page = await subscription.page(query.limit or PAGE, wait=query.wait_ms / 1000)
+    access_of(request).spend(len(page.deliveries))
     body = _document(service, page, b"changes" if query.format == "canonical" else b"events")
     return Response(body, media_type="application/json", headers=service.headers(page))
 
@@ -66,27 +66,28 @@ async def changes_stream(request: Request[Any, Any, Any]) -> Stream:
     """The same changes as they come, each `data: {JSON}` with its sequence as `id:`."""
     service = Service.of(request)
     query = read_query(request, ChangesStreamQuery)
-    subscription = _subscription(service, query, after=resume_after(request, query.after))
     idle = query.heartbeat_ms / 1000
-    return event_stream(
-        service.feed, frames(subscription, seconds=math.inf, idle=idle, gap=gap_event)
+    sent = frames(
+        _subscription(request, query), access_of(request), pace=Pace(idle=idle), gap=gap_event
     )
+    return event_stream(service.feed, sent)
 
 
 def _subscription(
-    service: Service, query: ChangesQuery | ChangesStreamQuery, *, after: int
+    request: Request[Any, Any, Any], query: ChangesQuery | ChangesStreamQuery
 ) -> Subscription:
-    if query.preserve_transactions and query.format != "savegress":
-        message = f"preserve_transactions goes with format=savegress, not with {query.format}"
-        raise invalid_parameter("preserve_transactions", "true", message)
-    format = service.formats.named(
-        query.format,
-        # Whoever names an operation wants it, also in a format that carries it only on request.
-        include=query.operations & ON_REQUEST,
-        markers=query.preserve_transactions,
+    service, access = Service.of(request), access_of(request)
+    after = asked_after(service, access, after=query.after, cursor=query.cursor)
+    if isinstance(query, ChangesStreamQuery):
+        after = resume_after(request, after)
+    return Subscription(
+        service.feed,
+        asked_format(service, query.format, query.operations, markers=query.preserve_transactions),
+        filter=asked_filter(query),
+        after=after,
+        upto=query.upto,
+        grant=Grant.of(access),
     )
-    wanted = Filter(tables=query.tables, operations=query.operations)
-    return Subscription(service.feed, format, filter=wanted, after=after, upto=query.upto)
 
 
 def _document(service: Service, page: Page, name: bytes) -> bytes:
@@ -101,20 +102,23 @@ def _document(service: Service, page: Page, name: bytes) -> bytes:
 
 
 async def _lines(
-    service: Service, subscription: Subscription, query: ChangesQuery
+    request: Request[Any, Any, Any], subscription: Subscription, query: ChangesQuery
 ) -> Response[Any]:
     """A page when there is a limit; else everything there is, in pieces."""
+    service, access = Service.of(request), access_of(request)
     page = await subscription.page(query.limit or BLOCK, wait=query.wait_ms / 1000)
     if query.limit is not None:
+        access.spend(len(page.deliveries))
         return Response(_joined(page), media_type=NDJSON, headers=service.headers(page))
     subscription.end_at(service.log.latest_sequence)
     headers = service.headers(page, scanned=subscription.end)
-    return Stream(_pieces(page, subscription), media_type=NDJSON, headers=headers)
+    return Stream(_pieces(page, subscription, access), media_type=NDJSON, headers=headers)
 
 
-async def _pieces(page: Page, subscription: Subscription) -> AsyncIterator[bytes]:
+async def _pieces(page: Page, subscription: Subscription, access: Access) -> AsyncIterator[bytes]:
     yield _joined(page)
     while not subscription.complete:
+        await access.pay(len(page.deliveries))
         page = await subscription.next(BLOCK)
         if page.gap:
             # Breaking off is the only notice left: the headers are sent.
@@ -122,6 +126,9 @@ async def _pieces(page: Page, subscription: Subscription) -> AsyncIterator[bytes
                 f"changes {page.gap.first}-{page.gap.last} were trimmed while being sent"
             )
         yield _joined(page)
+    access.spend(len(page.deliveries))
+    if subscription.ended:
+        raise LogError("the API key ended while changes were sent")
 
 
 def _joined(page: Page) -> bytes:

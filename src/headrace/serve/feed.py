@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 from ..event import Change
 from ..formats import AnyFormat, Format
+from ..formats.entities import Entities
 from ..log import LogReader
+from ..model import Model
 from .renderings import Renderings
 
 BLOCK = 256  # changes; reading and encoding one holds the event loop for about 3 ms
@@ -76,8 +78,9 @@ class Block:
 class Feed:
     """What all subscriptions share."""
 
-    def __init__(self, log: LogReader) -> None:
+    def __init__(self, log: LogReader, model: Model | None = None) -> None:
         self.log = log
+        self.entities = Entities(model or Model())
         self.renderings = Renderings(log)
         self.epoch = log.epoch
         self.closing = False

@@ -1,40 +1,61 @@
 """Which changes a subscription wants."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
-from ..event import Change, Op, Table
+from ..event import Change, Op
+from ..formats.entities import Entities, Test
+from ..formats.entity import EntityFilter
 from ..formats.key import row_key
+
+_EVERY = EntityFilter()
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Every condition must hold; one that is empty always does."""
+    """Every condition must hold; one that is left out always does."""
 
     tables: tuple[str, ...] = ()  # globs: schema.table, or the bare table in any schema
     operations: frozenset[Op] = frozenset()
     key_prefix: str = ""  # of table:pk
-    # A table's answer never changes, so each version is asked once.
-    _answers: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
+    # What follows is meant as in entity events; what happens to no row never passes it.
+    event_type: str = "*"  # a glob
+    entity_type: str | None = None
+    tenant_id: str | None = None
+    trigger: str = "*"  # a glob
+    changed_fields: tuple[str, ...] = ()  # at least one of them
 
-    def predicate(self) -> Callable[[Change], bool] | None:
-        """A test of one change; None: every change passes."""
+    @property
+    def entity(self) -> EntityFilter | None:
+        """The conditions on entities; None: there are none."""
+        return None if self._entity == _EVERY else self._entity
+
+    def predicate(self, entities: Entities) -> Test | None:
+        """A test of one change alone; None: every change passes."""
+        entity = self.entity
+        return both(self.plain(), None if entity is None else entities.wanted(entity))
+
+    def plain(self) -> Test | None:
+        """The same test without the conditions on entities."""
         return self.passes if self.tables or self.operations or self.key_prefix else None
 
     def passes(self, change: Change) -> bool:
-        """Whether the subscription wants this change."""
+        """Whether a change is in the tables, operations and keys that are wanted."""
         if self.operations and change.op not in self.operations:
             return False
-        if self.tables and not self._wants(change.table):
+        if self.tables and not self._answers.wants(change):
             return False
         return not self.key_prefix or self._has_prefix(change)
 
-    def _wants(self, table: Table) -> bool:
-        answer = self._answers.get(table.version)
-        if answer is None:
-            answer = any(table.matches(glob) for glob in self.tables)
-            self._answers[table.version] = answer
-        return answer
+    @cached_property
+    def _entity(self) -> EntityFilter:
+        return EntityFilter(
+            self.event_type, self.entity_type, self.tenant_id, self.trigger, self.changed_fields
+        )
+
+    @cached_property
+    def _answers(self) -> "TableAnswers":
+        return TableAnswers(self.tables)
 
     def _has_prefix(self, change: Change) -> bool:
         table = f"{change.table.name}:"
@@ -42,3 +63,27 @@ class Filter:
         if len(self.key_prefix) <= len(table):
             return table.startswith(self.key_prefix)
         return self.key_prefix.startswith(table) and row_key(change).startswith(self.key_prefix)
+
+
+class TableAnswers:
+    """Whether tables match patterns: an answer never changes, so each version is asked once."""
+
+    def __init__(self, globs: tuple[str, ...]) -> None:
+        self._globs = globs
+        self._known: dict[int, bool] = {}
+
+    def wants(self, change: Change) -> bool:
+        """Whether the table of a change matches one of them."""
+        table = change.table
+        answer = self._known.get(table.version)
+        if answer is None:
+            answer = self._known[table.version] = any(map(table.matches, self._globs))
+        return answer
+
+
+def both(one: Test | None, other: Test | None) -> Test | None:
+    """A test that two tests must pass; None passes all."""
+    if one is None or other is None:
+        return one or other
+    first, second = one, other
+    return lambda change: first(change) and second(change)

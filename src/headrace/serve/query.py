@@ -4,6 +4,7 @@ The same declarations read the query string, word the refusals and fill /openapi
 """
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
@@ -19,6 +20,7 @@ from ..formats.changefeed import ON_REQUEST
 from .problems import invalid_parameter
 
 UINT64 = 2**64 - 1
+NAME = "[A-Za-z0-9_.-]{1,128}"
 
 Q = TypeVar("Q", bound=msgspec.Struct)
 
@@ -92,6 +94,61 @@ class Text:
 
     def expects(self) -> str:
         return "must be text"
+
+    def schema(self) -> Schema:
+        return Schema(type=OpenAPIType.STRING)
+
+
+@dataclass(frozen=True)
+class Some:
+    """Text that is not empty."""
+
+    about: str
+
+    def read(self, text: str) -> str:
+        if not text:
+            raise ValueError(text)
+        return text
+
+    def expects(self) -> str:
+        return "must not be empty"
+
+    def schema(self) -> Schema:
+        return Schema(type=OpenAPIType.STRING, min_length=1)
+
+
+@dataclass(frozen=True)
+class Name:
+    """What something is called."""
+
+    about: str
+
+    def read(self, text: str) -> str:
+        if not re.fullmatch(NAME, text):
+            raise ValueError(text)
+        return text
+
+    def expects(self) -> str:
+        return "must be 1 to 128 of the characters A-Z, a-z, 0-9, _, . and -"
+
+    def schema(self) -> Schema:
+        return Schema(type=OpenAPIType.STRING, pattern=f"^{NAME}$")
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names between commas."""
+
+    about: str
+
+    def read(self, text: str) -> tuple[str, ...]:
+        names = tuple(text.split(","))
+        if not all(names):
+            raise ValueError(text)
+        return names
+
+    def expects(self) -> str:
+        return "must be one or more names between commas"
 
     def schema(self) -> Schema:
         return Schema(type=OpenAPIType.STRING)
@@ -173,6 +230,12 @@ Tables = Annotated[
     Globs("only tables that match one of these: schema.table, or the table alone in any schema"),
 ]
 Ops = Annotated[frozenset[Op], Operations(frozenset(Op), "only these operations")]
+EventType = Annotated[str, Some("only entity events of this type; a pattern, such as entity:*")]
+EntityTypeName = Annotated[str | None, Some("only this type of entity")]
+TenantId = Annotated[str | None, Some("only this tenant's rows")]
+Trigger = Annotated[str, Some("only what was made so; a pattern, such as api_*")]
+ChangedFields = Annotated[tuple[str, ...], Names("only where one of these columns changed")]
+CursorName = Annotated[str | None, Name("a named cursor to begin after")]
 FormatName = Annotated[str, Word(catalogue.NAMES, "how each change is written down")]
 Markers = Annotated[
     bool, Flag("with format=savegress: also events where transactions begin and end")
@@ -185,6 +248,7 @@ class PollQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /changefeed."""
 
     from_seq: Cursor = 0
+    cursor: CursorName = None
     limit: Annotated[int | None, MOST] = None
     long_poll_ms: Annotated[int, WAIT] = 0
     key_prefix: KeyPrefix = ""
@@ -195,6 +259,7 @@ class StreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /changefeed/stream."""
 
     from_seq: Cursor = 0
+    cursor: CursorName = None
     key_prefix: KeyPrefix = ""
     keep_alive: Annotated[bool, Flag("stay and send what comes, instead of what there is")] = False
     max_seconds: Annotated[int, Whole(1, 60, "the stream's longest duration")] = 30
@@ -206,11 +271,17 @@ class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/changes."""
 
     after: Cursor = 0
+    cursor: CursorName = None
     upto: Upto = None
     limit: Annotated[int | None, MOST] = None
     wait_ms: Annotated[int, WAIT] = 0
     tables: Tables = ()
     operations: Ops = frozenset()
+    event_type: EventType = "*"
+    entity_type: EntityTypeName = None
+    tenant_id: TenantId = None
+    trigger: Trigger = "*"
+    changed_fields: ChangedFields = ()
     format: FormatName = "canonical"
     preserve_transactions: Markers = False
 
@@ -219,12 +290,37 @@ class ChangesStreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/changes/stream."""
 
     after: Cursor = 0
+    cursor: CursorName = None
     upto: Upto = None
     tables: Tables = ()
     operations: Ops = frozenset()
+    event_type: EventType = "*"
+    entity_type: EntityTypeName = None
+    tenant_id: TenantId = None
+    trigger: Trigger = "*"
+    changed_fields: ChangedFields = ()
     format: FormatName = "canonical"
     preserve_transactions: Markers = False
     heartbeat_ms: Heartbeat = 15_000
+
+
+class LeaseQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /v1/cursors/{name}/lease."""
+
+    consumer: Annotated[str, Name("who asks, for people who look at the leases")] = "consumer"
+    limit: Annotated[int, Whole(1, 1000, "at most so many events")] = 100
+    lease_ms: Annotated[
+        int, Whole(100, 3_600_000, "milliseconds after which what is not acked is handed on")
+    ] = 30_000
+    wait_ms: Annotated[int, WAIT] = 0
+    tables: Tables = ()
+    operations: Ops = frozenset()
+    event_type: EventType = "*"
+    entity_type: EntityTypeName = None
+    tenant_id: TenantId = None
+    trigger: Trigger = "*"
+    changed_fields: ChangedFields = ()
+    format: FormatName = "canonical"
 
 
 class RangesQuery(msgspec.Struct, frozen=True, kw_only=True):

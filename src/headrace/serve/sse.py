@@ -1,13 +1,16 @@
 """Server-sent events: a subscription's pages as frames."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from litestar import Request
 from litestar.response import Stream
 
+from .access import Access
 from .feed import Feed
 from .query import UINT64, Whole, read_value
 from .subscription import Delivery, Gap, Page, Subscription
@@ -36,16 +39,25 @@ def event_stream(feed: Feed, frames: AsyncIterator[bytes]) -> Stream:
     )
 
 
+@dataclass(frozen=True)
+class Pace:
+    """How long a stream goes on, and how long it may be silent."""
+
+    idle: float  # seconds of nothing after which a heartbeat is sent
+    seconds: float = math.inf
+
+
 async def frames(
-    subscription: Subscription, *, seconds: float, idle: float, gap: Callable[[Gap], bytes]
+    subscription: Subscription, access: Access, *, pace: Pace, gap: Callable[[Gap], bytes]
 ) -> AsyncIterator[bytes]:
-    """Frames of what comes within `seconds`, with a heartbeat after `idle` seconds of nothing."""
+    """Frames of what comes, as fast as the client's key may have it."""
     yield b"retry: %d\n\n" % RETRY_MS
-    until = asyncio.get_running_loop().time() + seconds
+    until = asyncio.get_running_loop().time() + pace.seconds
     cursor = subscription.scanned
-    async for page in subscription.follow(until=until, idle=idle):
+    async for page in subscription.follow(until=until, idle=pace.idle):
         yield _frame(page, cursor, gap)
         cursor = page.scanned
+        await access.pay(len(page.deliveries))
     if subscription.scanned > cursor:
         yield b"id: %d\n\n" % subscription.scanned
 

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..formats import AnyFormat
+from ..formats.entity import Entity
 from .feed import BLOCK, Entry, Feed
-from .filter import Filter
+from .filter import Filter, both
+from .grant import EVERYTHING, Grant
 from .telling import telling
 
+GRANT_SECONDS = 1.0  # a reader whose grant may end looks again after so long at the latest
 PAGE_BYTES = 8 << 20  # a page ends after the change that goes beyond this
 
 
@@ -47,7 +50,7 @@ class Page:
 
 
 class Subscription:
-    """Delivers, in order, what follows `after` and passes the filter, until `upto`."""
+    """Delivers, in order, what follows `after`, may be seen and passes the filter, until `upto`."""
 
     def __init__(
         self,
@@ -57,12 +60,18 @@ class Subscription:
         filter: Filter,
         after: int,
         upto: int | None = None,
+        grant: Grant = EVERYTHING,
     ) -> None:
         self.scanned = after
         self._feed = feed
-        self._telling = telling(feed, format)
-        self._passes = filter.predicate()
+        self._grant = grant
         self._upto = upto
+        self._telling = telling(feed, grant.format(format, feed.entities))
+        # An entity event may sum up several changes, so it is asked itself.
+        whole = isinstance(format, Entity)
+        self._wants = filter.entity.wants if whole and filter.entity else None
+        wanted = filter.plain() if whole else filter.predicate(feed.entities)
+        self._passes = both(wanted, grant.predicate(feed.entities))
 
     @property
     def end(self) -> int:
@@ -77,14 +86,19 @@ class Subscription:
     @property
     def complete(self) -> bool:
         """Whether nothing can follow any more."""
-        return self._upto is not None and self.scanned >= self._upto
+        return self.ended or (self._upto is not None and self.scanned >= self._upto)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the reader may see nothing any more: its key has expired, or was revoked."""
+        return self._grant.ended
 
     async def page(self, limit: int, *, wait: float = 0) -> Page:
         """The next changes; when there are none, what arrives within `wait` seconds."""
         until = asyncio.get_running_loop().time() + wait
         page = await self.next(limit)
         while not page.deliveries and not self.complete:
-            if not wait or not await self._feed.wait(self.scanned, until):
+            if not wait or not await self._arrival(until):
                 break
             following = await self.next(limit)
             page = Page(following.deliveries, following.scanned, page.gap or following.gap)
@@ -101,20 +115,21 @@ class Subscription:
                 beat = now() + idle
             if now() >= until or self.complete:
                 return
-            await self._feed.wait(self.scanned, min(beat, until))
+            await self._arrival(min(beat, until))
 
-    async def next(self, limit: int, *, until: float = math.inf) -> Page:
+    async def next(self, limit: int, *, until: float = math.inf, room: int = PAGE_BYTES) -> Page:
         """What there is of the next events, without waiting for more.
 
         The page ends with the change that brings it to `limit` events, or beyond where several
-        stand at one sequence. A filter may pass over millions of changes; at `until` (loop time)
-        the search pauses.
+        stand at one sequence, or with the one that leaves no `room` (bytes). A filter may pass over
+        millions of changes; at `until` (loop time) the search pauses.
         """
         now, end = asyncio.get_running_loop().time, self.end
         deliveries: list[Delivery] = []
         gap: Gap | None = None
-        room = PAGE_BYTES
         while self.scanned < end and len(deliveries) < limit and room > 0 and now() < until:
+            if self.ended:
+                return Page([], self.scanned, gap)
             entries = await self._feed.read(self.scanned, end)
             first = entries[0].sequence if entries else end + 1
             if first > self.scanned + 1:
@@ -126,14 +141,28 @@ class Subscription:
                 await asyncio.sleep(0)  # other requests come between two blocks
         return Page(deliveries, self.scanned, gap)
 
+    async def _arrival(self, until: float) -> bool:
+        """Until there is more; False at `until` (loop time), when closing or when it has ended."""
+        if self._grant.valid is None:
+            return await self._feed.wait(self.scanned, until)
+        now = asyncio.get_running_loop().time
+        while not self.ended and not self._feed.closing:
+            if await self._feed.wait(self.scanned, min(until, now() + GRANT_SECONDS)):
+                return not self.ended
+            if now() >= until:
+                break
+        return False
+
     def _take(
         self, entries: list[Entry], deliveries: list[Delivery], *, limit: int, room: int
     ) -> int:
         """Add what is told of some entries while there is room; returns the bytes left."""
-        passes, tell = self._passes, self._telling.tell
+        passes, tell, wants = self._passes, self._telling.tell, self._wants
         for entry in entries:
             self.scanned = entry.sequence
             for payload in tell(entry, wanted=passes is None or passes(entry.change)):
+                if wants is not None and not wants(payload):
+                    continue
                 deliveries.append(Delivery(entry.sequence, payload))
                 room -= len(payload)
             if room <= 0 or len(deliveries) >= limit:

@@ -1,0 +1,126 @@
+"""One change alone, in the words of entity events: what filters and rights go by."""
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+import msgspec
+
+from ..event import Change, Op
+from ..model import Model
+from ._entityrows import CARRIED, Row, Shape
+from ._pick import picked
+from ._said import Said, as_text, read
+from ._tables import PerTable
+from .entity import EVENT_TYPES, EntityFilter, trigger
+from .facts import Facts
+
+_columns = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_string = msgspec.json.Decoder(str).decode
+
+Test = Callable[[Change], bool]
+
+
+class Entities:
+    """The changes of an installation as its model sees them."""
+
+    def __init__(self, model: Model) -> None:
+        facts = Facts()
+        self._shape: PerTable[Shape] = PerTable(lambda table: Shape(table, model, facts))
+
+    def wanted(self, by: EntityFilter) -> Test:
+        """A test of one change; what happens to no row is never wanted."""
+
+        def test(change: Change) -> bool:
+            operation = CARRIED.get(change.op._value_)
+            if operation is None or not fnmatchcase(EVENT_TYPES[operation], by.event_type):
+                return False
+            shape = self._shape(change.table)
+            return by.entity_type in (None, shape.entity.name) and self._fits(by, change, shape)
+
+        return test
+
+    def tenant(self, change: Change) -> str | None:
+        """Whose row was changed; None: nobody's, several tenants', or it cannot be known.
+
+        Every image must say the same. Where a row's key was replaced, the old row must say it
+        too: it might have been another tenant's.
+        """
+        column = self._shape(change.table).entity.tenant
+        if column is None or change.op._value_ not in CARRIED:
+            return None
+        images = (change.after, change.before, change.key)
+        told = {
+            None if raw == b"null" else _string(as_text(raw))
+            for image in images
+            if image is not None and (raw := _value(image, column))
+        }
+        if len(told) != 1 or _replaced_unseen(change, column):
+            return None
+        return told.pop()
+
+    def without_root(self, change: Change) -> Change:
+        """The same, not naming the row that its transaction is about, unless it is this row."""
+        metadata, root = change.transaction.metadata, root_of(change)
+        if metadata is None or root is None or self.is_root(change, root):
+            return change
+        left = {name: raw for name, raw in _columns(metadata).items() if name != "root"}
+        transaction = msgspec.structs.replace(
+            change.transaction, metadata=msgspec.json.encode(left) if left else None
+        )
+        return msgspec.structs.replace(change, transaction=transaction)
+
+    def is_root(self, change: Change, root: str) -> bool:
+        """Whether a root such as `User:7` means the row that was changed."""
+        if change.op._value_ not in CARRIED:
+            return False
+        row = Row(change, self._shape(change.table))
+        return f"{row.name}:{_string(row.id)}" == root
+
+    def _fits(self, by: EntityFilter, change: Change, shape: Shape) -> bool:
+        if by.trigger != "*":
+            made_by = trigger(_said(change.transaction.metadata), change)
+            if not fnmatchcase(made_by, by.trigger):
+                return False
+        if by.tenant_id is None and not by.changed_fields:
+            return True
+        row = Row(change, shape)  # only now: it takes the images apart
+        if by.tenant_id is not None and _tenant(row) != by.tenant_id:
+            return False
+        return not by.changed_fields or not set(by.changed_fields).isdisjoint(_changed(row))
+
+
+def root_of(change: Change) -> str | None:
+    """The row that the annotation of a change's transaction is about."""
+    return _said(change.transaction.metadata).root
+
+
+def _changed(row: Row) -> tuple[str, ...]:
+    return row.shape.deleted if row.operation == "DELETE" else row.changed()
+
+
+def _tenant(row: Row) -> str | None:
+    column = row.shape.entity.tenant
+    text = row.text(column) if column else None
+    return None if text is None else _string(text)
+
+
+# Neighbouring changes share their annotation.
+@lru_cache(maxsize=256)
+def _said(metadata: bytes | None) -> Said:
+    return read(metadata)
+
+
+def _value(image: bytes, column: str) -> bytes:
+    """What an image holds in a column, as JSON; nothing where it lacks the column."""
+    return bytes(_columns(picked(image, (column,))).get(column, b""))
+
+
+def _replaced_unseen(change: Change, column: str) -> bool:
+    """Whether the old image names another row than the new one, and not whose that was."""
+    if change.op is not Op.UPDATE or not change.before or not change.key:
+        return False
+    if _value(change.before, column):
+        return False
+    key, old = _columns(change.key), _columns(change.before)
+    return any(name in old and old[name] != raw for name, raw in key.items())

@@ -1,0 +1,257 @@
+"""Named cursors: how far consumers have come, kept by the server; and leases for those that share.
+
+A cursor belongs to the key that made it. Nothing that a cursor still needs is trimmed.
+"""
+
+import asyncio
+import time
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Request, Response, delete, get, post, put
+
+from ..formats import StreamFormat
+from ..log import Cursor
+from .access import Access, access_of
+from .asked import asked_filter, asked_format, expect_own, known_cursor, may, owner
+from .body import read_body
+from .grant import Grant
+from .groups import Group, Held
+from .openapi import answers, asks
+from .problems import Problem, Refused, invalid_parameter
+from .query import LeaseQuery, Name, NoQuery, read_query, read_value
+from .service import Service
+from .subscription import Subscription
+
+MOST_CURSORS = 1000  # of one key: each of them holds back trimming
+_NAME = Name("a cursor")
+
+
+class CursorView(msgspec.Struct, frozen=True):
+    """A cursor: its consumers have everything up to `sequence`."""
+
+    name: str
+    sequence: int
+    latest_sequence: int
+    updated_at: int  # microseconds since 1970
+    owner: str | None  # id of the key that made it
+    leases: list[Held]
+
+
+class CursorList(msgspec.Struct, frozen=True):
+    """The cursors that the client may see, by name."""
+
+    cursors: list[CursorView]
+
+
+class CursorPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a cursor is to stand: everything up to `sequence` has been handled."""
+
+    sequence: Annotated[int, msgspec.Meta(ge=0)]
+    force: bool = False  # also backwards, and although consumers hold leases
+
+
+class LeasedEvent(msgspec.Struct, frozen=True):
+    """An event, and what to ack it by."""
+
+    sequence: int
+    event: dict[str, Any]
+
+
+class LeasePage(msgspec.Struct, frozen=True):
+    """What a consumer has until its lease expires."""
+
+    lease: str | None  # null: there is nothing now
+    consumer: str
+    expires_at: int  # microseconds since 1970
+    events: list[LeasedEvent]
+    sequence: int  # the cursor's
+    latest_sequence: int
+
+
+class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a consumer is done with."""
+
+    lease: str
+    sequences: list[Annotated[int, msgspec.Meta(ge=1)]]
+
+
+class AckPage(msgspec.Struct, frozen=True):
+    """What came of it."""
+
+    sequence: int  # the cursor's
+    lost: list[int]  # not acked: the lease had expired, and they were handed on
+
+
+@get("/v1/cursors", operation_class=asks(NoQuery), responses=answers(CursorList))
+async def listed(request: Request[Any, Any, Any]) -> CursorList:
+    """Every cursor of the client's; for an admin, everybody's."""
+    service, access = Service.of(request), access_of(request)
+    read_query(request, NoQuery)
+    known = await asyncio.to_thread(service.log.cursors)
+    return CursorList([_view(service, cursor) for cursor in known if may(access, cursor)])
+
+
+@get("/v1/cursors/{name:str}", operation_class=asks(NoQuery), responses=answers(CursorView))
+async def cursor(request: Request[Any, Any, Any]) -> CursorView:
+    """How far a consumer has come."""
+    read_query(request, NoQuery)
+    service = Service.of(request)
+    return _view(service, known_cursor(service, access_of(request), _name(request)))
+
+
+@put(
+    "/v1/cursors/{name:str}",
+    operation_class=asks(NoQuery, body=CursorPut),
+    responses=answers(CursorView),
+)
+async def moved(request: Request[Any, Any, Any]) -> CursorView:
+    """Make a cursor, or note how far its consumer has come; it is durable when this answers."""
+    service, access, name = Service.of(request), access_of(request), _name(request)
+    read_query(request, NoQuery)
+    asked = await read_body(request, CursorPut)
+    latest = service.log.latest_sequence
+    if asked.sequence > latest:
+        message = f"sequence must be at most {latest}, the newest in the log"
+        raise invalid_parameter("sequence", str(asked.sequence), message)
+    async with service.groups.turn(name):
+        known = service.log.cursor(name)
+        if known is None:
+            _room(service, access)
+        else:
+            expect_own(access, known)
+            _expect_forward(service, known, asked)
+        await service.groups.forget(name)
+        made_by = owner(access) if known is None else known.owner
+        kept = Cursor(name, asked.sequence, 0, made_by)
+        # In a thread: it waits for the disk.
+        return _view(service, await asyncio.to_thread(service.log.put_cursor, kept))
+
+
+@delete(
+    "/v1/cursors/{name:str}",
+    status_code=200,
+    operation_class=asks(NoQuery),
+    responses=answers(CursorView),
+)
+async def dropped(request: Request[Any, Any, Any]) -> CursorView:
+    """Forget a cursor: it no longer holds back trimming. Answers where it stood."""
+    service, access, name = Service.of(request), access_of(request), _name(request)
+    read_query(request, NoQuery)
+    async with service.groups.turn(name):
+        known = known_cursor(service, access, name)
+        await service.groups.forget(name)
+        await asyncio.to_thread(service.log.drop_cursor, name)
+        return _view(service, known)
+
+
+@post(
+    "/v1/cursors/{name:str}/lease",
+    status_code=200,
+    operation_class=asks(LeaseQuery),
+    responses=answers(LeasePage),
+)
+async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Events for one of several consumers that share a cursor."""
+    service, access, name = Service.of(request), access_of(request), _name(request)
+    query = read_query(request, LeaseQuery)
+    group = await _group(service, access, name, query)
+    seconds = query.lease_ms / 1000
+    leased = await group.lease(
+        query.consumer, limit=query.limit, seconds=seconds, wait=query.wait_ms / 1000
+    )
+    body = b'{"lease":%b,"consumer":%b,"expires_at":%d,"events":[%b],"sequence":%d,' % (
+        msgspec.json.encode(leased.id or None),
+        msgspec.json.encode(query.consumer),
+        time.time_ns() // 1000 + query.lease_ms * 1000,
+        b",".join(b'{"sequence":%d,"event":%b}' % each for each in leased.deliveries),
+        leased.cursor.sequence,
+    )
+    headers = {"X-Headrace-Epoch": service.feed.epoch}
+    if leased.gap:
+        headers["X-Headrace-Gap"] = f"{leased.gap.first}-{leased.gap.last}"
+    body += b'"latest_sequence":%d}' % service.log.latest_sequence
+    return Response(body, media_type="application/json", headers=headers)
+
+
+@post(
+    "/v1/cursors/{name:str}/ack",
+    status_code=200,
+    operation_class=asks(NoQuery, body=Ack),
+    responses=answers(AckPage),
+)
+async def acked(request: Request[Any, Any, Any]) -> AckPage:
+    """Note that a consumer is done with events that it leased; durable when this answers."""
+    service, access, name = Service.of(request), access_of(request), _name(request)
+    read_query(request, NoQuery)
+    asked = await read_body(request, Ack)
+    known = known_cursor(service, access, name)
+    group = service.groups.find(name)
+    if group is None:
+        # Nothing was leased since the server started: what is not acked by now comes again.
+        return AckPage(known.sequence, [each for each in asked.sequences if not _done(known, each)])
+    done = await group.ack(asked.lease, asked.sequences)
+    return AckPage(done.cursor.sequence, done.lost)
+
+
+async def _group(service: Service, access: Access, name: str, query: LeaseQuery) -> Group:
+    grant, filter = Grant.of(access), asked_filter(query)
+    format = asked_format(service, query.format, query.operations)
+    if isinstance(format, StreamFormat):
+        message = (
+            f"events of format {query.format} stand for no single row, so nobody can lease them"
+        )
+        raise invalid_parameter("format", query.format, message)
+    question = (format, filter, grant)
+    async with service.groups.turn(name):
+        known = known_cursor(service, access, name)
+        group = service.groups.asking(name, question)
+        if group is None:
+            if service.groups.held(name):
+                message = f"the consumers of cursor {name!r} ask for another format or filter"
+                hint = "All consumers of a cursor must ask for the same."
+                raise Refused(409, Problem("other_question", message, hint=hint))
+            subscription = Subscription(
+                service.feed, format, filter=filter, after=known.sequence, grant=grant
+            )
+            group = service.groups.begin(known, question, subscription)
+        return group
+
+
+def _expect_forward(service: Service, known: Cursor, asked: CursorPut) -> None:
+    if asked.force:
+        return
+    if asked.sequence < known.sequence:
+        message = f"cursor {known.name!r} is at {known.sequence} and goes back only with force"
+        raise Refused(409, Problem("cursor_ahead", message))
+    if service.groups.held(known.name):
+        message = f"consumers hold leases of cursor {known.name!r}"
+        hint = "Ack what is leased, or put the cursor with force: the leases end then."
+        raise Refused(409, Problem("cursor_leased", message, hint=hint))
+
+
+def _room(service: Service, access: Access) -> None:
+    made_by = owner(access)
+    if sum(each.owner == made_by for each in service.log.cursors()) >= MOST_CURSORS:
+        message = f"there are {MOST_CURSORS} cursors of this key already; delete one first"
+        raise Refused(409, Problem("too_many_cursors", message))
+
+
+def _done(known: Cursor, sequence: int) -> bool:
+    return sequence <= max(known.sequence, known.reached) and sequence not in known.waiting
+
+
+def _name(request: Request[Any, Any, Any]) -> str:
+    name: str = read_value("name", request.path_params["name"], _NAME)
+    return name
+
+
+def _view(service: Service, known: Cursor) -> CursorView:
+    return CursorView(
+        known.name,
+        known.sequence,
+        service.log.latest_sequence,
+        known.updated_at,
+        known.owner,
+        service.groups.held(known.name),
+    )

@@ -1,0 +1,145 @@
+"""What a reader may see, whatever it asks for."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from ..event import Change, Op
+from ..formats import AnyFormat, Format, Rendered, Stream, StreamFormat, TransactionFormat
+from ..formats.entities import Entities, Test, root_of
+from ..keys import Key
+from .filter import TableAnswers, both
+
+
+class _Access(Protocol):
+    """Who asks; see `access.Access`."""
+
+    @property
+    def key(self) -> Key | None: ...
+    def valid(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Grant:
+    """The tables and the tenant that a key is for; it ends with the key."""
+
+    tables: tuple[str, ...] = ()  # globs; none: all
+    tenant: str | None = None  # None: everybody's rows
+    # Whether it still holds; None: for ever.
+    valid: Callable[[], bool] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, access: _Access) -> "Grant":
+        """What somebody may see."""
+        key = access.key
+        return cls() if key is None else cls(key.tables, key.tenant, access.valid)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing may be shown any more."""
+        return self.valid is not None and not self.valid()
+
+    def predicate(self, entities: Entities) -> Test | None:
+        """A test of one change; None: every change may be seen."""
+        tables = TableAnswers(self.tables).wants if self.tables else None
+        return both(tables, self._own(entities))
+
+    def _own(self, entities: Entities) -> Test | None:
+        if self.tenant is None:
+            return None
+        tenant, tenant_of = self.tenant, entities.tenant
+        return lambda change: tenant_of(change) == tenant
+
+    def format(self, format: AnyFormat, entities: Entities) -> AnyFormat:
+        """A format that tells no more than this grant allows.
+
+        One that sees single changes is only given those that may be seen. Beyond them, a format
+        may tell of a transaction's other rows, and annotations name the row a transaction is about.
+        """
+        if isinstance(format, TransactionFormat):
+            permitted = self.predicate(entities)
+            return format if permitted is None else _Permitted(format, self, entities, permitted)
+        if self.tenant is None:
+            return format
+        if isinstance(format, StreamFormat):
+            return _TenantStream(format, entities)
+        return _Tenant(format, entities)
+
+
+EVERYTHING = Grant()
+
+
+@dataclass(frozen=True)
+class _Permitted:
+    """Transactions as if they had only the changes that may be seen."""
+
+    format: TransactionFormat
+    grant: Grant
+    entities: Entities = field(compare=False)
+    permitted: Test = field(compare=False)
+
+    name: ClassVar[str] = "permitted"
+    media_type: ClassVar[str] = "application/json"
+
+    def render(self, transaction: Sequence[Change]) -> Sequence[Rendered]:
+        """The events of what may be seen."""
+        seen = [change for change in transaction if self.permitted(change)]
+        if not seen:
+            return ()
+        # The last change has all that is annotated, and may not be among them.
+        seen[-1] = msgspec.structs.replace(seen[-1], transaction=transaction[-1].transaction)
+        root = root_of(seen[-1])
+        if root is not None and not any(self.entities.is_root(each, root) for each in seen):
+            seen = [self.entities.without_root(change) for change in seen]
+        return self.format.render(seen)
+
+
+@dataclass(frozen=True)
+class _Tenant:
+    """Changes whose annotations name no other row."""
+
+    format: Format
+    entities: Entities = field(compare=False)
+
+    name: ClassVar[str] = "tenant"
+    media_type: ClassVar[str] = "application/json"
+
+    def encode(self, change: Change) -> bytes | None:
+        """The change as the format writes it."""
+        return self.format.encode(self.entities.without_root(change))
+
+
+@dataclass(frozen=True)
+class _TenantStream:
+    """The same for a stream, which also hears of changes that it does not tell."""
+
+    format: StreamFormat
+    entities: Entities = field(compare=False)
+
+    name: ClassVar[str] = "tenant"
+    media_type: ClassVar[str] = "application/json"
+
+    def open(self) -> Stream:
+        """Begin a stream."""
+        return _OwnEvents(self.format.open(), self.entities)
+
+
+@dataclass(frozen=True)
+class _OwnEvents:
+    stream: Stream
+    entities: Entities
+
+    def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        if wanted:
+            return self.stream.encode(self.entities.without_root(change), wanted=True)
+        return self.stream.encode(_blank(change), wanted=False)
+
+
+def _blank(change: Change) -> Change:
+    """Where a change stands, and nothing of what it is."""
+    transaction = msgspec.structs.replace(change.transaction, metadata=None)
+    return msgspec.structs.replace(
+        change, op=Op.MESSAGE, key=None, before=None, after=None, transaction=transaction
+    )

@@ -1,0 +1,229 @@
+"""What a key does not allow is never seen, whatever is asked for."""
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.event import BeforeKind, Op
+from headrace.formats.catalogue import NAMES
+from headrace.testing import wait_until
+from tests.serve.conftest import Site, Sites
+from tests.serve.sse import Reader
+from tests.serve.tenants import (
+    FORMATS,
+    HISTORIES,
+    ORDERS,
+    OURS,
+    THEIRS,
+    USERS,
+    Draft,
+    append,
+    ours,
+)
+
+LINES = {"Accept": "application/x-ndjson"}
+
+
+@pytest.fixture
+def shop(sites: Sites) -> Site:
+    return sites(formats=FORMATS)
+
+
+def changes(site: Site, key: dict[str, str], **asked: object) -> list[dict[str, Any]]:
+    parameters = {name: str(value) for name, value in asked.items()}
+    response = site.http.get("/v1/changes", params=parameters, headers=key)
+    assert response.status_code == 200, response.text
+    page = response.json()
+    events: list[dict[str, Any]] = page["changes" if "changes" in page else "events"]
+    return events
+
+
+def user(tenant: str, number: int, **values: str) -> dict[str, Any]:
+    row = {"id": f"{tenant}-{number}", "tenant_id": tenant, "name": f"{tenant} name"}
+    return row | {"status": f"{tenant}1"} | values
+
+
+# --- random attempts -----------------------------------------------------------------------------
+
+FILTERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "tables": st.sampled_from(["*", "users", "public.orders", ","[:0] + "colours,users"]),
+        "operations": st.sampled_from(["delete", "insert,update,read", "truncate,schema,message"]),
+        "event_type": st.sampled_from(["*", "entity:*", "entity:deleted"]),
+        "entity_type": st.sampled_from(["User", "Order", "Colour"]),
+        "tenant_id": st.sampled_from([OURS, THEIRS]),
+        "trigger": st.sampled_from(["*", "api_*", "data_migration"]),
+        "changed_fields": st.sampled_from(["name", "tenant_id,id"]),
+    },
+)
+
+
+@pytest.mark.requirement("S1-16", "S1-44")
+def test_a_tenants_key_sees_all_of_its_own_and_nothing_of_others(shop: Site) -> None:
+    key = shop.key(tenant=OURS)
+    shop.http.put("/v1/cursors/mine", json={"sequence": 0}, headers=key).raise_for_status()
+
+    @settings(
+        max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(HISTORIES, st.data())
+    def check(history: Any, data: st.DataObject) -> None:
+        start = shop.log.latest_sequence
+        for drafts, said in history:
+            append(shop.writer, drafts, said)
+        latest = shop.log.latest_sequence
+        visible = [each.sequence for each in shop.log.read(start, limit=1000) if ours(each)]
+        seen = changes(shop, key, after=start)
+        assert [each["sequence"] for each in seen] == visible
+
+        format = data.draw(st.sampled_from(NAMES))
+        asked: dict[str, Any] = {"format": format, **data.draw(FILTERS)}
+        if format == "savegress":
+            asked["preserve_transactions"] = str(data.draw(st.booleans())).lower()
+        after = start + data.draw(st.integers(0, latest - start))
+        limit = data.draw(st.integers(1, 20))
+        told = attempts(shop, key, asked | {"after": after}, limit)
+        begun = {"sequence": after, "force": True}
+        shop.http.put("/v1/cursors/mine", json=begun, headers=key).raise_for_status()
+        told += [shop.http.get("/v1/changes", params=asked | {"cursor": "mine"}, headers=key)]
+        if format != "etl" and asked.pop("preserve_transactions", "false") != "true":
+            leasing = asked | {"lease_ms": 100, "limit": limit}
+            told += [shop.http.post("/v1/cursors/mine/lease", params=leasing, headers=key)]
+        for response in told:
+            assert response.status_code == 200, response.text
+            # What was asked for is not told back.
+            assert THEIRS not in response.text, asked
+            assert THEIRS not in str(response.headers)
+
+    check()
+
+
+def attempts(
+    site: Site, key: dict[str, str], asked: dict[str, Any], limit: int
+) -> list[httpx.Response]:
+    upto = {"upto": site.log.latest_sequence}
+    feed = {"from_seq": asked["after"]}
+    include = {"include": "truncate,schema,message"}
+    get = site.http.get
+    return [
+        get("/v1/changes", params=asked | {"limit": limit}, headers=key),
+        get("/v1/changes", params=asked, headers=key | LINES),
+        get("/v1/changes/stream", params=asked | upto, headers=key),
+        get("/changefeed", params=feed | include, headers=key),
+        get("/changefeed", params=feed | {"key_prefix": f"users:{THEIRS}"}, headers=key),
+        get("/changefeed/stream", params=feed | include, headers=key),
+    ]
+
+
+# --- each rule -----------------------------------------------------------------------------------
+
+
+def test_a_deleted_row_of_which_only_the_key_is_known_is_nobodys(shop: Site) -> None:
+    key = shop.key(tenant=OURS)
+    gone = Draft(Op.DELETE, USERS, {"id": f"{OURS}-1"}, None, BeforeKind.KEY)
+    known = {"tenant_id": OURS, "id": "1"}
+    append(shop.writer, [gone, Draft(Op.DELETE, ORDERS, known, None, BeforeKind.KEY)])
+    assert [each["table"] for each in changes(shop, key)] == ["orders"]
+    assert len(changes(shop, {})) == 2
+
+
+def test_a_row_that_changes_its_tenant_is_shown_to_neither(shop: Site) -> None:
+    moved = Draft(Op.UPDATE, USERS, user(THEIRS, 1), user(OURS, 1), BeforeKind.FULL)
+    append(shop.writer, [moved])
+    for tenant in (OURS, THEIRS):
+        assert changes(shop, shop.key(tenant=tenant)) == []
+
+
+def test_a_cascade_tells_only_of_the_tenants_own_rows(shop: Site) -> None:
+    orders = [
+        {"tenant_id": tenant, "id": f"{tenant}-7", "user_id": f"{OURS}-1"}
+        for tenant in (OURS, THEIRS)
+    ]
+    append(
+        shop.writer,
+        [
+            *(Draft(Op.DELETE, ORDERS, order, None, BeforeKind.FULL) for order in orders),
+            Draft(Op.DELETE, USERS, user(OURS, 1), None, BeforeKind.FULL),
+        ],
+    )
+    [everything] = changes(shop, {}, format="entity")
+    assert len(everything["cascade"]["deleted"]) == 2
+    [event] = changes(shop, shop.key(tenant=OURS), format="entity")
+    [deleted] = event["cascade"]["deleted"]
+    assert deleted["entity_id"] == f"{OURS}:{OURS}-7"
+    assert THEIRS not in json.dumps(event)
+
+
+def test_an_annotation_names_its_root_only_to_whom_may_see_it(shop: Site) -> None:
+    inserted = [Draft(Op.INSERT, USERS, None, user(tenant, 1)) for tenant in (OURS, THEIRS)]
+    append(shop.writer, inserted, {"root": f"User:{THEIRS}-1", "user_id": "u1"})
+    for tenant, rooted in ((OURS, False), (THEIRS, True)):
+        key = shop.key(tenant=tenant)
+        [change] = changes(shop, key)
+        assert ("root" in change["metadata"]) is rooted
+        assert change["metadata"]["user_id"] == "u1"
+        [event] = changes(shop, key, format="entity")
+        assert "annotation_error" not in event["metadata"]
+
+
+def test_a_key_of_some_tables_sees_only_these(shop: Site) -> None:
+    append(shop.writer, [Draft(Op.INSERT, USERS, None, user(OURS, 1))])
+    order = {"tenant_id": OURS, "id": "1", "user_id": f"{OURS}-1"}
+    append(
+        shop.writer,
+        [
+            Draft(Op.INSERT, ORDERS, None, order),
+            Draft(Op.TRUNCATE, ORDERS, None, {}),
+            Draft(Op.TRUNCATE, USERS, None, {}),
+        ],
+    )
+    key = shop.key(tables=("public.ord*",))
+    for asked in ({}, {"tables": "*"}, {"tables": "users,orders"}):
+        assert [each["table"] for each in changes(shop, key, **asked)] == ["orders", "orders"]
+    assert changes(shop, key, tables="users") == []
+    page = shop.http.get("/changefeed", headers=key).json()
+    assert [each["metadata"]["table"] for each in page["events"]] == ["orders"]
+
+
+def test_renderings_of_one_tenant_are_not_anothers(shop: Site) -> None:
+    inserted = [Draft(Op.INSERT, USERS, None, user(tenant, 1)) for tenant in (OURS, THEIRS)]
+    append(shop.writer, inserted)
+    for tenant in (OURS, THEIRS, OURS):
+        [event] = changes(shop, shop.key(tenant=tenant), format="entity")
+        assert event["entity"]["tenant_id"] == tenant
+    assert len(changes(shop, {}, format="entity")) == 2
+
+
+# --- keys that end -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/changes/stream", "/changefeed/stream?keep_alive=true"])
+@pytest.mark.parametrize("how", ["revoked", "expired"])
+def test_a_stream_ends_within_a_second_of_its_key(shop: Site, path: str, how: str) -> None:
+    key = shop.key(seconds=1.0 if how == "expired" else None)
+    keyring = shop.service.keyring
+    ends = time.time() + 1.0
+    with Reader(shop.url + path, key) as reader:
+        shop.writer.put("users", "1")
+        reader.await_events(1)
+        if how == "revoked":
+            ends = time.time()
+            keyring.revoke(keyring.all()[-1].id)
+            shop.writer.put("users", "2")  # nothing may come any more
+        wait_until(reader.ended.is_set, timeout=5, message="the stream ends")
+        assert time.time() - ends < 1.5  # a second, and what a busy machine takes
+        assert len(reader.events) == 1
+
+
+def test_a_long_poll_ends_with_its_key(shop: Site) -> None:
+    key = shop.key(seconds=0.5)
+    begun = time.time()
+    asked = {"wait_ms": "20000"}
+    assert shop.http.get("/v1/changes", params=asked, headers=key).json()["count"] == 0
+    assert time.time() - begun < 5
