@@ -12,7 +12,18 @@ from ..formats.catalogue import Formats
 from ..keys import Key
 from ..log import Log
 from ..sources import Status
-from . import access, changefeed, changes, keys, openapi, operations, problems, records, schemas
+from . import (
+    access,
+    changefeed,
+    changes,
+    keys,
+    openapi,
+    operations,
+    problems,
+    records,
+    schemas,
+    websocket,
+)
 from .body import LARGEST_BODY
 from .feed import Feed
 from .health import Health
@@ -70,6 +81,8 @@ def create_app(
             ),
             changes.changes,  # GET  /v1/changes
             changes.changes_stream,  # GET  /v1/changes/stream
+            websocket.stream,  # GET  /v1/stream, upgraded to a WebSocket
+            websocket.upgrade,  # GET  /v1/stream, not upgraded
             records.ranges,  # GET  /v1/ranges
             records.records,  # GET  /v1/records
             records.tables,  # GET  /v1/tables
@@ -92,7 +105,7 @@ def create_app(
             access.admitted,
         ],
         middleware=[access.holding],
-        state=State({"service": service}),
+        state=State({"service": service, "streams": websocket.Streams(service)}),
         lifespan=[following],
         exception_handlers={
             problems.Refused: problems.refuse,

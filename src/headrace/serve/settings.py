@@ -5,6 +5,8 @@ from typing import Annotated
 
 import msgspec
 
+from ._wssession import Rules
+
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -19,6 +21,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_lag_seconds: Seconds = 60.0  # a source further behind is unhealthy
     stall_seconds: Seconds = 90.0  # a source silent for longer is unhealthy
     allow_remote: bool = False  # something else decides who reaches the server; no key is needed
+    websocket: Rules = Rules()
     require_key: bool = False  # also from programs on this machine
 
     @property

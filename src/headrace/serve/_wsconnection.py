@@ -1,0 +1,335 @@
+"""A client's connection: frames moved between its socket and its session.
+
+Nothing is queued for a client: the next page is read when its socket has taken the last one.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from litestar import WebSocket
+
+from ..event import Op
+from ..formats.notification import Notification
+from ._wsframes import EXTENSION, FramesProtocol, framed
+from ._wsheld import Kept, KeptSubscriptions, Start, Wants, Window
+from ._wsmessages import (
+    Auth,
+    Code,
+    Confirmed,
+    Rejected,
+    Resume,
+    Subscribe,
+    gap,
+    request_id,
+    subscription_id,
+    subscription_rejected,
+)
+from ._wssession import POLICY, Act, Check, Clock, Close, Open, Report, Send, Session, Wait
+from ._wstables import choose
+from .access import Access, authenticate
+from .feed import BLOCK
+from .filter import Filter, both
+from .grant import Grant
+from .problems import Refused
+from .service import Service
+from .subscription import Page, Subscription
+
+logger = logging.getLogger(__name__)
+
+NOTIFICATION = Notification()
+ROWS = frozenset({Op.INSERT, Op.READ, Op.UPDATE, Op.DELETE})
+PAGE_BYTES = 256 << 10  # of events on their way to one client, besides what its socket has
+COUNTED = 1024  # changes that are looked at to count what waits for a client
+LONG = 3600.0  # seconds; something always happens before
+LOOK_SECONDS = 0.5  # between two looks at the keys of those who are connected
+CLOSE_SECONDS = 2.0  # for a client to take the news that it must go
+FAILED = 1011  # a close code of RFC 6455
+
+
+class Streams:
+    """The clients that are connected now, and those that may come back."""
+
+    def __init__(self, service: Service, clock: Clock | None = None) -> None:
+        self.service = service
+        self.clock = clock or Clock()
+        self.kept = KeptSubscriptions(service.settings.websocket, self.clock.seconds)
+        self._connected: set[Connection] = set()
+        self._looking: asyncio.TimerHandle | None = None
+
+    def enter(self, connection: "Connection") -> None:
+        """A client with a key is here; it must go when the key ends."""
+        self._connected.add(connection)
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def leave(self, connection: "Connection") -> None:
+        """A client is gone."""
+        self._connected.discard(connection)
+        if not self._connected and self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    def _look(self) -> None:
+        # One look for all: that every connection looks by itself would keep a core busy.
+        self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+        for connection in self._connected:
+            if not connection.access.valid():
+                connection.stir()
+
+
+class Connection:
+    """Moves frames between a client and its session."""
+
+    __slots__ = (
+        "_delivery", "_held", "_kept", "_protocol", "_service", "_session", "_socket", "_streams",
+        "_tables", "_timer", "_wants", "access",
+    )  # fmt: skip
+
+    def __init__(self, socket: WebSocket[Any, Any, Any], streams: Streams, held: ExitStack) -> None:
+        self.access = Access()
+        self._socket = socket
+        self._streams = streams
+        self._service = streams.service
+        self._held = held  # what is let go when the connection ends
+        self._session = Session(self._service.settings.websocket, streams.clock)
+        extensions: Any = socket.scope["extensions"]
+        self._protocol: FramesProtocol = extensions[EXTENSION]["protocol"]
+        self._timer: asyncio.Timeout | None = None
+        self._delivery: asyncio.Task[None] | None = None
+        self._kept: Kept | None = None
+        self._tables = 0
+        self._wants: Wants = bool
+
+    async def run(self) -> None:
+        """Until the client leaves or must go."""
+        try:
+            while await self._turn():
+                pass
+        except OSError:
+            pass  # the client is gone
+        finally:
+            await self._stop()
+            if self._kept is not None:
+                self._streams.kept.end(self._kept)
+
+    def stir(self) -> None:
+        """Look after the connection now, although nothing came."""
+        if self._timer is not None and not self._timer.expired():
+            self._timer.reschedule(asyncio.get_running_loop().time())
+
+    async def _turn(self) -> bool:
+        """Do what follows from the time, or from the next message; False: it is over."""
+        session = self._session
+        if self._failed():
+            return await self._do(self._broken())
+        if not self.access.valid():
+            return await self._do(session.ended())
+        if self._streams.clock.seconds() >= session.next_at:
+            return await self._do(session.elapse(self._kept.sent if self._kept else None))
+        message = await self._next()
+        if message is None:
+            return True
+        if message["type"] == "websocket.disconnect":
+            return False
+        text = message.get("text")
+        going_on = await self._do(session.receive(message["bytes"] if text is None else text))
+        if self._kept is not None and session.received is not None:
+            self._kept.received = max(self._kept.received, session.received)
+        return going_on
+
+    async def _next(self) -> Any:
+        """The next message; None when it is time to do something else."""
+        wait = max(self._session.next_at - self._streams.clock.seconds(), 0.0)
+        try:
+            async with asyncio.timeout(min(wait, LONG)) as self._timer:
+                return await self._socket.receive()
+        except TimeoutError:
+            return None
+        finally:
+            self._timer = None
+
+    async def _do(self, acts: Sequence[Act]) -> bool:
+        """Do what the session asks for; False: it was the end."""
+        for act in acts:
+            if isinstance(act, Send):
+                if not await self._send(act.message):
+                    return False
+            elif isinstance(act, Check):
+                return await self._do(self._check(act.auth))
+            elif isinstance(act, Open):
+                return await self._do(await self._subscribe(act.wanted))
+            elif isinstance(act, Report):
+                return await self._do([await self._status()])
+            elif isinstance(act, Wait):
+                await asyncio.sleep(act.seconds)
+            else:
+                await self._close(act)
+                return False
+        return True
+
+    async def _send(self, message: bytes) -> bool:
+        """Send a message; False: the client takes nothing any more, and was dropped."""
+        try:
+            async with asyncio.timeout(self._service.settings.websocket.pong) as self._timer:
+                await self._protocol.write(framed([message]))
+        except TimeoutError:
+            self._protocol.abort()
+            return False
+        finally:
+            self._timer = None
+        return True
+
+    async def _close(self, close: Close) -> None:
+        await self._stop()
+        # A client that takes nothing does not take its end either.
+        asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._protocol.abort)
+        await self._socket.close(close.code, close.reason)
+
+    # --- who it is ---
+
+    def _check(self, auth: Auth) -> Sequence[Act]:
+        try:
+            self.access = self._authenticated(auth)
+            self._held.enter_context(self.access.connected())
+        except Refused as refused:
+            if refused.status_code == 429:
+                return self._session.refuse(refused.problem.message)
+            return self._session.deny()
+        if self.access.key is not None:
+            self._streams.enter(self)
+            self._held.callback(self._streams.leave, self)
+        return self._session.admit()
+
+    def _authenticated(self, auth: Auth) -> Access:
+        service = self._service
+        anybody = not service.settings.key_required and not service.keyring.all()
+        if anybody and auth.well_formed:
+            # On this machine, until the first key is made, as with requests without a key.
+            return Access()
+        return authenticate(service, auth.api_key)
+
+    # --- what it wants ---
+
+    async def _subscribe(self, wanted: Subscribe) -> Sequence[Act]:
+        try:
+            self.access.admit()
+            choice = choose(self._service.log.tables(), wanted.tables, self.access.allows)
+        except Refused as refused:
+            return [self._session.error(Rejected(Code.RATE_LIMITED, refused.problem.message))]
+        except Rejected as rejected:
+            return [Send(subscription_rejected(rejected))]
+        filter = Filter(tables=choice.globs, operations=ROWS)
+        wants = _test(filter, Grant.of(self.access), self._service)
+        start, kept = await self._start(wanted.resume, wants)
+        await self._stop()
+        if self._kept is not None and self._kept.id != kept.id:
+            self._streams.kept.drop(self._kept)
+        self._kept, self._tables, self._wants = kept, len(choice.names), wants
+        self._streams.kept.begin(kept)
+        subscription = Subscription(
+            self._service.feed,
+            NOTIFICATION,
+            filter=filter,
+            after=start.after,
+            grant=Grant.of(self.access),
+        )
+        confirmed = Confirmed(
+            id=kept.id, tables=choice.names, sequence=start.after, epoch=self._service.feed.epoch
+        )
+        if not await self._send(self._session.confirm(confirmed).message):
+            return [Close(POLICY, "not reading")]
+        self._delivery = asyncio.create_task(self._deliver(subscription, kept))
+        self._delivery.add_done_callback(lambda _: self.stir())
+        return [self._session.error(start.lost)] if start.lost else []
+
+    async def _start(self, resume: Resume | None, wants: Wants) -> tuple[Start, Kept]:
+        log = self._service.log
+        owner = self.access.key.id if self.access.key else None
+        if resume is None:
+            start = Start(log.latest_sequence)
+            return start, Kept(subscription_id(), owner, start.after, start.after)
+        kept = None
+        if resume.subscription_id is not None:
+            kept = self._streams.kept.find(resume.subscription_id, owner)
+        rules, now = self._service.settings.websocket, self._streams.clock.microseconds()
+        window = Window(log, wants, rules, now)
+        # In a thread: it may look at many changes.
+        start = await asyncio.to_thread(window.start, resume, kept, self._service.feed.epoch)
+        id = kept.id if kept else subscription_id()
+        return start, Kept(id, owner, start.after, start.after)
+
+    # --- what it gets ---
+
+    async def _deliver(self, subscription: Subscription, kept: Kept) -> None:
+        """Send what comes, as fast as the client takes it."""
+        feed, now = self._service.feed, asyncio.get_running_loop().time
+        try:
+            while not feed.closing and not subscription.ended:
+                page = await subscription.next(BLOCK, room=PAGE_BYTES)
+                await self._send_page(page)
+                kept.sent = page.scanned
+                wait = self.access.spend(len(page.deliveries)) if page.deliveries else 0.0
+                if wait:
+                    await asyncio.sleep(wait)
+                await feed.wait(subscription.scanned, now() + LONG)
+        except OSError:
+            pass  # the client is gone; whoever receives is told
+
+    async def _send_page(self, page: Page) -> None:
+        if page.gap:
+            lost = gap(*page.gap, log_first=self._service.log.first_sequence)
+            await self._protocol.write(framed([self._session.error(lost).message]))
+        if page.deliveries:
+            await self._protocol.write(framed(page.payloads))
+
+    async def _stop(self) -> None:
+        """Send no more events."""
+        if self._delivery is not None:
+            delivery, self._delivery = self._delivery, None
+            delivery.cancel()
+            await asyncio.wait([delivery])
+
+    def _failed(self) -> BaseException | None:
+        """Why no more events come; None: nothing is wrong."""
+        delivery = self._delivery
+        return delivery.exception() if delivery is not None and delivery.done() else None
+
+    def _broken(self) -> Sequence[Act]:
+        request = request_id()
+        logger.error("request=%s path=/v1/stream", request, exc_info=self._failed())
+        rejected = Rejected(Code.SERVER_ERROR, "the server failed; its log says why")
+        return [self._session.error(rejected, request=request), Close(FAILED, "server error")]
+
+    # --- how it does ---
+
+    async def _status(self) -> Send:
+        kept = self._kept
+        queued = 0 if kept is None else await self._queued(kept.sent)
+        sequence = None if kept is None else kept.sent
+        return self._session.status(queued=queued, tables=self._tables, sequence=sequence)
+
+    async def _queued(self, sent: int) -> int:
+        """How many events wait for the client.
+
+        Those of the next changes are counted; of what lies beyond, as large a share is assumed.
+        """
+        latest = self._service.log.latest_sequence
+        upto, count, at = min(latest, sent + COUNTED), 0, sent
+        while at < upto:
+            entries = await self._service.feed.read(at, upto)
+            if not entries:
+                break
+            count += sum(self._wants(entry.change) for entry in entries)
+            at = entries[-1].sequence
+        seen = max(at - sent, 1)
+        return count if at >= latest else count * (latest - sent) // seen
+
+
+def _test(filter: Filter, grant: Grant, service: Service) -> Wants:
+    entities = service.feed.entities
+    test = both(filter.predicate(entities), grant.predicate(entities))
+    assert test is not None  # the filter names tables
+    return test
