@@ -22,7 +22,7 @@ CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 30.0
 PATIENCE_SECONDS = 10.0  # a server that restarts is waited for so long
 _LONGEST_PAUSE = 1.0
-_PASSING = (502, 503, 504)  # the server, or a proxy before it, may answer later
+_PASSING = (429, 502, 503, 504)  # the server, or a proxy before it, may answer later
 
 T = TypeVar("T")
 

@@ -1,5 +1,6 @@
 """Who asks, and what they may: a key for each client, or none on this machine."""
 
+import asyncio
 import math
 import re
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from .service import Service
 from .settings import is_loopback
 
 Connection = ASGIConnection[Any, Any, Any, Any]
+
+LOOK_SECONDS = 0.5  # between two looks whether a key that waits has ended
 
 _LIKE_A_KEY = re.compile(r"cdc_[0-9a-f]{16}", re.IGNORECASE)  # also a part of one
 _KEY_NAMES = {"api_key", "apikey", "api-key", "x-api-key", "access_token", "authorization"}
@@ -88,6 +91,13 @@ class Access:
         if self.key is None or self._keyring is None:
             return 0.0
         return self._keyring.limiter.spend(self.key, events)
+
+    async def pay(self, events: int) -> None:
+        """Count events that were sent, and wait until more may be sent, or the key has ended."""
+        wait = self.spend(events)
+        while wait > 0 and self.valid():
+            await asyncio.sleep(min(wait, LOOK_SECONDS))
+            wait -= LOOK_SECONDS
 
 
 def authenticate(service: Service, secret: str | None) -> Access:

@@ -1,5 +1,6 @@
 """The server's routes."""
 
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -16,6 +17,7 @@ from . import (
     access,
     changefeed,
     changes,
+    cursors,
     keys,
     openapi,
     operations,
@@ -26,10 +28,13 @@ from . import (
 )
 from .body import LARGEST_BODY
 from .feed import Feed
+from .groups import Groups
 from .health import Health
 from .keyring import Keyring
 from .service import Service
 from .settings import ServerSettings
+
+logger = logging.getLogger(__name__)
 
 
 def create_app(
@@ -57,11 +62,18 @@ def create_app(
         health=Health(settings),
         formats=formats,
         keyring=Keyring(log, operator=operator),
+        groups=Groups(feed, log),
     )
 
     @asynccontextmanager
     async def following(app: Litestar) -> AsyncIterator[None]:
         feed.open()
+        if settings.key_required and not service.keyring.usable:
+            logger.warning(
+                "host=%s needs API keys and there is none, so every client is refused; "
+                "`headrace keys create` makes one",
+                settings.host,
+            )
         try:
             yield
         finally:
@@ -83,6 +95,12 @@ def create_app(
             changes.changes_stream,  # GET  /v1/changes/stream
             websocket.stream,  # GET  /v1/stream, upgraded to a WebSocket
             websocket.upgrade,  # GET  /v1/stream, not upgraded
+            cursors.listed,  # GET  /v1/cursors
+            cursors.cursor,  # GET  /v1/cursors/{name}
+            cursors.moved,  # PUT  /v1/cursors/{name}
+            cursors.dropped,  # DELETE /v1/cursors/{name}
+            cursors.lease,  # POST /v1/cursors/{name}/lease
+            cursors.acked,  # POST /v1/cursors/{name}/ack
             records.ranges,  # GET  /v1/ranges
             records.records,  # GET  /v1/records
             records.tables,  # GET  /v1/tables

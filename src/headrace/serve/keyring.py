@@ -43,6 +43,12 @@ class Keyring:
         """Every key of the log, also those that have ended, oldest first."""
         return sorted(self._kept.values(), key=lambda key: (key.created_at, key.id))
 
+    @property
+    def usable(self) -> bool:
+        """Whether the log has a key that opens anything now."""
+        now = self._clock()
+        return any(key.valid(now) for key in self._kept.values())
+
     def create(self, wanted: Wanted) -> Made:
         """Make a key; it is durable when this returns."""
         made = keys.make(wanted, now=self._clock())

@@ -79,4 +79,4 @@ async def _pieces(log: Log, after: int, upto: int, access: Access) -> AsyncItera
     while access.valid() and (piece := await asyncio.to_thread(log.piece, after, upto=upto)):
         yield piece.packed()
         after = piece.last
-        await asyncio.sleep(access.spend(piece.count))
+        await access.pay(piece.count)
