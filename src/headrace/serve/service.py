@@ -10,6 +10,7 @@ from ..formats.catalogue import Formats
 from ..log import Log
 from ..sources import Status
 from .feed import Feed
+from .groups import Groups
 from .health import Health
 from .keyring import Keyring
 from .settings import ServerSettings
@@ -28,6 +29,7 @@ class Service:
     health: Health
     formats: Formats
     keyring: Keyring
+    groups: Groups
 
     @classmethod
     def of(cls, connection: ASGIConnection[Any, Any, Any, Any]) -> Self:
