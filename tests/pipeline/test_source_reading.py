@@ -18,12 +18,14 @@ from headrace.errors import (
     PipelineError,
     ServerError,
 )
+from headrace.keys import Limits, Wanted
 from headrace.log import Log
 from headrace.pipeline import remote
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, Range, Reading, read
 from headrace.pipeline.remote import Server
 from headrace.serve import BackgroundServer, ServerSettings, create_app
+from headrace.serve.keyring import Keyring
 from tests.changes import Writer, opened_writer
 from tests.pipeline.reach import certificate, relaying
 
@@ -38,6 +40,7 @@ class Shop:
         self.writer = stack.enter_context(opened_writer(folder))
         settings = ServerSettings(port=0)
         app = create_app(self.log, statuses=list, copy_again=None, settings=settings)
+        self.keyring: Keyring = app.state.service.keyring
         self.server = stack.enter_context(BackgroundServer(app, settings))
         self.disk = Disk(str(folder))
         self.remote = Server(self.server.url)
@@ -220,13 +223,49 @@ def test_a_connection_that_went_stale_is_replaced_at_once(shop: Shop) -> None:
 def test_the_key_is_sent_from_the_environment_or_a_file(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SHOP_KEY", "from-env")
-    (tmp_path / "key").write_text("from-file\n")
+    one, other = (shop.keyring.create(Wanted()).secret for _ in range(2))
+    monkeypatch.setenv("SHOP_KEY", one)
+    (tmp_path / "key").write_text(f"{other}\n")
     with relaying(shop.server.url) as relay:
         Server(relay.url, key_env="SHOP_KEY").ranges(0)
-        assert b"X-API-Key: from-env\r\n" in relay.heard
+        assert f"X-API-Key: {one}\r\n".encode() in relay.heard
         Server(relay.url, key_file=str(tmp_path / "key")).ranges(0)
-        assert b"X-API-Key: from-file\r\n" in relay.heard
+        assert f"X-API-Key: {other}\r\n".encode() in relay.heard
+
+
+def test_a_key_for_everything_reads_ranges_records_and_tables(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.writer.put_many("users", 3)
+    monkeypatch.setenv("SHOP_KEY", shop.keyring.create(Wanted()).secret)
+    assert sequences(Server(shop.server.url, key_env="SHOP_KEY"), shop.all()) == [1, 2, 3]
+
+
+def test_a_key_that_reads_too_fast_is_patient(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.writer.put_many("users", 3)
+    made = shop.keyring.create(Wanted(limits=Limits(requests_per_second=4.0)))
+    monkeypatch.setenv("SHOP_KEY", made.secret)
+    server = Server(shop.server.url, key_env="SHOP_KEY")
+    assert [server.ranges(0).latest_sequence for _ in range(6)] == [3] * 6
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (Wanted(tables=("users",)), "403: this route tells of all tables"),
+        (Wanted(tenant="t1"), "403: this route tells of all tables"),
+        (None, "401: a valid API key is needed"),
+    ],
+)
+def test_another_key_is_refused_with_the_reason(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, wanted: Wanted | None, said: str
+) -> None:
+    shop.writer.put_many("users", 3)
+    secret = shop.keyring.create(wanted).secret if wanted else "cdc_" + "0" * 64
+    monkeypatch.setenv("SHOP_KEY", secret)
+    with pytest.raises(ServerError, match=said) as caught:
+        sequences(Server(shop.server.url, key_env="SHOP_KEY"), shop.all())
+    assert secret not in f"{caught.value!r} {caught.value.hint}"
 
 
 def test_a_key_that_is_not_there_is_told(shop: Shop, tmp_path: Path) -> None:
