@@ -57,6 +57,12 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int  # microseconds since 1970, as all times here
     expires_at: int | None = None
     revoked_at: int | None = None
+    first: str = ""  # id of the key that it was rotated from in the end; "": it is the first
+
+    @property
+    def holder(self) -> str:
+        """Whom it stands for: the same after every rotation."""
+        return self.first or self.id
 
     def valid(self, now: int) -> bool:
         """Whether it opens anything at this time."""
@@ -156,10 +162,10 @@ def rotate(old: Key, *, overlap: float, now: int) -> tuple[Made, Key]:
     made = make(wanted, now=now)
     lives_until = now + int(overlap * 1_000_000)
     if old.expires_at is not None:
-        # The new key may not outlive what the old one was given.
-        made = Made(made.secret, msgspec.structs.replace(made.key, expires_at=old.expires_at))
         lives_until = min(lives_until, old.expires_at)
-    return made, msgspec.structs.replace(old, expires_at=lives_until)
+    # The new key may not outlive what the old one was given.
+    new = msgspec.structs.replace(made.key, expires_at=old.expires_at, first=old.holder)
+    return Made(made.secret, new), msgspec.structs.replace(old, expires_at=lives_until)
 
 
 def find(kept: Mapping[str, Key], secret: str, *, now: int) -> Key | None:

@@ -69,4 +69,4 @@ def may(access: Access, known: Cursor) -> bool:
 
 def owner(access: Access) -> str | None:
     """Whose cursors a client makes."""
-    return None if access.key is None else access.key.id
+    return None if access.key is None else access.key.holder

@@ -9,7 +9,8 @@ ends them all. What was acked is durable.
 
 import asyncio
 import secrets
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -155,14 +156,20 @@ class Group:
                 return Acked(self._cursor, sorted(asked))
             known = asked & self._items.keys()
             done = {each for each in known if self._items[each].lease == lease}
-            # Not handed out by this group and beyond it: never leased to anybody.
+            # What this group has not come to yet, and none before a restart had acked.
             unknown = {each for each in asked if each > self._subscription.scanned}
+            unknown = {each for each in unknown if not self._was_acked(each)}
             if done:
                 await self._store(self._items.keys() - done, max(done))
             for sequence in done:
                 self._size -= sum(map(len, self._items.pop(sequence).payloads))
             self._moved.set()
             return Acked(self._cursor, sorted((known - done) | unknown))
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing comes of it any more: another has to begin."""
+        return self._ended or self._subscription.ended
 
     async def end(self) -> None:
         """Hand out nothing more, and take no acks."""
@@ -199,13 +206,28 @@ class Group:
         if room <= 0 or self._size >= WINDOW_BYTES:
             return False
         before = self._subscription.scanned
-        page = await self._subscription.next(room)
-        if page.gap:
-            self._gap = Gap(self._gap.first if self._gap else page.gap.first, page.gap.last)
-        for sequence, payload in page.deliveries:
-            if sequence > self._cursor.reached or sequence in self._waiting:
-                await self._add(sequence, payload)
+        with self._ending():
+            page = await self._subscription.next(room)
+            if page.gap:
+                self._gap = Gap(self._gap.first if self._gap else page.gap.first, page.gap.last)
+            for sequence, payload in page.deliveries:
+                if not self._was_acked(sequence):
+                    await self._add(sequence, payload)
         return self._subscription.scanned > before
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        # Cut off in the middle, this group would know less than it has read or written. The next
+        # one begins with what is on disk, as after a restart.
+        try:
+            yield
+        except BaseException:
+            self._ended = True
+            raise
+
+    def _was_acked(self, sequence: int) -> bool:
+        """Whether something beyond what this group has read was acked before a restart."""
+        return sequence <= self._cursor.reached and sequence not in self._waiting
 
     async def _add(self, sequence: int, payload: bytes) -> None:
         item = self._items.get(sequence)
@@ -246,12 +268,15 @@ class Group:
             reached=reached,
             waiting=tuple(sorted(each for each in open if each < reached)),
         )
-        # In a thread: it waits for the disk.
-        self._cursor = await asyncio.to_thread(self._log.put_cursor, cursor)
+        with self._ending():
+            # In a thread: it waits for the disk.
+            self._cursor = await asyncio.to_thread(self._log.put_cursor, cursor)
 
     async def _chance(self, until: float) -> bool:
         """Wait until something may have become free; False at `until` (loop time) or at the end."""
         now = asyncio.get_running_loop().time
+        if now() >= until:
+            return False
         ends = [item.until for item in self._items.values() if item.until > now()]
         wake = min([until, *ends, now() + 1.0])  # a second: keys end, too
         full = len(self._items) >= WINDOW or self._size >= WINDOW_BYTES
@@ -288,8 +313,8 @@ class Groups:
 
     def find(self, name: str) -> Group | None:
         """The group of a cursor; None: nobody has leased anything since the server started."""
-        found = self._groups.get(name)
-        return None if found is None else found[1]
+        _, group = self._groups.get(name, (None, None))
+        return None if group is None or group.ended else group
 
     def held(self, name: str) -> list[Held]:
         """The leases of a cursor that have not expired."""
@@ -298,8 +323,8 @@ class Groups:
 
     def asking(self, name: str, question: Hashable) -> Group | None:
         """The group of a cursor if its consumers ask this question."""
-        asked, group = self._groups.get(name, (None, None))
-        return group if asked == question else None
+        asked, _ = self._groups.get(name, (None, None))
+        return self.find(name) if asked == question else None
 
     def begin(self, cursor: Cursor, question: Hashable, subscription: Subscription) -> Group:
         """A new group, in the place of one that holds no leases."""
