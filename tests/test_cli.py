@@ -487,11 +487,17 @@ def test_check_names_a_folder_that_cannot_be_written(site: Site) -> None:
     assert "✗ data_dir" in result.stdout
 
 
-def test_check_names_an_address_that_is_open_to_the_world(site: Site) -> None:
-    site.write_config(NOWHERE, server={"host": "0.0.0.0", "port": site.port})
+@pytest.mark.parametrize(
+    ("server", "needed"),
+    [({}, False), ({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "allow_remote": True}, False)],
+)
+def test_check_tells_whether_clients_need_a_key(
+    site: Site, server: dict[str, Any], needed: bool
+) -> None:
+    site.write_config(NOWHERE, server={**server, "port": site.port})
     result = site.invoke("check")
-    assert "✗ server" in result.stdout
-    assert "allow_remote" in result.stdout
+    assert "✓ server" in result.stdout
+    assert ("clients need an API key" in result.stdout) is needed
 
 
 # --- run -----------------------------------------------------------------------------------------

@@ -329,9 +329,9 @@ def check_sinks(config: Config) -> list[Finding]:
 def _check_server(config: Config) -> Finding:
     server = config.server
     try:
-        server_settings(config)
+        needs = "; clients need an API key" if server_settings(config).key_required else ""
         if connect(config) is not None:
-            return Finding("server", True, f"runs at {server.url}")
+            return Finding("server", True, f"runs at {server.url}{needs}")
         family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
         socket.create_server((server.host, server.port), family=family).close()
     except (ConfigError, ServerError) as error:
@@ -339,4 +339,4 @@ def _check_server(config: Config) -> Finding:
     except OSError as error:
         detail = f"cannot listen on {server.host} port {server.port}: {error.strerror}"
         return Finding("server", False, detail, fix="Set another server.host or server.port.")
-    return Finding("server", True, f"port {server.port} on {server.host} is free")
+    return Finding("server", True, f"port {server.port} on {server.host} is free{needs}")

@@ -1,5 +1,6 @@
 """The keys that the server knows: read from the log once, changed only through it."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ class Keyring:
         """Read the keys; `clock` tells microseconds since 1970."""
         self.limiter = Limiter()
         self._log = log
+        self._changing = threading.Lock()  # or a rotation could bring a revoked key back
         self._clock = clock
         stored = log.keys()
         self._kept = {key.id: key for key in stored}
@@ -57,23 +59,25 @@ class Keyring:
 
     def revoke(self, id: str) -> Key | None:
         """End a key now, and the streams that live by it; None: there is none of this id."""
-        key = self._kept.get(id)
-        if key is None or key.revoked_at is not None:
-            return key
-        revoked = msgspec.structs.replace(key, revoked_at=self._clock())
-        self._put(revoked)
+        with self._changing:
+            key = self._kept.get(id)
+            if key is None or key.revoked_at is not None:
+                return key
+            revoked = msgspec.structs.replace(key, revoked_at=self._clock())
+            self._put(revoked)
         return revoked
 
     def rotate(self, id: str, *, overlap: float) -> Made | None:
         """A new key with the rights of a valid one, which ends after `overlap` seconds."""
-        now = self._clock()
-        key = self._kept.get(id)
-        if key is None or not key.valid(now):
-            return None
-        made, ending = keys.rotate(key, overlap=overlap, now=now)
-        # The new one first: whatever happens between the two, somebody holds a valid key.
-        self._put(made.key)
-        self._put(ending)
+        with self._changing:
+            now = self._clock()
+            key = self._kept.get(id)
+            if key is None or not key.valid(now):
+                return None
+            made, ending = keys.rotate(key, overlap=overlap, now=now)
+            # The new one first: whatever happens between the two, somebody holds a valid key.
+            self._put(made.key)
+            self._put(ending)
         return made
 
     def _put(self, key: Key) -> None:
