@@ -16,7 +16,7 @@ from .asked import asked_after
 from .body import read_body
 from .filter import Filter
 from .grant import Grant
-from .openapi import LAST_EVENT_ID, answers, asks
+from .openapi import LAST_EVENT_ID, NO_CURSOR, answers, asks
 from .query import UINT64, NoQuery, PollQuery, StreamQuery, read_query
 from .service import Service
 from .sse import Pace, event_stream, frames, gap_comment, resume_after
@@ -65,7 +65,7 @@ def _format(include: frozenset[Op]) -> Changefeed:
     return Changefeed(include)
 
 
-@get("/changefeed", operation_class=asks(PollQuery), responses=answers(ChangefeedPage))
+@get("/changefeed", operation_class=asks(PollQuery), responses=answers(ChangefeedPage) | NO_CURSOR)
 async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The next events; when there are none, wait for one."""
     service, access = Service.of(request), access_of(request)
@@ -91,7 +91,7 @@ async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
 @get(
     "/changefeed/stream",
     operation_class=asks(StreamQuery, header=LAST_EVENT_ID),
-    responses=answers(ChangefeedEvent, media_type="text/event-stream"),
+    responses=answers(ChangefeedEvent, media_type="text/event-stream") | NO_CURSOR,
 )
 async def stream(request: Request[Any, Any, Any]) -> Stream:
     """The same events as they come, each `data: {JSON}` with its sequence as `id:`."""

@@ -13,7 +13,7 @@ from .access import Access, access_of
 from .asked import asked_after, asked_filter, asked_format
 from .feed import BLOCK
 from .grant import Grant
-from .openapi import LAST_EVENT_ID, answers, asks
+from .openapi import LAST_EVENT_ID, NO_CURSOR, answers, asks
 from .query import ChangesQuery, ChangesStreamQuery, read_query
 from .service import Service
 from .sse import Pace, event_stream, frames, gap_event, resume_after
@@ -43,7 +43,11 @@ class EventsPage(msgspec.Struct, frozen=True):
     epoch: str
 
 
-@get("/v1/changes", operation_class=asks(ChangesQuery), responses=answers(ChangesPage | EventsPage))
+@get(
+    "/v1/changes",
+    operation_class=asks(ChangesQuery),
+    responses=answers(ChangesPage | EventsPage) | NO_CURSOR,
+)
 async def changes(request: Request[Any, Any, Any]) -> Response[Any]:
     """The next changes: one JSON document, or with `Accept: application/x-ndjson` a line each."""
     service = Service.of(request)
@@ -60,7 +64,7 @@ async def changes(request: Request[Any, Any, Any]) -> Response[Any]:
 @get(
     "/v1/changes/stream",
     operation_class=asks(ChangesStreamQuery, header=LAST_EVENT_ID),
-    responses=answers(dict[str, Any], media_type="text/event-stream"),
+    responses=answers(dict[str, Any], media_type="text/event-stream") | NO_CURSOR,
 )
 async def changes_stream(request: Request[Any, Any, Any]) -> Stream:
     """The same changes as they come, each `data: {JSON}` with its sequence as `id:`."""

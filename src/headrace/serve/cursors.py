@@ -17,7 +17,7 @@ from .asked import asked_filter, asked_format, expect_own, known_cursor, may, ow
 from .body import read_body
 from .grant import Grant
 from .groups import Group, Held
-from .openapi import answers, asks
+from .openapi import NO_CURSOR, answers, asks, problem
 from .problems import Problem, Refused, invalid_parameter
 from .query import LeaseQuery, Name, NoQuery, read_query, read_value
 from .service import Service
@@ -25,6 +25,8 @@ from .subscription import Subscription
 
 MOST_CURSORS = 1000  # of one key: each of them holds back trimming
 _NAME = Name("a cursor")
+
+_HELD = {409: problem("It is ahead, or consumers hold leases.")}
 
 
 class CursorView(msgspec.Struct, frozen=True):
@@ -92,7 +94,11 @@ async def listed(request: Request[Any, Any, Any]) -> CursorList:
     return CursorList([_view(service, cursor) for cursor in known if may(access, cursor)])
 
 
-@get("/v1/cursors/{name:str}", operation_class=asks(NoQuery), responses=answers(CursorView))
+@get(
+    "/v1/cursors/{name:str}",
+    operation_class=asks(NoQuery),
+    responses=answers(CursorView) | NO_CURSOR,
+)
 async def cursor(request: Request[Any, Any, Any]) -> CursorView:
     """How far a consumer has come."""
     read_query(request, NoQuery)
@@ -103,7 +109,7 @@ async def cursor(request: Request[Any, Any, Any]) -> CursorView:
 @put(
     "/v1/cursors/{name:str}",
     operation_class=asks(NoQuery, body=CursorPut),
-    responses=answers(CursorView),
+    responses=answers(CursorView) | _HELD,
 )
 async def moved(request: Request[Any, Any, Any]) -> CursorView:
     """Make a cursor, or note how far its consumer has come; it is durable when this answers."""
@@ -132,7 +138,7 @@ async def moved(request: Request[Any, Any, Any]) -> CursorView:
     "/v1/cursors/{name:str}",
     status_code=200,
     operation_class=asks(NoQuery),
-    responses=answers(CursorView),
+    responses=answers(CursorView) | NO_CURSOR,
 )
 async def dropped(request: Request[Any, Any, Any]) -> CursorView:
     """Forget a cursor: it no longer holds back trimming. Answers where it stood."""
@@ -149,7 +155,7 @@ async def dropped(request: Request[Any, Any, Any]) -> CursorView:
     "/v1/cursors/{name:str}/lease",
     status_code=200,
     operation_class=asks(LeaseQuery),
-    responses=answers(LeasePage),
+    responses=answers(LeasePage) | NO_CURSOR | _HELD,
 )
 async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Events for one of several consumers that share a cursor."""
@@ -178,7 +184,7 @@ async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
     "/v1/cursors/{name:str}/ack",
     status_code=200,
     operation_class=asks(NoQuery, body=Ack),
-    responses=answers(AckPage),
+    responses=answers(AckPage) | NO_CURSOR,
 )
 async def acked(request: Request[Any, Any, Any]) -> AckPage:
     """Note that a consumer is done with events that it leased; durable when this answers."""

@@ -99,6 +99,9 @@ def problem(description: str) -> ResponseSpec:
     return ResponseSpec(Problem, description=description, generate_examples=False)
 
 
+NO_CURSOR = {404: problem("There is no such cursor.")}
+
+
 def _only_there(connection: ASGIConnection[Any, Any, Any, Any], route: BaseRouteHandler) -> None:
     # Litestar adds a page of its own for every path below.
     if connection.url.path.rstrip("/") != PATH:
@@ -131,6 +134,11 @@ def _request_body(body: type[msgspec.Struct]) -> RequestBody:
     return RequestBody({"application/json": OpenAPIMediaType(schema=schema)}, required=True)
 
 
+def _item(item: dict[str, Any]) -> Schema:
+    kind = OpenAPIType(item.get("type", "string"))
+    return Schema(type=kind, minimum=item.get("minimum"), enum=item.get("enum"))
+
+
 def _field(field: dict[str, Any]) -> Schema:
     choices = field.get("anyOf", [field])
     shape = next(choice for choice in choices if choice["type"] != "null")
@@ -140,5 +148,5 @@ def _field(field: dict[str, Any]) -> Schema:
         type=kinds if len(kinds) > 1 else kinds[0],
         minimum=shape.get("minimum"),
         exclusive_minimum=shape.get("exclusiveMinimum"),
-        items=Schema(type=OpenAPIType.STRING, enum=items.get("enum")) if items else None,
+        items=_item(items) if items else None,
     )
