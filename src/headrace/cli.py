@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from .client import Page
+    from .client.client import Page
 
 LAST_SHOWN = 10  # changes that `tail` shows before it waits for more
 PIPE_WIDTH = 160
@@ -309,8 +309,9 @@ def tail(  # noqa: PLR0913, PLR0917 - an option for each thing one may ask
     as_json: AsJson = False,
 ) -> None:
     """Print changes as they come: from the running server, or without one from the log on disk."""
-    from .client import DiskChanges, Wanted
-    from .client import follow as following
+    from .client.client import Wanted
+    from .client.reading import DiskChanges
+    from .client.reading import follow as following
     from .config import load
     from .operate import open_changes
 

@@ -14,7 +14,10 @@
     │   ├── SourceReplaced     the server is not the one our position belongs to
     │   └── ProtocolError      the server sent what its protocol does not allow
     ├── ServerError            whoever asked the running server for what it refuses
-    │   └── ServerAbsent       nobody answers at the server's address
+    │   ├── ServerAbsent       nobody answers at the server's address
+    │   ├── ServerBusy         nobody: the client asks again
+    │   ├── ChangesTrimmed     the log no longer has the changes after a reader's sequence
+    │   └── FeedReplaced       the log is not the one that a reader's sequence belongs to
     ├── PipelineError          the operator of the pipeline
     │   ├── ChangesLost        the log no longer has the changes after a query's offset
     │   ├── LogReplaced        the log is not the one that a query's offset belongs to
@@ -120,7 +123,31 @@ class ServerError(HeadraceError):
 class ServerAbsent(ServerError):
     """No Headrace answers at the server's address."""
 
+    retry = True
     hint = "Start it with `headrace run`, or check server.host and server.port in the config."
+
+
+class ServerBusy(ServerError):
+    """The server cannot answer now, or the key has had what it may have for now."""
+
+    retry = True
+
+
+class ChangesTrimmed(ServerError):
+    """Changes that a reader has not read yet are no longer in the log."""
+
+    hint = "Read the tables' current rows, then go on after `last`; or give `on_gap` to be told."
+
+    def __init__(self, message: str, *, hint: str = "", first: int = 0, last: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.first = first
+        self.last = last  # both included
+
+
+class FeedReplaced(ServerError):
+    """The server has another log than a reader has read so far."""
+
+    hint = "Read the tables' current rows, then begin after sequence 0."
 
 
 class PipelineError(HeadraceError):

@@ -12,7 +12,8 @@ from urllib.parse import quote
 import msgspec
 
 from . import keys
-from .client import Changes, Client, DiskChanges
+from .client import Client
+from .client.reading import Changes, DiskChanges
 from .config import Config
 from .errors import ConfigError, LogAbsent, LogError, ServerAbsent, ServerError, SourceError
 from .event import Batch

@@ -1,0 +1,47 @@
+"""Where a server is, and what its answers mean."""
+
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ..errors import ConfigError, ServerAbsent, ServerBusy, ServerError
+
+CONNECT_SECONDS = 3.0
+ANSWER_SECONDS = 60.0
+SILENT_SECONDS = 30.0  # a stream has a heartbeat every ten
+
+_BUSY = (429, 500, 502, 503, 504)
+
+
+class Address(NamedTuple):
+    """The place that a URL names."""
+
+    host: str
+    port: int
+    tls: bool
+
+    @classmethod
+    def of(cls, url: str) -> "Address":
+        """ConfigError when it is no address of a server."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            # Not shown: it may hold a password.
+            raise ConfigError("the url must be like http://127.0.0.1:3000")
+        tls = parts.scheme == "https"
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls)
+
+
+def refusal(what: str, status: int, body: bytes) -> ServerError:
+    """The error that an answer's document describes."""
+    try:
+        document = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        document = None
+    if not isinstance(document, dict) or not {"error", "message"} <= document.keys():
+        return ServerAbsent(f"{what}, as no Headrace does")
+    kind = ServerBusy if status in _BUSY else ServerError
+    return kind(
+        f"{what}: {document['message']}",
+        hint=document.get("hint") or "",
+    )

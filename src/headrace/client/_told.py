@@ -1,0 +1,98 @@
+"""What a server tells a reader, and how far that brings it; no input or output here."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..errors import ChangesTrimmed, FeedReplaced
+
+PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before each attempt to reconnect; the last one repeats
+SEEN = 10_000  # ids that are remembered
+
+
+class Event(NamedTuple):
+    """One event, in the format that was asked for."""
+
+    id: str  # "": the format has none
+    sequence: int  # with this event, everything up to here was told: resume after it, or ack it
+    data: Any  # the decoded JSON; over gRPC the CDCEvent
+    raw: bytes = b""  # the JSON itself, with every digit; not over gRPC
+
+
+class Gap(NamedTuple):
+    """Sequences, both ends included, that were trimmed before this reader came to them."""
+
+    first: int
+    last: int
+
+
+class Opened(NamedTuple):
+    """A connection stands."""
+
+    epoch: str  # of the log: a sequence means nothing in another one
+
+
+class Scanned(NamedTuple):
+    """Nothing else was wanted up to a sequence."""
+
+    sequence: int
+
+
+Told = Event | Gap | Opened | Scanned
+
+
+class Progress:
+    """How far a reader is, over all its connections."""
+
+    def __init__(self, after: int, on_gap: Callable[[Gap], None] | None) -> None:
+        self.after = after
+        self._on_gap = on_gap
+        self._epoch = ""
+        self._attempts = 0
+        self._seen: OrderedDict[str, None] = OrderedDict()
+
+    def take(self, told: Told) -> Event | None:
+        """Note what was told; an event that is new comes back."""
+        match told:
+            case Opened(epoch):
+                self._expect_same(epoch)
+                self._attempts = 0
+            case Gap():
+                self._tell(told)
+                self.after = max(self.after, told.last)
+            case Scanned(sequence):
+                self.after = max(self.after, sequence)
+            case Event():
+                self.after = max(self.after, told.sequence)
+                return told if self._is_new(told.id) else None
+        return None
+
+    def pause(self) -> float:
+        """Seconds to wait before the next attempt to reconnect."""
+        seconds = PAUSES[min(self._attempts, len(PAUSES) - 1)]
+        self._attempts += 1
+        return seconds
+
+    def _is_new(self, id: str) -> bool:
+        if not id:
+            return True
+        if id in self._seen:
+            return False
+        self._seen[id] = None
+        if len(self._seen) > SEEN:
+            self._seen.popitem(last=False)
+        return True
+
+    def _tell(self, gap: Gap) -> None:
+        if self._on_gap is None:
+            raise ChangesTrimmed(
+                f"changes {gap.first}-{gap.last} were trimmed before they were read",
+                first=gap.first,
+                last=gap.last,
+            )
+        self._on_gap(gap)
+
+    def _expect_same(self, epoch: str) -> None:
+        if self._epoch and epoch != self._epoch:
+            raise FeedReplaced(f"the log is another one, {epoch}, and was {self._epoch}")
+        self._epoch = epoch

@@ -1,0 +1,339 @@
+"""The Python client, both of its kinds, against a real server over every transport."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from headrace.client import AsyncClient, Client, Event, Gap
+from headrace.client._asked import Asked
+from headrace.client._told import Progress, Scanned
+from headrace.errors import (
+    ChangesTrimmed,
+    ConfigError,
+    FeedReplaced,
+    ServerAbsent,
+    ServerError,
+)
+from headrace.event import Op
+from headrace.testing import wait_until
+from headrace.v1 import changefeed_pb2 as v1
+from tests.client.conftest import Place
+
+TRANSPORTS = ("sse", "grpc")
+Sleep = Callable[[float], None]
+
+
+class Both:
+    """The asynchronous client as a plain one, so that each test is for both."""
+
+    def __init__(self, url: str, key: str | None = None, *, grpc: str, sleep: Sleep) -> None:
+        async def slept(seconds: float) -> None:
+            await asyncio.to_thread(sleep, seconds)
+
+        self._runner = asyncio.Runner()
+        self._open: list[Generator[Event, None, None]] = []
+        self._client = AsyncClient(url, key, grpc=grpc, sleep=slept)
+
+    def changes(self, *tables: Any, **asked: Any) -> Iterator[Event]:
+        events = self._following(self._client.changes(*tables, **asked))
+        self._open.append(events)
+        return events
+
+    def _following(self, events: AsyncIterator[Event]) -> Generator[Event, None, None]:
+
+        async def following(events: AsyncIterator[Event]) -> Event:
+            return await anext(events)
+
+        try:
+            while True:
+                yield self._runner.run(following(events))
+        finally:
+            closing: Any = events
+            self._runner.run(closing.aclose())
+
+    def ack(self, cursor: str, event: Event | int) -> None:
+        self._runner.run(self._client.ack(cursor, event))
+
+    def close(self) -> None:
+        for events in self._open:
+            events.close()
+        self._runner.close()
+
+
+class Clients:
+    """Makes clients of one kind, whose sleep only notes the seconds and does what is scripted."""
+
+    def __init__(self, place: Place, kind: str) -> None:
+        self._place = place
+        self._kind = kind
+        self._made: list[Both] = []
+        self.slept: list[float] = []
+        self.on_sleep: Callable[[], None] = lambda: None
+
+    def __call__(self, key: str | None = None) -> Any:
+        url, grpc = self._place.url, self._place.grpc
+        if self._kind == "sync":
+            return Client(url, key, grpc=grpc, sleep=self._sleep)
+        self._made.append(Both(url, key, grpc=grpc, sleep=self._sleep))
+        return self._made[-1]
+
+    def close(self) -> None:
+        for client in self._made:
+            client.close()
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.on_sleep()
+
+
+@pytest.fixture(params=["sync", "async"])
+def clients(place: Place, request: pytest.FixtureRequest) -> Iterator[Clients]:
+    clients = Clients(place, request.param)
+    yield clients
+    clients.close()
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def take(events: Iterator[Event], count: int) -> list[int]:
+    return [event.sequence for event in itertools.islice(events, count)]
+
+
+@pytest.mark.requirement("S1-36")
+def test_every_change_comes_and_those_to_come(
+    place: Place, clients: Clients, transport: str
+) -> None:
+    place.writer.put_many("users", 300)
+    events = clients().changes(transport=transport)
+    assert take(events, 300) == list(range(1, 301))
+    for sequence in (301, 302):
+        place.writer.put("users", str(sequence))
+        assert take(events, 1) == [sequence]
+    events.close()
+    wait_until(lambda: place.service.feed.waiting == 0, message="the server has let it go")
+
+
+def test_an_event_is_what_its_format_says(place: Place, clients: Clients) -> None:
+    place.writer.put("users", "alice", big=12345678901234567890)
+    canonical = next(clients().changes())
+    assert canonical.data["after"] == {"id": "alice", "big": 12345678901234567890}
+    assert b"12345678901234567890" in canonical.raw
+    entity = next(clients().changes(format="entity"))
+    notification = next(clients().changes(format="notification"))
+    message = next(clients().changes(transport="grpc"))
+    assert isinstance(message.data, v1.CDCEvent)
+    # One id in every format, over every transport.
+    assert canonical.id == notification.id == message.id == canonical.data["id"]
+    assert entity.id == entity.data["event_id"]
+
+
+def test_tables_and_filters_hold(place: Place, clients: Clients, transport: str) -> None:
+    place.writer.put("users", "alice")
+    place.writer.put("orders", "1")
+    place.writer.put("orders", "1", Op.UPDATE)
+    place.writer.put("users", "alice", Op.UPDATE)
+    client = clients()
+    events = client.changes(["ord*"], operations=["update"], transport=transport)
+    assert take(events, 1) == [3]
+    events = client.changes(entity_type="User", event_type="entity:upd*", transport=transport)
+    assert take(events, 1) == [4]
+    assert take(client.changes(after=2, transport=transport), 2) == [3, 4]
+
+
+@pytest.mark.requirement("S3-30")
+def test_it_reconnects_after_1_2_4_and_then_every_8_seconds(
+    place: Place, clients: Clients, transport: str
+) -> None:
+    place.writer.put("users", "alice")
+    events = clients().changes(transport=transport)
+    assert take(events, 1) == [1]
+    place.stop()
+    clients.on_sleep = lambda: place.start() if len(clients.slept) == 6 else None
+    place.writer.put("users", "bob")
+    assert take(events, 1) == [2]
+    assert clients.slept == [1, 2, 4, 8, 8, 8]
+    # What has connected begins anew.
+    place.stop()
+    clients.on_sleep = place.start
+    place.writer.put("users", "carol")
+    assert take(events, 1) == [3]
+    assert clients.slept[6:] == [1]
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for(place: Place, clients: Clients) -> None:
+    place.writer.put("users", "alice")
+    place.stop()
+    clients.on_sleep = lambda: place.start() if len(clients.slept) == 2 else None
+    assert take(clients().changes(cursor="billing"), 1) == [1]
+
+
+def test_nothing_is_lost_or_repeated_while_the_server_comes_and_goes(
+    place: Place, clients: Clients, transport: str
+) -> None:
+    total, seen = 3000, list[int]()
+    stop = threading.Event()
+
+    def trouble() -> None:
+        while not stop.wait(0.3):
+            place.restart()
+
+    def write() -> None:
+        for _ in range(30):
+            place.writer.put_many("users", total // 30)
+            stop.wait(0.05)
+
+    threads = [threading.Thread(target=each) for each in (trouble, write)]
+    for thread in threads:
+        thread.start()
+    clients.on_sleep = lambda: _wait(stop)
+    try:
+        seen = take(clients().changes(transport=transport), total)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert seen == list(range(1, total + 1))
+    assert clients.slept
+
+
+@pytest.mark.requirement("S1-41")
+def test_an_event_that_comes_again_is_skipped(place: Place, clients: Clients) -> None:
+    progress = Progress(0, None)
+    first, second = Event("evt_1", 1, None), Event("evt_2", 1, None)
+    assert [progress.take(each) for each in (first, second, first, second)] == [
+        first,
+        second,
+        None,
+        None,
+    ]
+    assert progress.take(Scanned(9)) is None
+    assert progress.after == 9
+
+
+def test_an_event_without_an_id_is_never_taken_for_another() -> None:
+    progress = Progress(0, None)
+    event = Event("", 1, None)
+    assert [progress.take(event), progress.take(event)] == [event, event]
+
+
+def test_a_reader_resumes_past_what_its_filter_left_out(
+    place: Place, clients: Clients, monkeypatch: Any
+) -> None:
+    place.writer.put_many("users", 500)
+    place.writer.put("orders", "1")
+    place.writer.put_many("users", 500)
+    events = clients().changes(["orders"])
+    assert take(events, 1) == [501]
+    asked: list[int] = []
+    place.stop()
+    clients.on_sleep = place.start
+    place.writer.put("orders", "2")
+    path = Asked.path
+
+    def noting(self: Asked, after: int) -> str:
+        asked.append(after)
+        return path(self, after)
+
+    monkeypatch.setattr(Asked, "path", noting)
+    assert take(events, 1) == [1002]
+    assert asked == [1001]
+
+
+@pytest.mark.requirement("C-05")
+def test_what_was_trimmed_is_raised_or_told(place: Place, clients: Clients, transport: str) -> None:
+    place.writer.put_many("users", 10)
+    place.writer.log.trim(6)
+    with pytest.raises(ChangesTrimmed) as caught:
+        next(clients().changes(after=2, transport=transport))
+    assert (caught.value.first, caught.value.last) == (3, 5)
+    gaps: list[Gap] = []
+    events = clients().changes(after=2, transport=transport, on_gap=gaps.append)
+    assert take(events, 5) == [6, 7, 8, 9, 10]
+    assert gaps == [Gap(3, 5)]
+
+
+def test_another_log_is_noticed(place: Place, clients: Clients, transport: str) -> None:
+    place.writer.put_many("users", 5)
+    events = clients().changes(transport=transport)
+    assert take(events, 5) == [1, 2, 3, 4, 5]
+    place.replace_log()
+    with pytest.raises(FeedReplaced):
+        next(events)
+
+
+def test_a_cursor_moves_by_acks_alone(place: Place, clients: Clients, transport: str) -> None:
+    place.writer.put_many("users", 5)
+    client = clients()
+    events = client.changes(cursor="billing", transport=transport)
+    read = list(itertools.islice(events, 3))
+    client.ack("billing", read[1])
+    assert take(clients().changes(cursor="billing", transport=transport), 3) == [3, 4, 5]
+    client.ack("billing", 5)
+    place.writer.put("users", "late")
+    assert take(clients().changes(cursor="billing", transport=transport), 1) == [6]
+    [cursor] = place.writer.log.cursors()
+    assert (cursor.name, cursor.sequence) == ("billing", 5)
+    with pytest.raises(ServerError, match="billing"):
+        client.ack("billing", 1)
+
+
+def test_an_ack_waits_for_a_server_that_is_away(place: Place, clients: Clients) -> None:
+    place.writer.put_many("users", 5)
+    client = clients()
+    next(client.changes(cursor="billing"))
+    place.stop()
+    clients.on_sleep = place.start
+    client.ack("billing", 3)
+    assert clients.slept == [1]
+    assert place.writer.log.cursors()[0].sequence == 3
+
+
+def test_a_key_opens_the_server(place: Place, clients: Clients, transport: str) -> None:
+    made = place.require_key()
+    place.writer.put("users", "alice")
+    assert take(clients(made.secret).changes(transport=transport, cursor="mine"), 1) == [1]
+    for wrong in (None, "cdc_" + "0" * 64):
+        with pytest.raises(ServerError) as caught:
+            next(clients(wrong).changes(transport=transport))
+        assert not isinstance(caught.value, ServerAbsent)
+        assert "cdc_" not in str(caught.value)
+    assert clients.slept == []
+    assert made.secret not in repr(vars(clients(made.secret)))
+
+
+def test_a_revoked_key_ends_the_reading(place: Place, clients: Clients, transport: str) -> None:
+    made = place.require_key()
+    place.writer.put("users", "alice")
+    events = clients(made.secret).changes(transport=transport)
+    next(events)
+    place.service.keyring.revoke(made.key.id)
+    with pytest.raises(ServerError, match="key"):
+        next(events)
+
+
+def test_a_question_that_cannot_be_asked_is_refused_at_once(place: Place, clients: Clients) -> None:
+    client = Client(place.url)
+    for asked in ({"transport": "pigeon"}, {"transport": "grpc", "format": "entity"}):
+        wrong: Any = asked
+        with pytest.raises(ConfigError):
+            client.changes(**wrong)
+    with pytest.raises(ConfigError, match="list"):
+        client.changes("orders")
+    with pytest.raises(ConfigError, match="where gRPC answers"):
+        next(client.changes(transport="grpc"))
+    with pytest.raises(ConfigError, match="http://"):
+        Client("127.0.0.1:3000")
+    with pytest.raises(ServerError, match="format must be one of"):
+        next(clients().changes(format="no such"))
+    assert clients.slept == []
+
+
+def _wait(stop: threading.Event) -> None:
+    stop.wait(0.05)
