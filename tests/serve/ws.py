@@ -35,7 +35,7 @@ class Talk:
     def close(self) -> None:
         """Leave; where the server has closed already, websocket-client would leave the socket."""
         self.socket.close()
-        self.socket.shutdown()
+        self.socket.shutdown()  # type: ignore[no-untyped-call]
 
     def say(self, **message: Any) -> None:
         """Send a message."""

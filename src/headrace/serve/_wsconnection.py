@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from litestar import WebSocket
-
 from ..event import Op
 from ..formats.notification import Notification
-from ._wsframes import EXTENSION, FramesProtocol, framed
+from ._wsframes import FramesProtocol, framed
 from ._wsheld import Kept, KeptSubscriptions, Start, Wants, Window
 from ._wsmessages import (
     Auth,
@@ -84,19 +82,17 @@ class Connection:
     """Moves frames between a client and its session."""
 
     __slots__ = (
-        "_delivery", "_held", "_kept", "_protocol", "_service", "_session", "_socket", "_streams",
+        "_delivery", "_held", "_kept", "_protocol", "_service", "_session", "_streams",
         "_tables", "_timer", "_wants", "access",
     )  # fmt: skip
 
-    def __init__(self, socket: WebSocket[Any, Any, Any], streams: Streams, held: ExitStack) -> None:
+    def __init__(self, protocol: FramesProtocol, streams: Streams) -> None:
         self.access = Access()
-        self._socket = socket
+        self._protocol = protocol
         self._streams = streams
         self._service = streams.service
-        self._held = held  # what is let go when the connection ends
+        self._held = ExitStack()  # what is let go when the connection ends
         self._session = Session(self._service.settings.websocket, streams.clock)
-        extensions: Any = socket.scope["extensions"]
-        self._protocol: FramesProtocol = extensions[EXTENSION]["protocol"]
         self._timer: asyncio.Timeout | None = None
         self._delivery: asyncio.Task[None] | None = None
         self._kept: Kept | None = None
@@ -106,8 +102,9 @@ class Connection:
     async def run(self) -> None:
         """Until the client leaves or must go."""
         try:
-            while await self._turn():
-                pass
+            with self._held:
+                while await self._turn():
+                    pass
         except OSError:
             pass  # the client is gone
         finally:
@@ -145,7 +142,7 @@ class Connection:
         wait = max(self._session.next_at - self._streams.clock.seconds(), 0.0)
         try:
             async with asyncio.timeout(min(wait, LONG)) as self._timer:
-                return await self._socket.receive()
+                return await self._protocol.receive()
         except TimeoutError:
             return None
         finally:
@@ -186,7 +183,9 @@ class Connection:
         await self._stop()
         # A client that takes nothing does not take its end either.
         asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._protocol.abort)
-        await self._socket.close(close.code, close.reason)
+        await self._protocol.send(
+            {"type": "websocket.close", "code": close.code, "reason": close.reason}
+        )
 
     # --- who it is ---
 

@@ -1,12 +1,13 @@
 """WebSocket frames as they are written to a socket, without the server's own copy of each event.
 
-Uvicorn speaks the protocol. It takes one message at a time, and has no way to give up a client
-that reads nothing; both are added here.
+Uvicorn speaks the protocol. It takes one message at a time, keeps all that the handshake needed,
+and has no way to give up a client that reads nothing; that is different here.
 """
 
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -38,6 +39,8 @@ def _head(size: int) -> bytes:
 class FramesProtocol(WebSocketsSansIOProtocol):
     """Uvicorn's protocol, which an app may also give frames."""
 
+    conversation: Callable[[], Awaitable[None]] | None = None  # what follows the handshake
+
     def handle_connect(self, event: Request) -> None:
         """Answer an upgrade; the app finds this object in its scope."""
         super().handle_connect(event)
@@ -47,6 +50,22 @@ class FramesProtocol(WebSocketsSansIOProtocol):
             extensions = self.scope["extensions"]
             assert extensions is not None
             extensions[EXTENSION] = {"protocol": self}
+
+    async def run_asgi(self) -> None:
+        """Let the app do the handshake; then, with all of that forgotten, talk.
+
+        Within the app's routing, middleware and request an idle client would take twice the memory.
+        """
+        app: Any = self.app
+
+        async def call(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            if self.conversation is not None:
+                del scope, self.scope, self.request, self.response
+                await self.conversation()
+
+        self.app = call
+        await super().run_asgi()
 
     async def write(self, frames: bytes) -> None:
         """Write frames as soon as the client has taken most of what came before."""

@@ -6,7 +6,6 @@ Whoever moves the frames tells the session what came and how late it is, and doe
 """
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -106,7 +105,7 @@ class Session:
         self._began = now = self._clock.seconds()
         self._auth_by = now + rules.auth
         self._admitted = False
-        self._pings: deque[_Ping] = deque()  # unanswered, oldest first
+        self._pings: list[_Ping] = []  # unanswered, oldest first
         self._ping_at = self._status_at = 0.0
         self._room, self._filled = float(MESSAGES_AT_ONCE), now
         self.received: int | None = None  # the client surely has everything up to this sequence
@@ -192,7 +191,7 @@ class Session:
     def confirm(self, confirmed: messages.Confirmed) -> Send:
         """A subscription stands: what was sent before it says nothing of how far it has come."""
         self.received = None
-        self._pings = deque(ping._replace(sent=None) for ping in self._pings)
+        self._pings = [ping._replace(sent=None) for ping in self._pings]
         return Send(messages.subscription_confirmed(confirmed))
 
     def error(self, rejected: Rejected, *, request: str | None = None) -> Send:
@@ -235,7 +234,7 @@ class Session:
         """Answers the ping of the same time and those before it; with another time, all."""
         known = any(ping.timestamp == pong.timestamp for ping in self._pings)
         while self._pings:
-            ping = self._pings.popleft()
+            ping = self._pings.pop(0)
             if known and ping.sent is not None:
                 # Frames keep their order: who has the ping has what was sent before it.
                 self.received = max(ping.sent, self.received or 0)

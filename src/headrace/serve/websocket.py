@@ -4,13 +4,13 @@
 output; `_wsconnection` moves the frames.
 """
 
-from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 from litestar import Request, Response, WebSocket, get, websocket
 
 from ._wsconnection import Connection, Streams
+from ._wsframes import EXTENSION, FramesProtocol
 from .access import OPEN
 from .openapi import asks
 from .problems import Problem, Refused
@@ -37,15 +37,16 @@ async def upgrade(request: Request[Any, Any, Any]) -> Response[Problem]:
 
 @websocket("/v1/stream", opt=OPEN)
 async def stream(socket: WebSocket[Any, Any, Any]) -> None:
-    """One client's connection, from the upgrade to its end."""
+    """The handshake; the conversation follows when this has returned."""
     try:
         read_query(socket, NoQuery)
     except Refused as refused:
         await _refuse(socket, refused)
         return
+    extensions: Any = socket.scope["extensions"]
+    protocol: FramesProtocol = extensions[EXTENSION]["protocol"]
     await socket.accept()
-    with ExitStack() as held:
-        await Connection(socket, socket.app.state.streams, held).run()
+    protocol.conversation = Connection(protocol, socket.app.state.streams).run
 
 
 async def _refuse(socket: WebSocket[Any, Any, Any], refused: Refused) -> None:
