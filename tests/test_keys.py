@@ -39,7 +39,16 @@ def test_a_key_is_found_by_its_secret_alone() -> None:
     kept = by_hash(one.key, other.key)
     assert keys.find(kept, one.secret, now=NOW) == one.key
     assert keys.find(kept, other.secret, now=NOW) == other.key
-    for wrong in ("", "cdc_", one.key.hash, one.key.id, one.secret[:-1], one.secret.upper(), "ä"):
+    for wrong in (
+        "",
+        "cdc_",
+        one.key.hash,
+        one.key.id,
+        one.secret[:-1],
+        one.secret.upper(),
+        "ä",
+        "\ud800",
+    ):
         assert keys.find(kept, wrong, now=NOW) is None
 
 
@@ -106,6 +115,8 @@ def test_durations_read_as_people_write_them() -> None:
         Wanted(seconds=1e12),
         Wanted(limits=Limits(connections=0)),
         Wanted(limits=Limits(requests_per_second=-1.0)),
+        Wanted(limits=Limits(requests_per_second=1e-300)),
+        Wanted(limits=Limits(connections=10**30)),
         Wanted(limits=Limits(events_per_second=float("inf"))),
         Wanted(limits=Limits(events_per_second=float("nan"))),
     ],

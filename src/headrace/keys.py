@@ -6,7 +6,6 @@ hash. Keys that are unknown, expired or revoked are told apart by nobody outside
 
 import hashlib
 import hmac
-import math
 import re
 import secrets
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ PREFIX = "cdc_"
 _SHAPE = re.compile(r"cdc_[0-9a-f]{64}")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_SECONDS = 100 * 365 * 86_400
+LEAST, MOST = 0.001, 1_000_000_000  # of any limit
 LONGEST_TEXT = 200  # characters of a name, a glob or a tenant
 _DURATION = re.compile(r"(?P<number>\d{1,12})(?P<unit>[smhd])")
 
@@ -206,8 +206,12 @@ def _check(wanted: Wanted) -> None:
         raise ConfigError("a key with cdc:admin cannot be held to tables or to a tenant")
     if wanted.seconds is not None and not 0 < wanted.seconds <= LONGEST_SECONDS:
         raise ConfigError("a key must live for at least a second, and at most for 100 years")
-    if any(limit is not None and not 0 < limit < math.inf for limit in wanted.limits.given()):
-        raise ConfigError("the limits of a key must be greater than 0; leave out what has none")
+    for limit in wanted.limits.given():
+        if limit is not None and not LEAST <= limit <= MOST:
+            raise ConfigError(
+                f"a key's limit must be from {LEAST} to {MOST}, and is {limit}; leave out what "
+                "has none"
+            )
 
 
 def _hash(secret: str) -> str:

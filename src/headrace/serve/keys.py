@@ -20,7 +20,7 @@ from .service import Service
 
 logger = logging.getLogger(__name__)
 
-Rate = Annotated[float, msgspec.Meta(gt=0)] | None
+Rate = Annotated[float, msgspec.Meta(ge=keys.LEAST, le=keys.MOST)] | None
 
 
 class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,7 +31,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: str | None = None
     scopes: tuple[Literal["cdc:read", "cdc:admin"], ...] = ("cdc:read",)
     expires: str | None = None  # such as 90d; None: when it is revoked
-    connections: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    connections: Annotated[int, msgspec.Meta(ge=1, le=keys.MOST)] | None = None
     requests_per_second: Rate = None
     events_per_second: Rate = None
 

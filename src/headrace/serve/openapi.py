@@ -147,6 +147,6 @@ def _field(field: dict[str, Any]) -> Schema:
     return Schema(
         type=kinds if len(kinds) > 1 else kinds[0],
         minimum=shape.get("minimum"),
-        exclusive_minimum=shape.get("exclusiveMinimum"),
+        maximum=shape.get("maximum"),
         items=_item(items) if items else None,
     )
