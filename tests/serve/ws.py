@@ -17,6 +17,8 @@ class Talk:
 
     def __init__(self, url: str, **options: Any) -> None:
         address = url.replace("http://", "ws://") + "/v1/stream"
+        # It looks at every byte in Python; json.loads would find wrong ones too.
+        options["skip_utf8_validation"] = True
         self.socket = websocket.create_connection(
             address, timeout=20, suppress_origin=True, **options
         )
