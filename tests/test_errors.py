@@ -49,6 +49,8 @@ def test_an_error_explains_itself_with_its_hint_on_a_line_of_its_own() -> None:
 def test_only_what_does_not_answer_is_tried_again() -> None:
     assert {kind for kind in ERRORS if kind.retry} == {
         errors.SourceUnavailable,
+        errors.ServerAbsent,
+        errors.ServerBusy,
         errors.LogUnreachable,
         errors.SinkUnavailable,
     }

@@ -306,8 +306,8 @@ def test_a_reader_that_does_not_read_costs_little_and_delays_nobody(
         request = v1.SubscribeRequest(limit=300)
         fast = ChangeFeedStub(other).Subscribe(request, timeout=60)
         assert sequences(fast) == list(range(1, 301))
-        # The first page is in memory that all share; no second one is taken for it.
-        assert opened[0].scanned < 150
+        # A page, what gRPC holds for it, and what its own side took in: 100 KB each.
+        assert opened[0].scanned < 60
         slow.cancel()
 
 

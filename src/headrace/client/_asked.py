@@ -44,6 +44,8 @@ class Asked:
         own = FORMATS[transport]
         if transport != "sse" and format not in (None, own):
             raise ConfigError(f"over {transport} events come as {own}, and not as {format!r}")
+        if transport == "websocket" and (filters or not tables):
+            raise ConfigError("over websocket tables must be named, and there are no other filters")
         return cls(tuple(tables), transport, format or own, {**filters})
 
     def path(self, after: int) -> str:

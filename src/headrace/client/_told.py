@@ -46,6 +46,8 @@ class Progress:
 
     def __init__(self, after: int, on_gap: Callable[[Gap], None] | None) -> None:
         self.after = after
+        self.begun = after > 0  # whether it has a place to go on from
+        self.last_id = ""
         self._on_gap = on_gap
         self._epoch = ""
         self._attempts = 0
@@ -57,6 +59,7 @@ class Progress:
             case Opened(epoch):
                 self._expect_same(epoch)
                 self._attempts = 0
+                self.begun = True
             case Gap():
                 self._tell(told)
                 self.after = max(self.after, told.last)
@@ -64,8 +67,13 @@ class Progress:
                 self.after = max(self.after, sequence)
             case Event():
                 self.after = max(self.after, told.sequence)
+                self.last_id = told.id
                 return told if self._is_new(told.id) else None
         return None
+
+    def begin(self, after: int) -> None:
+        """Go on from where a cursor stands."""
+        self.after, self.begun = after, True
 
     def pause(self) -> float:
         """Seconds to wait before the next attempt to reconnect."""

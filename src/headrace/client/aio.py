@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from ..errors import ServerAbsent, ServerError
 from ..secret import Secret
-from . import _rpc
+from . import _rpc, _talk
 from ._address import SILENT_SECONDS, Address
 from ._asked import Asked, Filters, cursor_path
 from ._http import Answer, Question, ask
@@ -73,9 +73,9 @@ class AsyncClient:
         while True:
             try:
                 if cursor is not None:
-                    progress.after = await self._stands(cursor, progress.after)
+                    progress.begin(await self._stands(cursor, progress.after))
                     cursor = None
-                async with aclosing(self._told(asked, progress.after)) as stream:
+                async with aclosing(self._told(asked, progress)) as stream:
                     async for told in stream:
                         if (event := progress.take(told)) is not None:
                             yield event
@@ -96,10 +96,14 @@ class AsyncClient:
             await self.put(cursor_path(cursor), {"sequence": after})
         return known.get(cursor, after)
 
-    def _told(self, asked: Asked, after: int) -> AsyncGenerator[Told, None]:
+    def _told(self, asked: Asked, progress: Progress) -> AsyncGenerator[Told, None]:
+        after = progress.after
         if asked.transport == "grpc":
             target = _rpc.Target(self._grpc, self._key)
             return _rpc.subscribed_async(target, asked.message(after))
+        if asked.transport == "websocket":
+            conversation = _talk.Conversation(self._key, asked.tables, progress)
+            return _talk.talked_async(self.url, conversation)
         return self._streamed(asked.path(after), after)
 
     async def _streamed(self, path: str, after: int) -> AsyncGenerator[Told, None]:

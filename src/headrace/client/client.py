@@ -11,7 +11,7 @@ import msgspec
 
 from ..errors import ServerAbsent, ServerError
 from ..secret import Secret
-from . import _rpc
+from . import _rpc, _talk
 from ._address import ANSWER_SECONDS, CONNECT_SECONDS, SILENT_SECONDS, Address, refusal
 from ._asked import Asked, Filters, cursor_path
 from ._sse import Lines
@@ -71,7 +71,8 @@ class Client:
         after 1, 2, 4 and then every 8 seconds, and goes on where it was. What was trimmed before
         it was read is told to `on_gap`; without that, ChangesTrimmed is raised. No `format` means
         the one of the transport: canonical over sse, notification over websocket, protobuf over
-        grpc.
+        grpc. Over websocket, tables are named, a reader without a place to go on from begins with
+        what is new, and the server holds five minutes for it.
         """
         asked = Asked.of(tables, transport, format, filters)
         return self._followed(asked, cursor, Progress(after, on_gap))
@@ -133,9 +134,9 @@ class Client:
         while True:
             try:
                 if cursor is not None:
-                    progress.after = self._stands(cursor, progress.after)
+                    progress.begin(self._stands(cursor, progress.after))
                     cursor = None
-                with closing(self._told(asked, progress.after)) as stream:
+                with closing(self._told(asked, progress)) as stream:
                     for told in stream:
                         if (event := progress.take(told)) is not None:
                             yield event
@@ -156,9 +157,13 @@ class Client:
             self.put(cursor_path(cursor), {"sequence": after})
         return known.get(cursor, after)
 
-    def _told(self, asked: Asked, after: int) -> Generator[Told, None, None]:
+    def _told(self, asked: Asked, progress: Progress) -> Generator[Told, None, None]:
+        after = progress.after
         if asked.transport == "grpc":
             return _rpc.subscribed(_rpc.Target(self._grpc, self._key), asked.message(after))
+        if asked.transport == "websocket":
+            conversation = _talk.Conversation(self._key, asked.tables, progress)
+            return _talk.talked(self.url, conversation)
         return self._streamed(asked.path(after), after)
 
     def _streamed(self, path: str, after: int) -> Generator[Told, None, None]:

@@ -38,6 +38,7 @@ Asked = v1.SubscribeRequest | v1.PollRequest
 
 IDLE_SECONDS = 15.0  # after which a reader that wanted nothing hears how far that was
 LOOK_SECONDS = 0.5  # at a key that may have ended
+PAGE_BYTES = 512 << 10  # of events on their way to one subscriber
 LARGEST_PAGE = 3 << 20  # clients refuse a message of more than 4 MiB unless told otherwise
 
 _WILD = re.compile(r"[*?[]")
@@ -94,7 +95,8 @@ class ChangeFeed:
             subscription = self._subscription(request, access)
             await context.send_initial_metadata(self._metadata())
             sent, told = 0, request.after
-            async for whole in subscription.follow(until=math.inf, idle=IDLE_SECONDS):
+            pages = subscription.follow(until=math.inf, idle=IDLE_SECONDS, room=PAGE_BYTES)
+            async for whole in pages:
                 page = _cut(whole, request.limit - sent if request.limit else 0)
                 await _write(_messages(page, told), access, context)
                 sent, told = sent + len(page.deliveries), page.scanned

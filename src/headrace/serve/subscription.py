@@ -104,12 +104,14 @@ class Subscription:
             page = Page(following.deliveries, following.scanned, page.gap or following.gap)
         return page
 
-    async def follow(self, *, until: float, idle: float) -> AsyncIterator[Page]:
+    async def follow(
+        self, *, until: float, idle: float, room: int = PAGE_BYTES
+    ) -> AsyncIterator[Page]:
         """Pages as they come, until `until` (loop time); an empty one after `idle` idle seconds."""
         now = asyncio.get_running_loop().time
         beat = now() + idle
         while not self._feed.closing:
-            page = await self.next(BLOCK, until=beat)
+            page = await self.next(BLOCK, until=beat, room=room)
             if page.deliveries or page.gap or now() >= beat:
                 yield page
                 beat = now() + idle
