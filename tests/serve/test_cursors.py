@@ -350,6 +350,21 @@ def test_acks_outlive_a_restart_and_leases_do_not(tmp_path: Path) -> None:
         assert held(again) == [1, 2, 4, 5]
 
 
+def test_what_waited_at_a_restart_waits_after_the_next_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "WINDOW", 3)
+    site.writer.put_many("users", 9)
+    # As a group leaves it that had acked all but these.
+    site.log.put_cursor(Cursor("jobs", 0, 0, reached=8, waiting=(1, 2, 7)))
+    first = lease(site, limit=1)
+    assert held(first) == [1]
+    ack(site, first)
+    kept = site.log.cursor("jobs")
+    assert kept is not None
+    assert (kept.sequence, kept.waiting) == (1, (2, 7))
+
+
 def test_a_group_holds_a_bounded_number_of_events(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,7 +472,11 @@ STEPS = st.one_of(
 )
 
 
-def test_every_event_is_acked_in_its_rows_order_whatever_happens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", [3, 1000])
+def test_every_event_is_acked_in_its_rows_order_whatever_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    monkeypatch.setattr(sharing, "WINDOW", window)
     with opened_writer(tmp_path / "log") as writer:
 
         @settings(max_examples=150, deadline=None)

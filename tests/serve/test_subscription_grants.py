@@ -172,6 +172,17 @@ def test_an_annotation_names_its_root_only_to_whom_may_see_it(shop: Site) -> Non
         assert "annotation_error" not in event["metadata"]
 
 
+def test_a_tenant_never_hears_of_a_truncate(shop: Site) -> None:
+    # A stream that begins within the statement tells of all its tables.
+    said = {"relations": [7, USERS.relation]}
+    append(shop.writer, [Draft(Op.TRUNCATE, each, None, said) for each in (ORDERS, USERS)])
+    key = shop.key(tenant=OURS)
+    kinds = [each["type"] for each in changes(shop, key, format="etl", after=1)]
+    assert kinds == ["Commit"]
+    kinds = [each["type"] for each in changes(shop, {}, format="etl", after=1)]
+    assert "Truncate" in kinds
+
+
 def test_a_key_of_some_tables_sees_only_these(shop: Site) -> None:
     append(shop.writer, [Draft(Op.INSERT, USERS, None, user(OURS, 1))])
     order = {"tenant_id": OURS, "id": "1", "user_id": f"{OURS}-1"}
