@@ -17,19 +17,23 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from headrace.config import parse
 from headrace.errors import ConfigError
 from headrace.event import Op
+from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts
 from headrace.formats.protobuf import cdc_event
 from headrace.keys import Limits, Wanted
 from headrace.log import Log
+from headrace.model import Model
+from headrace.run import server_settings
 from headrace.serve import BackgroundServer, ServerSettings, create_app, rpcs
 from headrace.serve.service import Service
 from headrace.serve.subscription import Subscription
 from headrace.testing import wait_until
 from headrace.v1 import changefeed_pb2 as v1
 from headrace.v1.changefeed_pb2_grpc import ChangeFeedStub
-from tests.changes import Writer, opened_writer
+from tests.changes import Writer, make_change, opened_writer
 
 OPEN = ServerSettings(port=0, grpc_port=0)
 KEYED = ServerSettings(port=0, grpc_port=0, require_key=True)
@@ -39,9 +43,11 @@ LIMIT = ("grpc.max_receive_message_length", -1)
 class Place:
     """A server with gRPC, the log behind it, and a client."""
 
-    def __init__(self, log: Log, stack: ExitStack, settings: ServerSettings) -> None:
+    def __init__(
+        self, log: Log, stack: ExitStack, settings: ServerSettings, formats: Formats | None
+    ) -> None:
         self.log = log
-        app = create_app(log, statuses=list, copy_again=None, settings=settings)
+        app = create_app(log, statuses=list, copy_again=None, settings=settings, formats=formats)
         self.service: Service = app.state.service
         self.server = stack.enter_context(BackgroundServer(app, settings))
         self.target = self.server.grpc_target
@@ -62,9 +68,11 @@ class Place:
 
 
 @contextmanager
-def serving(log: Log, settings: ServerSettings = OPEN) -> Iterator[Place]:
+def serving(
+    log: Log, settings: ServerSettings = OPEN, formats: Formats | None = None
+) -> Iterator[Place]:
     with ExitStack() as stack:
-        yield Place(log, stack, settings)
+        yield Place(log, stack, settings, formats)
 
 
 @pytest.fixture
@@ -171,6 +179,18 @@ def test_rows_read_by_a_copy_are_inserts(place: Place, writer: Writer) -> None:
     writer.put("users", "alice", Op.READ)
     assert len(place.poll(operations=[v1.INSERT]).events) == 1
     assert len(place.poll(operations=[v1.UPDATE]).events) == 0
+
+
+def test_events_come_together_for_who_wants_that(place: Place, writer: Writer) -> None:
+    writer.put_many("users", 600)
+    responses = list(place.subscribe(limit=600, together=True))
+    alone = [response.event for response in place.subscribe(limit=600)]
+    assert [event for response in responses for event in response.events] == alone
+    assert len(responses) < 10
+    for number in range(12):
+        writer.put("users", str(number), photo="x" * 1_000_000)
+    responses = list(place.subscribe(after=600, limit=12, together=True))
+    assert [len(response.events) for response in responses] == [1] * 12  # each below 4 MiB
 
 
 @pytest.mark.requirement("C-05")
@@ -417,6 +437,29 @@ def test_events_come_no_faster_than_the_key_may_have_them(keyed: Place, writer: 
     assert refusal(lambda: keyed.poll(key))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
     keyed.service.keyring.revoke(name)
     assert refusal(call)[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_tenants_key_sees_its_own_rows_alone(writer: Writer) -> None:
+    formats = Formats(model=Model(tenant="name"))
+    with serving(writer.log, KEYED, formats) as place:
+        for tenant in ("t1", "t2"):
+            writer.put("users", tenant, name=tenant)
+            row = {"id": tenant, "name": tenant}
+            gone = make_change(Op.DELETE, table=writer.table("users"), key=row, before=row)
+            writer.append([gone])
+        key, _ = place.key(tenant="t1")
+        asked: list[dict[str, Any]] = [{}, {"tenant_id": "t2"}, {"tables": ["*"]}]
+        told = [[event.sequence for event in place.poll(key, **each).events] for each in asked]
+        assert told == [[1, 2], [], [1, 2]]
+        assert take(place.subscribe(key, limit=2), 2) == [1, 2]
+
+
+def test_the_config_says_where_it_listens(tmp_path: Path) -> None:
+    source = {"type": "postgres", "url": "postgresql://localhost/shop"}
+    content = {"sources": {"shop": source}, "server": {"grpc_port": 50051}}
+    assert server_settings(parse(content, folder=tmp_path, environment={})).grpc_port == 50051
+    del content["server"]
+    assert server_settings(parse(content, folder=tmp_path, environment={})).grpc_port is None
 
 
 # --- what tools ask for --------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Asked:
         filters = dict(self.filters)
         operations = [_known(name) for name in filters.pop("operations", ())]
         return v1.SubscribeRequest(
-            after=after, tables=self.tables, operations=operations, **filters
+            after=after, tables=self.tables, operations=operations, together=True, **filters
         )
 
 

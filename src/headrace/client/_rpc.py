@@ -58,7 +58,7 @@ def subscribed(target: Target, request: v1.SubscribeRequest) -> Generator[Told, 
         try:
             yield from _opened(call.initial_metadata())
             for response in call:
-                yield _told(response)
+                yield from _told(response)
         except grpc.RpcError as error:
             raise _failed(target, error) from error
         finally:
@@ -76,7 +76,8 @@ async def subscribed_async(
             for opened in _opened(await call.initial_metadata()):
                 yield opened
             async for response in call:
-                yield _told(response)
+                for told in _told(response):
+                    yield told
         except grpc.RpcError as error:
             raise _failed(target, error) from error
         finally:
@@ -89,14 +90,13 @@ def _opened(metadata: Any) -> list[Opened]:
     return [Opened(value) for name, value in metadata or () if name == "x-headrace-epoch"]
 
 
-def _told(response: v1.SubscribeResponse) -> Told:
+def _told(response: v1.SubscribeResponse) -> list[Told]:
     match response.WhichOneof("told"):
-        case "event":
-            event = response.event
-            return Event(event.id, event.sequence, event)
         case "gap":
-            return Gap(response.gap.first, response.gap.last)
-    return Scanned(response.scanned)
+            return [Gap(response.gap.first, response.gap.last)]
+        case "scanned":
+            return [Scanned(response.scanned)]
+    return [Event(event.id, event.sequence, event) for event in response.events]
 
 
 def _failed(target: Target, error: Any) -> ServerError:

@@ -29,7 +29,7 @@ BEGIN: Operation
 COMMIT: Operation
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields")
+    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "together")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class SubscribeRequest(_message.Message):
     TENANT_ID_FIELD_NUMBER: _ClassVar[int]
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    TOGETHER_FIELD_NUMBER: _ClassVar[int]
     after: int
     tables: _containers.RepeatedScalarFieldContainer[str]
     operations: _containers.RepeatedScalarFieldContainer[Operation]
@@ -50,17 +51,20 @@ class SubscribeRequest(_message.Message):
     tenant_id: str
     trigger: str
     changed_fields: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ...) -> None: ...
+    together: bool
+    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ..., together: _Optional[bool] = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
-    __slots__ = ("event", "scanned", "gap")
+    __slots__ = ("event", "scanned", "gap", "events")
     EVENT_FIELD_NUMBER: _ClassVar[int]
     SCANNED_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
     event: CDCEvent
     scanned: int
     gap: Gap
-    def __init__(self, event: _Optional[_Union[CDCEvent, _Mapping]] = ..., scanned: _Optional[int] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ...) -> None: ...
+    events: _containers.RepeatedCompositeFieldContainer[CDCEvent]
+    def __init__(self, event: _Optional[_Union[CDCEvent, _Mapping]] = ..., scanned: _Optional[int] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ..., events: _Optional[_Iterable[_Union[CDCEvent, _Mapping]]] = ...) -> None: ...
 
 class PollRequest(_message.Message):
     __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "wait_ms")
