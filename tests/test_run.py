@@ -94,10 +94,9 @@ def test_a_source_is_told_of_once_a_phase(caplog: pytest.LogCaptureFixture) -> N
     ]
 
 
-def test_an_address_open_to_the_world_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"server\.host"):
-        Run(config(tmp_path, server=Server(host="0.0.0.0")))
-    assert list(tmp_path.iterdir()) == []
+def test_an_address_open_to_the_world_needs_keys() -> None:
+    assert server_settings(config(server=Server(host="0.0.0.0"))).key_required
+    assert not server_settings(config()).key_required
 
 
 def test_formats_know_the_log_the_servers_and_the_model() -> None:
@@ -125,4 +124,6 @@ def test_every_setting_of_the_server_reaches_it() -> None:
     )
     settings = server_settings(config(server=server, enabled=False, batch_size=7))
     told = msgspec.structs.asdict(settings)
+    del told["websocket"]  # the document's own numbers, which no config changes
+    del told["websocket"]  # its times are the protocol's own, and only tests change them
     assert told == {**msgspec.structs.asdict(server), "enabled": False, "batch_size": 7}
