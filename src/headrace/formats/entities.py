@@ -9,7 +9,6 @@ import msgspec
 from ..event import Change, Op
 from ..model import Model
 from ._entityrows import CARRIED, Row, Shape
-from ._pick import picked
 from ._said import Said, as_text, read
 from ._tables import PerTable
 from .entity import EVENT_TYPES, EntityFilter, trigger
@@ -18,14 +17,17 @@ from .facts import Facts
 _columns = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _string = msgspec.json.Decoder(str).decode
 
+_TENANTS_KEPT = 16_384
+
 Test = Callable[[Change], bool]
 
 
 class Entities:
-    """The changes of an installation as its model sees them."""
+    """The changes of one log as the model sees them."""
 
     def __init__(self, model: Model) -> None:
         facts = Facts()
+        self._tenants: dict[int, str | None] = {}  # by sequence: many readers ask the same
         self._shape: PerTable[Shape] = PerTable(lambda table: Shape(table, model, facts))
 
     def wanted(self, by: EntityFilter) -> Test:
@@ -46,18 +48,28 @@ class Entities:
         Every image must say the same. Where a row's key was replaced, the old row must say it
         too: it might have been another tenant's.
         """
+        try:
+            return self._tenants[change.sequence]
+        except KeyError:
+            tenant = self._found_tenant(change)
+        if len(self._tenants) >= _TENANTS_KEPT:
+            self._tenants.clear()
+        if change.sequence:
+            self._tenants[change.sequence] = tenant
+        return tenant
+
+    def _found_tenant(self, change: Change) -> str | None:
         column = self._shape(change.table).entity.tenant
         if column is None or change.op._value_ not in CARRIED:
             return None
+        read = _reader(column)
         images = (change.after, change.before, change.key)
-        told = {
-            None if raw == b"null" else _string(as_text(raw))
-            for image in images
-            if image is not None and (raw := _value(image, column))
-        }
-        if len(told) != 1 or _replaced_unseen(change, column):
+        told = {raw for image in images if image is not None and (raw := read(image))}
+        # The same value may be written in two ways, "a" and "\u0061".
+        texts = {None if raw == b"null" else _string(as_text(raw)) for raw in told}
+        if len(texts) != 1 or _replaced_unseen(change, read):
             return None
-        return told.pop()
+        return texts.pop()
 
     def without_root(self, change: Change) -> Change:
         """The same, not naming the row that its transaction is about, unless it is this row."""
@@ -111,16 +123,26 @@ def _said(metadata: bytes | None) -> Said:
     return read(metadata)
 
 
-def _value(image: bytes, column: str) -> bytes:
-    """What an image holds in a column, as JSON; nothing where it lacks the column."""
-    return bytes(_columns(picked(image, (column,))).get(column, b""))
+@lru_cache(maxsize=1000)
+def _reader(column: str) -> Callable[[bytes], bytes]:
+    """What reads a column of an image, as JSON; nothing where the image lacks it."""
+    value = msgspec.field(name=column, default=msgspec.UNSET)
+    try:
+        row = msgspec.defstruct("Row", [("value", msgspec.Raw | msgspec.UnsetType, value)])
+    except ValueError:  # no field may be called so
+        return lambda image: bytes(_columns(image).get(column, b""))
+    decode = msgspec.json.Decoder(row).decode
+
+    def read(image: bytes) -> bytes:
+        found: msgspec.Raw | msgspec.UnsetType = decode(image).value  # type: ignore[attr-defined]
+        return b"" if found is msgspec.UNSET else bytes(found)
+
+    return read
 
 
-def _replaced_unseen(change: Change, column: str) -> bool:
+def _replaced_unseen(change: Change, read: Callable[[bytes], bytes]) -> bool:
     """Whether the old image names another row than the new one, and not whose that was."""
-    if change.op is not Op.UPDATE or not change.before or not change.key:
-        return False
-    if _value(change.before, column):
+    if change.op is not Op.UPDATE or not change.before or not change.key or read(change.before):
         return False
     key, old = _columns(change.key), _columns(change.before)
     return any(name in old and old[name] != raw for name, raw in key.items())

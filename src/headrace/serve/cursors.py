@@ -166,6 +166,7 @@ async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
     leased = await group.lease(
         query.consumer, limit=query.limit, seconds=seconds, wait=query.wait_ms / 1000
     )
+    access.spend(len(leased.deliveries))
     body = b'{"lease":%b,"consumer":%b,"expires_at":%d,"events":[%b],"sequence":%d,' % (
         msgspec.json.encode(leased.id or None),
         msgspec.json.encode(query.consumer),
