@@ -13,8 +13,10 @@ from typing import Any
 import jsonschema
 import pytest
 import websocket
+from hypothesis import HealthCheck, given, settings
 from referencing import Registry, Resource
 
+from headrace.errors import LogError
 from headrace.event import Op
 from headrace.formats.catalogue import schemas
 from headrace.keys import Limits, Wanted
@@ -24,6 +26,7 @@ from headrace.serve._wssession import Rules
 from headrace.serve.keyring import Keyring
 from headrace.testing import wait_until
 from tests.changes import make_change
+from tests.serve import tenants
 from tests.serve.conftest import Site, Sites
 from tests.serve.ws import ANY_KEY, Message, Talk
 
@@ -546,14 +549,79 @@ def test_secrets_are_in_no_log(shop: Site, caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.requirement("S3-23")
+@pytest.mark.parametrize("where", ["subscription.Subscription._take", "_wsconnection.choose"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_failure_of_ours_is_told_without_details(
-    shop: Site, talk: Talk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shop: Site,
+    talk: Talk,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    where: str,
 ) -> None:
     talk.subscribe("orders")
-    monkeypatch.setattr("headrace.serve.subscription.Subscription._take", lambda *_, **__: 1 // 0)
+    monkeypatch.setattr(f"headrace.serve.{where}", lambda *_, **__: 1 // 0)
+    if where == "_wsconnection.choose":
+        talk.say(type="subscribe", tables=["orders"])
     shop.writer.put("orders", "1")
-    error = talk.hear()
-    assert (error["type"], error["error"]) == ("error", "server_error")
+    error = talk.await_type("error")
+    assert error["error"] == "server_error"
     assert "Zero" not in json.dumps(error)
     assert talk.closed()[0] == 1011
     assert error["requestId"] in caplog.text
+
+
+@pytest.mark.requirement("S3-24")
+def test_a_log_that_cannot_be_read_is_told(
+    shop: Site, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object, **__: object) -> None:
+        raise LogError("the log cannot be read")
+
+    talk.subscribe("orders")
+    monkeypatch.setattr("headrace.serve.feed.Feed.read", unreadable)
+    shop.writer.put("orders", "1")
+    error = talk.hear()
+    assert (error["error"], error["message"]) == ("service_degraded", "the log cannot be read")
+    assert problems(error, "fromServer") == []
+    assert talk.closed()[0] == 1011
+
+
+def test_a_server_that_stops_says_so(shop: Site, talk: Talk) -> None:
+    talk.subscribe("orders")
+    shop.server.stop()
+    assert talk.closed()[0] == 1012
+
+
+# --- tenants -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(history=tenants.HISTORIES)
+def test_a_tenant_gets_its_own_rows_and_nothing_of_others(
+    tenants_site: Site, history: list[tuple[list[tenants.Draft], dict[str, Any] | None]]
+) -> None:
+    site = tenants_site
+    with Talk(site.url) as talk:
+        talk.auth(key(site, tenant=tenants.OURS))
+        before = talk.subscribe("users", "orders", "colours")["sequence"]
+        for drafts, said in history:
+            tenants.append(site.writer, drafts, said)
+        # One of ours, so that the end is seen.
+        mark = {"id": f"{tenants.OURS}-end", "tenant_id": tenants.OURS, "name": "", "status": ""}
+        tenants.append(site.writer, [tenants.Draft(Op.INSERT, tenants.USERS, None, mark)])
+        expected = [change.id for change in site.log.read(before) if tenants.ours(change)]
+        events = talk.events(len(expected))
+    assert [event["eventId"] for event in events] == expected
+    assert tenants.THEIRS not in json.dumps(events)
+
+
+@pytest.fixture
+def tenants_site(sites: Sites) -> Site:
+    """A server of two tenants' rows."""
+    site = sites(formats=tenants.FORMATS)
+    for table in (tenants.USERS, tenants.ORDERS, tenants.COLOURS):
+        site.log.register(table)
+    return site

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from ..errors import HeadraceError
 from ..event import Op
 from ..formats.notification import Notification
 from ._wsframes import FramesProtocol, framed
@@ -107,6 +108,9 @@ class Connection:
                     pass
         except OSError:
             pass  # the client is gone
+        except Exception as error:
+            await self._do(self._broken(error))
+            raise
         finally:
             await self._stop()
             if self._kept is not None:
@@ -120,8 +124,8 @@ class Connection:
     async def _turn(self) -> bool:
         """Do what follows from the time, or from the next message; False: it is over."""
         session = self._session
-        if self._failed():
-            return await self._do(self._broken())
+        if failure := self._failed():
+            return await self._do(self._broken(failure))
         if not self.access.valid():
             return await self._do(session.ended())
         if self._streams.clock.seconds() >= session.next_at:
@@ -296,10 +300,12 @@ class Connection:
         delivery = self._delivery
         return delivery.exception() if delivery is not None and delivery.done() else None
 
-    def _broken(self) -> Sequence[Act]:
+    def _broken(self, failure: BaseException) -> Sequence[Act]:
         request = request_id()
-        logger.error("request=%s path=/v1/stream", request, exc_info=self._failed())
+        logger.error("request=%s path=/v1/stream", request, exc_info=failure)
         rejected = Rejected(Code.SERVER_ERROR, "the server failed; its log says why")
+        if isinstance(failure, HeadraceError):  # something that Headrace stands on
+            rejected = Rejected(Code.SERVICE_DEGRADED, str(failure))
         return [self._session.error(rejected, request=request), Close(FAILED, "server error")]
 
     # --- how it does ---
