@@ -61,7 +61,7 @@ def test_a_client_that_reads_nothing_costs_little(crowd: Site) -> None:
     with Talk(crowd.url) as talk:  # everything is in memory now that is kept for all
         talk.auth().subscribe("orders", resume={"lastSequence": crowd.log.latest_sequence - 1000})
         talk.events(1000)
-    assert [each.transport.get_write_buffer_size() < MOST for each in connected(crowd)]
+    assert all(each.transport.get_write_buffer_size() < MOST for each in connected(crowd))
     kept_for_all = 2 * (32 << 20)  # blocks, and what they were encoded to
     assert psutil.Process().memory_info().rss - before < kept_for_all + STUCK * MOST
 

@@ -15,7 +15,7 @@ from ._wsmessages import Rejected, Resume
 from ._wssession import Rules
 
 MOST_KEPT = 20_000  # subscriptions; about 0.5 KB each
-MOST_SCANNED = 200_000  # changes that are searched for an event, about a second's work
+MOST_SCANNED = 100_000  # changes that are searched for an event, about half a second's work
 
 _READ = 1024  # changes at once
 
@@ -158,9 +158,8 @@ class Window:
         return any(map(self.wants, self._backwards(position, after)))
 
     def _find(self, event: str, *, after: int, upto: int) -> int | None:
-        """The sequence of an event that was sent to this subscription."""
-        after = max(after, upto - MOST_SCANNED)
-        for change in self._backwards(after, upto):
+        """The sequence of an event that was sent to this subscription; None: it was not found."""
+        for change in self._backwards(max(after, upto - MOST_SCANNED), upto):
             if self.wants(change) and change.id == event:
                 return change.sequence
         return None
