@@ -29,7 +29,6 @@ def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.requirement("S1-36")
 def test_every_change_comes_and_those_to_come(
     place: Place, clients: Clients, transport: str
 ) -> None:
@@ -127,7 +126,7 @@ def test_nothing_is_lost_or_repeated_while_the_server_comes_and_goes(
 
 
 @pytest.mark.requirement("S1-41")
-def test_an_event_that_comes_again_is_skipped(place: Place, clients: Clients) -> None:
+def test_an_event_that_comes_again_is_skipped() -> None:
     progress = Progress(0, None)
     first, second = Event("evt_1", 1, None), Event("evt_2", 1, None)
     assert [progress.take(each) for each in (first, second, first, second)] == [

@@ -21,7 +21,6 @@ def rows(events: Iterable[Event]) -> list[str]:
     return [event.data["data"]["id"] for event in events]
 
 
-@pytest.mark.requirement("S3-26", "S3-35")
 def test_it_hears_of_what_is_new(place: Place, clients: Clients) -> None:
     place.writer.put("users", "old")
     events = clients().changes(["users"], **WS)
@@ -34,7 +33,7 @@ def test_it_hears_of_what_is_new(place: Place, clients: Clients) -> None:
     assert got[0].data["type"] == "cdc_event"
 
 
-@pytest.mark.requirement("S3-30", "S3-31")
+@pytest.mark.requirement("S3-30")
 def test_it_reconnects_and_goes_on_without_loss_or_repeat(place: Place, clients: Clients) -> None:
     place.writer.put("users", "0")
     events = clients().changes(["users"], after=1, **WS)
@@ -59,7 +58,7 @@ def test_a_cursor_is_where_it_begins(place: Place, clients: Clients) -> None:
     assert all(event.sequence == 3 for event in got)
 
 
-@pytest.mark.requirement("S3-32", "C-05")
+@pytest.mark.requirement("C-05")
 def test_what_is_no_longer_held_is_raised_or_told(place: Place, clients: Clients) -> None:
     place.writer.put_many("users", 10)
     place.writer.log.trim(6)

@@ -3,7 +3,7 @@
 import http.client
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, Unpack
 from urllib.parse import urlencode
 
@@ -197,6 +197,7 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             raise ServerAbsent(f"the server at {self.url} went away") from error
 
+    @contextmanager
     def _request(
         self,
         method: str,
@@ -205,24 +206,25 @@ class Client:
         body: object = None,
         accept: str = "application/json",
         seconds: float = ANSWER_SECONDS,
-    ) -> http.client.HTTPResponse:
+    ) -> Iterator[http.client.HTTPResponse]:
         host, port, tls = self._address
         kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
-        connection = kind(host, port, timeout=CONNECT_SECONDS)
         headers = {"Accept": accept, "Connection": "close"}
         if self._key is not None:
             headers["X-API-Key"] = self._key.reveal()
         if body is not None:
             headers["Content-Type"] = "application/json"
-        try:
-            connection.connect()
-            connection.sock.settimeout(seconds)
-            content = None if body is None else msgspec.json.encode(body)
-            connection.request(method, path, content, headers)
-            return connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise ServerAbsent(f"no Headrace answers at {self.url}") from error
+        with closing(kind(host, port, timeout=CONNECT_SECONDS)) as connection:
+            try:
+                connection.connect()
+                connection.sock.settimeout(seconds)
+                content = None if body is None else msgspec.json.encode(body)
+                connection.request(method, path, content, headers)
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                raise ServerAbsent(f"no Headrace answers at {self.url}") from error
+            with answer:
+                yield answer
 
     def _json(self, path: str, answer: http.client.HTTPResponse) -> Any:
         self._expect_success(path, answer)
