@@ -24,6 +24,7 @@ from .subscription import Delivery, Gap, Subscription
 
 WINDOW = 1000  # events; what lies further beyond the lowest that is not acked has to wait
 WINDOW_BYTES = 8 << 20
+PROGRESS = 10_000  # changes that a filter left out while a consumer waits, until that is kept
 
 
 class Touch(NamedTuple):
@@ -143,9 +144,12 @@ class Group:
                 items = await self._free(limit)
                 if items:
                     return self._handed(items, consumer, seconds)
-                await self._note_progress()
+                # Not for every commit that a filter leaves out: each time waits for the disk.
+                await self._note_progress(PROGRESS)
             if not await self._chance(until):
                 break
+        async with self._turn:
+            await self._note_progress(1)
         return Lease("", [], self._cursor, self._told_gap())
 
     async def ack(self, lease: str, sequences: Iterable[int]) -> Acked:
@@ -252,9 +256,11 @@ class Group:
         gap, self._gap = self._gap, None
         return gap
 
-    async def _note_progress(self) -> None:
+    async def _note_progress(self, least: int) -> None:
         """Let a cursor pass what its filter leaves out, so that it does not hold back trimming."""
-        if not self._items and self._subscription.scanned > self._cursor.sequence:
+        if self._ended or self._items:
+            return
+        if self._subscription.scanned - self._cursor.sequence >= least:
             await self._store(set(), 0)
 
     async def _store(self, open: set[int], done: int) -> None:
