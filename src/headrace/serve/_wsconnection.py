@@ -5,6 +5,7 @@ Nothing is queued for a client: the next page is read when its socket has taken 
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -42,7 +43,6 @@ NOTIFICATION = Notification()
 ROWS = frozenset({Op.INSERT, Op.READ, Op.UPDATE, Op.DELETE})
 PAGE_BYTES = 256 << 10  # of events on their way to one client, besides what its socket has
 COUNTED = 1024  # changes that are looked at to count what waits for a client
-LONG = 3600.0  # seconds; something always happens before
 LOOK_SECONDS = 0.5  # between two looks at the keys of those who are connected
 CLOSE_SECONDS = 2.0  # for a client to take the news that it must go
 FAILED = 1011  # a close code of RFC 6455
@@ -145,7 +145,7 @@ class Connection:
         """The next message; None when it is time to do something else."""
         wait = max(self._session.next_at - self._streams.clock.seconds(), 0.0)
         try:
-            async with asyncio.timeout(min(wait, LONG)) as self._timer:
+            async with asyncio.timeout(wait) as self._timer:
                 return await self._protocol.receive()
         except TimeoutError:
             return None
@@ -268,7 +268,7 @@ class Connection:
 
     async def _deliver(self, subscription: Subscription, kept: Kept) -> None:
         """Send what comes, as fast as the client takes it."""
-        feed, now = self._service.feed, asyncio.get_running_loop().time
+        feed = self._service.feed
         try:
             while not feed.closing and not subscription.ended:
                 page = await subscription.next(BLOCK, room=PAGE_BYTES)
@@ -277,7 +277,7 @@ class Connection:
                 wait = self.access.spend(len(page.deliveries)) if page.deliveries else 0.0
                 if wait:
                     await asyncio.sleep(wait)
-                await feed.wait(subscription.scanned, now() + LONG)
+                await feed.wait(subscription.scanned, math.inf)
         except OSError:
             pass  # the client is gone; whoever receives is told
 

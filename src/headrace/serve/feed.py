@@ -5,6 +5,7 @@ sequences, the blocks used last stay in memory, and each keeps what it was encod
 """
 
 import asyncio
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -125,7 +126,7 @@ class Feed:
         """Until the log goes beyond `after`; False at `until` (loop time) or when closing."""
         self.waiting += 1
         try:
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(None if until == math.inf else until):
                 while self.log.latest_sequence <= after and not self.closing:
                     await self._arrival.wait()
         except TimeoutError:
