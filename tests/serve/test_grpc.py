@@ -1,6 +1,8 @@
 """The changefeed over gRPC, asked by grpcio's own clients."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -37,6 +39,16 @@ from tests.changes import Writer, make_change, opened_writer
 
 OPEN = ServerSettings(port=0, grpc_port=0)
 KEYED = ServerSettings(port=0, grpc_port=0, require_key=True)
+NOT_READING = """
+import sys, time, grpc
+from headrace.v1 import changefeed_pb2 as v1
+from headrace.v1.changefeed_pb2_grpc import ChangeFeedStub
+call = ChangeFeedStub(grpc.insecure_channel(sys.argv[1])).Subscribe(v1.SubscribeRequest())
+call.initial_metadata()
+time.sleep(1)
+print("subscribed", flush=True)
+time.sleep(60)
+"""
 LIMIT = ("grpc.max_receive_message_length", -1)
 
 
@@ -329,6 +341,22 @@ def test_a_reader_that_does_not_read_costs_little_and_delays_nobody(
         # A page, what gRPC holds for it, and what its own side took in: 100 KB each.
         assert opened[0].scanned < 60
         slow.cancel()
+
+
+def test_a_reader_that_vanishes_is_let_go_and_is_no_failure(
+    place: Place, writer: Writer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(200):
+        writer.put("users", str(number), photo="x" * 100_000)
+    with subprocess.Popen(
+        [sys.executable, "-c", NOT_READING, place.target], stdout=subprocess.PIPE
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"subscribed\n"
+        client.kill()  # while the server waits to write
+    assert len(place.poll(after=190).events) == 10
+    place.server.stop()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_the_server_stops_although_a_client_does_not_read(place: Place, writer: Writer) -> None:

@@ -228,7 +228,11 @@ async def _write(messages: list[bytes], access: Access, context: Context) -> Non
         if not access.valid():
             raise unauthenticated()
         # It waits until the client has room for it, and so do we.
-        await context.write(message)
+        try:
+            await context.write(message)
+        except grpc.aio.InternalError as error:
+            # The client vanished meanwhile: the call ends as one that it has cancelled.
+            raise asyncio.CancelledError from error
 
 
 def _messages(page: Page, told: int, *, together: bool) -> list[bytes]:
