@@ -362,6 +362,8 @@ def test_an_update_with_an_old_key_tells_the_values_that_it_knows() -> None:
     assert operation["changed_fields"] == ["id", "email"]
     assert operation["changed_field_values"] == {"id": {"before": "u1", "after": "u2"}}
     assert event["metadata"] == {"before_kind": "key"}
+    same = render_one(transaction(with_before({"id": "u2"}, BeforeKind.KEY)))["operation"]
+    assert same["changed_field_values"] == {}
 
 
 @pytest.mark.requirement("C-03")

@@ -124,6 +124,9 @@ def test_a_parent_may_be_named_by_another_unique_column() -> None:
         deleted(badges, id="b1", email="a@b"),
         deleted(badges, id="b2", email="u1"),
     ) == {"User:u1": ["Badge:b1"], "Badge:b2": []}
+    # Nothing is not a name.
+    nameless = [deleted(USERS, id="u1", email=None), deleted(badges, id="b1", email=None)]
+    assert families(*nameless) == {"User:u1": [], "Badge:b1": []}
     # The parent's own row must tell it, too.
     assert families(deleted_by_key(USERS, id="u1"), deleted(badges, id="b1", email="a@b")) == {
         "User:u1": [],
@@ -193,6 +196,15 @@ def test_of_a_circle_the_lowest_sequence_is_told() -> None:
 def test_what_hangs_on_a_circle_folds_into_it_whatever_came_first() -> None:
     steps = [folder("x", "b"), folder("b", "a"), folder("y", "x"), folder("a", "b")]
     assert families(*steps) == {"Folder:b": ["Folder:x", "Folder:y", "Folder:a"]}
+
+
+@pytest.mark.requirement("C-07")
+def test_of_a_circle_and_another_parent_the_lowest_sequence_counts() -> None:
+    def both(id: str, a: str | None, b: str | None) -> Step:
+        return deleted(NODES, id=id, a=a, b=b)
+
+    steps = [both("1", "2", None), both("2", "1", None), both("3", None, None), both("4", "3", "1")]
+    assert families(*steps) == {"Node:1": ["Node:2", "Node:4"], "Node:3": []}
 
 
 NODES = make_entity_table("nodes", "a", "b", references=[to("nodes", "a"), to("nodes", "b")])

@@ -204,7 +204,7 @@ def netted(rows: Sequence[Row]) -> Row:
         return last
     after: Columns = {}
     for row in rows:
-        after = after | row.after if row.after else {}
+        after |= row.after
     change = msgspec.structs.replace(
         last.change,
         op=first.change.op if created else Op.DELETE if deleted else Op.UPDATE,

@@ -70,10 +70,10 @@ class Kinship:
         heads = [at for at, parents in enumerate(self._parents) if not parents]
         reached = self.below(heads)
         # What is left are circles and what hangs on them. A depth-first walk comes back last from
-        # a row of a topmost circle, and above such a row there is nothing but its circle.
+        # the row at which it entered a topmost circle, which is the one with the lowest sequence.
         for at in self._came_back_last(reached):
             if at not in reached:
-                heads.append(min(_reached([at], self._parents)))
+                heads.append(at)
                 reached |= self.below([at])
         return sorted(heads)
 
@@ -108,11 +108,9 @@ def _reached(rows: Iterable[int], steps: Sequence[Sequence[int]]) -> set[int]:
 
 
 def _parents(rows: Sequence[Row]) -> list[list[int]]:
-    """For each row, those that it names."""
+    """For each row, those that it names; one that names itself is a circle of its own."""
     named = _named(rows)
-    return [
-        sorted({at for at in _references(row, named) if at != own}) for own, row in enumerate(rows)
-    ]
+    return [sorted(set(_references(row, named))) for row in rows]
 
 
 _Named = dict[tuple[Place, tuple[str, ...], Values], int]

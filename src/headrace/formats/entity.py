@@ -147,7 +147,7 @@ def _row_by_row(rows: Sequence[Row], telling: "_Telling") -> list[Rendered]:
 
 def _cascade(row: Row, below: Sequence[Row]) -> bytes:
     """What a row takes with it; the same for all of a table that take nothing."""
-    alone = None if below or row.shape.affected else row.shape.alone.get(row.operation)
+    alone = None if below else row.shape.alone.get(row.operation)
     if alone is not None:
         return alone
     cascade = Cascade(row)
