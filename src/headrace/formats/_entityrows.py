@@ -38,7 +38,7 @@ class Shape:
         entity = model.entity(table)
         self.table = table
         self.entity = entity
-        self.id = entity.id
+        self.only_id = entity.id[0] if len(entity.id) == 1 else None
         self.label = _encode(entity.name)
         self.affected = model.affected_entities
         self.included = model.selection.includes(entity.name)
@@ -138,7 +138,8 @@ class Row:
         self.operation = CARRIED[change.op._value_]
         self.before = _columns(change.before) if change.before else {}
         self.after = _columns(change.after) if change.after else {}
-        self.id = self._id()  # as a JSON string
+        only = shape.only_id and self.value(shape.only_id)
+        self.id = as_text(bytes(only)) if only else self._id()  # as a JSON string
 
     @property
     def name(self) -> str:
@@ -187,9 +188,7 @@ class Row:
         return names if shown is None else tuple(filter(shown.__contains__, names))
 
     def _id(self) -> bytes:
-        columns = self.shape.id
-        if len(columns) == 1 and (only := self.value(columns[0])) is not None:
-            return as_text(bytes(only))
+        columns = self.shape.entity.id
         values = {column: value for column in columns if (value := self.value(column)) is not None}
         if not columns or len(values) < len(columns):
             return _encode(primary_key(self.change))

@@ -170,6 +170,7 @@ class _Telling:
             said.session_id,
         )
         self._user = b"" if said.user is None else b',"user":%b' % said.user
+        self._trigger = None if said.trigger is None else said.trigger.encode()
 
     def doubt(self, problem: str) -> None:
         """Say in every event what is wrong with the annotation."""
@@ -190,7 +191,7 @@ class _Telling:
             shape.label,
             _entity(row),
             operation.encode(),
-            self._trigger(change, hung=hung),
+            self._trigger or _trigger(change, hung=hung),
             self._time,
             _OPERATIONS[operation](row),
             cascade,
@@ -198,19 +199,12 @@ class _Telling:
         )
         return Rendered(change.sequence, one_line(payload))
 
-    def _trigger(self, change: Change, *, hung: bool) -> bytes:
-        if self.said.trigger is not None:
-            return self.said.trigger.encode()
-        if change.op is _READ:
-            return b"data_migration"
-        return b"cascade_delete" if hung else b"admin_action"
-
     def _metadata(self, row: Row) -> bytes:
         """What is known, and nothing else."""
         said, change = self.said, row.change
         copied = change.op is _READ
         partly = change.before_kind is not _FULL and row.operation != "CREATE"
-        unchanged = row.unchanged()
+        unchanged = row.unchanged() if change.unchanged else ()
         if said is SILENCE and not (copied or partly or unchanged):
             return b""
         custom = _members(said.custom, b'"snapshot":true' if copied else b"")
@@ -224,6 +218,13 @@ class _Telling:
             if said.annotation_error
             else b"",
         )
+
+
+def _trigger(change: Change, *, hung: bool) -> bytes:
+    """Why something happened, where nobody says."""
+    if change.op is _READ:
+        return b"data_migration"
+    return b"cascade_delete" if hung else b"admin_action"
 
 
 def _members(*members: bytes) -> bytes:
