@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -86,27 +86,34 @@ def streamed(stream: DataFrame, checkpoint: Path) -> list[Row]:
     return rows
 
 
+def random_history(count: int) -> list[list[Change]]:
+    """So many transactions, for one run of Spark to stand them all."""
+    history: list[list[Change]] = []
+
+    @settings(max_examples=count, phases=[Phase.generate], database=None)
+    @given(generated.transactions())
+    def draw(transaction: list[Change]) -> None:
+        history.append(transaction)
+
+    draw()
+    return history
+
+
 @pytest.mark.slow
 @pytest.mark.requirement("S1-42")
-@given(data=st.data())
-@settings(max_examples=2, suppress_health_check=list(HealthCheck))
 def test_events_are_those_of_the_format_however_changes_are_split(
-    data: Any, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+    spark: SparkSession, writer: Writer, tmp_path: Path
 ) -> None:
-    history = data.draw(st.lists(generated.transactions(), min_size=5, max_size=20))
-    parts, most = data.draw(st.integers(1, 5)), data.draw(st.integers(10, 40))
-    folder = tmp_path_factory.mktemp("entities")
-    with opened_writer(folder / "log") as writer:
-        write(writer, history)
-        changes = log_of(spark, folder / "log")
-        assert events(entities(changes, MODEL, FACTS).collect()) == expected(writer)
-        torn = entities(in_any_order(changes, parts), MODEL, FACTS)
-        assert events(torn.collect()) == expected(writer)
-        stream = spark.readStream.format("headrace").options(
-            path=str(folder / "log"), maxChangesPerBatch=most
-        )
-        torn = entities(stream.load().repartition(parts, F.xxhash64("id")), MODEL, FACTS)
-        assert events(streamed(torn, folder / "checkpoint")) == expected(writer)
+    write(writer, random_history(150))
+    changes = log_of(spark, writer.log.path)
+    assert events(entities(changes, MODEL, FACTS).collect()) == expected(writer)
+    torn = entities(in_any_order(changes, 5), MODEL, FACTS)
+    assert events(torn.collect()) == expected(writer)
+    stream = spark.readStream.format("headrace").options(
+        path=str(writer.log.path), maxChangesPerBatch=200
+    )
+    torn = entities(stream.load().repartition(3, F.xxhash64("id")), MODEL, FACTS)
+    assert events(streamed(torn, tmp_path / "checkpoint")) == expected(writer)
 
 
 def batch_of(changes: list[Change]) -> pa.RecordBatch:
