@@ -1,6 +1,7 @@
 """The entity format: what a transaction did beside the change that an event is about."""
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.event import Op, Reference, Table
+from headrace.formats.entity import Entity
 from headrace.model import EntityType, Model, Parent, Selection
 from tests.formats.entities import (
     COMMENTS,
@@ -597,6 +599,17 @@ def test_a_long_chain_folds_without_recursion() -> None:
     }
     steps[-1] = folder(str(depth - 1), "0")
     assert {top: len(below) for top, below in families(*steps).items()} == {"Folder:0": depth - 1}
+
+
+def test_many_families_that_share_what_hangs_on_them_fold_in_no_time() -> None:
+    count = 8000
+    own = [deleted(NODES, id=f"h{n}", a=f"h{n}", b=None) for n in range(count)]
+    chain = [deleted(NODES, id=f"c{n}", a=f"c{n - 1}", b=f"h{n}") for n in range(count)]
+    changes = transaction(*own, *chain)
+    began = time.process_time()
+    events = Entity().render(changes)
+    assert time.process_time() - began < 4  # the square of these would be ten seconds
+    assert len(events) == count
 
 
 def tables(*names: str) -> list[Table]:

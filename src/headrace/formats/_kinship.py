@@ -63,7 +63,9 @@ class Kinship:
 
     def below(self, rows: Iterable[int]) -> set[int]:
         """Every row that hangs on one of these, at whatever depth, and these themselves."""
-        return _reached(rows, self._children)
+        reached: set[int] = set()
+        self._reach(rows, reached)
+        return reached
 
     def heads(self) -> list[int]:
         """The rows that hang on no other; of a circle, the one with the lowest sequence."""
@@ -74,8 +76,18 @@ class Kinship:
         for at in self._came_back_last(reached):
             if at not in reached:
                 heads.append(at)
-                reached |= self.below([at])
+                self._reach([at], reached)
         return sorted(heads)
+
+    def _reach(self, rows: Iterable[int], reached: set[int]) -> None:
+        """Add rows and all that hang on them; what is reached already is not entered again."""
+        waiting = [at for at in rows if at not in reached]
+        reached.update(waiting)
+        while waiting:
+            for at in self._children[waiting.pop()]:
+                if at not in reached:
+                    reached.add(at)
+                    waiting.append(at)
 
     def _told(self, at: int) -> int:
         return at if self._rows[at].shape.included else -1
@@ -94,17 +106,6 @@ class Kinship:
                     seen.add(child)
                     path.append((child, iter(self._children[child])))
         return order[::-1]
-
-
-def _reached(rows: Iterable[int], steps: Sequence[Sequence[int]]) -> set[int]:
-    reached = set(rows)
-    waiting = list(reached)
-    while waiting:
-        for at in steps[waiting.pop()]:
-            if at not in reached:
-                reached.add(at)
-                waiting.append(at)
-    return reached
 
 
 def _parents(rows: Sequence[Row]) -> list[list[int]]:
