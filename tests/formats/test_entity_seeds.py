@@ -11,7 +11,8 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from headrace.config import parse
+from headrace.config import Cdc, parse
+from headrace.errors import ConfigError
 from headrace.event import Change
 from headrace.formats.catalogue import schemas
 from headrace.formats.entity import Entity
@@ -149,12 +150,17 @@ def test_the_top_level_keeps_to_the_schema_with_each_type() -> None:
 
 @pytest.mark.requirement("S1-51")
 def test_the_documents_settings_are_settings() -> None:
-    given = seed("cdc")["cdc"]
-    given.pop("storage")  # where the log lies is not chosen here
     sources = {"shop": {"type": "postgres", "url": "dbname=shop"}}
-    config = parse({"sources": sources, "cdc": given}, folder=Path("/srv"), environment={})
-    assert config.cdc.enabled is True
-    assert (config.cdc.retention_days, config.cdc.batch_size) == (30, 100)
+
+    def cdc(example: Event) -> Cdc:
+        content = {"sources": sources, **example}
+        return parse(content, folder=Path("/srv"), environment={}).cdc
+
+    wal, kafka, table = alternatives(seed("cdc"))
+    assert cdc(wal) == Cdc(enabled=True, storage="postgres_wal", retention_days=30, batch_size=100)
+    for later in (kafka, table):
+        with pytest.raises(ConfigError, match=f"storage {later['cdc']['storage']} is not there"):
+            cdc(later)
 
 
 @pytest.mark.requirement("C-04")
