@@ -14,7 +14,7 @@ from ..formats.changefeed import ON_REQUEST
 from .feed import BLOCK
 from .filter import Filter
 from .openapi import LAST_EVENT_ID, answers, asks
-from .problems import invalid_parameter
+from .problems import Problem, Refused, invalid_parameter
 from .query import ChangesQuery, ChangesStreamQuery, read_query
 from .service import Service
 from .sse import event_stream, frames, gap_event, resume_after
@@ -79,6 +79,9 @@ def _subscription(
     if query.preserve_transactions and query.format != "savegress":
         message = f"preserve_transactions goes with format=savegress, not with {query.format}"
         raise invalid_parameter("preserve_transactions", "true", message)
+    if query.format == "entity" and not service.settings.enabled:
+        hint = "Set cdc.enabled to true."
+        raise Refused(404, Problem("not_enabled", "the entity events are switched off", hint=hint))
     format = service.formats.named(
         query.format,
         # Whoever names an operation wants it, also in a format that carries it only on request.
