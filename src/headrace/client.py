@@ -2,8 +2,9 @@
 
 import asyncio
 import http.client
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlencode, urlsplit
 
@@ -20,6 +21,7 @@ _CONNECT_SECONDS = 3.0
 _ANSWER_SECONDS = 60.0  # longer than a stream is silent: it has heartbeats
 _POLL_SECONDS = 0.2  # between two looks at a log that another process may write
 _PAGE = 1000
+_NDJSON = "application/x-ndjson"
 
 
 class Wanted(NamedTuple):
@@ -37,6 +39,13 @@ class Page(NamedTuple):
     gap: str = ""  # sequences that were trimmed before they were read
 
 
+class Lines(NamedTuple):
+    """An answer that is NDJSON."""
+
+    lines: list[bytes]
+    headers: http.client.HTTPMessage
+
+
 class Changes(Protocol):
     """A place to read changes from."""
 
@@ -49,9 +58,8 @@ class Client:
     """Asks a running Headrace over HTTP, never through a proxy: it is on this machine or near."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        address = urlsplit(url)
-        self._host, self._port = address.hostname or "", address.port or 80
+        self.url = url.rstrip("/")
+        self._address = urlsplit(self.url)
 
     def get(self, path: str, **query: object) -> Any:
         """The JSON at a path."""
@@ -68,6 +76,12 @@ class Client:
         with self._request("POST", path, body=body) as answer:
             return self._json(path, answer)
 
+    def lines(self, path: str, **query: object) -> Lines:
+        """The lines at a path."""
+        with self._request("GET", _with_query(path, query), accept=_NDJSON) as answer:
+            self._expect_success(path, answer)
+            return Lines(self._read(answer).splitlines(), answer.headers)
+
     def pages(self, after: int, upto: int | None, wanted: Wanted) -> Iterator[Page]:
         """What follows `after`, page after page, as one stream; without `upto` for ever."""
         query = {
@@ -80,21 +94,25 @@ class Client:
         path = _with_query("/v1/changes/stream", query)
         with self._request("GET", path, accept="text/event-stream") as answer:
             self._expect_success(path, answer)
-            yield from self._messages(answer)
-        if upto is None:
+            reached = yield from self._messages(answer, after)
+        # A server that stops ends its streams in good order.
+        if upto is None or reached < upto:
             raise ServerAbsent(f"the server at {self.url} went away")
 
-    def _messages(self, answer: http.client.HTTPResponse) -> Iterator[Page]:
-        gap = False
-        while line := self._line(answer):
-            if line.startswith(b"event: "):
-                gap = line == b"event: gap\n"
-            elif line.startswith(b"data: ") and gap:
-                lost = msgspec.json.decode(line[6:])
-                yield Page([], f"{lost['first']}-{lost['last']}")
-                gap = False
-            elif line.startswith(b"data: "):
-                yield Page([line[6:-1]])
+    def _messages(self, answer: http.client.HTTPResponse, after: int) -> Generator[Page, None, int]:
+        """What a stream says; at its end, the sequence up to which that is everything."""
+        reached, fields = after, dict[bytes, bytes]()
+        while (line := self._line(answer)).endswith(b"\n"):
+            if line != b"\n":
+                name, _, value = line[:-1].partition(b": ")
+                fields[name] = value
+                continue
+            # An empty line ends a message; what is cut off before it was not said.
+            if b"data" in fields:
+                yield _page(fields)
+            reached = int(fields.get(b"id", reached))
+            fields.clear()
+        return reached
 
     def _line(self, answer: http.client.HTTPResponse) -> bytes:
         try:
@@ -111,7 +129,10 @@ class Client:
         accept: str = "application/json",
         seconds: float = _ANSWER_SECONDS,
     ) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=_CONNECT_SECONDS)
+        address = self._address
+        secure = address.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(address.hostname or "", address.port, timeout=_CONNECT_SECONDS)
         headers = {"Accept": accept, "Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -119,7 +140,7 @@ class Client:
             connection.connect()
             connection.sock.settimeout(seconds)
             content = None if body is None else msgspec.json.encode(body)
-            connection.request(method, path, content, headers)
+            connection.request(method, address.path + path, content, headers)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
@@ -168,9 +189,16 @@ class DiskChanges:
                 yield Page(page.payloads, f"{page.gap.first}-{page.gap.last}" if page.gap else "")
                 if subscription.complete:
                     return
-                while subscription.scanned >= subscription.end:
-                    time.sleep(_POLL_SECONDS)
-                    self._reader.refresh()
+                wait_beyond(self._reader, subscription.scanned)
+
+
+def wait_beyond(log: LogReader, sequence: int, seconds: float = math.inf) -> None:
+    """Look at a log that another process may write, until it has more or the time is over."""
+    until = time.monotonic() + seconds
+    log.refresh()
+    while log.latest_sequence <= sequence and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+        log.refresh()
 
 
 def follow(
@@ -188,6 +216,13 @@ def follow(
                 return
 
 
+def _page(message: Mapping[bytes, bytes]) -> Page:
+    if message.get(b"event") != b"gap":
+        return Page([message[b"data"]])
+    lost = msgspec.json.decode(message[b"data"])
+    return Page([], f"{lost['first']}-{lost['last']}")
+
+
 def _with_query(path: str, query: Mapping[str, object]) -> str:
     given = {name: value for name, value in query.items() if value not in (None, "")}
     return f"{path}?{urlencode(given)}" if given else path
@@ -197,7 +232,7 @@ def _refusal(what: str, body: bytes) -> ServerError:
     """The error that an answer's document describes."""
     try:
         document = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         document = None
     if not isinstance(document, dict) or not {"error", "message"} <= document.keys():
         return ServerAbsent(f"{what}, as no Headrace does")

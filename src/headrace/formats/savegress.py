@@ -223,12 +223,20 @@ class SavegressTransactions:
         """Begin a stream."""
         return MarkedEvents(Savegress(self.facts))
 
+    def begin(self, change: Change) -> int:
+        """Whichever change comes first, it needs no other."""
+        return change.sequence
+
 
 @dataclass(frozen=True)
 class MarkedEvents:
     """A stream of events and markers; it remembers nothing, so it can begin anywhere."""
 
     format: Savegress
+
+    def see(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        """Nothing: no change needs an earlier one."""
+        return ()
 
     def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         """What the next change adds: its event, if it is wanted, and the markers around it."""

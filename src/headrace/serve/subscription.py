@@ -60,8 +60,8 @@ class Subscription:
     ) -> None:
         self.scanned = after
         self._feed = feed
-        self._telling = telling(feed, format)
         self._passes = filter.predicate()
+        self._telling = telling(feed, format, self._passes)
         self._upto = upto
 
     @property

@@ -1,6 +1,6 @@
 """What a subscription says of each change: one way for each kind of format."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..errors import LogError
@@ -23,12 +23,15 @@ class Telling(Protocol):
         """The events at an entry that is ready; each is asked for once, in order."""
 
 
-def telling(feed: Feed, format: AnyFormat) -> Telling:
-    """The way that suits a format."""
+Passes = Callable[[Change], bool] | None
+
+
+def telling(feed: Feed, format: AnyFormat, passes: Passes) -> Telling:
+    """The way that suits a format, to someone who wants the changes that pass."""
     if isinstance(format, TransactionFormat):
         return _Whole(feed, format)
     if isinstance(format, StreamFormat):
-        return _Streamed(format)
+        return _Streamed(feed, format, passes)
     return _Single(feed, format)
 
 
@@ -49,14 +52,34 @@ class _Single:
 class _Streamed:
     """As a stream that remembers what it has told: encoded for this subscription alone."""
 
-    def __init__(self, format: StreamFormat) -> None:
+    def __init__(self, feed: Feed, format: StreamFormat, passes: Passes) -> None:
+        self._feed = feed
+        self._format = format
+        self._passes = passes
         self._stream = format.open()
+        self._begun = False
+        self._seen: list[bytes] = []  # to be told before the first entry
 
     async def ready(self, entries: list[Entry]) -> list[Entry]:
+        if entries and not self._begun:
+            self._begun = True
+            await self._see(entries[0].change)
         return entries
 
     def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
-        return self._stream.encode(entry.change, wanted=wanted)
+        told = self._stream.encode(entry.change, wanted=wanted)
+        if self._seen:
+            told, self._seen = [*self._seen, *told], []
+        return told
+
+    async def _see(self, first: Change) -> None:
+        """Show the stream the earlier changes that its first one needs, where they are left."""
+        after, upto = self._format.begin(first) - 1, first.sequence - 1
+        while after < upto and (entries := await self._feed.read(after, upto)):
+            for entry in entries:
+                wanted = self._passes is None or self._passes(entry.change)
+                self._seen += self._stream.see(entry.change, wanted=wanted)
+            after = entries[-1].sequence
 
 
 class _Whole:
