@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from headrace.event import BeforeKind, Op, Transaction
+from headrace.event import BeforeKind, Op, Table, Transaction
 from headrace.formats.catalogue import schemas
 from headrace.formats.entity import Entity, EntityFilter
 from headrace.formats.facts import Facts, Server
@@ -338,9 +338,11 @@ def test_an_event_is_one_line_even_when_a_json_column_was_not(end: bytes) -> Non
 # --- what is not known ---------------------------------------------------------------------------
 
 
-def with_before(before: dict[str, Any] | None, kind: BeforeKind, **fields: Any) -> Step:
+def with_before(
+    before: dict[str, Any] | None, kind: BeforeKind, *, table: Table = USERS, **fields: Any
+) -> Step:
     after = {"id": "u2", "email": "new"}
-    return Step(Op.UPDATE, USERS, before, after, {"before_kind": kind} | fields)
+    return Step(Op.UPDATE, table, before, after, {"before_kind": kind} | fields)
 
 
 @pytest.mark.requirement("C-03")
@@ -349,9 +351,30 @@ def test_an_update_without_an_old_row_names_every_column_it_may_have_changed() -
     operation = event["operation"]
     assert operation["before"] is None
     assert operation["after"] == {"id": "u2", "email": "new"}
-    assert operation["changed_fields"] == ["id", "email"]
+    assert operation["changed_fields"] == ["email"]
     assert operation["changed_field_values"] == {}
     assert event["metadata"] == {"before_kind": "none", "unchanged": ["status"]}
+
+
+@pytest.mark.requirement("C-03", "S1-18")
+@pytest.mark.parametrize(
+    ("identity", "names"),
+    [
+        ("default", ["email"]),
+        ("index", ["email"]),
+        ("nothing", ["id", "email"]),
+        ("full", ["id", "email"]),  # it was changed by the time the row was
+    ],
+)
+def test_a_key_has_not_changed_where_the_source_would_have_sent_the_old_one(
+    identity: str, names: list[str]
+) -> None:
+    table = msgspec.structs.replace(USERS, identity=identity)
+    event = render_one(transaction(with_before(None, BeforeKind.NONE, table=table)))
+    assert event["operation"]["changed_fields"] == names
+    elsewhere = msgspec.structs.replace(table, connector="mysql")
+    event = render_one(transaction(with_before(None, BeforeKind.NONE, table=elsewhere)))
+    assert event["operation"]["changed_fields"] == ["id", "email"]
 
 
 @pytest.mark.requirement("C-03")
@@ -364,6 +387,7 @@ def test_an_update_with_an_old_key_tells_the_values_that_it_knows() -> None:
     assert event["metadata"] == {"before_kind": "key"}
     same = render_one(transaction(with_before({"id": "u2"}, BeforeKind.KEY)))["operation"]
     assert same["changed_field_values"] == {}
+    assert same["changed_fields"] == ["email"]
 
 
 @pytest.mark.requirement("C-03")

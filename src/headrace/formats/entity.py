@@ -6,7 +6,7 @@ a row is an event of its own.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -14,18 +14,17 @@ from typing import ClassVar
 
 import msgspec
 
-from ..event import BeforeKind, Change, Op, Table
+from ..event import BeforeKind, Change, Op
 from ..model import Model
 from . import Rendered
 from ._cascade import Cascade
-from ._entityrows import CARRIED, Row, Shape, netted
+from ._entityrows import CARRIED, Row, Shape, histories, netted
 from ._kinship import Kinship, families
 from ._line import one_line
 from ._said import SILENCE, read
+from ._tables import PerTable
 from ._time import iso
 from .facts import Facts
-
-_SHAPES_KEPT = 10_000  # far more than a database has tables and versions of them
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(str).decode
@@ -42,28 +41,29 @@ _EVENT = (
 )
 
 
-class _Shapes(dict[int, Shape]):
-    """Shapes by their table's address: hashing a table takes as long as writing an event."""
-
-    def __reduce__(self) -> tuple[type["_Shapes"], tuple[()]]:
-        return _Shapes, ()  # another process has other addresses
-
-
 @dataclass(frozen=True)
 class Entity:
     """Entities created, updated and deleted; what happens to no row is not carried."""
 
     model: Model = field(default_factory=Model)
     facts: Facts = field(default_factory=Facts)
-    _shapes: _Shapes = field(default_factory=_Shapes, init=False, repr=False, compare=False)
+    _shapes: PerTable[Shape] = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "entity"
     media_type: ClassVar[str] = "application/json"
 
+    def __post_init__(self) -> None:
+        """Make room for what all changes of a table share."""
+        shapes = PerTable(lambda table: Shape(table, self.model, self.facts))
+        object.__setattr__(self, "_shapes", shapes)
+
+    def __reduce__(self) -> tuple[type["Entity"], tuple[Model, Facts]]:
+        return Entity, (self.model, self.facts)
+
     def render(self, transaction: Sequence[Change]) -> Sequence[Rendered]:
         """The events of a transaction, each at the sequence of its own entity's change."""
         rows = [
-            Row(change, self._shape(change.table))
+            Row(change, self._shapes(change.table))
             for change in transaction
             if change.op._value_ in CARRIED
         ]
@@ -74,28 +74,22 @@ class Entity:
         root = telling.said.root
         if root is None:
             return _row_by_row(rows, telling)
-        about = _named(rows, root)
-        if about and about[0].shape.included:
-            return _as_one(rows, about, telling)
-        if not about:
+        named = _named(rows, root)
+        if named is not None and named.shape.included:
+            return _as_one(rows, named, telling)
+        if named is None:
             whole = transaction[0].ordinal == 1 and transaction[-1].last
             telling.doubt(_no_root(root, whole=whole))
         return _row_by_row(rows, telling)
 
-    def _shape(self, table: Table) -> Shape:
-        shape = self._shapes.get(id(table))
-        if shape is None or shape.table is not table:
-            if len(self._shapes) >= _SHAPES_KEPT:
-                self._shapes.clear()
-            shape = self._shapes[id(table)] = Shape(table, self.model, self.facts)
-        return shape
 
-
-def _named(rows: Sequence[Row], root: str) -> list[Row]:
-    """All changes of the row that an annotation means by `User:7`."""
+def _named(rows: Sequence[Row], root: str) -> Row | None:
+    """The first change of the row that an annotation means by `User:7`, under its old id too."""
     name, _, id = root.partition(":")
-    named = [row for row in rows if row.name == name and _decode(row.id) == id]
-    return [row for row in named if row.key == named[0].key]
+    for row in rows:
+        if row.name == name and id in (_decode(row.id), _decode(row.old_id)):
+            return row
+    return None
 
 
 def _no_root(root: str, *, whole: bool) -> str:
@@ -103,29 +97,25 @@ def _no_root(root: str, *, whole: bool) -> str:
     return missing if whole else f"{missing}, of which only a part is at hand"
 
 
-def _as_one(rows: Sequence[Row], about: Sequence[Row], telling: "_Telling") -> list[Rendered]:
-    """The one event of a mutation of one entity."""
+def _as_one(rows: Sequence[Row], named: Row, telling: "_Telling") -> list[Rendered]:
+    """The one event of a mutation of one entity, by one of that entity's changes."""
+    every = histories(rows)
+    (about,) = (history for history in every if named in history)
     root = netted(about)
     if root.operation not in root.shape.emitted:
         return []
-    others: dict[object, list[Row]] = {}
-    for row in rows:
-        if row.shape.included and row.key != root.key:
-            others.setdefault(row.key, []).append(row)
+    others = [each for each in every if each is not about and each[-1].shape.included]
     if not others:
         return [telling.event(root, _cascade(root, ()))]
-    folded = _folded(rows, about)
+    folded = _folded(rows, frozenset(about))
     cascade = Cascade(root)
-    for changes in others.values():
-        if changes[-1] in folded:
-            cascade.fold(changes[-1:])
-        else:
-            cascade.add(changes)
+    for history in others:
+        cascade.add(history, folded=history[-1] in folded)
     return [telling.event(root, cascade.written())]
 
 
-def _folded(rows: Sequence[Row], about: Sequence[Row]) -> set[Row]:
-    """The rows that were deleted because those that a mutation is about were."""
+def _folded(rows: Sequence[Row], about: Set[Row]) -> set[Row]:
+    """The changes that deleted rows because those that a mutation is about were deleted."""
     deleted = [row for row in rows if row.operation == "DELETE"]
     roots = [at for at, row in enumerate(deleted) if row in about]
     return {deleted[at] for at in Kinship(deleted).below(roots)} if roots else set()
