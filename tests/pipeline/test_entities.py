@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headrace import frame
 from headrace.errors import ConfigError
 from headrace.event import Change
 from headrace.formats.entity import Entity
@@ -144,7 +143,7 @@ def test_columns_say_what_the_event_says(transaction: list[Change], seed: int) -
 
 
 def test_a_large_transaction_is_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "PIECE", 3)
+    monkeypatch.setattr("headrace.event.PIECE", 3)
     sizes: list[int] = []
 
     class Counted(Entity):

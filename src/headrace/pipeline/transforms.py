@@ -23,10 +23,10 @@ from pyspark.sql.types import StructField, StructType
 
 from ..columns import arrow_schema, decode
 from ..errors import ConfigError
-from ..event import Column, Table
+from ..event import Column, Table, piece_begin
 from ..formats.entity import Entity
 from ..formats.facts import Facts
-from ..frame import PIECE, expect
+from ..frame import expect
 from ..model import Model
 from . import _entities
 from ._latest import BUCKET, MOVED_FROM, PLACE, Latest, split
@@ -157,9 +157,8 @@ def entities(changes: DataFrame, model: Model, facts: Facts = _NO_FACTS) -> Data
     from what this gives. A transaction of more than 100,000 changes is taken in pieces of so many.
     """
     expect(changes.columns, _entities.FIELDS)
-    ordinal = F.col("transaction.ordinal")
-    begin, piece = F.col("sequence") - ordinal, F.floor((ordinal - 1) / PIECE)
-    together = changes.select(*_entities.FIELDS).repartition("epoch", begin, piece)
+    begin = piece_begin(F.col("sequence"), F.col("transaction.ordinal"))
+    together = changes.select(*_entities.FIELDS).repartition("epoch", begin)
     # Spark sorts more than a task's memory holds, but it does not sort streams.
     ordered = not changes.isStreaming
     if ordered:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..errors import LogError
 from ..formats import AnyFormat
 from .feed import BLOCK, Entry, Feed
 from .filter import Filter
@@ -120,8 +121,13 @@ class Subscription:
             if first > self.scanned + 1:
                 gap = Gap(gap.first if gap else self.scanned + 1, first - 1)
                 self.scanned = first - 1
-            ready = await self._telling.ready(entries)
-            room = self._take(ready, deliveries, limit=limit, room=room)
+            try:
+                ready = await self._telling.ready(entries)
+                room = self._take(ready, deliveries, limit=limit, room=room)
+            except LogError:
+                if not deliveries:
+                    raise
+                break  # what stands before it comes first
             if self.scanned < end:
                 await asyncio.sleep(0)  # other requests come between two blocks
         return Page(deliveries, self.scanned, gap)
@@ -132,10 +138,10 @@ class Subscription:
         """Add what is told of some entries while there is room; returns the bytes left."""
         passes, tell = self._passes, self._telling.tell
         for entry in entries:
-            self.scanned = entry.sequence
             for payload in tell(entry, wanted=passes is None or passes(entry.change)):
                 deliveries.append(Delivery(entry.sequence, payload))
                 room -= len(payload)
+            self.scanned = entry.sequence
             if room <= 0 or len(deliveries) >= limit:
                 break
         return room

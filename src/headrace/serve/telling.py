@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ..errors import LogError
-from ..event import Change
+from ..event import Change, ends_piece
 from ..formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from .feed import Entry, Feed
-from .renderings import Rendering, begin_of, is_end, render
+from .renderings import Rendering, render
 
 
 class Telling(Protocol):
@@ -86,7 +85,6 @@ class _Whole:
     """As whole transactions: rendered once, for all subscriptions, wherever these begin and end."""
 
     def __init__(self, feed: Feed, format: TransactionFormat) -> None:
-        self._log = feed.log
         self._renderings = feed.renderings
         self._format = format
         self._number = feed.number(format)
@@ -97,17 +95,18 @@ class _Whole:
         if not entries:
             return entries
         first = entries[0].change
-        begin = self._begin(first)
-        end = next((each.sequence for each in reversed(entries) if is_end(each.change)), 0)
-        if self._current is None or self._current.begin != begin:
-            self._current = self._renderings.get(self._number, begin)
-        if self._current is None and (begin < first.sequence or not end):
+        end = next((each.sequence for each in reversed(entries) if ends_piece(each.change)), 0)
+        # What has begun to be told is told to its end, also when its head is trimmed meanwhile:
+        # a rendering of the rest would tell again of rows that were told with the head.
+        if self._current is None or not self._current.covers(first):
+            self._current = self._renderings.get(self._number, first)
+        if self._current is None and (self._renderings.begin(first) < first.sequence or not end):
             # A part of it is not among the entries.
-            self._current = await self._renderings.read(self._format, self._number, begin)
+            self._current = await self._renderings.read(self._format, self._number, first)
             if self._current is None:
                 return []
         if self._current is not None:
-            end = max(end, _expected(self._current, first).end)
+            end = max(end, self._current.end)
         self._ready = entries[: end + 1 - first.sequence]
         return self._ready
 
@@ -119,28 +118,15 @@ class _Whole:
             self._ready = []
         return current.events.get(entry.sequence, ()) if wanted else ()
 
-    def _begin(self, change: Change) -> int:
-        # Where the head of a transaction was trimmed, the rest begins with what is left.
-        return min(max(begin_of(change), self._log.first_sequence), change.sequence)
-
     def _rendered(self, entry: Entry) -> Rendering:
         """The rendering that begins with an entry, whose end is ready too."""
-        rendering = self._renderings.get(self._number, entry.sequence)
+        rendering = self._renderings.get(self._number, entry.change)
         if rendering is None:
             at = entry.sequence - self._ready[0].sequence
             changes = [entry.change]
-            while not is_end(changes[-1]):
+            while not ends_piece(changes[-1]):
                 at += 1
                 changes.append(self._ready[at].change)
             rendering = render(self._format, changes)
             self._renderings.keep(self._number, rendering)
         return rendering
-
-
-def _expected(rendering: Rendering, change: Change) -> Rendering:
-    if rendering.end < change.sequence:
-        # No source of ours leaves holes in its ordinals; going on would never end.
-        raise LogError(
-            f"change {change.sequence} does not stand beside the rest of its transaction"
-        )
-    return rendering
