@@ -39,6 +39,7 @@ SCHEMA = Draft202012Validator(json.loads(schemas()["entity.json"]))
 
 ALICE = {"id": "u1", "email": "alice@example.com", "status": "active"}
 NEW = {"email": "alice.smith@example.com"}
+NOTES = make_entity_table("notes", "text", key=())
 TIME = "2024-10-30T01:00:00.000123Z"  # COMMIT_TIME
 KEYS = [
     "version",
@@ -133,10 +134,9 @@ def test_the_source_tells_all_that_is_known_when_asked() -> None:
         ("user", "api_service"),
         ("schema", "public"),
     ]
-    named = Model(instances={"shop": "prod-primary-1"}, regions={"shop": "us-east-1"})
-    assert dict(source(named)) == {
+    assert dict(source(Model())) == {
         "database": "postgresql",
-        "instance": "prod-primary-1",
+        "instance": "i",
         "transaction_id": "7",
         "session_id": "sess_1",
     }
@@ -417,6 +417,34 @@ def test_a_delete_shows_what_the_source_sent(step: Step, before: object, kind: s
     assert ids([event]) == ["User:u1"]
 
 
+@pytest.mark.requirement("C-03", "C-04")
+@pytest.mark.parametrize(
+    "step",
+    [
+        with_before(None, BeforeKind.NONE),
+        Step(Op.DELETE, NOTES, None, None, {"before_kind": BeforeKind.NONE}),
+    ],
+)
+def test_an_old_row_that_is_not_shown_must_be_accounted_for(step: Step) -> None:
+    event = render_one(transaction(step))
+    SCHEMA.validate(event)
+    for metadata in ({}, {"before_kind": "key"}):
+        assert not SCHEMA.is_valid(event | {"metadata": metadata})
+
+
+@pytest.mark.requirement("S1-27")
+def test_an_affected_entity_has_an_id() -> None:
+    asked = model(
+        EntityType(name="User", table="users", queries=("users",)), affected_entities=True
+    )
+    event = render_one(transaction(inserted(USERS, **ALICE)), asked)
+    SCHEMA.validate(event)
+    (query,) = event["cascade"]["invalidations"]
+    assert query["affected_entities"] == ["User:u1"]
+    query["affected_entities"] = ["User:"]
+    assert not SCHEMA.is_valid(event)
+
+
 def test_a_column_that_is_not_shown_is_not_called_unchanged_either() -> None:
     told = user(fields={"UPDATE": ("email",)})
     event = render_one(transaction(with_before(None, BeforeKind.NONE, unchanged=("status",))), told)
@@ -461,22 +489,40 @@ def test_an_annotation_says_who_and_why() -> None:
     ]
 
 
-@pytest.mark.requirement("S1-23", "C-25")
-@pytest.mark.parametrize(
-    "trigger",
-    [
-        "api_create",
-        "api_import",
-        "api_update",
-        "api_delete",
-        "admin_action",
-        "batch_import",
-        "data_migration",
-        "cascade_delete",
-    ],
-)
-def test_every_trigger_of_the_document_is_told(trigger: str) -> None:
-    assert told({"trigger": trigger})["operation"]["trigger"] == trigger
+STEPS = {
+    "CREATE": inserted(USERS, **ALICE),
+    "UPDATE": updated(USERS, ALICE, **NEW),
+    "DELETE": deleted(USERS, **ALICE),
+}
+FITTING = {
+    "api_create": ["CREATE"],
+    "api_import": ["CREATE"],
+    "batch_import": ["CREATE"],
+    "data_migration": ["CREATE"],
+    "api_update": ["UPDATE"],
+    "api_delete": ["UPDATE", "DELETE"],  # an update where it is a soft delete
+    "cascade_delete": ["DELETE"],
+    "admin_action": ["CREATE", "UPDATE", "DELETE"],
+}
+
+
+@pytest.mark.requirement("S1-17", "S1-18", "S1-21", "S1-22", "S1-23", "C-25")
+@pytest.mark.parametrize("trigger", FITTING)
+@pytest.mark.parametrize("operation", STEPS)
+def test_a_trigger_of_the_document_is_told_where_it_fits(trigger: str, operation: str) -> None:
+    event = told({"trigger": trigger, "step": 1}, STEPS[operation])
+    if operation in FITTING[trigger]:
+        assert event["operation"]["trigger"] == trigger
+        assert event["metadata"] == {"custom_fields": {"step": 1}}
+    else:
+        assert event["operation"]["trigger"] == "admin_action"
+        assert event["metadata"] == {"custom_fields": {"step": 1, "trigger": trigger}}
+        assert not SCHEMA.is_valid(event | {"operation": event["operation"] | {"trigger": trigger}})
+
+
+def test_a_custom_field_of_its_own_is_kept_where_a_trigger_does_not_fit() -> None:
+    said = {"trigger": "api_delete", "custom_fields": {"trigger": "mine", "a": 1}}
+    assert told(said)["metadata"] == {"custom_fields": {"trigger": "mine", "a": 1}}
 
 
 @pytest.mark.requirement("S1-23")

@@ -160,7 +160,6 @@ class _Telling:
             said.session_id,
         )
         self._user = b"" if said.user is None else b',"user":%b' % said.user
-        self._trigger = None if said.trigger is None else said.trigger.encode()
 
     def doubt(self, problem: str) -> None:
         """Say in every event what is wrong with the annotation."""
@@ -181,7 +180,7 @@ class _Telling:
             shape.label,
             _entity(row),
             operation.encode(),
-            self._trigger or _trigger(change, hung=hung),
+            self.said.trigger if operation in self.said.fitting else _trigger(change, hung=hung),
             self._time,
             _OPERATIONS[operation](row),
             cascade,
@@ -197,7 +196,8 @@ class _Telling:
         unchanged = row.unchanged() if change.unchanged else ()
         if said is SILENCE and not (copied or partly or unchanged):
             return b""
-        custom = _members(said.custom, b'"snapshot":true' if copied else b"")
+        custom = said.custom if row.operation in said.fitting else said.misfit
+        custom = _members(custom, b'"snapshot":true' if copied else b"")
         return _members(
             said.request,
             b'"custom_fields":{%b}' % custom if custom else b"",
