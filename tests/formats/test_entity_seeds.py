@@ -11,12 +11,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from headrace.config import Cdc, parse
+from headrace.config import Cdc, Config, parse
 from headrace.errors import ConfigError
 from headrace.event import Change
 from headrace.formats.catalogue import schemas
 from headrace.formats.entity import Entity
-from headrace.model import Model
+from headrace.run import formats
 from headrace.testing import PostgresDatabase
 from tests.formats.entities import Event, ids
 from tests.sources.capturing import SOURCE, Captured, captured
@@ -235,10 +235,10 @@ INSERT INTO posts VALUES
 """
 
 
-def the_model() -> Model:
+def the_config() -> Config:
     sources = {SOURCE: {"type": "postgres", "url": "dbname=shop"}}
     content = {"sources": sources, "model": yaml.safe_load(MODEL)}
-    return parse(content, folder=Path("/srv"), environment={}).model
+    return parse(content, folder=Path("/srv"), environment={})
 
 
 def annotation(example: Event) -> str:
@@ -273,7 +273,8 @@ def by_transaction(changes: list[Change]) -> list[list[Change]]:
 
 def events(feed: Captured) -> list[Event]:
     """Every event since the first copy."""
-    format = Entity(the_model())
+    format = formats(the_config()).named("entity")
+    assert isinstance(format, Entity)
     payloads = [
         event.payload
         for changes in by_transaction(feed.streamed())
@@ -391,4 +392,4 @@ def test_a_real_mutation_that_failed_makes_no_event(pg: PostgresDatabase, tmp_pa
 def test_real_models_are_checked_against_real_tables(pg: PostgresDatabase, tmp_path: Path) -> None:
     pg.execute(TABLES)
     with captured(pg, tmp_path) as feed:
-        the_model().check(feed.source.captured_tables())
+        the_config().model.check(feed.source.captured_tables())

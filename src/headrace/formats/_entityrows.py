@@ -124,12 +124,12 @@ def _opening(table: Table, model: Model, facts: Facts) -> bytes:
     server = facts.server(table.source)
     source = {
         "database": _DATABASES.get(table.connector, table.connector),
-        "instance": model.instances.get(table.source) or server.instance or table.source,
+        "instance": server.instance or table.source,
     }
     details = {
         "database_name": table.database,
         "host": server.host,
-        "region": model.regions.get(table.source) or server.region,
+        "region": server.region,
     }
     if model.source_details:
         source |= {name: value for name, value in details.items() if value}
