@@ -170,6 +170,25 @@ def test_a_truncate_is_the_same_event_at_any_page_size(
         assert len(keys) == len(set(keys))
 
 
+def test_a_stream_may_be_of_one_source(writer: Writer, place: Place) -> None:
+    other = msgspec.structs.replace(make_table("users"), source="crm")
+    writer.append([make_change(table=writer.log.register(other), after={"id": "eve"})])
+    found = {}
+    for source in ("", "shop", "crm", "none"):
+        destination = Listed()
+        list(deliver(place(source=source), destination, upto=6, limit=2))
+        told = {e.table_schema.source for e in destination.events if isinstance(e, Relation)}
+        begun = sum(isinstance(event, Begin) for event in destination.events)
+        found[source] = (destination.names, told, begun)
+    shop = ["ann", "1", "2", "3", "bob"]
+    assert found == {
+        "": ([*shop, "eve"], {"shop", "crm"}, 4),
+        "shop": (shop, {"shop"}, 3),
+        "crm": (["eve"], {"crm"}, 1),
+        "none": ([], set(), 0),
+    }
+
+
 def test_it_waits_for_more(writer: Writer, place: Place) -> None:
     destination = Listed()
     delivery = deliver(place(), destination)

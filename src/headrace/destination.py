@@ -34,7 +34,11 @@ class Page(NamedTuple):
 
 
 class Events(Protocol):
-    """A place to read events from."""
+    """A place to read events from.
+
+    Tables have numbers that differ within a source alone: where a log has several, one stream
+    should read one of them.
+    """
 
     def page(self, after: int, *, limit: int, wait: float) -> Page:
         """About `limit` events; when there are none, what comes within `wait` seconds."""
@@ -80,9 +84,9 @@ def _expect_whole(page: Page, after: Checkpoint) -> None:
 class LogEvents:
     """The events of a log on this machine, also while another process writes it."""
 
-    def __init__(self, log: LogReader, *, tables: Sequence[str] = ()) -> None:
+    def __init__(self, log: LogReader, *, source: str = "", tables: Sequence[str] = ()) -> None:
         self._log = log
-        self._wanted = Filter(tables=tuple(tables)).passes
+        self._filter = Filter(source=source, tables=tuple(tables))
 
     def page(self, after: int, *, limit: int, wait: float) -> Page:
         """About `limit` events; when there are none, what comes within `wait` seconds."""
@@ -92,21 +96,23 @@ class LogEvents:
         first = changes[0].sequence if changes else log.first_sequence
         gap = f"{after + 1}-{first - 1}" if after + 1 < first else ""
         scanned = changes[-1].sequence if changes else max(after, first - 1)
-        return Page(list(self._events(changes)), scanned, log.epoch, gap)
+        concerned = list(filter(self._filter.concerns, changes))
+        return Page(list(self._events(concerned)), scanned, log.epoch, gap)
 
     def _events(self, changes: Sequence[Change]) -> Iterator[Event]:
         earlier: Sequence[Change] = ()
         if changes and (begin := Etl().begin(changes[0])) < changes[0].sequence:
             missing = changes[0].sequence - begin
             earlier = self._log.read(begin - 1, limit=missing, upto=changes[0].sequence - 1)
-        return events(changes, wanted=self._wanted, earlier=earlier)
+        return events(changes, wanted=self._filter.passes, earlier=earlier)
 
 
 class ServerEvents:
     """The events of a running Headrace, asked for page by page."""
 
-    def __init__(self, url: str, *, tables: Sequence[str] = ()) -> None:
+    def __init__(self, url: str, *, source: str = "", tables: Sequence[str] = ()) -> None:
         self._client = Client(url)
+        self._source = source
         self._tables = ",".join(tables)
 
     @property
@@ -122,6 +128,7 @@ class ServerEvents:
             after=after,
             limit=limit,
             wait_ms=int(wait * 1000),
+            source=self._source,
             tables=self._tables,
         )
         if "X-Headrace-Scanned" not in headers:

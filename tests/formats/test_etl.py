@@ -234,6 +234,7 @@ def test_a_relation_describes_every_column() -> None:
     event = only(Relation, middle(Op.INSERT, after={"id": 1}))
     assert event.table_schema == TableSchema(
         16384,
+        "shop",
         "public",
         "users",
         (

@@ -238,7 +238,7 @@ def test_tables_choose_events_and_leave_their_cascades_whole() -> None:
     ("settings", "problem"),
     [
         ({"format": "savegres"}, "format: no format called savegres; did you mean savegress?"),
-        ({"format": "etl"}, "format: etl is for streams, whose Relation events belong to no"),
+        ({"format": "etl"}, "format: etl is for streams, in which events may belong to no change"),
         ({"format": "entity", "tenant": "t"}, "tenant: t does not go with format: entity"),
         ({"formats": {}}, "no setting called formats; did you mean format?"),
     ],

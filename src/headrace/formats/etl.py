@@ -77,14 +77,14 @@ class Destination(Protocol):
         time; within a table the order counts.
 
         After a failure events may come again. (commit_lsn, tx_ordinal) is the `key` that tells an
-        event from every other. Keep the `sequence` of the last event with what is stored, as the
-        checkpoint: nothing up to it is news, and the stream can go on after it. The highest
-        commit_lsn says the same to people and other tools, once its Commit has come, for as long
-        as no table is copied and the server is not replaced by one with lower LSNs.
+        event from every other of the log. Keep the `sequence` of the last event with what is
+        stored, as the checkpoint: nothing up to it is news, and the stream can go on after it. The
+        highest commit_lsn says the same to people and other tools, once its Commit has come, for
+        as long as no table is copied and the server is not replaced by one with lower LSNs.
 
         Begin and Commit may be ignored. While tables are copied they repeat with the same
-        commit_lsn; the rows between them do not. A Relation repeats in every stream; one that begins within
-        a TRUNCATE first describes the tables that stand before its beginning.
+        commit_lsn; the rows between them do not. A Relation repeats in every stream; one that
+        begins within a TRUNCATE first describes the tables that stand before its beginning.
         """
         ...
 
@@ -276,7 +276,7 @@ def _schema(table: Table) -> TableSchema:
         TableColumn(column.name, column.type, column.type_id, column.modifier, column.key)
         for column in table.columns
     )
-    return TableSchema(table.relation, table.schema, table.name, columns)
+    return TableSchema(table.relation, table.source, table.schema, table.name, columns)
 
 
 def _truncate(change: Change, options: int, relations: Sequence[int]) -> bytes:

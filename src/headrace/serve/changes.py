@@ -88,7 +88,7 @@ def _subscription(
         include=query.operations & ON_REQUEST,
         markers=query.preserve_transactions,
     )
-    wanted = Filter(tables=query.tables, operations=query.operations)
+    wanted = Filter(source=query.source, tables=query.tables, operations=query.operations)
     return Subscription(service.feed, format, filter=wanted, after=after, upto=query.upto)
 
 

@@ -11,6 +11,7 @@ from ..formats.key import row_key
 class Filter:
     """Every condition must hold; one that is empty always does."""
 
+    source: str = ""  # the configured name
     tables: tuple[str, ...] = ()  # globs: schema.table, or the bare table in any schema
     operations: frozenset[Op] = frozenset()
     key_prefix: str = ""  # of table:pk
@@ -19,10 +20,17 @@ class Filter:
 
     def predicate(self) -> Callable[[Change], bool] | None:
         """A test of one change; None: every change passes."""
-        return self.passes if self.tables or self.operations or self.key_prefix else None
+        limits = (self.source, self.tables, self.operations, self.key_prefix)
+        return self.passes if any(limits) else None
+
+    def concerns(self, change: Change) -> bool:
+        """Whether a change is of the source that is wanted: of others not even marks are told."""
+        return not self.source or change.table.source == self.source
 
     def passes(self, change: Change) -> bool:
         """Whether the subscription wants this change."""
+        if not self.concerns(change):
+            return False
         if self.operations and change.op not in self.operations:
             return False
         if self.tables and not self._wants(change.table):

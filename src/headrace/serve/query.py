@@ -168,6 +168,7 @@ Include = Annotated[
     frozenset[Op],
     Operations(ON_REQUEST, "operations to send although they neither put nor delete a row"),
 ]
+SourceName = Annotated[str, Text("only this source, by its name in the config")]
 Tables = Annotated[
     tuple[str, ...],
     Globs("only tables that match one of these: schema.table, or the table alone in any schema"),
@@ -209,6 +210,7 @@ class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
     upto: Upto = None
     limit: Annotated[int | None, MOST] = None
     wait_ms: Annotated[int, WAIT] = 0
+    source: SourceName = ""
     tables: Tables = ()
     operations: Ops = frozenset()
     format: FormatName = "canonical"
@@ -220,6 +222,7 @@ class ChangesStreamQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     after: Cursor = 0
     upto: Upto = None
+    source: SourceName = ""
     tables: Tables = ()
     operations: Ops = frozenset()
     format: FormatName = "canonical"

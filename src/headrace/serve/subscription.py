@@ -62,7 +62,7 @@ class Subscription:
         self.scanned = after
         self._feed = feed
         self._passes = filter.predicate()
-        self._telling = telling(feed, format, self._passes)
+        self._telling = telling(feed, format, filter)
         self._upto = upto
 
     @property

@@ -1,11 +1,12 @@
 """What a subscription says of each change: one way for each kind of format."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from ..event import Change, ends_piece
 from ..formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from .feed import Entry, Feed
+from .filter import Filter
 from .renderings import Rendering, render
 
 
@@ -22,15 +23,12 @@ class Telling(Protocol):
         """The events at an entry that is ready; each is asked for once, in order."""
 
 
-Passes = Callable[[Change], bool] | None
-
-
-def telling(feed: Feed, format: AnyFormat, passes: Passes) -> Telling:
-    """The way that suits a format, to someone who wants the changes that pass."""
+def telling(feed: Feed, format: AnyFormat, filter: Filter) -> Telling:
+    """The way that suits a format, to someone who wants the changes that pass the filter."""
     if isinstance(format, TransactionFormat):
         return _Whole(feed, format)
     if isinstance(format, StreamFormat):
-        return _Streamed(feed, format, passes)
+        return _Streamed(feed, format, filter)
     return _Single(feed, format)
 
 
@@ -51,10 +49,10 @@ class _Single:
 class _Streamed:
     """As a stream that remembers what it has told: encoded for this subscription alone."""
 
-    def __init__(self, feed: Feed, format: StreamFormat, passes: Passes) -> None:
+    def __init__(self, feed: Feed, format: StreamFormat, filter: Filter) -> None:
         self._feed = feed
         self._format = format
-        self._passes = passes
+        self._filter = filter
         self._stream = format.open()
         self._begun = False
         self._seen: list[bytes] = []  # to be told before the first entry
@@ -66,6 +64,8 @@ class _Streamed:
         return entries
 
     def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
+        if not self._filter.concerns(entry.change):
+            return ()
         told = self._stream.encode(entry.change, wanted=wanted)
         if self._seen:
             told, self._seen = [*self._seen, *told], []
@@ -76,7 +76,7 @@ class _Streamed:
         after, upto = self._format.begin(first) - 1, first.sequence - 1
         while after < upto and (entries := await self._feed.read(after, upto)):
             for entry in entries:
-                wanted = self._passes is None or self._passes(entry.change)
+                wanted = self._filter.passes(entry.change)
                 self._seen += self._stream.see(entry.change, wanted=wanted)
             after = entries[-1].sequence
 

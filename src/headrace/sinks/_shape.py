@@ -20,7 +20,6 @@ from ..event import Change, Table
 from ..formats import AnyFormat, Format, Rendered, StreamFormat, TransactionFormat
 from ..formats.catalogue import Formats
 
-ENTITY = "entity"
 DAY = "day"
 TENANT = "tenant"
 PARTITIONS = ((DAY, pa.date32()), (TENANT, pa.string()))
@@ -103,7 +102,8 @@ class Events:
         return not self.tables or any(map(table.matches, self.tables))
 
     def _rows(self, changes: pa.Table, at: pa.Array, events: Sequence[bytes]) -> pa.Table:
-        of_entities = self.format == ENTITY
+        # Those that tell of whole transactions tell of entities, and whose these are.
+        of_entities = isinstance(self.formats.named(self.format), TransactionFormat)
         times = _commit_times(changes).take(at)
         arrays = [
             *(changes[name].take(at) for name in _EVENT_FIELDS),

@@ -17,11 +17,12 @@ import msgspec
 
 from .. import frame
 from ..errors import ConfigError, LogReplaced, PipelineError, nearest
+from ..formats import StreamFormat, TransactionFormat
 from ..formats.catalogue import NAMES, Formats
 from . import Progress, Troubled
 from ._append import SAID_DDL, Append, Appended, Join, Joined, due
 from ._delta import EPOCH, KEEP, Delta, Marks
-from ._shape import DAY, ENTITY, TENANT, Events, Shape, Whole
+from ._shape import DAY, TENANT, Events, Shape, Whole
 from ._store import Folder
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 TENANT_COLUMN = "headrace.tenant"
 FORMAT = "headrace.format"
 CHANGES = "changes"  # what the table keeps
-STREAMED = "etl"
 _VACUUM_SECONDS = 3600.0
 _NOTHING = Progress("", 0)
 
@@ -56,17 +56,17 @@ class History:
         if self.vacuum_hours < 0:
             raise ConfigError("vacuum_hours must not be below 0")
         if self.format:
-            _expect_format(self.format)
-        if self.format == ENTITY and self.tenant:
+            _expect_format(self.format, self.formats)
+        if self.whole and self.tenant:
             raise ConfigError(
-                f"tenant: {self.tenant} does not go with format: entity; leave it out, the model "
-                "says whose an entity is"
+                f"tenant: {self.tenant} does not go with format: {self.format}; leave it out, the "
+                "model says whose an entity is"
             )
 
     @property
     def whole(self) -> bool:
         """Only whole transactions tell what happened to an entity."""
-        return self.format == ENTITY
+        return bool(self.format) and isinstance(self.formats.named(self.format), TransactionFormat)
 
     @property
     def shape(self) -> Shape:
@@ -83,7 +83,7 @@ class History:
     @property
     def partition_by(self) -> tuple[str, ...]:
         """The columns that have a folder for each value."""
-        return (TENANT, DAY) if self.tenant or self.format == ENTITY else (DAY,)
+        return (TENANT, DAY) if self.tenant or self.whole else (DAY,)
 
     def open(self, writer: str, *, adopt: bool = False) -> HistoryWriter:
         """Begin to write."""
@@ -232,15 +232,15 @@ def _complete(sink: History, delta: Delta) -> None:
         delta.add_columns(missing)
 
 
-def _expect_format(name: str) -> None:
-    known = [each for each in NAMES if each != STREAMED]
-    if name == STREAMED:
+def _expect_format(name: str, formats: Formats) -> None:
+    known = [each for each in NAMES if not isinstance(formats.named(each), StreamFormat)]
+    if name not in NAMES:
+        raise ConfigError(f"format: no format called {name}{nearest(name, known)}")
+    if name not in known:
         raise ConfigError(
-            f"format: {STREAMED} is for streams, whose Relation events belong to no change; "
+            f"format: {name} is for streams, in which events may belong to no change; "
             f"a history takes: {', '.join(known)}"
         )
-    if name not in known:
-        raise ConfigError(f"format: no format called {name}{nearest(name, known)}")
 
 
 plugin = History
