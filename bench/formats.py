@@ -16,7 +16,7 @@ from .report import Figure, Figures
 
 CHANGES = 2000
 PER_TRANSACTION = 10
-REPEATS = 20  # of each run, all short: what else the machine does falls on most, not on the best
+TURNS = 20  # of each run, all short: what else the machine does falls on most, not on the best
 TARGETS = {"savegress": 5, "notification": 5, "changefeed": 5, "entity": 15}  # µs a change
 PEER = "msgspec.json.encode, of the decoded change"
 
@@ -29,13 +29,13 @@ T = TypeVar("T")
 Work = Callable[[Sequence[Sequence[Change]]], object]
 
 
-def measure(*, changes: int = CHANGES, runs: int = 3) -> Figures:
-    """Microseconds a change: of each format the best run."""
+def measure(*, changes: int = CHANGES, turns: int = TURNS) -> Figures:
+    """Microseconds a change: of each format the best turn."""
     formats = Formats()
     works: dict[str, Work] = {name: writing(formats.named(name)) for name in NAMES}
     # Everyone once, then everyone again: what slows the machine for a while slows them all.
     best = dict.fromkeys((*works, PEER), float("inf"))
-    for turn in range(runs * REPEATS):
+    for turn in range(turns):
         # Never the same twice: what a format remembers of one change must not help it here.
         transactions = updates(changes, after=turn * changes)
         values = decoded(transactions)
