@@ -43,9 +43,15 @@ class Shape:
         self.key = table.key or entity.id  # the columns that tell rows apart
         self.kept = _kept(table)
         self.label = _encode(entity.name)
+        # Whether nothing but its id tells what an entity is.
+        named = entity.identifier, entity.tenant, entity.version, entity.soft_delete
+        self.plain = not any(named)
         self.affected = model.affected_entities
         self.included = model.selection.includes(entity.name)
-        self.emitted = {each for each in OPERATIONS if model.selection.emits(each)}
+        # The operations that make events.
+        self.emitted = {
+            each for each in OPERATIONS if self.included and model.selection.emits(each)
+        }
         self.labels = _Labels()
         self._lists = _Lists(self.labels)
         # Which columns an image shows; None: all of them.

@@ -23,7 +23,7 @@ from ._kinship import Kinship, families
 from ._line import one_line
 from ._said import SILENCE, read
 from ._tables import PerTable
-from ._time import iso
+from ._time import second
 from .facts import Facts
 
 _encode = msgspec.json.Encoder().encode
@@ -32,13 +32,18 @@ _WHOLE = re.compile(rb'"(0|-?[1-9]\d*)"')
 # Members of an enum, looked up once: on Python 3.11 that takes as long as a call.
 _FULL, _READ = BeforeKind.FULL, Op.READ
 
-_TYPES = {"CREATE": b"entity:created", "UPDATE": b"entity:updated", "DELETE": b"entity:deleted"}
-
-_EVENT = (
-    b'{"version":"1.0","event_id":"%b","event_type":"%b","timestamp":"%b","sequence_number":%d,'
-    b'%b%b%b},"entity":{"entity_type":%b,%b},'
-    b'"operation":{"type":"%b","trigger":"%b","timestamp":"%b",%b},"cascade":%b,"metadata":{%b}}'
-)
+# By operation, so that what all of one have in common is not put in anew.
+_EVENTS = {
+    operation: b'{"version":"1.0","event_id":"%%b","event_type":"%b","timestamp":"%%b",'
+    b'"sequence_number":%%d,%%b%%b%%b},"entity":{"entity_type":%%b,%%b},'
+    b'"operation":{"type":"%b","trigger":"%%b","timestamp":"%%b",%%b},'
+    b'"cascade":%%b,"metadata":{%%b}}' % (type, operation.encode())
+    for operation, type in (
+        ("CREATE", b"entity:created"),
+        ("UPDATE", b"entity:updated"),
+        ("DELETE", b"entity:deleted"),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -123,16 +128,16 @@ def _folded(rows: Sequence[Row], about: Set[Row]) -> set[Row]:
 
 def _row_by_row(rows: Sequence[Row], telling: "_Telling") -> list[Rendered]:
     """An event for each row, but for those that were deleted with another one."""
+    emitted = [row for row in rows if row.operation in row.shape.emitted]
+    if len(rows) == 1:  # the most frequent one, and the dearest: nothing is shared
+        return [telling.event(row, _cascade(row, ())) for row in emitted]
     folded, hung = families([row for row in rows if row.operation == "DELETE"])
     elsewhere = set(chain.from_iterable(folded.values()))
-    events = []
-    for row in rows:
-        shape = row.shape
-        if not shape.included or row.operation not in shape.emitted or row in elsewhere:
-            continue
-        cascade = _cascade(row, folded.get(row, ()))
-        events.append(telling.event(row, cascade, hung=row in hung))
-    return events
+    return [
+        telling.event(row, _cascade(row, folded.get(row, ())), hung=row in hung)
+        for row in emitted
+        if row not in elsewhere
+    ]
 
 
 def _cascade(row: Row, below: Sequence[Row]) -> bytes:
@@ -151,10 +156,14 @@ def _cascade(row: Row, below: Sequence[Row]) -> bytes:
 class _Telling:
     """What all events of a transaction share."""
 
+    __slots__ = ("_time", "_transaction", "_user", "said")
+
     def __init__(self, last: Change) -> None:
         transaction = last.transaction
-        self.said = said = read(transaction.metadata)
-        self._time = iso(transaction.commit_time).encode()
+        metadata = transaction.metadata
+        self.said = said = SILENCE if metadata is None else read(metadata)
+        seconds, rest = divmod(transaction.commit_time, 1_000_000)
+        self._time = b"%b.%06dZ" % (second(seconds), rest)
         self._transaction = b',"transaction_id":%b,"session_id":%b' % (
             _encode(transaction.id),
             said.session_id,
@@ -169,9 +178,8 @@ class _Telling:
     def event(self, row: Row, cascade: bytes, *, hung: bool = False) -> Rendered:
         """The event of a row; `hung`: it was deleted with a row that no event tells of."""
         change, shape, operation = row.change, row.shape, row.operation
-        payload = _EVENT % (
+        payload = _EVENTS[operation] % (
             change.id.encode(),
-            _TYPES[operation],
             self._time,
             change.sequence,
             shape.opening,
@@ -179,7 +187,6 @@ class _Telling:
             b"" if shape.schema is None else self._user + shape.schema,
             shape.label,
             _entity(row),
-            operation.encode(),
             self.said.trigger if operation in self.said.fitting else _trigger(change, hung=hung),
             self._time,
             _OPERATIONS[operation](row),
@@ -227,6 +234,8 @@ def _members(*members: bytes) -> bytes:
 def _entity(row: Row) -> bytes:
     """The members of `entity` after its type."""
     entity = row.shape.entity
+    if row.shape.plain:
+        return b'"entity_id":%b,"tenant_id":null' % row.id
     members = b'"entity_id":%b' % row.id
     if entity.identifier and (identifier := row.text(entity.identifier)):
         members += b',"entity_identifier":%b' % identifier
@@ -260,13 +269,12 @@ def _updated(row: Row) -> bytes:
 def _differences(row: Row, names: Sequence[str]) -> bytes:
     """Old and new values, of columns of which both are known."""
     labels, before, after = row.shape.labels, row.before, row.after
-    return b",".join(
-        [
-            b'%b:{"before":%b,"after":%b}' % (labels[name], before[name], after[name])
-            for name in names
-            if name in before and name in after and before[name] != after[name]
-        ]
-    )
+    members = []
+    for name in names:
+        old, new = before.get(name), after.get(name)
+        if old is not None and new is not None and old != new:
+            members.append(b'%b:{"before":%b,"after":%b}' % (labels[name], old, new))
+    return b",".join(members)
 
 
 def _deleted(row: Row) -> bytes:
