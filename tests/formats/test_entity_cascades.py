@@ -585,6 +585,14 @@ def test_rows_without_a_key_are_each_listed() -> None:
     assert ids(event["cascade"]["updated"]) == ["Note:"] * 2
 
 
+def test_a_row_without_a_key_is_no_root() -> None:
+    steps = [inserted(NOTES, text=text) for text in ("a", "b")]
+    events = render(transaction(*steps, said={"root": "Note:"}))
+    assert ids(events) == ["Note:"] * 2
+    for event in events:
+        assert event["metadata"]["annotation_error"].startswith("root Note: names no row")
+
+
 def test_a_row_without_an_id_is_no_affected_entity() -> None:
     asked = Model(
         affected_entities=True,

@@ -92,6 +92,8 @@ def _named(rows: Sequence[Row], root: str) -> Row | None:
     """The first change of the row that an annotation means by `User:7`, under its old id too."""
     name, _, id = root.partition(":")
     for row in rows:
+        if not row.shape.key:
+            continue  # it has no id
         if row.name == name and id in (_decode(row.id), _decode(row.old_id)):
             return row
     return None
