@@ -86,15 +86,14 @@ def test_cdc_says_whether_how_long_and_how_much_at_once(config: Load) -> None:
 def test_changes_wait_in_postgresqls_own_log(config: Load) -> None:
     assert config(SOURCE + "cdc: {storage: postgres_wal}").cdc == Cdc() == config(SOURCE).cdc
     assert problems(config, SOURCE + "cdc: {storage: event_table}") == [
-        "headrace.cdc: storage event_table is not there yet: "
-        "it comes with a source that reads event tables; set postgres_wal"
+        "headrace.cdc: storage event_table: it comes with a source of its own, later; "
+        "set postgres_wal"
     ]
     assert problems(config, SOURCE + "cdc: {storage: kafka}") == [
-        "headrace.cdc: storage kafka is not there yet: "
-        "it comes with a source that reads Kafka; set postgres_wal"
+        "headrace.cdc: storage kafka: it comes with a source of its own, later; set postgres_wal"
     ]
     assert problems(config, SOURCE + "cdc: {storage: wal}") == [
-        "headrace.cdc: no storage called wal; there is: postgres_wal"
+        "headrace.cdc: storage wal: there is none called so; set postgres_wal"
     ]
 
 

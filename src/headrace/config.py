@@ -27,14 +27,9 @@ ROOT = "headrace"  # how messages name the file's top level
 
 _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-_REFERENCE = re.compile(r"\$?\$\{[^}]*\}?")  # whatever looks like one, `$${` being a plain `${`
-
 STORAGE = "postgres_wal"  # where the database keeps changes until they are captured
-# What else the entity document names.
-_OTHER_STORAGES = {
-    "event_table": "it comes with a source that reads event tables",
-    "kafka": "it comes with a source that reads Kafka",
-}
+_LATER = dict.fromkeys(("event_table", "kafka"), "it comes with a source of its own, later")
+_REFERENCE = re.compile(r"\$?\$\{[^}]*\}?")  # whatever looks like one, `$${` being a plain `${`
 
 T = TypeVar("T")
 Positive = Annotated[float, Meta(gt=0)]
@@ -66,10 +61,9 @@ class Cdc(Selection, frozen=True, kw_only=True):
     batch_size: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
     def __post_init__(self) -> None:
-        if reason := _OTHER_STORAGES.get(self.storage):
-            raise ValueError(f"storage {self.storage} is not there yet: {reason}; set {STORAGE}")
         if self.storage != STORAGE:
-            raise ValueError(f"no storage called {self.storage}; there is: {STORAGE}")
+            reason = _LATER.get(self.storage, "there is none called so")
+            raise ValueError(f"storage {self.storage}: {reason}; set {STORAGE}")
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):

@@ -159,7 +159,7 @@ def test_the_documents_settings_are_settings() -> None:
     wal, kafka, table = alternatives(seed("cdc"))
     assert cdc(wal) == Cdc(enabled=True, storage="postgres_wal", retention_days=30, batch_size=100)
     for later in (kafka, table):
-        with pytest.raises(ConfigError, match=f"storage {later['cdc']['storage']} is not there"):
+        with pytest.raises(ConfigError, match=f"storage {later['cdc']['storage']}: it comes"):
             cdc(later)
 
 
