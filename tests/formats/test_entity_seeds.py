@@ -16,6 +16,7 @@ from headrace.errors import ConfigError
 from headrace.event import Change
 from headrace.formats.catalogue import schemas
 from headrace.formats.entity import Entity
+from headrace.model import Model
 from headrace.run import formats
 from headrace.testing import PostgresDatabase
 from tests.formats.entities import Event, ids
@@ -364,10 +365,35 @@ def test_a_real_update_without_an_old_row_says_so(pg: PostgresDatabase, tmp_path
     assert created["operation"]["changed_fields"] == ["id", "email", "bio"]
     assert updated["operation"]["before"] is None
     assert updated["operation"]["after"] == {"id": 1, "email": "b"}
+    assert updated["operation"]["changed_fields"] == ["email"]
     assert updated["metadata"] == {"before_kind": "none", "unchanged": ["bio"]}
     assert deleted["operation"]["before"] == {"id": 1}
     assert deleted["metadata"] == {"before_kind": "key"}
     assert ids([created, updated, deleted]) == ["User:1"] * 3
+
+
+@pytest.mark.requirement("S1-31", "C-03", "C-07")
+def test_a_real_row_is_followed_from_key_to_key(pg: PostgresDatabase, tmp_path: Path) -> None:
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY, email text)")
+    said = json.dumps({"root": "User:1"})
+    with captured(pg, tmp_path) as feed:
+        mutate(pg, "INSERT INTO users VALUES (1, 'a'); UPDATE users SET email = 'b'", said)
+        mutate(pg, "UPDATE users SET email = 'c'; UPDATE users SET id = 2", said)
+        mutate(pg, "UPDATE users SET id = 1", said)
+        mutate(pg, "UPDATE users SET email = 'd'; DELETE FROM users", said)
+        made = [
+            json.loads(event.payload)
+            for changes in by_transaction(feed.streamed())
+            for event in Entity(Model(tenant="email")).render(changes)
+        ]
+    assert ids(made) == ["User:1", "User:2", "User:1", "User:1"]
+    assert [event["entity"]["tenant_id"] for event in made] == ["b", "c", "c", "d"]
+    created, moved, back, gone = (event["operation"] for event in made)
+    assert (created["type"], created["after"]) == ("CREATE", {"id": 1, "email": "b"})
+    assert (moved["before"], moved["after"]) == ({"id": 1}, {"id": 2, "email": "c"})
+    assert (back["before"], back["after"]) == ({"id": 2}, {"id": 1, "email": "c"})
+    assert (gone["type"], gone["before"]) == ("DELETE", {"id": 1})
+    assert all("annotation_error" not in event["metadata"] for event in made)
 
 
 @pytest.mark.requirement("S1-49")
