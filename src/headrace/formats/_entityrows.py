@@ -117,9 +117,9 @@ class _Lists(dict[tuple[str, ...], bytes]):
 
 def _kept(table: Table) -> frozenset[str]:
     """The columns that an update has not changed when the source sent nothing of the old row."""
-    # PostgreSQL sends the old key whenever the new one differs, if it may send a key at all.
-    tells = table.connector == "postgres" and table.identity in ("default", "index")
-    return frozenset(table.key if tells else ())
+    # PostgreSQL sends the old key whenever the new one differs; of a table that may send none, it
+    # publishes no updates.
+    return frozenset(table.key if table.connector == "postgres" else ())
 
 
 def _chosen(names: Sequence[str] | None) -> frozenset[str] | None:
