@@ -176,7 +176,7 @@ class Bench:
         """A change in every format."""
         changes = max(formats.PER_TRANSACTION, round(formats.CHANGES * self.scale.factor))
         console.print(f"formats: {changes:,} changes")
-        return formats.measure(changes=changes, runs=self.runs)
+        return formats.measure(changes=changes, turns=self.runs * formats.TURNS)
 
     def _race(
         self, name: str, runners: Mapping[str, Callable[[int, Path], Outcome]]

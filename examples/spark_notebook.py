@@ -19,7 +19,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from headrace.columns import columns_of
-from headrace.pipeline import apply_changes, as_changelog, rows
+from headrace.model import Model
+from headrace.pipeline import apply_changes, as_changelog, entities, rows
 
 URL = os.environ.get("HEADRACE_URL", "")
 LOG = os.environ.get("HEADRACE_LOG", "data/log")
@@ -63,6 +64,18 @@ typed.orderBy("_sequence").show()
 # %%
 changelog = as_changelog(changes, TABLE, columns=columns)
 changelog.groupBy("_change_type").count().orderBy("_change_type").show()
+
+# %% [markdown]
+# ## What happened to entities
+#
+# A row of `orders` is an `Order`, and what a transaction did to it is an event, together with what
+# was deleted along with it. A `Model` may give other names, tenants and parents.
+
+# %%
+events = entities(changes, Model())
+happened = events.groupBy("entity_type", "event_type").count().orderBy("entity_type", "event_type")
+happened.show()
+events.orderBy("sequence").select("timestamp", "entity_type", "entity_id", "event").show()
 
 # %% [markdown]
 # ## Delta tables that equal the database

@@ -256,7 +256,7 @@ def test_a_worker_that_ended_while_it_was_watched_is_no_negative_work() -> None:
 
 
 def test_every_format_has_a_figure_and_writes_every_change() -> None:
-    measured = formats.measure(changes=20, runs=1)
+    measured = formats.measure(changes=20, turns=1)
     assert [figure.name for figure in measured.figures] == [*NAMES, formats.PEER]
     assert all(figure.value > 0 for figure in measured.figures)
     transactions = formats.updates(20)

@@ -82,6 +82,21 @@ def test_cdc_says_whether_how_long_and_how_much_at_once(config: Load) -> None:
     assert (Cdc().enabled, Cdc().retention_days, Cdc().batch_size) == (True, 30, 100)
 
 
+@pytest.mark.requirement("S1-51")
+def test_changes_wait_in_postgresqls_own_log(config: Load) -> None:
+    assert config(SOURCE + "cdc: {storage: postgres_wal}").cdc == Cdc() == config(SOURCE).cdc
+    assert problems(config, SOURCE + "cdc: {storage: event_table}") == [
+        "headrace.cdc: storage event_table: it comes with a source of its own, later; "
+        "set postgres_wal"
+    ]
+    assert problems(config, SOURCE + "cdc: {storage: kafka}") == [
+        "headrace.cdc: storage kafka: it comes with a source of its own, later; set postgres_wal"
+    ]
+    assert problems(config, SOURCE + "cdc: {storage: wal}") == [
+        "headrace.cdc: storage wal: there is none called so; set postgres_wal"
+    ]
+
+
 def test_a_relative_data_dir_begins_at_the_config_file(config: Load, tmp_path: Path) -> None:
     assert config(SOURCE + "data_dir: some/where").data_dir == tmp_path / "some" / "where"
     assert config(SOURCE + "data_dir: /var/headrace").data_dir == Path("/var/headrace")

@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.destination import Checkpoint, Events, LogEvents, ServerEvents, deliver
 from headrace.errors import LogError, ServerAbsent, ServerError
-from headrace.event import Op
-from headrace.formats.etl import Begin, Commit, Event, Insert, Relation, events
+from headrace.event import Op, Table
+from headrace.formats.etl import Begin, Commit, Event, Insert, Relation, Truncate, events
 from headrace.log import LogReader
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing.processes import free_port
-from tests.changes import Writer, opened_writer
+from tests.changes import Writer, make_change, make_table, opened_writer
 
 
 class Listed:
@@ -124,6 +126,67 @@ def test_only_tables_that_are_wanted_come(place: Place) -> None:
     destination = Listed()
     list(deliver(place(tables=["public.u*"]), destination, upto=5))
     assert destination.names == ["ann", "bob"]
+
+
+def truncate(writer: Writer, *names: str) -> dict[str, int]:
+    """Empty tables with one statement, between two rows; returns their numbers."""
+    tables = [_numbered(writer, name, number) for number, name in enumerate(names, 11)]
+    said = {"relations": [table.relation for table in tables]}
+    count = len(tables) + 2
+    steps: list[tuple[Op, Table, dict[str, Any]]] = [(Op.INSERT, tables[0], {"id": "1"})]
+    steps += [(Op.TRUNCATE, table, said) for table in tables]
+    steps += [(Op.INSERT, tables[-1], {"id": "2"})]
+    writer.append(
+        [
+            make_change(op, table=table, after=after, ordinal=ordinal, last=ordinal == count)
+            for ordinal, (op, table, after) in enumerate(steps, 1)
+        ]
+    )
+    return {table.name: table.relation for table in tables}
+
+
+def _numbered(writer: Writer, name: str, relation: int) -> Table:
+    return writer.log.register(msgspec.structs.replace(make_table(name), relation=relation))
+
+
+@pytest.mark.requirement("S2-09", "S2-20")
+@pytest.mark.parametrize("wanted", [[], ["a"], ["b"], ["c"], ["a", "c"], ["elsewhere"]])
+def test_a_truncate_is_the_same_event_at_any_page_size(
+    writer: Writer, place: Place, wanted: list[str]
+) -> None:
+    numbers = truncate(writer, "a", "b", "c")
+    latest = writer.log.latest_sequence
+    expected = tuple(number for name, number in numbers.items() if not wanted or name in wanted)
+    for limit in (1, 2, 3, 1000):
+        destination = Listed()
+        source = place(tables=wanted)
+        list(deliver(source, destination, after=Checkpoint(5), upto=latest, limit=limit))
+        emptied = [event for event in destination.events if isinstance(event, Truncate)]
+        assert [event.rel_ids for event in emptied] == ([expected] if expected else [])
+        for batch in destination.batches:
+            known = {event.table_schema.id for event in batch if isinstance(event, Relation)}
+            assert all(set(e.rel_ids) <= known for e in batch if isinstance(e, Truncate))
+        keys = [e.key for e in destination.events if not isinstance(e, Relation)]
+        assert len(keys) == len(set(keys))
+
+
+def test_a_stream_may_be_of_one_source(writer: Writer, place: Place) -> None:
+    other = msgspec.structs.replace(make_table("users"), source="crm")
+    writer.append([make_change(table=writer.log.register(other), after={"id": "eve"})])
+    found = {}
+    for source in ("", "shop", "crm", "none"):
+        destination = Listed()
+        list(deliver(place(source=source), destination, upto=6, limit=2))
+        told = {e.table_schema.source for e in destination.events if isinstance(e, Relation)}
+        begun = sum(isinstance(event, Begin) for event in destination.events)
+        found[source] = (destination.names, told, begun)
+    shop = ["ann", "1", "2", "3", "bob"]
+    assert found == {
+        "": ([*shop, "eve"], {"shop", "crm"}, 4),
+        "shop": (shop, {"shop"}, 3),
+        "crm": (["eve"], {"crm"}, 1),
+        "none": ([], set(), 0),
+    }
 
 
 def test_it_waits_for_more(writer: Writer, place: Place) -> None:

@@ -49,6 +49,11 @@ def test_the_notebook_reads_a_log_and_fills_tables_that_equal_the_source(
     assert {kind["_change_type"] for kind in left["changelog"].collect()} == {
         "insert", "update_postimage", "delete"
     }  # fmt: skip
+    assert [tuple(each) for each in left["happened"].collect()] == [
+        ("Order", "entity:created", 4),
+        ("Order", "entity:deleted", 1),
+        ("Order", "entity:updated", 1),
+    ]
     assert lake.rows() == lake.expected()
     found = spark.sql("SELECT id, status FROM current_rows ORDER BY id").collect()
     assert [tuple(each) for each in found] == [(0, "new"), (1, "paid"), (3, "new")]

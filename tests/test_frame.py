@@ -265,7 +265,7 @@ def test_equal_sequences_of_two_logs_are_two_transactions() -> None:
 
 
 def test_a_large_transaction_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame, "PIECE", 3)
+    monkeypatch.setattr("headrace.event.PIECE", 3)
     log = log_of(2, 8, 3)
     tables = list(whole(in_batches(log, 4)))
     assert [len(each) for table in tables for each in transactions(table)] == [2, 3, 3, 2, 3]

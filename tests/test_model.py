@@ -119,6 +119,8 @@ def test_a_model_is_a_value_that_travels() -> None:
     assert again == model
     assert hash(again) == hash(model)
     assert {model: 1}[again] == 1
+    assert (again != model) is False  # what a struct compares by itself are addresses
+    assert model != Model()
     assert msgspec.structs.replace(model, name="x") != model
 
 

@@ -104,7 +104,7 @@ def test_formats_know_the_log_the_servers_and_the_model() -> None:
     made = formats(msgspec.structs.replace(config(), model=model))
     server = ServerFacts("shop", host="127.0.0.1", instance="primary", region="eu-west-1")
     assert made == Formats(Facts("", (server,)), model)
-    assert made.of_log("0123456789abcdef").facts == Facts("pipe-0123456789ab", (server,))
+    assert made.of_log("0123456789abcdef").facts == Facts("0123456789ab", (server,))
 
 
 def test_a_config_without_a_model_asks_no_database() -> None:

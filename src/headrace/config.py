@@ -27,6 +27,8 @@ ROOT = "headrace"  # how messages name the file's top level
 
 _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
+STORAGE = "postgres_wal"  # where the database keeps changes until they are captured
+_LATER = dict.fromkeys(("event_table", "kafka"), "it comes with a source of its own, later")
 _REFERENCE = re.compile(r"\$?\$\{[^}]*\}?")  # whatever looks like one, `$${` being a plain `${`
 
 T = TypeVar("T")
@@ -55,9 +57,15 @@ class Cdc(Selection, frozen=True, kw_only=True):
     """The section `cdc`: whether changes are captured, how long kept, and which become events."""
 
     enabled: bool = True
+    storage: str = STORAGE
     retention_days: Positive = 30.0
     retention_bytes: Annotated[int, Meta(ge=1)] | None = None
     batch_size: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+    def __post_init__(self) -> None:
+        if self.storage != STORAGE:
+            reason = _LATER.get(self.storage, "there is none called so")
+            raise ValueError(f"storage {self.storage}: {reason}; set {STORAGE}")
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):

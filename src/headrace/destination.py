@@ -4,24 +4,19 @@ for checkpoint in deliver(ServerEvents("http://127.0.0.1:3000"), destination, af
     ...
 """
 
-import http.client
-import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
-from urllib.parse import urlencode, urlsplit
 
-import msgspec
-
-from .errors import LogError, ServerAbsent, ServerError
-from .formats.etl import Destination, Event, decode, events
+from .client import Client
+from .client.reading import wait_beyond
+from .errors import LogError, ServerAbsent
+from .event import Change
+from .formats.etl import Destination, Etl, Event, decode, events
 from .log import LogReader
+from .secret import Secret
 from .serve.filter import Filter
 
-_CONNECT_SECONDS = 3.0
-_ANSWER_SECONDS = 60.0
 _WAIT_SECONDS = 10.0  # for a first event, before it is asked for again
-_POLL_SECONDS = 0.2  # between two looks at a log that another process may write
-_NDJSON = "application/x-ndjson"
 
 
 class Checkpoint(NamedTuple):
@@ -41,7 +36,11 @@ class Page(NamedTuple):
 
 
 class Events(Protocol):
-    """A place to read events from."""
+    """A place to read events from.
+
+    Tables have numbers that differ within a source alone: where a log has several, one stream
+    should read one of them.
+    """
 
     def page(self, after: int, *, limit: int, wait: float) -> Page:
         """About `limit` events; when there are none, what comes within `wait` seconds."""
@@ -87,72 +86,65 @@ def _expect_whole(page: Page, after: Checkpoint) -> None:
 class LogEvents:
     """The events of a log on this machine, also while another process writes it."""
 
-    def __init__(self, log: LogReader, *, tables: Sequence[str] = ()) -> None:
+    def __init__(self, log: LogReader, *, source: str = "", tables: Sequence[str] = ()) -> None:
         self._log = log
-        self._wanted = Filter(tables=tuple(tables)).passes
+        self._filter = Filter(source=source, tables=tuple(tables))
 
     def page(self, after: int, *, limit: int, wait: float) -> Page:
         """About `limit` events; when there are none, what comes within `wait` seconds."""
-        until = time.monotonic() + wait
-        self._log.refresh()
-        while self._log.latest_sequence <= after and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-            self._log.refresh()
-        first = self._log.first_sequence
-        changes = self._log.read(after, limit=limit)
-        scanned = changes[-1].sequence if changes else max(after, first - 1)
+        log = self._log
+        wait_beyond(log, after, wait)
+        changes = log.read(after, limit=limit)
+        first = changes[0].sequence if changes else log.first_sequence
         gap = f"{after + 1}-{first - 1}" if after + 1 < first else ""
-        return Page(list(events(changes, wanted=self._wanted)), scanned, self._log.epoch, gap)
+        scanned = changes[-1].sequence if changes else max(after, first - 1)
+        concerned = list(filter(self._filter.concerns, changes))
+        return Page(list(self._events(concerned)), scanned, log.epoch, gap)
+
+    def _events(self, changes: Sequence[Change]) -> Iterator[Event]:
+        earlier: Sequence[Change] = ()
+        if changes and (begin := Etl().begin(changes[0])) < changes[0].sequence:
+            missing = changes[0].sequence - begin
+            earlier = self._log.read(begin - 1, limit=missing, upto=changes[0].sequence - 1)
+        return events(changes, wanted=self._filter.passes, earlier=earlier)
 
 
 class ServerEvents:
-    """The events of a running Headrace, asked for page by page."""
+    """The events of a running Headrace, asked for page by page, with an API key if it needs one."""
 
-    def __init__(self, url: str, *, tables: Sequence[str] = ()) -> None:
-        self.url = url.rstrip("/")
+    def __init__(
+        self,
+        url: str,
+        key: Secret | str | None = None,
+        *,
+        source: str = "",
+        tables: Sequence[str] = (),
+    ) -> None:
+        self._client = Client(url, key)
+        self._source = source
         self._tables = ",".join(tables)
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._client.url
 
     def page(self, after: int, *, limit: int, wait: float) -> Page:
         """About `limit` events; when there are none, what comes within `wait` seconds."""
-        query = {"format": "etl", "after": after, "limit": limit, "wait_ms": int(wait * 1000)}
-        if self._tables:
-            query["tables"] = self._tables
-        answer, body = self._get(f"/v1/changes?{urlencode(query)}")
-        if answer.status != 200 or "X-Headrace-Scanned" not in answer.headers:
-            raise _refusal(f"{self.url} answers {answer.status}", body)
-        return Page(
-            [decode(line) for line in body.splitlines()],
-            int(answer.headers["X-Headrace-Scanned"]),
-            answer.headers["X-Headrace-Epoch"],
-            answer.headers.get("X-Headrace-Gap", ""),
+        lines, headers = self._client.lines(
+            "/v1/changes",
+            format="etl",
+            after=after,
+            limit=limit,
+            wait_ms=int(wait * 1000),
+            source=self._source,
+            tables=self._tables,
         )
-
-    def _get(self, path: str) -> tuple[http.client.HTTPResponse, bytes]:
-        address = urlsplit(self.url)
-        secure = address.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(address.hostname or "", address.port, timeout=_CONNECT_SECONDS)
-        try:
-            connection.connect()
-            connection.sock.settimeout(_ANSWER_SECONDS)
-            connection.request("GET", address.path + path, headers={"Accept": _NDJSON})
-            answer = connection.getresponse()
-            return answer, answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            raise ServerAbsent(f"no Headrace answers at {self.url}") from error
-        finally:
-            connection.close()
-
-
-class _Said(msgspec.Struct):
-    message: str
-    hint: str = ""
-
-
-def _refusal(what: str, body: bytes) -> ServerError:
-    """The error that an answer's document describes."""
-    try:
-        said = msgspec.json.decode(body, type=_Said)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return ServerAbsent(f"{what}, as no Headrace does")
-    return ServerError(f"{what}: {said.message}", hint=said.hint)
+        if "X-Headrace-Scanned" not in headers:
+            raise ServerAbsent(f"what answers at {self.url} is no Headrace")
+        return Page(
+            [decode(line) for line in lines],
+            int(headers["X-Headrace-Scanned"]),
+            headers["X-Headrace-Epoch"],
+            headers.get("X-Headrace-Gap", ""),
+        )

@@ -8,8 +8,11 @@ import hashlib
 from collections.abc import Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
+
+PIECE = 100_000  # changes; of a larger transaction so many at a time are taken together
 
 
 class Op(StrEnum):
@@ -125,6 +128,20 @@ class Change(msgspec.Struct, frozen=True, gc=False):
     def id(self) -> str:
         """`evt_` and a UUID: the same for this change in every format and every replay."""
         return change_id(self.table.origin, self.position, self.transaction.id, self.ordinal)
+
+
+def piece_begin(sequence: Any, ordinal: Any) -> Any:
+    """The sequence of the first change that is taken together with the one that stands here.
+
+    Changes of a transaction are neighbours in the log, and pieces are counted from its start. It
+    takes and gives anything that can be reckoned with: numbers, or columns of numbers.
+    """
+    return sequence - (ordinal - 1) % PIECE
+
+
+def ends_piece(change: Change) -> bool:
+    """Whether no later change is taken together with this one."""
+    return change.last or change.ordinal % PIECE == 0
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):

@@ -29,6 +29,7 @@ from .event import (
     Transaction,
     change_id,
     parse_lsn,
+    piece_begin,
 )
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -241,8 +242,6 @@ _BUILD: dict[str, Callable[[_Columns], pa.Array]] = {
 TOLD = tuple(name for name in FIELDS if name not in ("id", "epoch"))
 """The fields that `changes` needs."""
 
-PIECE = 100_000  # changes of one transaction that are held in memory together, at most
-
 _TABLE = (
     "source",
     "connector",
@@ -309,7 +308,7 @@ def expect(names: Iterable[str], fields: Sequence[str]) -> None:
 def whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Ordered changes, cut only between transactions.
 
-    Of a transaction with more than PIECE changes each piece of so many counts as one.
+    Of a very large transaction each piece counts as one; see `event.PIECE`.
     """
     held: list[pa.RecordBatch] = []
     unit: tuple[Any, ...] | None = None
@@ -336,12 +335,10 @@ def transactions(framed: pa.Table) -> Iterator[list[Change]]:
 
 
 def _units(framed: pa.Table | pa.RecordBatch) -> list[tuple[Any, ...]]:
-    """What the changes have in common that are taken together: log, transaction and piece of it."""
-    ordinals = pc.struct_field(framed["transaction"], "ordinal")
-    starts = pc.subtract(framed["sequence"], ordinals)
-    pieces = pc.divide(pc.subtract(ordinals, 1), PIECE)
-    given = (each.to_pylist() for each in (framed["epoch"], starts, pieces))
-    return list(zip(*given, strict=True))
+    """What the changes have in common that are taken together: their log, and where they begin."""
+    ordinals = pc.struct_field(framed["transaction"], "ordinal").to_pylist()
+    begins = map(piece_begin, framed["sequence"].to_pylist(), ordinals)
+    return list(zip(framed["epoch"].to_pylist(), begins, strict=True))
 
 
 def _tables(rows: pa.RecordBatch) -> Iterator[Table]:

@@ -28,6 +28,9 @@ class _Written(msgspec.Struct, frozen=True, dict=True, eq=False):
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other._text == self._text
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a struct's own would ask for the very same object
+
     def __hash__(self) -> int:
         return hash(self._text)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from headrace.event import BeforeKind, Op, Transaction
+from headrace.event import BeforeKind, Op, Table, Transaction
 from headrace.formats.catalogue import schemas
 from headrace.formats.entity import Entity, EntityFilter
 from headrace.formats.facts import Facts, Server
@@ -39,6 +39,7 @@ SCHEMA = Draft202012Validator(json.loads(schemas()["entity.json"]))
 
 ALICE = {"id": "u1", "email": "alice@example.com", "status": "active"}
 NEW = {"email": "alice.smith@example.com"}
+NOTES = make_entity_table("notes", "text", key=())
 TIME = "2024-10-30T01:00:00.000123Z"  # COMMIT_TIME
 KEYS = [
     "version",
@@ -133,10 +134,9 @@ def test_the_source_tells_all_that_is_known_when_asked() -> None:
         ("user", "api_service"),
         ("schema", "public"),
     ]
-    named = Model(instances={"shop": "prod-primary-1"}, regions={"shop": "us-east-1"})
-    assert dict(source(named)) == {
+    assert dict(source(Model())) == {
         "database": "postgresql",
-        "instance": "prod-primary-1",
+        "instance": "i",
         "transaction_id": "7",
         "session_id": "sess_1",
     }
@@ -338,9 +338,11 @@ def test_an_event_is_one_line_even_when_a_json_column_was_not(end: bytes) -> Non
 # --- what is not known ---------------------------------------------------------------------------
 
 
-def with_before(before: dict[str, Any] | None, kind: BeforeKind, **fields: Any) -> Step:
+def with_before(
+    before: dict[str, Any] | None, kind: BeforeKind, *, table: Table = USERS, **fields: Any
+) -> Step:
     after = {"id": "u2", "email": "new"}
-    return Step(Op.UPDATE, USERS, before, after, {"before_kind": kind} | fields)
+    return Step(Op.UPDATE, table, before, after, {"before_kind": kind} | fields)
 
 
 @pytest.mark.requirement("C-03")
@@ -349,9 +351,18 @@ def test_an_update_without_an_old_row_names_every_column_it_may_have_changed() -
     operation = event["operation"]
     assert operation["before"] is None
     assert operation["after"] == {"id": "u2", "email": "new"}
-    assert operation["changed_fields"] == ["id", "email"]
+    assert operation["changed_fields"] == ["email"]
     assert operation["changed_field_values"] == {}
     assert event["metadata"] == {"before_kind": "none", "unchanged": ["status"]}
+
+
+@pytest.mark.requirement("C-03", "S1-18")
+def test_a_key_has_not_changed_where_the_source_would_have_sent_the_old_one() -> None:
+    event = render_one(transaction(with_before(None, BeforeKind.NONE)))
+    assert event["operation"]["changed_fields"] == ["email"]
+    elsewhere = msgspec.structs.replace(USERS, connector="mysql")
+    event = render_one(transaction(with_before(None, BeforeKind.NONE, table=elsewhere)))
+    assert event["operation"]["changed_fields"] == ["id", "email"]
 
 
 @pytest.mark.requirement("C-03")
@@ -362,6 +373,9 @@ def test_an_update_with_an_old_key_tells_the_values_that_it_knows() -> None:
     assert operation["changed_fields"] == ["id", "email"]
     assert operation["changed_field_values"] == {"id": {"before": "u1", "after": "u2"}}
     assert event["metadata"] == {"before_kind": "key"}
+    same = render_one(transaction(with_before({"id": "u2"}, BeforeKind.KEY)))["operation"]
+    assert same["changed_field_values"] == {}
+    assert same["changed_fields"] == ["email"]
 
 
 @pytest.mark.requirement("C-03")
@@ -389,6 +403,34 @@ def test_a_delete_shows_what_the_source_sent(step: Step, before: object, kind: s
     assert event["operation"]["changed_fields"] == ["id", "email", "status"]
     assert event["metadata"] == {"before_kind": kind}
     assert ids([event]) == ["User:u1"]
+
+
+@pytest.mark.requirement("C-03", "C-04")
+@pytest.mark.parametrize(
+    "step",
+    [
+        with_before(None, BeforeKind.NONE),
+        Step(Op.DELETE, NOTES, None, None, {"before_kind": BeforeKind.NONE}),
+    ],
+)
+def test_an_old_row_that_is_not_shown_must_be_accounted_for(step: Step) -> None:
+    event = render_one(transaction(step))
+    SCHEMA.validate(event)
+    for metadata in ({}, {"before_kind": "key"}):
+        assert not SCHEMA.is_valid(event | {"metadata": metadata})
+
+
+@pytest.mark.requirement("S1-27")
+def test_an_affected_entity_has_an_id() -> None:
+    asked = model(
+        EntityType(name="User", table="users", queries=("users",)), affected_entities=True
+    )
+    event = render_one(transaction(inserted(USERS, **ALICE)), asked)
+    SCHEMA.validate(event)
+    (query,) = event["cascade"]["invalidations"]
+    assert query["affected_entities"] == ["User:u1"]
+    query["affected_entities"] = ["User:"]
+    assert not SCHEMA.is_valid(event)
 
 
 def test_a_column_that_is_not_shown_is_not_called_unchanged_either() -> None:
@@ -435,22 +477,40 @@ def test_an_annotation_says_who_and_why() -> None:
     ]
 
 
-@pytest.mark.requirement("S1-23", "C-25")
-@pytest.mark.parametrize(
-    "trigger",
-    [
-        "api_create",
-        "api_import",
-        "api_update",
-        "api_delete",
-        "admin_action",
-        "batch_import",
-        "data_migration",
-        "cascade_delete",
-    ],
-)
-def test_every_trigger_of_the_document_is_told(trigger: str) -> None:
-    assert told({"trigger": trigger})["operation"]["trigger"] == trigger
+STEPS = {
+    "CREATE": inserted(USERS, **ALICE),
+    "UPDATE": updated(USERS, ALICE, **NEW),
+    "DELETE": deleted(USERS, **ALICE),
+}
+FITTING = {
+    "api_create": ["CREATE"],
+    "api_import": ["CREATE"],
+    "batch_import": ["CREATE"],
+    "data_migration": ["CREATE"],
+    "api_update": ["UPDATE"],
+    "api_delete": ["UPDATE", "DELETE"],  # an update where it is a soft delete
+    "cascade_delete": ["DELETE"],
+    "admin_action": ["CREATE", "UPDATE", "DELETE"],
+}
+
+
+@pytest.mark.requirement("S1-17", "S1-18", "S1-21", "S1-22", "S1-23", "C-25")
+@pytest.mark.parametrize("trigger", FITTING)
+@pytest.mark.parametrize("operation", STEPS)
+def test_a_trigger_of_the_document_is_told_where_it_fits(trigger: str, operation: str) -> None:
+    event = told({"trigger": trigger, "step": 1}, STEPS[operation])
+    if operation in FITTING[trigger]:
+        assert event["operation"]["trigger"] == trigger
+        assert event["metadata"] == {"custom_fields": {"step": 1}}
+    else:
+        assert event["operation"]["trigger"] == "admin_action"
+        assert event["metadata"] == {"custom_fields": {"step": 1, "trigger": trigger}}
+        assert not SCHEMA.is_valid(event | {"operation": event["operation"] | {"trigger": trigger}})
+
+
+def test_a_custom_field_of_its_own_is_kept_where_a_trigger_does_not_fit() -> None:
+    said = {"trigger": "api_delete", "custom_fields": {"trigger": "mine", "a": 1}}
+    assert told(said)["metadata"] == {"custom_fields": {"trigger": "mine", "a": 1}}
 
 
 @pytest.mark.requirement("S1-23")

@@ -1,6 +1,7 @@
 """The entity format: what a transaction did beside the change that an event is about."""
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.event import Op, Reference, Table
+from headrace.event import BeforeKind, Op, Reference, Table
+from headrace.formats.entity import Entity
 from headrace.model import EntityType, Model, Parent, Selection
 from tests.formats.entities import (
     COMMENTS,
@@ -124,6 +126,9 @@ def test_a_parent_may_be_named_by_another_unique_column() -> None:
         deleted(badges, id="b1", email="a@b"),
         deleted(badges, id="b2", email="u1"),
     ) == {"User:u1": ["Badge:b1"], "Badge:b2": []}
+    # Nothing is not a name.
+    nameless = [deleted(USERS, id="u1", email=None), deleted(badges, id="b1", email=None)]
+    assert families(*nameless) == {"User:u1": [], "Badge:b1": []}
     # The parent's own row must tell it, too.
     assert families(deleted_by_key(USERS, id="u1"), deleted(badges, id="b1", email="a@b")) == {
         "User:u1": [],
@@ -193,6 +198,15 @@ def test_of_a_circle_the_lowest_sequence_is_told() -> None:
 def test_what_hangs_on_a_circle_folds_into_it_whatever_came_first() -> None:
     steps = [folder("x", "b"), folder("b", "a"), folder("y", "x"), folder("a", "b")]
     assert families(*steps) == {"Folder:b": ["Folder:x", "Folder:y", "Folder:a"]}
+
+
+@pytest.mark.requirement("C-07")
+def test_of_a_circle_and_another_parent_the_lowest_sequence_counts() -> None:
+    def both(id: str, a: str | None, b: str | None) -> Step:
+        return deleted(NODES, id=id, a=a, b=b)
+
+    steps = [both("1", "2", None), both("2", "1", None), both("3", None, None), both("4", "3", "1")]
+    assert families(*steps) == {"Node:1": ["Node:2", "Node:4"], "Node:3": []}
 
 
 NODES = make_entity_table("nodes", "a", "b", references=[to("nodes", "a"), to("nodes", "b")])
@@ -400,11 +414,12 @@ def test_all_changes_of_a_row_are_one_entry() -> None:
     assert ids(event["cascade"]["deleted"]) == ["Comment:c2"]
 
 
-def combined(*steps: Step) -> Event:
-    """What several changes of the root add up to."""
-    event = mutation("User:u1", *steps)
+def combined(*steps: Step, root: str = "User:u1", at: int) -> Event:
+    """What several changes of the root add up to, in the place of one of them."""
+    event = mutation(root, *steps)
     assert event["cascade"] == EMPTY
-    assert event["sequence_number"] == FIRST + len(steps) - 1
+    assert event["sequence_number"] == FIRST + at
+    assert event["event_id"] == transaction(*steps)[at].id
     return event
 
 
@@ -413,32 +428,184 @@ def test_several_changes_of_the_root_are_one_event_of_what_they_add_up_to() -> N
     old = {"id": "u1", "email": "a", "status": "new"}
     mid, new = old | {"email": "b"}, old | {"email": "b", "status": "active"}
 
-    created = combined(inserted(USERS, **old), updated(USERS, old, email="b"))
+    created = combined(inserted(USERS, **old), updated(USERS, old, email="b"), at=0)
     assert created["event_type"] == "entity:created"
     assert created["operation"]["after"] == mid
     assert "before" not in created["operation"]
 
-    changed = combined(updated(USERS, old, email="b"), updated(USERS, mid, status="active"))
+    changed = combined(updated(USERS, old, email="b"), updated(USERS, mid, status="active"), at=1)
     assert changed["event_type"] == "entity:updated"
     assert (changed["operation"]["before"], changed["operation"]["after"]) == (old, new)
     assert changed["operation"]["changed_fields"] == ["email", "status"]
 
-    gone = combined(updated(USERS, old, email="b"), deleted(USERS, **mid))
+    gone = combined(updated(USERS, old, email="b"), deleted(USERS, **mid), at=1)
     assert gone["event_type"] == "entity:deleted"
     assert gone["operation"]["before"] == old
 
-    replaced = combined(deleted(USERS, **old), inserted(USERS, **new))
+    replaced = combined(deleted(USERS, **old), inserted(USERS, **new), at=1)
     assert replaced["event_type"] == "entity:updated"
     assert replaced["operation"]["changed_fields"] == ["email", "status"]
 
-    fleeting = combined(inserted(USERS, **old), deleted(USERS, **old))
+    fleeting = combined(inserted(USERS, **old), deleted(USERS, **old), at=1)
     assert fleeting["event_type"] == "entity:deleted"
+
+
+@pytest.mark.requirement("C-07", "S1-42")
+def test_an_event_stands_at_the_change_that_is_called_as_it_is() -> None:
+    """So that who asks for inserts is told of everything that was created."""
+    old = {"id": "u1", "email": "a"}
+    again = [deleted(USERS, **old), inserted(USERS, **old), updated(USERS, old, email="b")]
+    assert combined(*again, at=2)["event_type"] == "entity:updated"
+    back = [updated(USERS, old, email="b"), deleted(USERS, **old), inserted(USERS, **old)]
+    assert combined(*back, at=0)["event_type"] == "entity:updated"
+    thrice = [inserted(USERS, **old), deleted(USERS, **old), inserted(USERS, **old)]
+    assert combined(*thrice, at=0)["event_type"] == "entity:created"
+
+
+def touched(*, id: str, unchanged: Sequence[str] = (), **row: Any) -> Step:
+    """An update of which the source sent nothing but the new row."""
+    fields = {"before_kind": BeforeKind.NONE, "unchanged": tuple(unchanged)}
+    return Step(Op.UPDATE, USERS, None, {"id": id, **row}, fields)
+
+
+def moved(old: str, new: str, **row: Any) -> Step:
+    """An update of a key, of which the source sent the old key."""
+    return Step(Op.UPDATE, USERS, {"id": old}, {"id": new, **row}, {"before_kind": BeforeKind.KEY})
+
+
+@pytest.mark.requirement("C-03", "S1-16")
+def test_what_is_known_of_a_row_is_told_though_its_deletion_did_not_tell_it() -> None:
+    told = model(EntityType(name="User", table="users", identifier="email", tenant="status"))
+    gone = deleted_by_key(USERS, id="u1")
+    for steps in ([touched(id="u1", email="b", status="acme"), gone],
+                  [inserted(USERS, id="u1", email="b", status="acme"), gone]):  # fmt: skip
+        event = mutation("User:u1", *steps, by=told)
+        assert event["event_type"] == "entity:deleted"
+        assert event["operation"]["before"] == {"id": "u1"}
+        assert event["metadata"] == {"before_kind": "key"}
+        assert event["entity"] == {
+            "entity_type": "User",
+            "entity_id": "u1",
+            "entity_identifier": "b",
+            "tenant_id": "acme",
+        }
+
+
+@pytest.mark.requirement("C-03")
+def test_of_several_old_rows_the_one_that_tells_most_is_shown() -> None:
+    old, mid = {"id": "u1", "email": "a"}, {"id": "u1", "email": "b"}
+    gone = combined(touched(id="u1", email="b"), deleted(USERS, **mid), at=1)
+    assert gone["operation"]["before"] == mid
+    assert gone["metadata"] == {}
+    gone = combined(updated(USERS, old, email="b"), deleted_by_key(USERS, id="u1"), at=1)
+    assert (gone["operation"]["before"], gone["metadata"]) == (old, {})
+    # A whole row that comes later is not the row before the first update.
+    changed = combined(touched(id="u1", email="b"), updated(USERS, mid, status="x"), at=1)
+    assert changed["operation"]["before"] is None
+    assert changed["operation"]["changed_fields"] == ["email", "status"]
+    assert changed["metadata"] == {"before_kind": "none"}
+
+
+# --- changed keys --------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("C-07", "S1-02")
+@pytest.mark.parametrize("root", ["User:1", "User:2"])
+def test_a_root_whose_key_changes_may_be_called_by_either_key(root: str) -> None:
+    event = combined(moved("1", "2", email="a"), root=root, at=0)
+    assert (ids([event]), event["metadata"]) == (["User:2"], {"before_kind": "key"})
+    event = combined(touched(id="1", email="b"), moved("1", "2", email="b"), root=root, at=1)
+    assert event["event_type"] == "entity:updated"
+    assert ids([event]) == ["User:2"]
+    assert event["operation"]["before"] == {"id": "1"}
+    assert event["operation"]["after"] == {"id": "2", "email": "b"}
+    assert event["operation"]["changed_fields"] == ["id", "email"]
+    whole = {"id": "1", "email": "a"}
+    steps = [updated(USERS, whole, id="2"), updated(USERS, whole | {"id": "2"}, email="b")]
+    event = combined(*steps, root=root, at=1)
+    assert event["operation"]["before"] == whole
+    assert event["operation"]["changed_fields"] == ["id", "email"]
+
+
+@pytest.mark.requirement("C-07")
+def test_a_row_that_is_deleted_under_another_key_is_told_under_the_one_that_was_known() -> None:
+    steps = [moved("1", "2", email="a"), deleted_by_key(USERS, id="2")]
+    for root in ("User:1", "User:2"):
+        assert ids([combined(*steps, root=root, at=1)]) == ["User:1"]
+    event = mutation("Post:p", inserted(POSTS, id="p"), *steps)
+    assert ids(event["cascade"]["deleted"]) == ["User:1"]
+
+
+@pytest.mark.requirement("C-07")
+def test_a_key_that_was_given_up_may_be_anothers() -> None:
+    event = mutation("User:1", moved("1", "2"), inserted(USERS, id="1"))
+    assert (event["event_type"], ids([event])) == ("entity:updated", ["User:2"])
+    assert [(ids([each]), each["reason"]) for each in event["cascade"]["updated"]] == [
+        (["User:1"], "child_entity_added")
+    ]
+    event = mutation("User:2", deleted_by_key(USERS, id="2"), moved("1", "2"))
+    assert (event["event_type"], ids([event])) == ("entity:deleted", ["User:2"])
+    assert ids(event["cascade"]["updated"]) == ["User:2"]
+
+
+def test_a_row_is_the_same_whatever_id_the_model_gives_it() -> None:
+    told = model(EntityType(name="User", table="users", id=("email",)))
+    row = {"id": "1", "email": "a"}
+    steps = [inserted(USERS, **row), updated(USERS, row, email="b"), deleted_by_key(USERS, id="1")]
+    for root in ("User:a", "User:b"):
+        event = mutation(root, *steps, by=told)
+        assert (event["event_type"], event["cascade"]) == ("entity:deleted", EMPTY)
+
+
+# --- rows that come and go, rows without keys ----------------------------------------------------
+
+
+@pytest.mark.requirement("C-07")
+@pytest.mark.parametrize("user_id", ["u1", "u9"])
+def test_a_row_that_came_and_went_in_a_mutation_is_not_told(user_id: str) -> None:
+    post = {"id": "p1", "user_id": user_id}
+    steps = [inserted(POSTS, **post), deleted(POSTS, **post), deleted(USERS, id="u1")]
+    event = mutation("User:u1", *steps, by=ASKED)
+    assert event["cascade"]["deleted"] == event["cascade"]["updated"] == []
+    assert [each["query"] for each in event["cascade"]["invalidations"]] == ["users"]
+
+
+NOTES = make_entity_table("notes", "text", "user_id", references=[to("users", "user_id")], key=())
+
+
+@pytest.mark.requirement("C-07")
+def test_rows_without_a_key_are_each_listed() -> None:
+    notes = [deleted(NOTES, text=text, user_id="u1") for text in ("a", "a", "b")]
+    for said in (None, {"root": "User:u1"}):
+        event = render_one(transaction(*notes, deleted(USERS, id="u1"), said=said))
+        assert ids(event["cascade"]["deleted"]) == ["Note:"] * 3
+    event = mutation(
+        "User:u1", inserted(USERS, id="u1"), *(inserted(NOTES, text=text) for text in ("a", "a"))
+    )
+    assert ids(event["cascade"]["updated"]) == ["Note:"] * 2
+
+
+def test_a_row_without_a_key_is_no_root() -> None:
+    steps = [inserted(NOTES, text=text) for text in ("a", "b")]
+    events = render(transaction(*steps, said={"root": "Note:"}))
+    assert ids(events) == ["Note:"] * 2
+    for event in events:
+        assert event["metadata"]["annotation_error"].startswith("root Note: names no row")
+
+
+def test_a_row_without_an_id_is_no_affected_entity() -> None:
+    asked = Model(
+        affected_entities=True,
+        entities=(EntityType(name="Note", table="notes", queries=("notes",)),),
+    )
+    event = render_one(transaction(inserted(NOTES, text="a")), asked)
+    assert event["cascade"]["invalidations"] == [{"query": "notes", "reason": "entity_created"}]
 
 
 @pytest.mark.requirement("C-03")
 def test_a_column_that_was_sent_once_is_known_of_the_root() -> None:
     partial = Step(Op.UPDATE, USERS, None, {"id": "u1", "status": "x"}, {"unchanged": ("email",)})
-    event = combined(inserted(USERS, id="u1", email="long", status="new"), partial)
+    event = combined(inserted(USERS, id="u1", email="long", status="new"), partial, at=0)
     assert event["operation"]["after"] == {"id": "u1", "email": "long", "status": "x"}
     assert event["metadata"] == {}
 
@@ -585,6 +752,17 @@ def test_a_long_chain_folds_without_recursion() -> None:
     }
     steps[-1] = folder(str(depth - 1), "0")
     assert {top: len(below) for top, below in families(*steps).items()} == {"Folder:0": depth - 1}
+
+
+def test_many_families_that_share_what_hangs_on_them_fold_in_no_time() -> None:
+    count = 8000
+    own = [deleted(NODES, id=f"h{n}", a=f"h{n}", b=None) for n in range(count)]
+    chain = [deleted(NODES, id=f"c{n}", a=f"c{n - 1}", b=f"h{n}") for n in range(count)]
+    changes = transaction(*own, *chain)
+    began = time.process_time()
+    events = Entity().render(changes)
+    assert time.process_time() - began < 4  # the square of these would be ten seconds
+    assert len(events) == count
 
 
 def tables(*names: str) -> list[Table]:

@@ -11,11 +11,13 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from headrace.config import parse
+from headrace.config import Cdc, Config, parse
+from headrace.errors import ConfigError
 from headrace.event import Change
 from headrace.formats.catalogue import schemas
 from headrace.formats.entity import Entity
 from headrace.model import Model
+from headrace.run import formats
 from headrace.testing import PostgresDatabase
 from tests.formats.entities import Event, ids
 from tests.sources.capturing import SOURCE, Captured, captured
@@ -149,12 +151,17 @@ def test_the_top_level_keeps_to_the_schema_with_each_type() -> None:
 
 @pytest.mark.requirement("S1-51")
 def test_the_documents_settings_are_settings() -> None:
-    given = seed("cdc")["cdc"]
-    given.pop("storage")  # where the log lies is not chosen here
     sources = {"shop": {"type": "postgres", "url": "dbname=shop"}}
-    config = parse({"sources": sources, "cdc": given}, folder=Path("/srv"), environment={})
-    assert config.cdc.enabled is True
-    assert (config.cdc.retention_days, config.cdc.batch_size) == (30, 100)
+
+    def cdc(example: Event) -> Cdc:
+        content = {"sources": sources, **example}
+        return parse(content, folder=Path("/srv"), environment={}).cdc
+
+    wal, kafka, table = alternatives(seed("cdc"))
+    assert cdc(wal) == Cdc(enabled=True, storage="postgres_wal", retention_days=30, batch_size=100)
+    for later in (kafka, table):
+        with pytest.raises(ConfigError, match=f"storage {later['cdc']['storage']}: it comes"):
+            cdc(later)
 
 
 @pytest.mark.requirement("C-04")
@@ -229,10 +236,10 @@ INSERT INTO posts VALUES
 """
 
 
-def the_model() -> Model:
+def the_config() -> Config:
     sources = {SOURCE: {"type": "postgres", "url": "dbname=shop"}}
     content = {"sources": sources, "model": yaml.safe_load(MODEL)}
-    return parse(content, folder=Path("/srv"), environment={}).model
+    return parse(content, folder=Path("/srv"), environment={})
 
 
 def annotation(example: Event) -> str:
@@ -267,7 +274,8 @@ def by_transaction(changes: list[Change]) -> list[list[Change]]:
 
 def events(feed: Captured) -> list[Event]:
     """Every event since the first copy."""
-    format = Entity(the_model())
+    format = formats(the_config()).named("entity")
+    assert isinstance(format, Entity)
     payloads = [
         event.payload
         for changes in by_transaction(feed.streamed())
@@ -357,10 +365,35 @@ def test_a_real_update_without_an_old_row_says_so(pg: PostgresDatabase, tmp_path
     assert created["operation"]["changed_fields"] == ["id", "email", "bio"]
     assert updated["operation"]["before"] is None
     assert updated["operation"]["after"] == {"id": 1, "email": "b"}
+    assert updated["operation"]["changed_fields"] == ["email"]
     assert updated["metadata"] == {"before_kind": "none", "unchanged": ["bio"]}
     assert deleted["operation"]["before"] == {"id": 1}
     assert deleted["metadata"] == {"before_kind": "key"}
     assert ids([created, updated, deleted]) == ["User:1"] * 3
+
+
+@pytest.mark.requirement("S1-31", "C-03", "C-07")
+def test_a_real_row_is_followed_from_key_to_key(pg: PostgresDatabase, tmp_path: Path) -> None:
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY, email text)")
+    said = json.dumps({"root": "User:1"})
+    with captured(pg, tmp_path) as feed:
+        mutate(pg, "INSERT INTO users VALUES (1, 'a'); UPDATE users SET email = 'b'", said)
+        mutate(pg, "UPDATE users SET email = 'c'; UPDATE users SET id = 2", said)
+        mutate(pg, "UPDATE users SET id = 1", said)
+        mutate(pg, "UPDATE users SET email = 'd'; DELETE FROM users", said)
+        made = [
+            json.loads(event.payload)
+            for changes in by_transaction(feed.streamed())
+            for event in Entity(Model(tenant="email")).render(changes)
+        ]
+    assert ids(made) == ["User:1", "User:2", "User:1", "User:1"]
+    assert [event["entity"]["tenant_id"] for event in made] == ["b", "c", "c", "d"]
+    created, moved, back, gone = (event["operation"] for event in made)
+    assert (created["type"], created["after"]) == ("CREATE", {"id": 1, "email": "b"})
+    assert (moved["before"], moved["after"]) == ({"id": 1}, {"id": 2, "email": "c"})
+    assert (back["before"], back["after"]) == ({"id": 2}, {"id": 1, "email": "c"})
+    assert (gone["type"], gone["before"]) == ("DELETE", {"id": 1})
+    assert all("annotation_error" not in event["metadata"] for event in made)
 
 
 @pytest.mark.requirement("S1-49")
@@ -385,4 +418,4 @@ def test_a_real_mutation_that_failed_makes_no_event(pg: PostgresDatabase, tmp_pa
 def test_real_models_are_checked_against_real_tables(pg: PostgresDatabase, tmp_path: Path) -> None:
     pg.execute(TABLES)
     with captured(pg, tmp_path) as feed:
-        the_model().check(feed.source.captured_tables())
+        the_config().model.check(feed.source.captured_tables())

@@ -234,6 +234,7 @@ def test_a_relation_describes_every_column() -> None:
     event = only(Relation, middle(Op.INSERT, after={"id": 1}))
     assert event.table_schema == TableSchema(
         16384,
+        "shop",
         "public",
         "users",
         (
@@ -352,12 +353,46 @@ def test_a_truncate_tells_only_of_wanted_tables(name: str, rel_ids: tuple[int, .
     assert list(events(changes, wanted=lambda change: False)) == []
 
 
-def test_a_stream_that_begins_within_a_truncate_tells_all_of_it() -> None:
+def resumed(
+    changes: list[Change], at: int, *, wanted: Callable[[Change], bool] | None = None
+) -> list[Event]:
+    """What a stream tells that begins with the change at an index."""
+    first = changes[at].sequence
+    earlier = [c for c in changes if Etl().begin(changes[at]) <= c.sequence < first]
+    return list(events(changes[at:], wanted=wanted, earlier=earlier))
+
+
+@pytest.mark.parametrize(
+    ("names", "rel_ids"),
+    [
+        ({"users", "orders"}, [(16384, 16390), (16390, 16384)]),
+        ({"users"}, [(16384,), (16384,)]),
+        ({"orders"}, [(16390,), (16390,)]),
+        ({"carts"}, []),
+    ],
+)
+def test_a_stream_that_begins_within_a_truncate_tells_what_the_others_tell(
+    names: set[str], rel_ids: list[tuple[int, ...]]
+) -> None:
     changes = [*truncated(USERS, ORDERS), *truncated(ORDERS, USERS, first=12)]
-    before = [event for event in events(changes[:1]) if isinstance(event, Truncate)]
-    after = [event for event in events(changes[1:]) if isinstance(event, Truncate)]
-    assert before == []
-    assert [event.rel_ids for event in after] == [(16384, 16390), (16390, 16384)]
+
+    def wanted(change: Change) -> bool:
+        return change.table.name in names
+
+    for at in (0, 1):
+        found = resumed(changes, at, wanted=wanted)
+        emptied = [event for event in found if isinstance(event, Truncate)]
+        assert [event.rel_ids for event in emptied] == rel_ids
+        described = {event.table_schema.name for event in found if isinstance(event, Relation)}
+        assert described == names & {"users", "orders"}
+    last = [event for event in resumed(changes, 3, wanted=wanted) if isinstance(event, Truncate)]
+    assert [event.rel_ids for event in last] == rel_ids[1:]
+
+
+def test_a_statement_whose_end_was_lost_adds_nothing_to_the_next_one() -> None:
+    changes = [*truncated(USERS, ORDERS)[:1], *truncated(ORDERS, USERS, first=20)[1:]]
+    assert only(Truncate, *changes).rel_ids == (16384,)
+    assert only(Truncate, *changes).sequence == 21
 
 
 # --- transactions --------------------------------------------------------------------------------
@@ -503,8 +538,10 @@ def test_a_stream_can_be_resumed_anywhere_and_only_tables_are_told_again(
 ) -> None:
     cut = data.draw(st.integers(0, len(changes)))
     whole = {event.key: event for event in events(changes)}
-    parts = [*events(changes[:cut]), *events(changes[cut:])]
-    assert len({event.key for event in parts}) == len(parts)
+    rest = resumed(changes, cut) if cut < len(changes) else []
+    parts = [*events(changes[:cut]), *rest]
+    told = [event for event in parts if not isinstance(event, Relation)]
+    assert len({event.key for event in told}) == len(told)
     again = [event for event in parts if event.key not in whole]
     assert all(isinstance(event, Relation) for event in again)
     assert {event.key: event for event in parts if event not in again} == whole

@@ -22,14 +22,18 @@ from headrace.event import (
 from headrace.formats.catalogue import NAMES, Formats
 from headrace.formats.cloudevents import CloudEvents
 from headrace.formats.facts import Facts, Server
+from headrace.formats.savegress import Savegress, batch
 from headrace.testing import PostgresDatabase
-from tests.changes import make_change
+from tests.changes import make_change, opened_writer
 from tests.formats.test_schemas import ON_REQUEST, events
 from tests.sources.capturing import captured
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
 BLOCKS: dict[str, str] = dict(
     re.findall(r"^```(?:json|http) ([a-z ]+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+)
+CODE: dict[str, str] = dict(
+    re.findall(r"^```python ([a-z]+)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 )
 NOT_CARRIED = "—"
 
@@ -55,9 +59,10 @@ ORDERS = Table(
     version=3,
     references=(Reference(("customer_id",), "public", "customers", ("id",)),),
 )
-FACTS = Facts(
-    pipeline="6f1c2a", servers=(Server("shop", "db.example.com", "shop-1"),), version="1.0.0"
-)
+# As the server makes them for its log, whose epoch is so long.
+FORMATS = Formats(
+    Facts(servers=(Server("shop", "db.example.com", "shop-1"),), version="1.0.0")
+).of_log("6f1c2a9d04be4f0c8e1d5a7b93c2e6f4")
 SAID = {
     "trigger": "api_update",
     "request_id": "req_5d3f0c1e-8a41-4b02-9a3c-2f6f1f8f0d11",
@@ -101,7 +106,7 @@ ALTER = make_change(
 
 
 def format_named(name: str, **wishes: Any) -> Any:
-    return Formats(FACTS).named(name, include=ON_REQUEST, **wishes)
+    return FORMATS.named(name, include=ON_REQUEST, **wishes)
 
 
 # --- examples ------------------------------------------------------------------------------------
@@ -115,7 +120,7 @@ def written(name: str, change: Change, **wishes: Any) -> Any:
 
 def as_request(change: Change) -> str:
     """An event in CloudEvents' binary mode, without the body that another example shows."""
-    headers, _ = CloudEvents(FACTS).binary(change)
+    headers, _ = CloudEvents(FORMATS.facts).binary(change)
     return "\n".join(f"{name}: {value}" for name, value in headers.items()) + "\n"
 
 
@@ -125,10 +130,21 @@ def marks(change: Change) -> list[Any]:
     return [event for event in told if "id" not in event]
 
 
+def sent_together(*changes: Change) -> Any:
+    """A batch, without the events that other examples show."""
+    told = json.loads(batch([encoded(change) for change in changes]))
+    return told | {"events": [{"…": "…"} for _ in told["events"]]}
+
+
+def encoded(change: Change) -> bytes:
+    return Savegress(FORMATS.facts).encode(change) or b""
+
+
 EXAMPLES: dict[str, Any] = {name: written(name, UPDATE) for name in NAMES}
 EXAMPLES |= {
     "savegress ddl": written("savegress", ALTER),
     "savegress marks": marks(UPDATE),
+    "savegress batch": sent_together(UPDATE, ALTER),
     # Its data is the first example once more.
     "cloudevents": EXAMPLES["cloudevents"] | {"data": {"…": "…"}},
 }
@@ -145,6 +161,36 @@ def test_every_example_is_looked_at() -> None:
 
 def test_the_binary_example_is_what_the_format_writes() -> None:
     assert BLOCKS["cloudevents binary"] == as_request(UPDATE)
+
+
+# --- code ----------------------------------------------------------------------------------------
+
+
+def test_every_block_of_code_is_run() -> None:
+    assert CODE.keys() == {"batch", "protobuf", "destination"}
+
+
+def test_a_batch_is_signed_as_the_page_shows() -> None:
+    exec(CODE["batch"], {"events": [encoded(UPDATE), encoded(ALTER)]})
+
+
+def test_a_message_is_made_as_the_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    exec(CODE["protobuf"], {"change": UPDATE, "facts": FORMATS.facts})
+    assert capsys.readouterr().out.startswith(f'{UPDATE.id} orders paid b\'{{"id":7,')
+
+
+def test_a_destination_is_written_as_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with opened_writer(tmp_path / "data" / "log") as writer:
+        writer.put("users", "ann")
+        exec(CODE["destination"], {})
+    assert capsys.readouterr().out.splitlines() == [
+        "0 is public.users",
+        "0 {'id': 'ann'}",
+        "stored up to 1",
+    ]
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -212,7 +258,7 @@ def test_a_star_marks_what_comes_only_on_request(name: str) -> None:
     header, *rows = table_under("## Operations")
     column = header.index(f"`{name}`")
     starred = {Op(row[0]) for row in rows if row[column].endswith("*")}
-    plain = Formats(FACTS).named(name)
+    plain = FORMATS.named(name)
     assert starred == {op for op in Op if not events(plain, [change_of(op)])} == ON_REQUEST
 
 
@@ -220,27 +266,17 @@ def test_a_star_marks_what_comes_only_on_request(name: str) -> None:
 
 BIG = {name: value for name, value in ROW.items() if name != "note"}
 NOT_SENT = msgspec.structs.replace(ORDERS, identity="default")
-UNKNOWN: Mapping[str, Change] = {
-    "a column was not sent": make_change(
-        Op.UPDATE,
-        key={"id": 7},
-        after=BIG,
-        unchanged=("note",),
-        **FACT | {"table": NOT_SENT, "transaction": SILENT},
-    ),
-    "only the old key was sent": make_change(
-        Op.DELETE,
-        key={"id": 7},
-        before={"id": 7},
-        before_kind=BeforeKind.KEY,
-        **FACT | {"table": NOT_SENT, "transaction": SILENT},
-    ),
-    "no old row was sent": make_change(
-        Op.UPDATE,
-        key={"id": 7},
-        after=ROW,
-        **FACT | {"table": NOT_SENT, "transaction": SILENT},
-    ),
+_WHERE = FACT | {"table": NOT_SENT, "transaction": SILENT}
+_OLD_KEY: dict[str, Any] = {"before": {"id": 7}, "before_kind": BeforeKind.KEY}
+UNKNOWN: Mapping[str, list[Change]] = {
+    "a column was not sent": [
+        make_change(Op.UPDATE, key={"id": 7}, after=BIG, unchanged=("note",), **_WHERE)
+    ],
+    "only the old key was sent": [
+        make_change(Op.DELETE, key={"id": 7}, **_OLD_KEY, **_WHERE),
+        make_change(Op.UPDATE, key={"id": 8}, after=ROW | {"id": 8}, **_OLD_KEY, **_WHERE),
+    ],
+    "no old row was sent": [make_change(Op.UPDATE, key={"id": 7}, after=ROW, **_WHERE)],
 }
 
 
@@ -250,8 +286,9 @@ def test_what_is_not_known_looks_as_the_page_says(name: str) -> None:
     header, *rows = table_under("## What is not known")
     assert header == ["", *UNKNOWN]
     cells = next(row[1:] for row in rows if row[0] == f"`{name}`")
-    for cell, change in zip(cells, UNKNOWN.values(), strict=True):
-        shown = "".join(json.dumps(e, separators=(",", ":")) for e in told_of(name, change))
+    for cell, changes in zip(cells, UNKNOWN.values(), strict=True):
+        told = [event for change in changes for event in told_of(name, change)]
+        shown = "".join(json.dumps(event, separators=(",", ":")) for event in told)
         fragments = re.findall(r"`([^`]+)`", cell)
         assert fragments
         assert [each for each in fragments if each not in shown] == [], shown

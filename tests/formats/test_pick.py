@@ -37,4 +37,4 @@ def test_readers_are_kept_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -
         assert [picked(row, (name,)) for name in "abcd"] == [
             msgspec.json.encode({name: name}) for name in "abcd"
         ]
-    assert list(_pick._readers) == [("a",), ("b",)]
+        assert list(_pick._readers) == [("c",), ("d",)]  # the latest ones

@@ -199,7 +199,7 @@ def test_only_a_number_is_a_servers_id() -> None:
 
 
 def test_a_pipeline_is_named_once_as_one() -> None:
-    event = encode(make_change(after=BOB), Facts(pipeline="pipe-abc123"))
+    event = encode(make_change(after=BOB), Facts(pipeline="abc123"))
     assert event["metadata"]["pipeline_id"] == "pipe-abc123"
 
 

@@ -105,9 +105,6 @@ def test_run_starts_the_pipeline_and_starts_it_again(place: Place, pg: PostgresD
     running = place.start("run")
     place.await_stored(10)
     first = place.pipeline_pid()
-    shown = place.ask("status")
-    assert f"pipeline: process {first} runs; as of" in shown
-    assert "lake  streaming" in shown
 
     def told() -> bool:
         status = json.loads(place.ask("status", "--json"))["pipeline"]
@@ -115,6 +112,9 @@ def test_run_starts_the_pipeline_and_starts_it_again(place: Place, pg: PostgresD
 
     # The account of a batch comes a moment after the batch.
     wait_until(told, timeout=30, message="status tells how far the sink is")
+    shown = place.ask("status")
+    assert f"pipeline: process {first} runs; as of" in shown
+    assert "lake  streaming" in shown
 
     os.kill(first, signal.SIGKILL)
     pg.execute("INSERT INTO users SELECT n, 'user ' || n FROM generate_series(11, 20) n")

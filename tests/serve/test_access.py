@@ -73,6 +73,27 @@ def test_a_changefeed_that_is_switched_off_is_not_found(sites: Sites, path: str)
     assert site.http.get("/health").status_code == 200
 
 
+@pytest.mark.requirement("S1-04")
+@pytest.mark.parametrize("path", ["", "/stream"])
+def test_entity_events_that_are_switched_off_are_not_found(sites: Sites, path: str) -> None:
+    site = sites(ServerSettings(port=0, enabled=False))
+    refused = site.http.get(f"/v1/changes{path}", params={"format": "entity"})
+    assert refused.status_code == 404
+    assert refused.json() == {
+        "error": "not_enabled",
+        "message": "the entity events are switched off",
+        "hint": "Set cdc.enabled to true.",
+    }
+    # What was captured before can still be read as it is in the log.
+    assert site.http.get("/v1/changes").status_code == 200
+
+
+@pytest.mark.requirement("S1-04")
+def test_entity_events_that_are_switched_on_are_served(sites: Sites) -> None:
+    site = sites(ServerSettings(port=0, enabled=True))
+    assert site.http.get("/v1/changes", params={"format": "entity"}).status_code == 200
+
+
 @pytest.mark.requirement("S4-21")
 def test_a_changefeed_that_is_switched_on_answers(sites: Sites) -> None:
     assert sites(ServerSettings(port=0, enabled=True)).http.get("/changefeed").status_code == 200

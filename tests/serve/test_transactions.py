@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace import frame
+from headrace import event
 from headrace.errors import LogError
 from headrace.event import Change
 from headrace.formats import Rendered
@@ -152,7 +152,7 @@ def test_a_filter_looks_at_the_change_where_an_event_stands(writer: Writer) -> N
 def test_a_large_transaction_comes_in_pieces_counted_from_its_start(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renderings, "PIECE", 5)
+    monkeypatch.setattr(event, "PIECE", 5)
     writer.put_many("users", 3)
     writer.put_many("users", 12)
     writer.put_many("users", 2)
@@ -168,12 +168,31 @@ def test_a_large_transaction_comes_in_pieces_counted_from_its_start(
 
 
 def test_pieces_are_of_a_hundred_thousand_changes() -> None:
-    assert renderings.PIECE == frame.PIECE == 100_000  # here as in the pipeline
     change = make_change(ordinal=100_000, last=False, sequence=100_500)
-    assert renderings.is_end(change)
-    assert renderings.begin_of(change) == 501
+    assert event.ends_piece(change)
+    assert event.piece_begin(change.sequence, change.ordinal) == 501
     following = make_change(ordinal=100_001, last=False, sequence=100_501)
-    assert (renderings.begin_of(following), renderings.is_end(following)) == (100_501, False)
+    assert not event.ends_piece(following)
+    assert event.piece_begin(following.sequence, following.ordinal) == 100_501
+
+
+@pytest.mark.parametrize("count", [4, 2 * BLOCK])
+def test_what_no_memory_could_hold_is_refused_after_what_stands_before_it(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(renderings, "LARGEST", 3 * len(b'{"id":"1"}'))
+    writer.put_many("users", 3)
+    writer.put_many("users", count)
+    for after, limit in [(0, 1), (0, 1000), (2, 1000)]:
+        subscription = Subscription(Feed(writer.log), Folded(), filter=EVERY, after=after)
+        found: list[Any] = []
+        while subscription.scanned < 3:
+            found += asyncio.run(subscription.next(limit)).deliveries
+        assert of(found) == [3, 3, 3][after:]
+        with pytest.raises(LogError, match="transaction 2, from change 4 on") as caught:
+            asyncio.run(subscription.next(limit))
+        assert subscription.scanned == 3
+        assert "another format than folded" in caught.value.hint
 
 
 # --- what is kept --------------------------------------------------------------------------------
@@ -194,16 +213,16 @@ def test_what_is_kept_is_bounded_in_bytes(writer: Writer, monkeypatch: pytest.Mo
 def test_what_is_kept_is_bounded_in_number() -> None:
     kept = renderings.Renderings(log=None)  # type: ignore[arg-type]
     for begin in range(1, renderings.KEPT + 11):
-        kept.keep(0, Rendering(begin, begin, {}, 0))
-    assert kept.get(0, 10) is None
-    assert kept.get(0, 11) is not None
+        kept.keep(0, Rendering(begin, begin, begin, {}, 0))
+    assert kept.get(0, make_change(sequence=10)) is None
+    assert kept.get(0, make_change(sequence=11)) is not None
     assert len(kept._kept) == renderings.KEPT
 
 
 def test_one_that_is_kept_twice_counts_once() -> None:
     kept = renderings.Renderings(log=None)  # type: ignore[arg-type]
     for _ in range(2):
-        kept.keep(0, Rendering(1, 2, {}, 700))
+        kept.keep(0, Rendering(1, 1, 2, {}, 700))
     assert kept._size == 700
 
 
@@ -262,6 +281,39 @@ def test_what_is_trimmed_while_it_is_read_is_announced(
     assert page.gap == Gap(3, 5)
     assert [delivery.sequence for delivery in page.deliveries] == [7, 9]
     assert set(of(page.deliveries)) == {4}
+
+
+@pytest.mark.requirement("C-05")
+@pytest.mark.parametrize("count", [9, 2 * BLOCK])
+def test_what_has_begun_to_be_told_goes_on_as_it_began(writer: Writer, count: int) -> None:
+    writer.put_many("users", count)
+    feed, format = Feed(writer.log), Folded()
+    subscription = Subscription(feed, format, filter=EVERY, after=0)
+    begun = asyncio.run(subscription.next(1))
+    assert of(begun.deliveries) == [count] * 2
+    writer.log.trim(3)
+    # For this reader, for one that asks for the next page, and for one that trims meet again.
+    assert set(of(asyncio.run(subscription.next(1)).deliveries)) == {count}
+    following = Subscription(feed, format, filter=EVERY, after=2)
+    assert set(of(asyncio.run(following.next(2)).deliveries)) == {count}
+    writer.log.trim(6)
+    gap = asyncio.run(subscription.next(1000))
+    assert (gap.gap, set(of(gap.deliveries))) == (Gap(4, 5), {count})
+    assert set(of(read(Subscription(feed, format, filter=EVERY, after=6), 1000))) == {count}
+    assert format.seen == [(1, count)]
+
+
+@pytest.mark.requirement("C-05")
+def test_a_rest_that_was_rendered_stays_as_it_is_when_more_is_trimmed(writer: Writer) -> None:
+    writer.put_many("users", 9)
+    writer.log.trim(3)
+    feed, format = Feed(writer.log), Folded()
+    first = asyncio.run(Subscription(feed, format, filter=EVERY, after=2).next(1))
+    assert of(first.deliveries) == [7]
+    writer.log.trim(5)
+    rest = read(Subscription(feed, format, filter=EVERY, after=4), 100)
+    assert set(of(rest)) == {7}
+    assert format.seen == [(3, 9)]
 
 
 def test_a_log_that_is_trimmed_whole_is_a_gap(writer: Writer) -> None:

@@ -3,7 +3,6 @@
 import datetime as dt
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import msgspec
@@ -11,66 +10,21 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from headrace.errors import ConfigError, LogReplaced, PipelineError, SinkFenced, SinkUnavailable
-from headrace.event import Column, Op
+from headrace.event import Op
 from headrace.frame import FIELDS
 from headrace.frame import schema as frame_schema
-from headrace.log import Log
-from headrace.sinks import Progress, Sink, Writer
-from headrace.sinks._append import Append, Appended, due
+from headrace.sinks import Progress, Sink
+from headrace.sinks._append import Append, Appended, Join, Joined, due
+from headrace.sinks._delta import Delta
 from headrace.sinks._plan import Part
+from headrace.sinks._shape import Whole
 from headrace.sinks._store import Folder
 from headrace.sinks.history import History
+from tests.sinks.archive import Archive, account, fill
 from tests.sinks.lake import Lake, Row, change, put, remove, schema, truncate
-
-ACCOUNTS = (
-    Column("id", "bigint", key=True),
-    Column("tenant_id", "text"),
-    Column("name", "text"),
-)
-
-
-class Archive(Lake):
-    """A log with a history of it."""
-
-    writer: Writer
-
-    def __init__(self, spark: SparkSession, folder: Path, **chosen: Any) -> None:
-        self.chosen = chosen
-        super().__init__(spark, folder)
-
-    def open(self, writer: str = "query-1", *, adopt: bool = False) -> Writer:
-        """The sink as a query that starts would open it."""
-        sink = History(name="audit", path=str(self.path), **self.chosen)
-        self.writer = sink.open(writer, adopt=adopt)
-        return self.writer
-
-    def changes(self, after: int, upto: int) -> DataFrame:
-        """A piece of the log, whole."""
-        reader = self.spark.read.format("headrace").option("path", str(self.log.path))
-        return reader.options(startingSequence=after + 1, endingSequence=upto).load()
-
-    def replace_log(self, name: str) -> None:
-        """Go on with another log, of the same source."""
-        self.log.close()
-        self.log = Log.open(self.folder / name)
-        self.written = 0
-
-    @property
-    def table(self) -> Any:
-        """A version of the table's columns."""
-        return super().table("accounts", ACCOUNTS)
-
-    def stored(self) -> list[Row]:
-        """The rows of the history, in the log's order."""
-        rows = DeltaTable(str(self.path)).to_pyarrow_table()
-        return list(rows.sort_by([("epoch", "ascending"), ("sequence", "ascending")]).to_pylist())
-
-    def version(self) -> int:
-        """Of the Delta table."""
-        return DeltaTable(str(self.path)).version()
 
 
 @pytest.fixture
@@ -78,17 +32,6 @@ def archive(spark: SparkSession, tmp_path: Path) -> Iterator[Archive]:
     made = Archive(spark, tmp_path, tenant="tenant_id")
     yield made
     made.log.close()
-
-
-def account(number: int, tenant: str | None = "acme", name: str = "-") -> Row:
-    return {"id": number, "tenant_id": tenant, "name": name}
-
-
-def fill(archive: Archive, batches: int, tenant: str | None = "acme") -> None:
-    for number in range(batches):
-        archive.commit(put(archive.table, **account(number, tenant)))
-        archive.write()
-        archive.writer.tend()
 
 
 def test_history_is_a_sink() -> None:
@@ -239,7 +182,7 @@ def test_a_day_is_one_of_utc_wherever_spark_runs(tmp_path: Path) -> None:
     transaction = pa.struct([*inner, pa.field("commit_time", tokyo)])
     session = pa.schema(list((FIELDS | {"transaction": transaction}).items()))
     folder = Folder.of(str(tmp_path), {})
-    task = Append(folder, ("tenant", "day"), "tenant_id", "e", 0)
+    task = Append(folder, ("tenant", "day"), Whole("tenant_id"), "e", 0)
     (said,) = task(iter([changes(4, 3), changes(2, 1)]))
     told = msgspec.json.decode(said["said"][0].as_py(), type=Appended)
     files = {file.partition["day"]: folder.read(file.path) for file in told.added}
@@ -257,11 +200,28 @@ def test_a_large_part_of_a_batch_is_written_as_it_comes(
     monkeypatch.setattr("headrace.sinks._append._HELD_BYTES", 1)
     rows = [{"sequence": n, "op": "MESSAGE", "epoch": "e", "unchanged": []} for n in range(1, 5)]
     batches = pa.Table.from_pylist(rows, frame_schema()).to_batches(max_chunksize=1)
-    task = Append(Folder.of(str(tmp_path), {}), ("day",), "", "e", 1)
+    task = Append(Folder.of(str(tmp_path), {}), ("day",), Whole(""), "e", 1)
     (said,) = task(iter(batches))
     told = msgspec.json.decode(said["said"][0].as_py(), type=Appended)
     assert [file.rows for file in told.added] == [1, 1, 1]  # the first one is there already
     assert [file.partition for file in told.added] == [{"day": None}] * 3
+
+
+def test_a_history_of_an_earlier_time_gets_the_fields_that_changes_have_now(tmp_path: Path) -> None:
+    shape, folder = Whole(""), Folder.of(str(tmp_path), {})
+    row: Row = {"sequence": 1, "op": "MESSAGE", "epoch": "e", "unchanged": []}
+    now = pa.Table.from_pylist([row, row], frame_schema())
+    then = now.drop_columns(["origin"])
+    earlier = pa.schema([each for each in shape.schema if each.name != "origin"])
+    noted = {"headrace.keep": "changes", "headrace.tenant": ""}
+    Delta.create(folder, earlier, noted, writer="query-1", partition_by=("day",))
+    History(name="audit", path=str(tmp_path)).open("query-1")
+    assert DeltaTable(str(tmp_path)).to_pyarrow_table().schema.field("origin").type == pa.string()
+    files = [folder.write(each, "changes", {"day": None}) for each in (then, now)]
+    parts = [Part.of(file.path, file.size, file.rows, file.partition) for file in files]
+    (said,) = Join(folder, [parts])(iter([pa.record_batch({"id": [0]})]))
+    joined = msgspec.json.decode(said["said"][0].as_py(), type=Joined)
+    assert folder.read(joined.added[0].path)["origin"].to_pylist() == [None] * 4
 
 
 def test_another_pipeline_is_kept_out_until_it_takes_over(archive: Archive) -> None:

@@ -20,6 +20,7 @@ class Address(NamedTuple):
     host: str
     port: int
     tls: bool
+    path: str = ""  # before that of every route, for a server behind a proxy
 
     @classmethod
     def of(cls, url: str) -> "Address":
@@ -29,14 +30,15 @@ class Address(NamedTuple):
             # Not shown: it may hold a password.
             raise ConfigError("the url must be like http://127.0.0.1:3000")
         tls = parts.scheme == "https"
-        return cls(parts.hostname, parts.port or (443 if tls else 80), tls)
+        port = parts.port or (443 if tls else 80)
+        return cls(parts.hostname, port, tls, parts.path.rstrip("/"))
 
 
 def refusal(what: str, status: int, body: bytes) -> ServerError:
     """The error that an answer's document describes."""
     try:
         document = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         document = None
     if not isinstance(document, dict) or not {"error", "message"} <= document.keys():
         return ServerAbsent(f"{what}, as no Headrace does")

@@ -31,7 +31,10 @@ class Question(NamedTuple):
         if self.body is not None:
             fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
         head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        return f"{self.method} {self.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body
+        return (
+            f"{self.method} {address.path}{self.path} HTTP/1.1\r\n{head}\r\n".encode("latin-1")
+            + body
+        )
 
 
 class Answer:
@@ -109,7 +112,7 @@ class Answer:
 async def ask(address: Address, question: Question) -> AsyncIterator[Answer]:
     """The answer to a question; the connection ends with the context."""
     secured = ssl.create_default_context() if address.tls else None
-    what = f"{address.host}:{address.port}{question.path}"
+    what = f"{address.host}:{address.port}{address.path}{question.path}"
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(address.host, address.port, ssl=secured)

@@ -26,7 +26,7 @@ class AsyncClient:
         grpc: str = "",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.url = url
+        self.url = url.rstrip("/")
         self._address = Address.of(url)
         self._key = Secret(key) if isinstance(key, str) else key
         self._grpc = grpc

@@ -11,11 +11,12 @@ import msgspec
 
 from ..errors import ServerAbsent, ServerError
 from ..secret import Secret
-from . import _rpc, _talk
+from . import _rpc, _sse, _talk
 from ._address import ANSWER_SECONDS, CONNECT_SECONDS, SILENT_SECONDS, Address, refusal
 from ._asked import Asked, Filters, cursor_path
-from ._sse import Lines
 from ._told import Event, Gap, Opened, Progress, Told
+
+_NDJSON = "application/x-ndjson"
 
 
 class Wanted(NamedTuple):
@@ -33,6 +34,13 @@ class Page(NamedTuple):
     gap: str = ""  # sequences that were trimmed before they were read
 
 
+class Lines(NamedTuple):
+    """An answer that is NDJSON."""
+
+    lines: list[bytes]
+    headers: http.client.HTTPMessage
+
+
 class Client:
     """Asks a running Headrace, never through a proxy that the environment names.
 
@@ -48,7 +56,7 @@ class Client:
         grpc: str = "",
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.url = url
+        self.url = url.rstrip("/")
         self._address = Address.of(url)
         self._key = Secret(key) if isinstance(key, str) else key
         self._grpc = grpc
@@ -114,6 +122,12 @@ class Client:
         with self._request("DELETE", path) as answer:
             return self._json(path, answer)
 
+    def lines(self, path: str, **query: object) -> Lines:
+        """The lines at a path."""
+        with self._request("GET", _with_query(path, query), accept=_NDJSON) as answer:
+            self._expect_success(path, answer)
+            return Lines(self._read(answer).splitlines(), answer.headers)
+
     def pages(self, after: int, upto: int | None, wanted: Wanted) -> Iterator[Page]:
         """What follows `after`, page after page, as one stream; without `upto` for ever."""
         query = {
@@ -126,8 +140,9 @@ class Client:
         path = _with_query("/v1/changes/stream", query)
         with self._request("GET", path, accept="text/event-stream") as answer:
             self._expect_success(path, answer)
-            yield from self._messages(answer)
-        if upto is None:
+            reached = yield from self._messages(answer, after)
+        # A server that stops ends its streams in good order.
+        if upto is None or reached < upto:
             raise ServerAbsent(f"the server at {self.url} went away")
 
     def _followed(self, asked: Asked, cursor: str | None, progress: Progress) -> Iterator[Event]:
@@ -172,24 +187,27 @@ class Client:
         ) as answer:
             self._expect_success(path, answer)
             yield Opened(answer.headers.get("X-Headrace-Epoch", ""))
-            lines = Lines(after)
+            lines = _sse.Lines(after)
             # What breaks off within a line never was one.
             while (line := self._line(answer)).endswith(b"\n"):
                 if (told := lines.take(line.rstrip(b"\r\n"))) is not None:
                     yield told
         raise ServerAbsent(f"the server at {self.url} went away")
 
-    def _messages(self, answer: http.client.HTTPResponse) -> Iterator[Page]:
-        gap = False
-        while line := self._line(answer):
-            if line.startswith(b"event: "):
-                gap = line == b"event: gap\n"
-            elif line.startswith(b"data: ") and gap:
-                lost = msgspec.json.decode(line[6:])
-                yield Page([], f"{lost['first']}-{lost['last']}")
-                gap = False
-            elif line.startswith(b"data: "):
-                yield Page([line[6:-1]])
+    def _messages(self, answer: http.client.HTTPResponse, after: int) -> Generator[Page, None, int]:
+        """What a stream says; at its end, the sequence up to which that is everything."""
+        reached, fields = after, dict[bytes, bytes]()
+        while (line := self._line(answer)).endswith(b"\n"):
+            if line != b"\n":
+                name, _, value = line[:-1].partition(b": ")
+                fields[name] = value
+                continue
+            # An empty line ends a message; what is cut off before it was not said.
+            if b"data" in fields:
+                yield _page(fields)
+            reached = int(fields.get(b"id", reached))
+            fields.clear()
+        return reached
 
     def _line(self, answer: http.client.HTTPResponse) -> bytes:
         try:
@@ -207,7 +225,7 @@ class Client:
         accept: str = "application/json",
         seconds: float = ANSWER_SECONDS,
     ) -> Iterator[http.client.HTTPResponse]:
-        host, port, tls = self._address
+        host, port, tls, base = self._address
         kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
         headers = {"Accept": accept, "Connection": "close"}
         if self._key is not None:
@@ -219,7 +237,7 @@ class Client:
                 connection.connect()
                 connection.sock.settimeout(seconds)
                 content = None if body is None else msgspec.json.encode(body)
-                connection.request(method, path, content, headers)
+                connection.request(method, base + path, content, headers)
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 raise ServerAbsent(f"no Headrace answers at {self.url}") from error
@@ -245,6 +263,13 @@ class Client:
             return answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise ServerAbsent(f"the server at {self.url} went away") from error
+
+
+def _page(message: Mapping[bytes, bytes]) -> Page:
+    if message.get(b"event") != b"gap":
+        return Page([message[b"data"]])
+    lost = msgspec.json.decode(message[b"data"])
+    return Page([], f"{lost['first']}-{lost['last']}")
 
 
 def _with_query(path: str, query: Mapping[str, object]) -> str:

@@ -1,6 +1,7 @@
 """The changes as the command line reads them: from the running server, or from the disk."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from typing import Protocol
@@ -47,9 +48,16 @@ class DiskChanges:
                 yield Page(page.payloads, f"{page.gap.first}-{page.gap.last}" if page.gap else "")
                 if subscription.complete:
                     return
-                while subscription.scanned >= subscription.end:
-                    time.sleep(_POLL_SECONDS)
-                    self._reader.refresh()
+                wait_beyond(self._reader, subscription.scanned)
+
+
+def wait_beyond(log: LogReader, sequence: int, seconds: float = math.inf) -> None:
+    """Look at a log that another process may write, until it has more or the time is over."""
+    until = time.monotonic() + seconds
+    log.refresh()
+    while log.latest_sequence <= sequence and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+        log.refresh()
 
 
 def follow(

@@ -41,6 +41,9 @@ class Format(Protocol):
 class Stream(Protocol):
     """A format within one stream: it remembers what it has told there."""
 
+    def see(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        """What the first change needs of one that the stream should have begun with."""
+
     def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         """What the next change adds to the stream, each on one line.
 
@@ -59,6 +62,12 @@ class StreamFormat(Protocol):
     def open(self) -> Stream:
         """Begin a stream, wherever in the log that is."""
 
+    def begin(self, change: Change) -> int:
+        """The sequence of the first change that a stream must have seen to go on with this one.
+
+        Where it is an earlier one, the stream is to `see` those from there on.
+        """
+
     def __hash__(self) -> int:
         """Formats are values: two equal ones write the same."""
 
@@ -74,8 +83,11 @@ class Rendered(NamedTuple):
 class TransactionFormat(Protocol):
     """A way to write down what the changes of a transaction mean together."""
 
-    name: ClassVar[str]
     media_type: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """What requests and settings call it."""
 
     def render(self, transaction: Sequence[Change]) -> Sequence[Rendered]:
         """The events of a whole transaction, in the order of their sequences.

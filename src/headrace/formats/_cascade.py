@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ._entityrows import Row
+from ._entityrows import Row, together
 
 _VERBS = {"CREATE": "created", "UPDATE": "updated", "DELETE": "deleted"}
 _BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -26,23 +26,27 @@ class Cascade:
     def fold(self, rows: Iterable[Row]) -> None:
         """Rows that were deleted because the event's own was."""
         for row in {row.key: row for row in rows}.values():
-            self._deleted.append(_entry(row, "parent_deleted"))
+            self._delete(row, "parent_deleted")
             self._invalidate(row, "parent_deleted")
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """All changes of another row of the same mutation."""
-        last = rows[-1]
-        operation = _together(rows)
+    def add(self, history: Sequence[Row], *, folded: bool) -> None:
+        """All changes of another row of the same mutation; `folded`: the last is its deletion
+        because the event's own row was deleted."""
+        last = history[-1]
+        operation = together(history)
+        if operation is None:
+            return  # nobody ever saw it
         if operation == "DELETE":
-            self._deleted.append(_entry(last, "related_entity_deleted"))
+            self._delete(history[0], "parent_deleted" if folded else "related_entity_deleted")
         else:
-            self._updated.append(_entry(last, self._reason(operation), _changes(rows)))
-        self._invalidate(last, f"{_snake(last.name)}_{_VERBS[operation]}", operation)
+            self._updated.append(_entry(last, last.id, self._reason(operation), _changes(history)))
+        verb = f"{_snake(last.name)}_{_VERBS[operation]}"
+        self._invalidate(last, "parent_deleted" if folded else verb, operation)
 
     def written(self) -> bytes:
         """The cascade as JSON."""
         affected = b""
-        if self._root.shape.affected:
+        if self._root.shape.affected and self._root.id != b'""':
             name = _encode(self._root.name)[:-1]
             affected = b',"affected_entities":[%b:%b]' % (name, self._root.id[1:])
         invalidations = [
@@ -55,6 +59,10 @@ class Cascade:
             b",".join(invalidations),
         )
 
+    def _delete(self, row: Row, reason: str) -> None:
+        """List a row under the id that it had before the mutation."""
+        self._deleted.append(_entry(row, row.old_id, reason))
+
     def _reason(self, operation: str) -> str:
         if "CREATE" in (operation, self._root.operation):
             return "child_entity_added"
@@ -66,17 +74,10 @@ class Cascade:
             self._queries.setdefault(query, reason)
 
 
-def _together(rows: Sequence[Row]) -> str:
-    """The operation that several of one row add up to."""
-    if rows[-1].operation == "DELETE":
-        return "DELETE"
-    return "CREATE" if rows[0].operation == "CREATE" else "UPDATE"
-
-
-def _entry(row: Row, reason: str, changes: bytes = b"") -> bytes:
+def _entry(row: Row, id: bytes, reason: str, changes: bytes = b"") -> bytes:
     return b'{"entity_type":%b,"entity_id":%b%b,"reason":"%b"}' % (
         row.shape.label,
-        row.id,
+        id,
         changes,
         reason.encode(),
     )

@@ -1,6 +1,6 @@
 """Changes of rows, looked at as entities."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -24,11 +24,13 @@ _DATABASES = {"postgres": "postgresql"}
 Columns = dict[str, msgspec.Raw]
 Values = tuple[bytes, ...]
 Place = tuple[str, str] | str  # a table by schema and name, or an entity
+Key = tuple[str, str, Values | int]  # a table, and its row's key; of a row without one its number
 
 _columns = msgspec.json.Decoder(Columns).decode
 _encode = msgspec.json.Encoder().encode
+_string = msgspec.json.Decoder(str).decode
 # Members of an enum, looked up once: on Python 3.11 that takes as long as a call.
-_FULL = BeforeKind.FULL
+_FULL, _KEY, _NONE = BeforeKind.FULL, BeforeKind.KEY, BeforeKind.NONE
 
 
 class Shape:
@@ -38,11 +40,19 @@ class Shape:
         entity = model.entity(table)
         self.table = table
         self.entity = entity
-        self.id = entity.id
+        self.only_id = entity.id[0] if len(entity.id) == 1 else None
+        self.key = table.key or entity.id  # the columns that tell rows apart
+        self.kept = _kept(table)
         self.label = _encode(entity.name)
+        # Whether nothing but its id tells what an entity is.
+        named = entity.identifier, entity.tenant, entity.version, entity.soft_delete
+        self.plain = not any(named)
         self.affected = model.affected_entities
         self.included = model.selection.includes(entity.name)
-        self.emitted = {each for each in OPERATIONS if model.selection.emits(each)}
+        # The operations that make events.
+        self.emitted = {
+            each for each in OPERATIONS if self.included and model.selection.emits(each)
+        }
         self.labels = _Labels()
         self._lists = _Lists(self.labels)
         # Which columns an image shows; None: all of them.
@@ -107,6 +117,13 @@ class _Lists(dict[tuple[str, ...], bytes]):
         return written
 
 
+def _kept(table: Table) -> frozenset[str]:
+    """The columns that an update has not changed when the source sent nothing of the old row."""
+    # PostgreSQL sends the old key whenever the new one differs; of a table that may send none, it
+    # publishes no updates.
+    return frozenset(table.key if table.connector == "postgres" else ())
+
+
 def _chosen(names: Sequence[str] | None) -> frozenset[str] | None:
     return None if names is None else frozenset(names)
 
@@ -115,12 +132,12 @@ def _opening(table: Table, model: Model, facts: Facts) -> bytes:
     server = facts.server(table.source)
     source = {
         "database": _DATABASES.get(table.connector, table.connector),
-        "instance": model.instances.get(table.source) or server.instance or table.source,
+        "instance": server.instance or table.source,
     }
     details = {
         "database_name": table.database,
         "host": server.host,
-        "region": model.regions.get(table.source) or server.region,
+        "region": server.region,
     }
     if model.source_details:
         source |= {name: value for name, value in details.items() if value}
@@ -139,7 +156,8 @@ class Row:
         self.operation = CARRIED[change.op._value_]
         self.before = _columns(change.before) if change.before else {}
         self.after = _columns(change.after) if change.after else {}
-        self.id = self._id()  # as a JSON string
+        only = shape.only_id and self.value(shape.only_id)
+        self.id = as_text(bytes(only)) if only else self._id()  # as a JSON string
 
     @property
     def name(self) -> str:
@@ -147,9 +165,26 @@ class Row:
         return self.shape.entity.name
 
     @property
-    def key(self) -> tuple[str, str, bytes]:
+    def old_id(self) -> bytes:
+        """The id that it had before its change."""
+        return _joined(self.shape.entity.id, self.before.get) or self.id
+
+    @property
+    def key(self) -> Key:
         """What tells it from all other rows: several tables may hold entities of one name."""
-        return self.shape.table.schema, self.shape.table.name, self.id
+        given = _columns(self.change.key) if self.change.key else {}
+        return self._key(self.after) or self._key(given) or self._key(self.before) or self._number
+
+    @property
+    def old_key(self) -> Key:
+        """The key that it had before its change."""
+        return self._key(self.before) or self.key
+
+    def is_named(self, name: str, id: str) -> bool:
+        """Whether an annotation that names an entity and an id means it, by its old id too."""
+        if not self.shape.key or self.name != name:
+            return False  # without a key it has no id
+        return id in (_string(self.id), _string(self.old_id))
 
     def value(self, column: str) -> msgspec.Raw | None:
         """What a column holds, or held last; None: not known."""
@@ -172,14 +207,16 @@ class Row:
         return tuple(value[1:-1] if value.startswith(b'"') else value for value in plain)
 
     def changed(self) -> tuple[str, ...]:
-        """The columns that it changed, as far as they are shown: where that is unknown, all."""
+        """The columns that it changed, as far as they are shown: those that it may have."""
         shown = self.shape.shown[self.operation]
-        change = self.change
+        change, before = self.change, self.before
         names: Iterable[str] = self.after
         if self.operation == "UPDATE" and change.changed is not None:
             names = change.changed
-        elif self.operation == "UPDATE" and change.before_kind is _FULL:
-            names = [name for name, raw in self.after.items() if self.before.get(name) != raw]
+        elif self.operation == "UPDATE":
+            names = [name for name, raw in self.after.items() if before.get(name) != raw]
+            if change.before_kind is _NONE:
+                names = [name for name in names if name not in self.shape.kept]
         return tuple(names if shown is None else filter(shown.__contains__, names))
 
     def unchanged(self) -> tuple[str, ...]:
@@ -188,31 +225,108 @@ class Row:
         return names if shown is None else tuple(filter(shown.__contains__, names))
 
     def _id(self) -> bytes:
-        columns = self.shape.id
-        if len(columns) == 1 and (only := self.value(columns[0])) is not None:
-            return as_text(bytes(only))
-        values = {column: value for column in columns if (value := self.value(column)) is not None}
-        if not columns or len(values) < len(columns):
-            return _encode(primary_key(self.change))
-        return _encode(joined(values))
+        return _joined(self.shape.entity.id, self.value) or _encode(primary_key(self.change))
+
+    def _key(self, image: Columns) -> Key | None:
+        values = [image.get(column) for column in self.shape.key]
+        known = tuple(bytes(value) for value in values if value is not None)
+        table = self.shape.table
+        return (table.schema, table.name, known) if known and len(known) == len(values) else None
+
+    @property
+    def _number(self) -> Key:
+        return self.shape.table.schema, self.shape.table.name, self.change.ordinal
 
 
-def netted(rows: Sequence[Row]) -> Row:
-    """What the changes of one row add up to, in the place of the last one."""
-    first, last = rows[0], rows[-1]
-    created, deleted = first.operation == "CREATE", last.operation == "DELETE"
-    if len(rows) == 1 or (created and deleted):
-        return last
-    after: Columns = {}
+def _joined(columns: Sequence[str], value: Callable[[str], msgspec.Raw | None]) -> bytes | None:
+    """Columns as the id of an entity; None: not all of them are known."""
+    values = {column: found for column in columns if (found := value(column)) is not None}
+    return _encode(joined(values)) if values and len(values) == len(columns) else None
+
+
+# --- several changes of a row --------------------------------------------------------------------
+
+
+def histories(rows: Iterable[Row]) -> list[list[Row]]:
+    """All changes of each row, whatever key it has between them; rows in order of their first."""
+    every: list[list[Row]] = []
+    bearing: dict[Key, list[Row]] = {}  # the rows that bear a key now, or did when deleted
     for row in rows:
-        after = after | row.after if row.after else {}
+        history = bearing.pop(row.old_key, None)
+        if history is None:
+            history = []
+            every.append(history)
+        history.append(row)
+        bearing[row.key] = history
+    return every
+
+
+def together(history: Sequence[Row]) -> str | None:
+    """The operation that changes of one row add up to; None: it came and went."""
+    created, deleted = history[0].operation == "CREATE", history[-1].operation == "DELETE"
+    if deleted:
+        return None if created else "DELETE"
+    return "CREATE" if created else "UPDATE"
+
+
+def netted(history: Sequence[Row]) -> Row:
+    """What the changes of one row add up to, in the place of the one that is called the same."""
+    if len(history) == 1:
+        return history[0]
+    first, last = history[0], history[-1]
+    operation = together(history) or "DELETE"
+    place = _place(history, operation)
+    old = None if operation == "CREATE" else _old(history, operation)
+    after: Columns = {}
+    known: Columns = {}
+    for row in history:
+        after |= row.after
+        known |= row.before
+        known |= row.after
     change = msgspec.structs.replace(
-        last.change,
-        op=first.change.op if created else Op.DELETE if deleted else Op.UPDATE,
-        before=None if created else first.change.before,
-        before_kind=BeforeKind.NONE if created else first.change.before_kind,
-        after=None if deleted else _encode(after),
+        place.change,
+        op=first.change.op if operation == "CREATE" else _OPS[operation],
+        key=last.change.key,
+        before=old.change.before if old else None,
+        before_kind=old.change.before_kind if old else _NONE,
+        after=None if operation == "DELETE" else _encode(after),
         changed=None,
         unchanged=tuple(name for name in last.change.unchanged if name not in after),
     )
-    return Row(change, last.shape)
+    net = _Net(change, last.shape, known)
+    if together(history) == "DELETE":
+        net.id = first.old_id  # under another one nobody ever saw it
+    return net
+
+
+_OPS = {"UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
+_WORTH = {_FULL: 2, _KEY: 1, _NONE: 0}
+
+
+def _place(history: Sequence[Row], operation: str) -> Row:
+    """The change at which the event stands, so that who asks for an operation finds it."""
+    if operation == "CREATE":
+        return history[0]
+    return next((row for row in reversed(history) if row.operation == operation), history[-1])
+
+
+def _old(history: Sequence[Row], operation: str) -> Row:
+    """The change that came with the most of the old row, the first of several."""
+    first, *later = history
+    if operation == "UPDATE":
+        # A whole row that comes later has some of the changes already.
+        later = [row for row in later if row.change.before_kind is not _FULL]
+    return max([first, *later], key=lambda row: _WORTH[row.change.before_kind])
+
+
+class _Net(Row):
+    """Several changes of a row as one: any of them may have told what a column holds."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self, change: Change, shape: Shape, known: Columns) -> None:
+        self._known = known
+        super().__init__(change, shape)
+
+    def value(self, column: str) -> msgspec.Raw | None:
+        return self._known.get(column)

@@ -72,7 +72,8 @@ class TableColumn(msgspec.Struct, frozen=True):
 class TableSchema(msgspec.Struct, frozen=True):
     """A table's columns from here on."""
 
-    id: int
+    id: int  # no other table of the source has it
+    source: str  # its name in the config
     schema: str
     name: str
     columns: tuple[TableColumn, ...]

@@ -63,19 +63,31 @@ class Kinship:
 
     def below(self, rows: Iterable[int]) -> set[int]:
         """Every row that hangs on one of these, at whatever depth, and these themselves."""
-        return _reached(rows, self._children)
+        reached: set[int] = set()
+        self._reach(rows, reached)
+        return reached
 
     def heads(self) -> list[int]:
         """The rows that hang on no other; of a circle, the one with the lowest sequence."""
         heads = [at for at, parents in enumerate(self._parents) if not parents]
         reached = self.below(heads)
         # What is left are circles and what hangs on them. A depth-first walk comes back last from
-        # a row of a topmost circle, and above such a row there is nothing but its circle.
+        # the row at which it entered a topmost circle, which is the one with the lowest sequence.
         for at in self._came_back_last(reached):
             if at not in reached:
-                heads.append(min(_reached([at], self._parents)))
-                reached |= self.below([at])
+                heads.append(at)
+                self._reach([at], reached)
         return sorted(heads)
+
+    def _reach(self, rows: Iterable[int], reached: set[int]) -> None:
+        """Add rows and all that hang on them; what is reached already is not entered again."""
+        waiting = [at for at in rows if at not in reached]
+        reached.update(waiting)
+        while waiting:
+            for at in self._children[waiting.pop()]:
+                if at not in reached:
+                    reached.add(at)
+                    waiting.append(at)
 
     def _told(self, at: int) -> int:
         return at if self._rows[at].shape.included else -1
@@ -96,23 +108,10 @@ class Kinship:
         return order[::-1]
 
 
-def _reached(rows: Iterable[int], steps: Sequence[Sequence[int]]) -> set[int]:
-    reached = set(rows)
-    waiting = list(reached)
-    while waiting:
-        for at in steps[waiting.pop()]:
-            if at not in reached:
-                reached.add(at)
-                waiting.append(at)
-    return reached
-
-
 def _parents(rows: Sequence[Row]) -> list[list[int]]:
-    """For each row, those that it names."""
+    """For each row, those that it names; one that names itself is a circle of its own."""
     named = _named(rows)
-    return [
-        sorted({at for at in _references(row, named) if at != own}) for own, row in enumerate(rows)
-    ]
+    return [sorted(set(_references(row, named))) for row in rows]
 
 
 _Named = dict[tuple[Place, tuple[str, ...], Values], int]

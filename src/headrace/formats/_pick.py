@@ -18,16 +18,14 @@ def picked(row: bytes, names: tuple[str, ...]) -> bytes:
     """Those of the named columns that a row has, as an object; their values as they were."""
     read = _readers.get(names)
     if read is None:
-        read = _reader(names)
-        if len(_readers) < _KEPT:
-            _readers[names] = read
+        if len(_readers) >= _KEPT:
+            _readers.clear()
+        read = _readers[names] = _reader(names)
     return _encode(read(row))
 
 
 def _reader(names: Sequence[str]) -> _Read:
     """What reads a row into a value that is written as nothing but these columns."""
-    if len(_readers) >= _KEPT:
-        return _slow(names)
     fields = [
         (
             f"column{at}",

@@ -4,18 +4,18 @@ from typing import NamedTuple
 
 import msgspec
 
-TRIGGERS = frozenset(
-    {
-        "api_create",
-        "api_import",
-        "api_update",
-        "api_delete",
-        "admin_action",
-        "batch_import",
-        "data_migration",
-        "cascade_delete",
-    }
-)
+TRIGGERS = {
+    "CREATE": ("api_create", "api_import", "batch_import", "admin_action", "data_migration"),
+    "UPDATE": ("api_update", "api_delete", "admin_action"),  # a soft delete is an update
+    "DELETE": ("api_delete", "admin_action", "cascade_delete"),
+}
+"""What may cause each operation."""
+
+_FITTING = {
+    trigger: frozenset(each for each, fitting in TRIGGERS.items() if trigger in fitting)
+    for fitting in TRIGGERS.values()
+    for trigger in fitting
+}
 
 _REQUEST = ("request_id", "user_id", "user_roles", "ip_address", "user_agent", "api_version")
 _TEXTS = frozenset({*_REQUEST, "session_id", "user", "trigger", "annotation_error"}) - {
@@ -33,11 +33,13 @@ class Said(NamedTuple):
     """An annotation. Values are JSON; members of an object stand without its braces."""
 
     root: str | None = None  # the entity that the transaction is about
-    trigger: str | None = None
+    trigger: bytes = b""  # without quotes
+    fitting: frozenset[str] = frozenset()  # the operations that it may have caused
     session_id: bytes = b"null"
     user: bytes | None = None
     request: bytes = b""  # members of `metadata` that come before the custom ones
     custom: bytes = b""  # members of `custom_fields`
+    misfit: bytes = b""  # the same for operations that the trigger does not fit: it is one of them
     error: bytes | None = None
     annotation_error: str = ""  # what is wrong with the annotation itself
 
@@ -62,15 +64,19 @@ def read(metadata: bytes | None) -> Said:
     if "user_roles" in custom and _are_roles(custom["user_roles"]):
         known["user_roles"] = custom.pop("user_roles")
     root, error = custom.pop("root", None), custom.pop("error", None)
+    trigger = known.get("trigger")
+    fitting = _FITTING.get(_string(trigger), frozenset()) if trigger else frozenset()
     return Said(
         root=None if root is None else _string(as_text(root)),
-        trigger=_trigger(known, custom),
+        trigger=trigger[1:-1] if trigger and fitting else b"",
+        fitting=fitting,
         session_id=known.get("session_id", b"null"),
         user=known.get("user"),
         request=b",".join([_LABELS[name] + known[name] for name in _REQUEST if name in known]),
         error=error,
         annotation_error=_string(known["annotation_error"]) if "annotation_error" in known else "",
-        custom=_members(custom) if custom else b"",
+        custom=_members(custom),
+        misfit=_members(custom | {"trigger": trigger} if trigger else custom),
     )
 
 
@@ -80,17 +86,6 @@ def as_text(value: bytes) -> bytes:
     if first == b'"':
         return value
     return _encode(str(value, "utf-8")) if first in b"[{" else b'"%b"' % value
-
-
-def _trigger(known: dict[str, bytes], custom: dict[str, bytes]) -> str | None:
-    given = known.get("trigger")
-    if given is None:
-        return None
-    name = _string(given)
-    if name in TRIGGERS:
-        return name
-    custom["trigger"] = given
-    return None
 
 
 def _are_roles(value: bytes) -> bool:
@@ -103,7 +98,10 @@ def _are_roles(value: bytes) -> bool:
 
 def _members(custom: dict[str, bytes]) -> bytes:
     own = custom.get("custom_fields", b"")
-    fields = _fields(custom.pop("custom_fields")) if own.startswith(b"{") else {}
+    fields: dict[str, msgspec.Raw] = {}
+    if own.startswith(b"{"):
+        fields = _fields(own)
+        custom = {name: value for name, value in custom.items() if name != "custom_fields"}
     for name, value in custom.items():
         fields.setdefault(name, msgspec.Raw(value))
     return _encode(fields)[1:-1]

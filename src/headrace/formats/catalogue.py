@@ -75,7 +75,7 @@ class Formats:
 
     def of_log(self, epoch: str) -> "Formats":
         """The same formats, for the changes of one log."""
-        return replace(self, facts=replace(self.facts, pipeline=f"pipe-{epoch[:12]}"))
+        return replace(self, facts=replace(self.facts, pipeline=epoch[:12]))
 
 
 @cache

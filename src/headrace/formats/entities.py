@@ -86,13 +86,13 @@ class Entities:
         """Whether a root such as `User:7` means the row that was changed."""
         if change.op._value_ not in CARRIED:
             return False
-        row = Row(change, self._shape(change.table))
-        return f"{row.name}:{_string(row.id)}" == root
+        name, _, id = root.partition(":")
+        return Row(change, self._shape(change.table)).is_named(name, id)
 
     def _fits(self, by: EntityFilter, change: Change, shape: Shape) -> bool:
         if by.trigger != "*":
             made_by = trigger(_said(change.transaction.metadata), change)
-            if not fnmatchcase(made_by, by.trigger):
+            if not fnmatchcase(_string(b'"%b"' % made_by), by.trigger):
                 return False
         if by.tenant_id is None and not by.changed_fields:
             return True

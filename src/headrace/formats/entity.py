@@ -6,7 +6,7 @@ a row is an event of its own.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -14,21 +14,19 @@ from typing import ClassVar
 
 import msgspec
 
-from ..event import BeforeKind, Change, Op, Table
+from ..event import BeforeKind, Change, Op
 from ..model import Model
 from . import Rendered
 from ._cascade import Cascade
-from ._entityrows import CARRIED, Row, Shape, netted
+from ._entityrows import CARRIED, Row, Shape, histories, netted
 from ._kinship import Kinship, families
 from ._line import one_line
 from ._said import SILENCE, Said, read
-from ._time import iso
+from ._tables import PerTable
+from ._time import second
 from .facts import Facts
 
-_SHAPES_KEPT = 10_000  # far more than a database has tables and versions of them
-
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(str).decode
 _WHOLE = re.compile(rb'"(0|-?[1-9]\d*)"')
 # Members of an enum, looked up once: on Python 3.11 that takes as long as a call.
 _FULL, _READ = BeforeKind.FULL, Op.READ
@@ -38,20 +36,15 @@ EVENT_TYPES = {
     "UPDATE": "entity:updated",
     "DELETE": "entity:deleted",
 }
-_TYPES = {operation: name.encode() for operation, name in EVENT_TYPES.items()}
 
-_EVENT = (
-    b'{"version":"1.0","event_id":"%b","event_type":"%b","timestamp":"%b","sequence_number":%d,'
-    b'%b%b%b},"entity":{"entity_type":%b,%b},'
-    b'"operation":{"type":"%b","trigger":"%b","timestamp":"%b",%b},"cascade":%b,"metadata":{%b}}'
-)
-
-
-class _Shapes(dict[int, Shape]):
-    """Shapes by their table's address: hashing a table takes as long as writing an event."""
-
-    def __reduce__(self) -> tuple[type["_Shapes"], tuple[()]]:
-        return _Shapes, ()  # another process has other addresses
+# By operation, so that what all of one have in common is not put in anew.
+_EVENTS = {
+    operation: b'{"version":"1.0","event_id":"%%b","event_type":"%b","timestamp":"%%b",'
+    b'"sequence_number":%%d,%%b%%b%%b},"entity":{"entity_type":%%b,%%b},'
+    b'"operation":{"type":"%b","trigger":"%%b","timestamp":"%%b",%%b},'
+    b'"cascade":%%b,"metadata":{%%b}}' % (type.encode(), operation.encode())
+    for operation, type in EVENT_TYPES.items()
+}
 
 
 @dataclass(frozen=True)
@@ -60,15 +53,23 @@ class Entity:
 
     model: Model = field(default_factory=Model)
     facts: Facts = field(default_factory=Facts)
-    _shapes: _Shapes = field(default_factory=_Shapes, init=False, repr=False, compare=False)
+    _shapes: PerTable[Shape] = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "entity"
     media_type: ClassVar[str] = "application/json"
 
+    def __post_init__(self) -> None:
+        """Make room for what all changes of a table share."""
+        shapes = PerTable(lambda table: Shape(table, self.model, self.facts))
+        object.__setattr__(self, "_shapes", shapes)
+
+    def __reduce__(self) -> tuple[type["Entity"], tuple[Model, Facts]]:
+        return Entity, (self.model, self.facts)
+
     def render(self, transaction: Sequence[Change]) -> Sequence[Rendered]:
         """The events of a transaction, each at the sequence of its own entity's change."""
         rows = [
-            Row(change, self._shape(change.table))
+            Row(change, self._shapes(change.table))
             for change in transaction
             if change.op._value_ in CARRIED
         ]
@@ -79,28 +80,19 @@ class Entity:
         root = telling.said.root
         if root is None:
             return _row_by_row(rows, telling)
-        about = _named(rows, root)
-        if about and about[0].shape.included:
-            return _as_one(rows, about, telling)
-        if not about:
+        named = _named(rows, root)
+        if named is not None and named.shape.included:
+            return _as_one(rows, named, telling)
+        if named is None:
             whole = transaction[0].ordinal == 1 and transaction[-1].last
             telling.doubt(_no_root(root, whole=whole))
         return _row_by_row(rows, telling)
 
-    def _shape(self, table: Table) -> Shape:
-        shape = self._shapes.get(id(table))
-        if shape is None or shape.table is not table:
-            if len(self._shapes) >= _SHAPES_KEPT:
-                self._shapes.clear()
-            shape = self._shapes[id(table)] = Shape(table, self.model, self.facts)
-        return shape
 
-
-def _named(rows: Sequence[Row], root: str) -> list[Row]:
-    """All changes of the row that an annotation means by `User:7`."""
+def _named(rows: Sequence[Row], root: str) -> Row | None:
+    """The first change of the row that an annotation means by `User:7`, under its old id too."""
     name, _, id = root.partition(":")
-    named = [row for row in rows if row.name == name and _decode(row.id) == id]
-    return [row for row in named if row.key == named[0].key]
+    return next((row for row in rows if row.is_named(name, id)), None)
 
 
 def _no_root(root: str, *, whole: bool) -> str:
@@ -108,29 +100,25 @@ def _no_root(root: str, *, whole: bool) -> str:
     return missing if whole else f"{missing}, of which only a part is at hand"
 
 
-def _as_one(rows: Sequence[Row], about: Sequence[Row], telling: "_Telling") -> list[Rendered]:
-    """The one event of a mutation of one entity."""
+def _as_one(rows: Sequence[Row], named: Row, telling: "_Telling") -> list[Rendered]:
+    """The one event of a mutation of one entity, by one of that entity's changes."""
+    every = histories(rows)
+    (about,) = (history for history in every if named in history)
     root = netted(about)
     if root.operation not in root.shape.emitted:
         return []
-    others: dict[object, list[Row]] = {}
-    for row in rows:
-        if row.shape.included and row.key != root.key:
-            others.setdefault(row.key, []).append(row)
+    others = [each for each in every if each is not about and each[-1].shape.included]
     if not others:
         return [telling.event(root, _cascade(root, ()))]
-    folded = _folded(rows, about)
+    folded = _folded(rows, frozenset(about))
     cascade = Cascade(root)
-    for changes in others.values():
-        if changes[-1] in folded:
-            cascade.fold(changes[-1:])
-        else:
-            cascade.add(changes)
+    for history in others:
+        cascade.add(history, folded=history[-1] in folded)
     return [telling.event(root, cascade.written())]
 
 
-def _folded(rows: Sequence[Row], about: Sequence[Row]) -> set[Row]:
-    """The rows that were deleted because those that a mutation is about were."""
+def _folded(rows: Sequence[Row], about: Set[Row]) -> set[Row]:
+    """The changes that deleted rows because those that a mutation is about were deleted."""
     deleted = [row for row in rows if row.operation == "DELETE"]
     roots = [at for at, row in enumerate(deleted) if row in about]
     return {deleted[at] for at in Kinship(deleted).below(roots)} if roots else set()
@@ -138,21 +126,21 @@ def _folded(rows: Sequence[Row], about: Sequence[Row]) -> set[Row]:
 
 def _row_by_row(rows: Sequence[Row], telling: "_Telling") -> list[Rendered]:
     """An event for each row, but for those that were deleted with another one."""
+    emitted = [row for row in rows if row.operation in row.shape.emitted]
+    if len(rows) == 1:  # the most frequent one, and the dearest: nothing is shared
+        return [telling.event(row, _cascade(row, ())) for row in emitted]
     folded, hung = families([row for row in rows if row.operation == "DELETE"])
     elsewhere = set(chain.from_iterable(folded.values()))
-    events = []
-    for row in rows:
-        shape = row.shape
-        if not shape.included or row.operation not in shape.emitted or row in elsewhere:
-            continue
-        cascade = _cascade(row, folded.get(row, ()))
-        events.append(telling.event(row, cascade, hung=row in hung))
-    return events
+    return [
+        telling.event(row, _cascade(row, folded.get(row, ())), hung=row in hung)
+        for row in emitted
+        if row not in elsewhere
+    ]
 
 
 def _cascade(row: Row, below: Sequence[Row]) -> bytes:
     """What a row takes with it; the same for all of a table that take nothing."""
-    alone = None if below or row.shape.affected else row.shape.alone.get(row.operation)
+    alone = None if below else row.shape.alone.get(row.operation)
     if alone is not None:
         return alone
     cascade = Cascade(row)
@@ -166,10 +154,14 @@ def _cascade(row: Row, below: Sequence[Row]) -> bytes:
 class _Telling:
     """What all events of a transaction share."""
 
+    __slots__ = ("_time", "_transaction", "_user", "said")
+
     def __init__(self, last: Change) -> None:
         transaction = last.transaction
-        self.said = said = read(transaction.metadata)
-        self._time = iso(transaction.commit_time).encode()
+        metadata = transaction.metadata
+        self.said = said = SILENCE if metadata is None else read(metadata)
+        seconds, rest = divmod(transaction.commit_time, 1_000_000)
+        self._time = b"%b.%06dZ" % (second(seconds), rest)
         self._transaction = b',"transaction_id":%b,"session_id":%b' % (
             _encode(transaction.id),
             said.session_id,
@@ -184,9 +176,8 @@ class _Telling:
     def event(self, row: Row, cascade: bytes, *, hung: bool = False) -> Rendered:
         """The event of a row; `hung`: it was deleted with a row that no event tells of."""
         change, shape, operation = row.change, row.shape, row.operation
-        payload = _EVENT % (
+        payload = _EVENTS[operation] % (
             change.id.encode(),
-            _TYPES[operation],
             self._time,
             change.sequence,
             shape.opening,
@@ -194,8 +185,7 @@ class _Telling:
             b"" if shape.schema is None else self._user + shape.schema,
             shape.label,
             _entity(row),
-            operation.encode(),
-            trigger(self.said, change, hung=hung).encode(),
+            trigger(self.said, change, hung=hung),
             self._time,
             _OPERATIONS[operation](row),
             cascade,
@@ -208,10 +198,11 @@ class _Telling:
         said, change = self.said, row.change
         copied = change.op is _READ
         partly = change.before_kind is not _FULL and row.operation != "CREATE"
-        unchanged = row.unchanged()
+        unchanged = row.unchanged() if change.unchanged else ()
         if said is SILENCE and not (copied or partly or unchanged):
             return b""
-        custom = _members(said.custom, b'"snapshot":true' if copied else b"")
+        custom = said.custom if row.operation in said.fitting else said.misfit
+        custom = _members(custom, b'"snapshot":true' if copied else b"")
         return _members(
             said.request,
             b'"custom_fields":{%b}' % custom if custom else b"",
@@ -224,13 +215,13 @@ class _Telling:
         )
 
 
-def trigger(said: Said, change: Change, *, hung: bool = False) -> str:
-    """What made a change: what its annotation says, or what is likely."""
-    if said.trigger is not None:
+def trigger(said: Said, change: Change, *, hung: bool = False) -> bytes:
+    """Why a row was changed: what its annotation says, where that fits, or what is likely."""
+    if CARRIED[change.op._value_] in said.fitting:
         return said.trigger
     if change.op is _READ:
-        return "data_migration"
-    return "cascade_delete" if hung else "admin_action"
+        return b"data_migration"
+    return b"cascade_delete" if hung else b"admin_action"
 
 
 def _members(*members: bytes) -> bytes:
@@ -243,6 +234,8 @@ def _members(*members: bytes) -> bytes:
 def _entity(row: Row) -> bytes:
     """The members of `entity` after its type."""
     entity = row.shape.entity
+    if row.shape.plain:
+        return b'"entity_id":%b,"tenant_id":null' % row.id
     members = b'"entity_id":%b' % row.id
     if entity.identifier and (identifier := row.text(entity.identifier)):
         members += b',"entity_identifier":%b' % identifier
@@ -276,13 +269,12 @@ def _updated(row: Row) -> bytes:
 def _differences(row: Row, names: Sequence[str]) -> bytes:
     """Old and new values, of columns of which both are known."""
     labels, before, after = row.shape.labels, row.before, row.after
-    return b",".join(
-        [
-            b'%b:{"before":%b,"after":%b}' % (labels[name], before[name], after[name])
-            for name in names
-            if name in before and name in after and before[name] != after[name]
-        ]
-    )
+    members = []
+    for name in names:
+        old, new = before.get(name), after.get(name)
+        if old is not None and new is not None and old != new:
+            members.append(b'%b:{"before":%b,"after":%b}' % (labels[name], old, new))
+    return b",".join(members)
 
 
 def _deleted(row: Row) -> bytes:

@@ -77,25 +77,32 @@ class Destination(Protocol):
         time; within a table the order counts.
 
         After a failure events may come again. (commit_lsn, tx_ordinal) is the `key` that tells an
-        event from every other. Keep the `sequence` of the last event with what is stored, as the
-        checkpoint: nothing up to it is news, and the stream can go on after it. The highest
-        commit_lsn says the same to people and other tools, once its Commit has come, for as long
-        as no table is copied and the server is not replaced by one with lower LSNs.
+        event from every other of the log. Keep the `sequence` of the last event with what is
+        stored, as the checkpoint: nothing up to it is news, and the stream can go on after it. The
+        highest commit_lsn says the same to people and other tools, once its Commit has come, for
+        as long as no table is copied and the server is not replaced by one with lower LSNs.
 
         Begin and Commit may be ignored. While tables are copied they repeat with the same
-        commit_lsn; the rows between them do not. A Relation repeats in every stream.
+        commit_lsn; the rows between them do not. A Relation repeats in every stream; one that
+        begins within a TRUNCATE first describes the tables that stand before its beginning.
         """
         ...
 
 
 def events(
-    changes: Iterable[Change], *, wanted: Callable[[Change], bool] | None = None
+    changes: Iterable[Change],
+    *,
+    wanted: Callable[[Change], bool] | None = None,
+    earlier: Iterable[Change] = (),
 ) -> Iterator[Event]:
-    """The events of changes, as one stream; of those that are not wanted only the markers."""
+    """The events of changes, as one stream; of those that are not wanted only the markers.
+
+    `earlier` are the changes from `Etl().begin(…)` of the first one up to it.
+    """
     stream = Etl().open()
-    for change in changes:
-        for event in stream.encode(change, wanted=wanted is None or wanted(change)):
-            yield decode(event)
+    for tell, some in ((stream.see, earlier), (stream.encode, changes)):
+        for change in some:
+            yield from map(decode, tell(change, wanted=wanted is None or wanted(change)))
 
 
 # --- the format ----------------------------------------------------------------------------------
@@ -112,13 +119,28 @@ class Etl:
         """Begin a stream, wherever in the log that is."""
         return _EtlStream()
 
+    def begin(self, change: Change) -> int:
+        """A TRUNCATE is told at its last table, so a stream must have seen the others."""
+        return _first_emptied(change) if change.op is Op.TRUNCATE else change.sequence
+
 
 class _EtlStream:
     """Remembers which tables it has described, and what a TRUNCATE has emptied so far."""
 
     def __init__(self) -> None:
         self._described: dict[tuple[str, int], int] = {}  # a table: its version
-        self._emptied: list[int] | None = None  # None: the statement's beginning was not seen
+        self._statement = 0  # where the TRUNCATE begins
+        self._emptied: list[int] = []
+
+    def see(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        """Take note of another table of a TRUNCATE."""
+        # What came before a gap belongs to another statement.
+        if self._statement != (begin := _first_emptied(change)):
+            self._statement, self._emptied = begin, []
+        if not wanted:
+            return ()
+        self._emptied.append(change.table.relation)
+        return self._introduced(change)
 
     def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         """The events of a change, those of its transaction's begin and end among them."""
@@ -152,19 +174,10 @@ class _EtlStream:
 
     def _truncated(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         """One event for a statement, at its last table."""
-        said, table = _truncation(change.after or b"{}"), change.table.relation
-        relations = said.relations or (table,)
-        if table == relations[0]:
-            self._emptied = []
-        lines = self._introduced(change) if wanted else ()
-        if wanted and self._emptied is not None:
-            self._emptied.append(table)
-        if table != relations[-1]:
+        lines, said = self.see(change, wanted=wanted), _said(change)
+        if change.table.relation != said.relations[-1]:
             return lines
-        # A stream that began within the statement cannot know which of the others were wanted;
-        # whoever was there before it has not told of them.
-        emptied = relations if self._emptied is None else self._emptied
-        self._emptied = None
+        emptied, self._emptied = self._emptied, []
         return [*lines, _truncate(change, said.options, emptied)] if emptied else lines
 
 
@@ -193,6 +206,17 @@ class _Drop(msgspec.Struct, frozen=True):
 
 _truncation = msgspec.json.Decoder(_Truncation).decode
 _drop = msgspec.json.Decoder(_Drop).decode
+
+
+def _said(change: Change) -> _Truncation:
+    said = _truncation(change.after or b"{}")
+    alone = (change.table.relation,)
+    return said if said.relations else msgspec.structs.replace(said, relations=alone)
+
+
+def _first_emptied(change: Change) -> int:
+    """The sequence of a TRUNCATE's first change: there is one for each table, side by side."""
+    return change.sequence - _said(change).relations.index(change.table.relation)
 
 
 def _head(kind: str, change: Change, slot: int, *, lsn: int | None = None) -> str:
@@ -252,7 +276,7 @@ def _schema(table: Table) -> TableSchema:
         TableColumn(column.name, column.type, column.type_id, column.modifier, column.key)
         for column in table.columns
     )
-    return TableSchema(table.relation, table.schema, table.name, columns)
+    return TableSchema(table.relation, table.source, table.schema, table.name, columns)
 
 
 def _truncate(change: Change, options: int, relations: Sequence[int]) -> bytes:

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 import msgspec
 
 from ..event import Change, Op
+from ._tables import PerTable
 
 _columns = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _string = msgspec.json.Decoder(str)
+_key_columns = PerTable(lambda table: frozenset(table.key))
 
 
 def row_key(change: Change) -> str:
@@ -24,7 +26,7 @@ def previous_primary_key(change: Change) -> str | None:
     """The key that an update replaced; None: it kept its key, or the source did not tell."""
     if change.op is not Op.UPDATE or not change.key or not change.before:
         return None
-    if change.changed is not None and not set(change.table.key).intersection(change.changed):
+    if change.changed is not None and _key_columns(change.table).isdisjoint(change.changed):
         return None
     new = _columns.decode(change.key)
     old = _columns.decode(change.before)

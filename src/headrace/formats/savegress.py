@@ -5,8 +5,6 @@ What all changes of a table share is written once; the images go in as they are.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from functools import lru_cache
 from hashlib import blake2b
 from typing import ClassVar, NamedTuple
 
@@ -15,7 +13,7 @@ import msgspec
 from ..event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction, format_lsn
 from ._line import one_line
 from ._tables import PerTable
-from ._time import iso
+from ._time import iso, second
 from .facts import Facts
 
 OPERATIONS = {
@@ -78,13 +76,13 @@ class Savegress:
         return _EVENT % (
             change.id.encode(),
             opening,
-            _second(committed),
+            second(committed),
             committed_rest,
             _encode(transaction.id),
             _position(change),
             _content(change),
             told,
-            _second(captured),
+            second(captured),
             captured_rest,
             _own_metadata(change),
         )
@@ -103,11 +101,6 @@ def _content(change: Change) -> bytes:
         return b'%b,"before":null,"after":null' % _encode(ddl(change))[1:-1]
     images = b'"before":%b,"after":%b' % (change.before or b"null", change.after or b"null")
     return one_line(images)
-
-
-@lru_cache(maxsize=1024)  # not whole times: most transactions are short, and each has its own
-def _second(seconds: int) -> bytes:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S").encode()
 
 
 class Ddl(msgspec.Struct, frozen=True):
@@ -170,7 +163,7 @@ def _table_metadata(table: Table, facts: Facts) -> Metadata:
     if (number := server_id(table)) is not None:
         told["server_id"] = number
     if facts.pipeline:
-        told["pipeline_id"] = f"pipe-{facts.pipeline.removeprefix('pipe-')}"
+        told["pipeline_id"] = f"pipe-{facts.pipeline}"
     return told
 
 
@@ -215,13 +208,25 @@ class SavegressTransactions:
     """The same events, with a marker where each transaction begins and where it ends."""
 
     facts: Facts
+    # One for all streams: it keeps what the changes of a table share.
+    _events: Savegress = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "savegress"
     media_type: ClassVar[str] = "application/json"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_events", Savegress(self.facts))
+
+    def __reduce__(self) -> tuple[type["SavegressTransactions"], tuple[Facts]]:
+        return SavegressTransactions, (self.facts,)
+
     def open(self) -> "MarkedEvents":
         """Begin a stream."""
-        return MarkedEvents(Savegress(self.facts))
+        return MarkedEvents(self._events)
+
+    def begin(self, change: Change) -> int:
+        """Whichever change comes first, it needs no other."""
+        return change.sequence
 
 
 @dataclass(frozen=True)
@@ -229,6 +234,10 @@ class MarkedEvents:
     """A stream of events and markers; it remembers nothing, so it can begin anywhere."""
 
     format: Savegress
+
+    def see(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        """Nothing: no change needs an earlier one."""
+        return ()
 
     def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         """What the next change adds: its event, if it is wanted, and the markers around it."""

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .apply import apply_changes
-    from .transforms import as_changelog, latest_per_key, rows
+    from .transforms import as_changelog, entities, latest_per_key, rows
 
-__all__ = ["apply_changes", "as_changelog", "latest_per_key", "rows"]
+__all__ = ["apply_changes", "as_changelog", "entities", "latest_per_key", "rows"]
 
 _MODULES = {
     "apply_changes": "apply",
     "as_changelog": "transforms",
+    "entities": "transforms",
     "latest_per_key": "transforms",
     "rows": "transforms",
 }

@@ -159,7 +159,7 @@ class Plan:
             "packed": str(self.sink.packed).lower(),
             "maxChangesPerBatch": str(self.feed.max_changes_per_batch),
         }
-        if self.sink.tables:
+        if self.sink.tables and not self.sink.whole:
             options["tables"] = ",".join(self.sink.tables)
         if starting is not None:
             options["startingSequence"] = str(starting)

@@ -1,5 +1,6 @@
 """A pipeline at work: every sink's query kept going, and an account of it in a file."""
 
+import dataclasses
 import fcntl
 import logging
 import os
@@ -9,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from pyspark.sql import SparkSession
 
 from ..errors import ConfigError, PipelineError
+from ..formats.catalogue import Formats
 from ..sinks import REPORT, Phase, Report, Sink, Status
 from .checkpoint import Checkpoint
 from .query import Feed, Plan
@@ -25,6 +27,7 @@ __all__ = ["Feed", "News", "Pipeline", "alone_in", "plans"]
 
 logger = logging.getLogger(__name__)
 
+_FORMATS = Formats()
 LOOK_SECONDS = 0.25
 REPORT_SECONDS = 2.0
 
@@ -112,15 +115,19 @@ def plans(
     checkpoints: Path,
     once: bool = False,
     adopt: Sequence[str] = (),
+    formats: Formats = _FORMATS,
 ) -> list[Plan]:
-    """A query for each sink; those named in `adopt` take over from whoever wrote before."""
+    """A query for each sink; those named in `adopt` take over from whoever wrote before.
+
+    Sinks that write events get the `formats` of this installation.
+    """
     names = [sink.name for sink in sinks]
     for name in adopt:
         if name not in names:
             raise ConfigError(f"no sink called {name}; there are: {', '.join(names)}")
     return [
         Plan(
-            sink=sink,
+            sink=_with(formats, sink),
             feed=feed,
             checkpoint=Checkpoint(sink.name, checkpoints),
             once=once,
@@ -128,6 +135,14 @@ def plans(
         )
         for sink in sinks
     ]
+
+
+def _with(formats: Formats, sink: Sink) -> Sink:
+    if not isinstance(getattr(sink, "formats", None), Formats):
+        return sink
+    unaware: Any = sink
+    aware: Sink = dataclasses.replace(unaware, formats=formats)
+    return aware
 
 
 @contextmanager

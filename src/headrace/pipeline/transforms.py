@@ -3,6 +3,7 @@
     rows            a table's typed columns, one row a change
     as_changelog    the same in Spark's words: _change_type, _commit_version, _commit_timestamp
     latest_per_key  what the changes of a batch add up to
+    entities        what happened to entities: the events of whole transactions
 
 Filters, explosions and choices are Column expressions. Images are read by Arrow tasks, with the
 same code as the sinks, because Spark's JSON functions do not keep numbers: from_json gives
@@ -17,12 +18,17 @@ import pyarrow as pa
 from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
-from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
 from ..columns import arrow_schema, decode
 from ..errors import ConfigError
-from ..event import Column, Table
+from ..event import Column, Table, piece_begin
+from ..formats.entity import Entity
+from ..formats.facts import Facts
+from ..frame import expect
+from ..model import Model
+from . import _entities
 from ._latest import BUCKET, MOVED_FROM, PLACE, Latest, split
 
 Json = Literal["string", "variant"]
@@ -30,6 +36,7 @@ Batches = Iterator[pa.RecordBatch]
 
 _ROW_OPS = ("INSERT", "UPDATE", "DELETE", "READ")
 _IMAGE = "_image"
+_NO_FACTS = Facts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,24 @@ def latest_per_key(changes: DataFrame) -> DataFrame:
         .repartition(*PLACE, BUCKET)
     )
     return placed.mapInArrow(Latest(), schema)
+
+
+def entities(changes: DataFrame, model: Model, facts: Facts = _NO_FACTS) -> DataFrame:
+    """What happened to entities: an event a row, as JSON text and with columns to look for it.
+
+    `changes` is a batch or a stream with the columns of `format("headrace")`, in any order. What
+    was left out of a transaction before is not told in its events, so choose tables and tenants
+    from what this gives. A transaction of more than 100,000 changes is taken in pieces of so many.
+    """
+    expect(changes.columns, _entities.FIELDS)
+    begin = piece_begin(F.col("sequence"), F.col("transaction.ordinal"))
+    together = changes.select(*_entities.FIELDS).repartition("epoch", begin)
+    # Spark sorts more than a task's memory holds, but it does not sort streams.
+    ordered = not changes.isStreaming
+    if ordered:
+        together = together.sortWithinPartitions(*_entities.IN_ORDER)
+    task = _entities.Render(Entity(model, facts), ordered)
+    return together.mapInArrow(task, from_arrow_schema(_entities.SCHEMA))
 
 
 def _about_tables(parts: DataFrame) -> DataFrame:

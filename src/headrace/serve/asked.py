@@ -14,6 +14,7 @@ from .service import Service
 def asked_filter(query: ChangesQuery | ChangesStreamQuery | LeaseQuery) -> Filter:
     """Which changes a request wants."""
     return Filter(
+        source=query.source,
         tables=query.tables,
         operations=query.operations,
         event_type=query.event_type,
@@ -31,6 +32,9 @@ def asked_format(
     if markers and name != "savegress":
         message = f"preserve_transactions goes with format=savegress, not with {name}"
         raise invalid_parameter("preserve_transactions", "true", message)
+    if name == "entity" and not service.settings.enabled:
+        hint = "Set cdc.enabled to true."
+        raise Refused(404, Problem("not_enabled", "the entity events are switched off", hint=hint))
     # Whoever names an operation wants it, also in a format that carries it only on request.
     return service.formats.named(name, include=operations & ON_REQUEST, markers=markers)
 

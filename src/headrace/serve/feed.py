@@ -15,7 +15,7 @@ from ..formats import AnyFormat, Format
 from ..formats.entities import Entities
 from ..log import LogReader
 from ..model import Model
-from .renderings import Renderings
+from .renderings import Renderings, image_size
 
 BLOCK = 256  # changes; reading and encoding one holds the event loop for about 3 ms
 BLOCKS_KEPT = 64
@@ -73,7 +73,7 @@ class Block:
         if self.entries and changes[0].sequence != self.entries[-1].sequence + 1:
             self.entries, self.size = [], 0  # what lay between was trimmed, and so was this
         self.entries.extend(map(Entry, changes))
-        self.size += sum(map(_size, changes))
+        self.size += sum(map(image_size, changes))
 
 
 class Feed:
@@ -187,7 +187,3 @@ class Feed:
         self._rested = asyncio.get_running_loop().time() + pause
         self._arrival.set()
         self._arrival.clear()
-
-
-def _size(change: Change) -> int:
-    return len(change.after or b"") + len(change.before or b"")

@@ -15,6 +15,7 @@ _EVERY = EntityFilter()
 class Filter:
     """Every condition must hold; one that is left out always does."""
 
+    source: str = ""  # the configured name
     tables: tuple[str, ...] = ()  # globs: schema.table, or the bare table in any schema
     operations: frozenset[Op] = frozenset()
     key_prefix: str = ""  # of table:pk
@@ -37,10 +38,17 @@ class Filter:
 
     def plain(self) -> Test | None:
         """The same test without the conditions on entities."""
-        return self.passes if self.tables or self.operations or self.key_prefix else None
+        limits = (self.source, self.tables, self.operations, self.key_prefix)
+        return self.passes if any(limits) else None
+
+    def concerns(self, change: Change) -> bool:
+        """Whether a change is of the source that is wanted: of others not even marks are told."""
+        return not self.source or change.table.source == self.source
 
     def passes(self, change: Change) -> bool:
-        """Whether a change is in the tables, operations and keys that are wanted."""
+        """Whether a change is in the source, tables, operations and keys that are wanted."""
+        if not self.concerns(change):
+            return False
         if self.operations and change.op not in self.operations:
             return False
         if self.tables and not self._answers.wants(change):

@@ -80,8 +80,12 @@ class _Permitted:
     entities: Entities = field(compare=False)
     permitted: Test = field(compare=False)
 
-    name: ClassVar[str] = "permitted"
     media_type: ClassVar[str] = "application/json"
+
+    @property
+    def name(self) -> str:
+        """Whoever reads it has asked for the format itself."""
+        return self.format.name
 
     def render(self, transaction: Sequence[Change]) -> Sequence[Rendered]:
         """The events of what may be seen."""
@@ -125,11 +129,20 @@ class _TenantStream:
         """Begin a stream."""
         return _OwnEvents(self.format.open(), self.entities)
 
+    def begin(self, change: Change) -> int:
+        """The first change that the stream must have seen."""
+        return self.format.begin(change)
+
 
 @dataclass(frozen=True)
 class _OwnEvents:
     stream: Stream
     entities: Entities
+
+    def see(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        if wanted:
+            return self.stream.see(self.entities.without_root(change), wanted=True)
+        return ()
 
     def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         if wanted:

@@ -225,6 +225,7 @@ Include = Annotated[
     frozenset[Op],
     Operations(ON_REQUEST, "operations to send although they neither put nor delete a row"),
 ]
+SourceName = Annotated[str, Text("only this source, by its name in the config")]
 Tables = Annotated[
     tuple[str, ...],
     Globs("only tables that match one of these: schema.table, or the table alone in any schema"),
@@ -275,6 +276,7 @@ class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
     upto: Upto = None
     limit: Annotated[int | None, MOST] = None
     wait_ms: Annotated[int, WAIT] = 0
+    source: SourceName = ""
     tables: Tables = ()
     operations: Ops = frozenset()
     event_type: EventType = "*"
@@ -292,6 +294,7 @@ class ChangesStreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     after: Cursor = 0
     cursor: CursorName = None
     upto: Upto = None
+    source: SourceName = ""
     tables: Tables = ()
     operations: Ops = frozenset()
     event_type: EventType = "*"
@@ -313,6 +316,7 @@ class LeaseQuery(msgspec.Struct, frozen=True, kw_only=True):
         int, Whole(100, 3_600_000, "milliseconds after which what is not acked is handed on")
     ] = 30_000
     wait_ms: Annotated[int, WAIT] = 0
+    source: SourceName = ""
     tables: Tables = ()
     operations: Ops = frozenset()
     event_type: EventType = "*"

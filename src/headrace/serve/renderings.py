@@ -9,13 +9,14 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..event import Change
+from ..errors import LogError
+from ..event import Change, ends_piece, piece_begin
 from ..formats import TransactionFormat
 from ..log import LogReader
 
-PIECE = 100_000  # changes; a larger transaction is rendered in pieces of so many
 KEPT = 4096
 BYTES_KEPT = 32 << 20
+LARGEST = 512 << 20  # bytes of images that are rendered together
 
 FIRST_READ, NEXT_READ = 256, 4096  # changes; most transactions are small
 
@@ -23,37 +24,36 @@ FIRST_READ, NEXT_READ = 256, 4096  # changes; most transactions are small
 class Rendering(NamedTuple):
     """The events of a transaction, or of a piece of a large one."""
 
+    piece: int  # sequence at which it began before it was trimmed
     begin: int  # sequence of its first change
     end: int  # sequence of its last change
     events: Mapping[int, tuple[bytes, ...]]  # by the sequence at which they stand
     size: int  # bytes, about
 
-
-def begin_of(change: Change) -> int:
-    """The sequence of the first change that is rendered together with this one.
-
-    Changes of a transaction are neighbours in the log, and pieces are counted from its start.
-    """
-    return change.sequence - (change.ordinal - 1) % PIECE
-
-
-def is_end(change: Change) -> bool:
-    """Whether no later change is rendered together with this one."""
-    return change.last or change.ordinal % PIECE == 0
+    def covers(self, change: Change) -> bool:
+        """Whether it tells what is to be told of a change."""
+        return self.begin <= change.sequence <= self.end
 
 
 def render(format: TransactionFormat, changes: Sequence[Change]) -> Rendering:
     """What is told of some neighbouring changes of one transaction."""
+    _expect_room(format, changes[0], sum(map(image_size, changes)))
     events: dict[int, tuple[bytes, ...]] = {}
     size = 0
     for sequence, payload in format.render(changes):
         events[sequence] = (*events.get(sequence, ()), payload)
         size += len(payload) + 200  # for the objects around it
-    return Rendering(changes[0].sequence, changes[-1].sequence, events, size)
+    first, last = changes[0], changes[-1]
+    return Rendering(_piece(first), first.sequence, last.sequence, events, size)
+
+
+def image_size(change: Change) -> int:
+    """How many bytes a change's rows have."""
+    return len(change.after or b"") + len(change.before or b"")
 
 
 class Renderings:
-    """The renderings used last, under the number of their format and where they begin."""
+    """The renderings used last, under the number of their format and where their piece began."""
 
     def __init__(self, log: LogReader) -> None:
         self._log = log
@@ -61,44 +61,54 @@ class Renderings:
         self._size = 0
         self._reading: dict[tuple[int, int], asyncio.Lock] = {}
 
-    def get(self, number: int, begin: int) -> Rendering | None:
-        """What was rendered of the changes that begin there."""
-        rendering = self._kept.get((number, begin))
-        if rendering is not None:
-            self._kept.move_to_end((number, begin))
+    def begin(self, change: Change) -> int:
+        """The sequence of the first change that is left of those rendered with this one."""
+        return min(max(_piece(change), self._log.first_sequence), change.sequence)
+
+    def get(self, number: int, change: Change) -> Rendering | None:
+        """What was rendered of a change, perhaps before others of its transaction were trimmed."""
+        rendering = self._kept.get((number, _piece(change)))
+        if rendering is None or not rendering.covers(change):
+            return None
+        self._kept.move_to_end((number, rendering.piece))
         return rendering
 
     def keep(self, number: int, rendering: Rendering) -> None:
         """Keep a rendering instead of those used longest ago; the newest one always stays."""
-        replaced = self._kept.pop((number, rendering.begin), None)
-        self._kept[number, rendering.begin] = rendering
+        replaced = self._kept.pop((number, rendering.piece), None)
+        self._kept[number, rendering.piece] = rendering
         self._size += rendering.size - (replaced.size if replaced else 0)
         while len(self._kept) > 1 and (len(self._kept) > KEPT or self._size > BYTES_KEPT):
             self._size -= self._kept.popitem(last=False)[1].size
 
-    async def read(self, format: TransactionFormat, number: int, begin: int) -> Rendering | None:
-        """Read from the log and render what begins there; None: it was trimmed meanwhile."""
-        reading = self._reading.setdefault((number, begin), asyncio.Lock())
+    async def read(
+        self, format: TransactionFormat, number: int, change: Change
+    ) -> Rendering | None:
+        """Read from the log and render what a change belongs to; None: it was trimmed meanwhile."""
+        piece = _piece(change)
+        reading = self._reading.setdefault((number, piece), asyncio.Lock())
         try:
             async with reading:
-                rendering = self.get(number, begin)
+                rendering = self.get(number, change)
                 if rendering is None:
                     # In a thread: it may be a hundred thousand changes.
+                    begin = self.begin(change)
                     rendering = await asyncio.to_thread(self._rendered, format, begin)
                     if rendering is not None:
+                        _expect_beside(rendering, change)
                         self.keep(number, rendering)
         finally:
-            self._reading.pop((number, begin), None)
+            self._reading.pop((number, piece), None)
         return rendering
 
     def _rendered(self, format: TransactionFormat, begin: int) -> Rendering | None:
-        changes = self._together(begin)
+        changes = self._together(format, begin)
         return render(format, changes) if changes else None
 
-    def _together(self, begin: int) -> list[Change] | None:
+    def _together(self, format: TransactionFormat, begin: int) -> list[Change] | None:
         """The changes from `begin` to the end of their transaction or piece; None: not there."""
         together: list[Change] = []
-        limit = FIRST_READ
+        limit, size = FIRST_READ, 0
         while True:
             after = begin + len(together) - 1
             following = self._log.read(after, limit=limit)
@@ -108,6 +118,31 @@ class Renderings:
                 return None
             for change in following:
                 together.append(change)
-                if is_end(change):
+                size += image_size(change)
+                if ends_piece(change):
                     return together
+            _expect_room(format, together[0], size)
             limit = NEXT_READ
+
+
+def _piece(change: Change) -> int:
+    begin: int = piece_begin(change.sequence, change.ordinal)
+    return begin
+
+
+def _expect_room(format: TransactionFormat, first: Change, size: int) -> None:
+    # Pieces with fewer changes would not end at the same places for every reader.
+    if size > LARGEST:
+        raise LogError(
+            f"the rows of transaction {first.transaction.id}, from change {first.sequence} on, "
+            f"have more than {LARGEST >> 20} MB, which is too much for an event of the whole",
+            hint=f"Read it in another format than {format.name}, and go on after its last change.",
+        )
+
+
+def _expect_beside(rendering: Rendering, change: Change) -> None:
+    if rendering.end < change.sequence:
+        # No source of ours leaves holes in its ordinals; going on would never end.
+        raise LogError(
+            f"change {change.sequence} does not stand beside the rest of its transaction"
+        )

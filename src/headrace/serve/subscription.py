@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ..errors import LogError
 from ..formats import AnyFormat
 from ..formats.entity import Entity
 from .feed import BLOCK, Entry, Feed
@@ -66,12 +67,13 @@ class Subscription:
         self._feed = feed
         self._grant = grant
         self._upto = upto
-        self._telling = telling(feed, grant.format(format, feed.entities))
         # An entity event may sum up several changes, so it is asked itself.
         whole = isinstance(format, Entity)
         self._wants = filter.entity.wants if whole and filter.entity else None
         wanted = filter.plain() if whole else filter.predicate(feed.entities)
         self._passes = both(wanted, grant.predicate(feed.entities))
+        told = grant.format(format, feed.entities)
+        self._telling = telling(feed, told, concerns=filter.concerns, passes=self._passes)
 
     @property
     def end(self) -> int:
@@ -137,8 +139,13 @@ class Subscription:
             if first > self.scanned + 1:
                 gap = Gap(gap.first if gap else self.scanned + 1, first - 1)
                 self.scanned = first - 1
-            ready = await self._telling.ready(entries)
-            room = self._take(ready, deliveries, limit=limit, room=room)
+            try:
+                ready = await self._telling.ready(entries)
+                room = self._take(ready, deliveries, limit=limit, room=room)
+            except LogError:
+                if not deliveries:
+                    raise
+                break  # what stands before it comes first
             if self.scanned < end:
                 await asyncio.sleep(0)  # other requests come between two blocks
         return Page(deliveries, self.scanned, gap)
@@ -161,12 +168,12 @@ class Subscription:
         """Add what is told of some entries while there is room; returns the bytes left."""
         passes, tell, wants = self._passes, self._telling.tell, self._wants
         for entry in entries:
-            self.scanned = entry.sequence
             for payload in tell(entry, wanted=passes is None or passes(entry.change)):
                 if wants is not None and not wants(payload):
                     continue
                 deliveries.append(Delivery(entry.sequence, payload))
                 room -= len(payload)
+            self.scanned = entry.sequence
             if room <= 0 or len(deliveries) >= limit:
                 break
         return room

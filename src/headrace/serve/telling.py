@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..errors import LogError
-from ..event import Change
+from ..event import Change, ends_piece
 from ..formats import AnyFormat, Format, StreamFormat, TransactionFormat
+from ..formats.entities import Test
 from .feed import Entry, Feed
-from .renderings import Rendering, begin_of, is_end, render
+from .renderings import Rendering, render
 
 
 class Telling(Protocol):
@@ -23,12 +23,18 @@ class Telling(Protocol):
         """The events at an entry that is ready; each is asked for once, in order."""
 
 
-def telling(feed: Feed, format: AnyFormat) -> Telling:
-    """The way that suits a format."""
+def telling(
+    feed: Feed, format: AnyFormat, *, concerns: Test, passes: Test | None = None
+) -> Telling:
+    """The way that suits a format.
+
+    The reader wants, and may see, the changes that pass (None: all of them). Of those that do not
+    concern it, not even marks are told.
+    """
     if isinstance(format, TransactionFormat):
         return _Whole(feed, format)
     if isinstance(format, StreamFormat):
-        return _Streamed(format)
+        return _Streamed(feed, format, concerns, passes)
     return _Single(feed, format)
 
 
@@ -49,21 +55,45 @@ class _Single:
 class _Streamed:
     """As a stream that remembers what it has told: encoded for this subscription alone."""
 
-    def __init__(self, format: StreamFormat) -> None:
+    def __init__(
+        self, feed: Feed, format: StreamFormat, concerns: Test, passes: Test | None
+    ) -> None:
+        self._feed = feed
+        self._format = format
+        self._concerns = concerns
+        self._passes = passes
         self._stream = format.open()
+        self._begun = False
+        self._seen: list[bytes] = []  # to be told before the first entry
 
     async def ready(self, entries: list[Entry]) -> list[Entry]:
+        if entries and not self._begun:
+            self._begun = True
+            await self._see(entries[0].change)
         return entries
 
     def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
-        return self._stream.encode(entry.change, wanted=wanted)
+        if not self._concerns(entry.change):
+            return ()
+        told = self._stream.encode(entry.change, wanted=wanted)
+        if self._seen:
+            told, self._seen = [*self._seen, *told], []
+        return told
+
+    async def _see(self, first: Change) -> None:
+        """Show the stream the earlier changes that its first one needs, where they are left."""
+        after, upto = self._format.begin(first) - 1, first.sequence - 1
+        while after < upto and (entries := await self._feed.read(after, upto)):
+            for entry in entries:
+                wanted = self._passes is None or self._passes(entry.change)
+                self._seen += self._stream.see(entry.change, wanted=wanted)
+            after = entries[-1].sequence
 
 
 class _Whole:
     """As whole transactions: rendered once, for all subscriptions, wherever these begin and end."""
 
     def __init__(self, feed: Feed, format: TransactionFormat) -> None:
-        self._log = feed.log
         self._renderings = feed.renderings
         self._format = format
         self._number = feed.number(format)
@@ -74,17 +104,18 @@ class _Whole:
         if not entries:
             return entries
         first = entries[0].change
-        begin = self._begin(first)
-        end = next((each.sequence for each in reversed(entries) if is_end(each.change)), 0)
-        if self._current is None or self._current.begin != begin:
-            self._current = self._renderings.get(self._number, begin)
-        if self._current is None and (begin < first.sequence or not end):
+        end = next((each.sequence for each in reversed(entries) if ends_piece(each.change)), 0)
+        # What has begun to be told is told to its end, also when its head is trimmed meanwhile:
+        # a rendering of the rest would tell again of rows that were told with the head.
+        if self._current is None or not self._current.covers(first):
+            self._current = self._renderings.get(self._number, first)
+        if self._current is None and (self._renderings.begin(first) < first.sequence or not end):
             # A part of it is not among the entries.
-            self._current = await self._renderings.read(self._format, self._number, begin)
+            self._current = await self._renderings.read(self._format, self._number, first)
             if self._current is None:
                 return []
         if self._current is not None:
-            end = max(end, _expected(self._current, first).end)
+            end = max(end, self._current.end)
         self._ready = entries[: end + 1 - first.sequence]
         return self._ready
 
@@ -96,28 +127,15 @@ class _Whole:
             self._ready = []
         return current.events.get(entry.sequence, ()) if wanted else ()
 
-    def _begin(self, change: Change) -> int:
-        # Where the head of a transaction was trimmed, the rest begins with what is left.
-        return min(max(begin_of(change), self._log.first_sequence), change.sequence)
-
     def _rendered(self, entry: Entry) -> Rendering:
         """The rendering that begins with an entry, whose end is ready too."""
-        rendering = self._renderings.get(self._number, entry.sequence)
+        rendering = self._renderings.get(self._number, entry.change)
         if rendering is None:
             at = entry.sequence - self._ready[0].sequence
             changes = [entry.change]
-            while not is_end(changes[-1]):
+            while not ends_piece(changes[-1]):
                 at += 1
                 changes.append(self._ready[at].change)
             rendering = render(self._format, changes)
             self._renderings.keep(self._number, rendering)
         return rendering
-
-
-def _expected(rendering: Rendering, change: Change) -> Rendering:
-    if rendering.end < change.sequence:
-        # No source of ours leaves holes in its ordinals; going on would never end.
-        raise LogError(
-            f"change {change.sequence} does not stand beside the rest of its transaction"
-        )
-    return rendering

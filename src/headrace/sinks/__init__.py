@@ -113,6 +113,11 @@ class Sink(Protocol):
         """Globs of the tables it gets; none: all."""
         ...
 
+    @property
+    def whole(self) -> bool:
+        """Whether it gets every change of a transaction, and looks for its tables by itself."""
+        ...
+
     def open(self, writer: str, *, adopt: bool = False) -> Writer:
         """Begin to write.
 

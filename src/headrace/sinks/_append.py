@@ -18,11 +18,9 @@ import pyarrow.compute as pc
 
 from .. import frame
 from ._plan import Part
+from ._shape import Shape
 from ._store import Added, Folder
 
-DAY = "day"
-TENANT = "tenant"
-SCHEMA = pa.schema([*frame.schema(), (DAY, pa.date32()), (TENANT, pa.string())])
 SAID = pa.schema([("said", pa.string())])
 SAID_DDL = "said string"
 
@@ -30,7 +28,6 @@ FILE_BYTES = 32_000_000  # about the size that files grow to
 _GENERATION = 8  # files of about one size are joined when there are so many
 _HELD_BYTES = 128_000_000  # of changes in a task's memory before they are written
 _NAME = "changes"
-_ROW_OPS = ("INSERT", "READ", "UPDATE", "DELETE")
 _IN_ORDER = [("epoch", "ascending"), ("sequence", "ascending")]
 
 _to_json = msgspec.json.Encoder().encode
@@ -58,7 +55,7 @@ class Append:
 
     folder: Folder
     partition_by: tuple[str, ...]
-    tenant: str  # a column; "": there are no tenants
+    shape: Shape
     epoch: str  # of the log …
     applied: int  # … of which the table has everything up to here
 
@@ -67,30 +64,28 @@ class Append:
         told = Appended()
         held: list[pa.Table] = []
         size = 0
-        for batch in batches:
-            held.append(self._fresh(told, pa.Table.from_batches([batch])))
-            size += held[-1].nbytes
+        for rows in self.shape(self._fresh(told, batches)):
+            held.append(rows)
+            size += rows.nbytes
             if size >= _HELD_BYTES:
                 told.added += self._written(held)
                 held, size = [], 0
         told.added += self._written(held)
         yield said(told)
 
-    def _fresh(self, told: Appended, changes: pa.Table) -> pa.Table:
-        """The changes that are not in the table, with their partition."""
-        # Spark gives times in the session's zone; the moments are the same.
-        changes = changes.cast(frame.schema())
-        told.changes += changes.num_rows
-        told.last = max(told.last, pc.max(changes["sequence"]).as_py() or 0)
-        told.epochs.update(pc.unique(changes["epoch"]).to_pylist())
-        known = pc.and_(
-            pc.equal(changes["epoch"], self.epoch),
-            pc.less_equal(changes["sequence"], self.applied),
-        )
-        changes = changes.filter(pc.invert(known))
-        days = pc.struct_field(changes["transaction"], "commit_time").cast(pa.date32())
-        changes = changes.append_column(DAY, days)
-        return changes.append_column(TENANT, tenants(changes, self.tenant))
+    def _fresh(self, told: Appended, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The changes that are not in the table."""
+        for batch in batches:
+            # Spark gives times in the session's zone; the moments are the same.
+            changes = batch.cast(frame.schema())
+            told.changes += changes.num_rows
+            told.last = max(told.last, pc.max(changes["sequence"]).as_py() or 0)
+            told.epochs.update(pc.unique(changes["epoch"]).to_pylist())
+            known = pc.and_(
+                pc.equal(changes["epoch"], self.epoch),
+                pc.less_equal(changes["sequence"], self.applied),
+            )
+            yield changes.filter(pc.invert(known))
 
     def _written(self, held: Sequence[pa.Table]) -> list[Added]:
         if not held:
@@ -118,39 +113,6 @@ def _matches(changes: pa.Table, group: dict[str, Any]) -> Any:
     return found
 
 
-def tenants(changes: pa.Table, column: str) -> pa.Array:
-    """Whose row each change is about: the column's value after it, else before it, else its key."""
-    if not column:
-        return pa.nulls(changes.num_rows, pa.string())
-    tenant_of = _Tenant(column)
-    ops = changes["op"].to_pylist()
-    images = zip(*(changes[name].to_pylist() for name in ("after", "before", "key")), strict=True)
-    return pa.array(
-        [
-            next(filter(None, map(tenant_of, of)), None) if op in _ROW_OPS else None
-            for op, of in zip(ops, images, strict=True)
-        ],
-        pa.string(),
-    )
-
-
-class _Tenant:
-    """Finds one column's value in an image without reading the others."""
-
-    def __init__(self, column: str) -> None:
-        shape: Any = msgspec.defstruct(
-            "Tenant", [("value", msgspec.Raw, msgspec.Raw())], rename={"value": column}
-        )
-        self._decode = msgspec.json.Decoder(shape).decode
-
-    def __call__(self, image: str | None) -> str | None:
-        """The value as text; None: there is none. An empty text is none to Delta as well."""
-        value = bytes(self._decode(image).value) if image else b""
-        if value in (b"", b"null"):
-            return None
-        return str(msgspec.json.decode(value)) if value[:1] == b'"' else value.decode()
-
-
 @dataclass(frozen=True, slots=True)
 class Join:
     """What a task does with files that are to become one."""
@@ -165,7 +127,9 @@ class Join:
                 yield said(self._joined(self.work[at]))
 
     def _joined(self, parts: Sequence[Part]) -> Joined:
-        rows = pa.concat_tables([self.folder.read(part.path) for part in parts])
+        # Older files may lack a field that changes have now.
+        files = [self.folder.read(part.path) for part in parts]
+        rows = pa.concat_tables(files, promote_options="default")
         added = self.folder.write(rows.sort_by(_IN_ORDER), _NAME, dict(parts[0].partition))
         return Joined([part.path for part in parts], [added])
 

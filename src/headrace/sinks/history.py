@@ -2,7 +2,8 @@
 
     a batch ─▶ append (each task writes a file per tenant and day) ─▶ one commit
 
-The table's own marks say which changes it has, so a batch that comes again adds nothing.
+The table's own marks say which changes it has, so a batch that comes again adds nothing. What is
+kept of a change is all its fields, or its event in a format.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from .. import frame
-from ..errors import ConfigError, LogReplaced, PipelineError
+from ..errors import ConfigError, LogReplaced, PipelineError, nearest
+from ..formats import StreamFormat, TransactionFormat
+from ..formats.catalogue import NAMES, Formats
 from . import Progress, Troubled
-from ._append import DAY, SAID_DDL, SCHEMA, TENANT, Append, Appended, Join, Joined, due
+from ._append import SAID_DDL, Append, Appended, Join, Joined, due
 from ._delta import EPOCH, KEEP, Delta, Marks
+from ._shape import DAY, TENANT, Events, Shape, Whole
 from ._store import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TENANT_COLUMN = "headrace.tenant"
+FORMAT = "headrace.format"
 CHANGES = "changes"  # what the table keeps
 _VACUUM_SECONDS = 3600.0
 _NOTHING = Progress("", 0)
@@ -41,13 +46,34 @@ class History:
     path: str
     tables: tuple[str, ...] = ()  # globs; none: all
     tenant: str = ""  # the column that says whose a row is; "": the table is split by day alone
+    format: str = ""  # what a change is kept as; "": all its fields
     vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
     # Options for s3://, az://, gs://; they may be secret, so they do not print.
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+    formats: Formats = field(default=Formats(), repr=False, metadata={"setting": False})
 
     def __post_init__(self) -> None:
         if self.vacuum_hours < 0:
             raise ConfigError("vacuum_hours must not be below 0")
+        if self.format:
+            _expect_format(self.format, self.formats)
+        if self.whole and self.tenant:
+            raise ConfigError(
+                f"tenant: {self.tenant} does not go with format: {self.format}; leave it out, the "
+                "model says whose an entity is"
+            )
+
+    @property
+    def whole(self) -> bool:
+        """Only whole transactions tell what happened to an entity."""
+        return bool(self.format) and isinstance(self.formats.named(self.format), TransactionFormat)
+
+    @property
+    def shape(self) -> Shape:
+        """What is kept of changes."""
+        if not self.format:
+            return Whole(self.tenant)
+        return Events(self.formats, self.format, self.tenant, self.tables)
 
     @property
     def folder(self) -> Folder:
@@ -57,7 +83,7 @@ class History:
     @property
     def partition_by(self) -> tuple[str, ...]:
         """The columns that have a folder for each value."""
-        return (TENANT, DAY) if self.tenant else (DAY,)
+        return (TENANT, DAY) if self.tenant or self.whole else (DAY,)
 
     def open(self, writer: str, *, adopt: bool = False) -> HistoryWriter:
         """Begin to write."""
@@ -77,6 +103,7 @@ class HistoryWriter:
         self._known = _NOTHING
         if self._delta is not None:
             _check(sink, self._delta)
+            _complete(sink, self._delta)
             self._known = _progress(self._delta)
 
     def progress(self) -> Progress | None:
@@ -119,7 +146,7 @@ class HistoryWriter:
 
     def _appended(self, changes: DataFrame) -> list[Appended]:
         sink = self._sink
-        task = Append(sink.folder, sink.partition_by, sink.tenant, *self._known)
+        task = Append(sink.folder, sink.partition_by, sink.shape, *self._known)
         rows = changes.select(*sink.fields).mapInArrow(task, SAID_DDL).collect()
         return [msgspec.json.decode(row["said"], type=Appended) for row in rows]
 
@@ -139,12 +166,12 @@ class HistoryWriter:
 
     def _created(self, epoch: str) -> Delta:
         sink = self._sink
-        properties = {KEEP: CHANGES, TENANT_COLUMN: sink.tenant}
+        properties = {KEEP: CHANGES, TENANT_COLUMN: sink.tenant, FORMAT: sink.format}
         if epoch:
             properties[EPOCH] = epoch
         return Delta.create(
             sink.folder,
-            SCHEMA,
+            sink.shape.schema,
             properties,
             writer=self._writer,
             partition_by=sink.partition_by,
@@ -186,11 +213,33 @@ def _check(sink: History, delta: Delta) -> None:
             f"{delta.folder.uri} holds a Delta table that is no history",
             hint=f"Set another path for sink {sink.name}.",
         )
-    if (tenant := noted.get(TENANT_COLUMN, "")) != sink.tenant:
-        raise PipelineError(
-            f"the history in {delta.folder.uri} was made with tenant: {tenant or 'none'}, "
-            f"and the config says tenant: {sink.tenant or 'none'}",
-            hint="Set another path for the other way of splitting.",
+    for setting, was, now in (
+        ("tenant", noted.get(TENANT_COLUMN, ""), sink.tenant),
+        ("format", noted.get(FORMAT, ""), sink.format),
+    ):
+        if was != now:
+            raise PipelineError(
+                f"the history in {delta.folder.uri} was made with {setting}: {was or 'none'}, "
+                f"and the config says {setting}: {now or 'none'}",
+                hint=f"Set another path for sink {sink.name}: what is kept stays as it is.",
+            )
+
+
+def _complete(sink: History, delta: Delta) -> None:
+    """Give a table that was made when changes had fewer fields the others."""
+    known = delta.schema.names
+    if missing := [each for each in sink.shape.schema if each.name not in known]:
+        delta.add_columns(missing)
+
+
+def _expect_format(name: str, formats: Formats) -> None:
+    known = [each for each in NAMES if not isinstance(formats.named(each), StreamFormat)]
+    if name not in NAMES:
+        raise ConfigError(f"format: no format called {name}{nearest(name, known)}")
+    if name not in known:
+        raise ConfigError(
+            f"format: {name} is for streams, in which events may belong to no change; "
+            f"a history takes: {', '.join(known)}"
         )
 
 

@@ -46,6 +46,7 @@ class Tables:
     """A Delta table per source table under `path`/schema/table."""
 
     packed: ClassVar[bool] = True
+    whole: ClassVar[bool] = False
 
     name: str
     path: str

@@ -20,6 +20,7 @@ class Folder:
     """A folder of batches."""
 
     packed: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
     fields: ClassVar[tuple[str, ...]] = ("sequence", "op", "table", "key", "after", "epoch")
 
     name: str
