@@ -140,6 +140,18 @@ def test_it_speaks_tls_to_a_proxy(kind: str, certificate: ssl.SSLContext) -> Non
         events.close()
 
 
+@pytest.mark.parametrize("base", ["/feeds/shop", "/feeds/shop/"])
+def test_a_server_may_have_a_path_of_its_own(kind: str, base: str) -> None:
+    with (
+        scripted(HEAD + event("a", 1)) as script,
+        client_of(kind, script.url + base) as client,
+    ):
+        events = client.changes(format="entity")
+        assert next(events).id == "a"
+        events.close()
+    assert script.asked[0].startswith("/feeds/shop/v1/changes/stream?")
+
+
 def test_nobody_at_the_address_is_said_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]

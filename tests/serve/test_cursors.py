@@ -25,7 +25,7 @@ from headrace.serve.filter import Filter
 from headrace.serve.groups import Group, Touch
 from headrace.serve.subscription import Subscription
 from tests.changes import Writer, make_change, opened_writer
-from tests.serve.conftest import Site
+from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader
 
 
@@ -286,6 +286,21 @@ def test_what_the_filter_leaves_out_holds_nothing_back(site: Site) -> None:
     leased = lease(site, tables="orders")
     assert held(leased) == [11]
     assert ack(site, leased)["sequence"] == 12
+
+
+def test_a_lease_may_be_of_one_source(site: Site) -> None:
+    site.writer.put("users", "1")
+    put(site, "jobs", 0)
+    assert held(lease(site, source="crm")) == []
+    put(site, "jobs", 0, force=True)
+    assert held(lease(site, source="shop")) == [1]
+
+
+def test_entity_events_that_are_switched_off_cannot_be_leased(sites: Sites) -> None:
+    site = sites(ServerSettings(port=0, enabled=False))
+    put(site, "jobs", 0)
+    response = site.http.post("/v1/cursors/jobs/lease", params={"format": "entity"})
+    assert error(response) == (404, "not_enabled")
 
 
 def test_consumers_must_ask_for_the_same(site: Site) -> None:

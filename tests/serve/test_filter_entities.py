@@ -37,7 +37,7 @@ def user(tenant: str, number: int, **values: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def shop(sites: Sites) -> Site:
-    """Changes: 1 created, 2 renamed, 3 another tenant's, 4 deleted by a migration, 5 an order."""
+    """Changes: 1 created, 2 renamed, 3 another tenant's, 4 deleted by a cascade, 5 an order."""
     site = sites(formats=FORMATS)
     writer = site.writer
     append(writer, [Draft(Op.INSERT, USERS, None, user(OURS, 1))], {"trigger": "api_create"})
@@ -46,7 +46,7 @@ def shop(sites: Sites) -> Site:
     append(writer, [renamed], {"trigger": "api_update"})
     append(writer, [Draft(Op.INSERT, USERS, None, user(THEIRS, 1))], {"trigger": "api_create"})
     gone = Draft(Op.DELETE, USERS, after, None, BeforeKind.FULL)
-    append(writer, [gone], {"trigger": "data_migration"})
+    append(writer, [gone], {"trigger": "cascade_delete"})
     order = {"tenant_id": OURS, "id": "1", "user_id": f"{OURS}-1"}
     append(writer, [Draft(Op.INSERT, ORDERS, None, order)])
     return site
@@ -81,7 +81,7 @@ CASES = [
         {"changed_fields": "user_id,nothing"}, [5], marks=pytest.mark.requirement("S1-46")
     ),
     pytest.param(
-        {"tenant_id": OURS, "trigger": "data_*", "entity_type": "User"},
+        {"tenant_id": OURS, "trigger": "cascade_*", "entity_type": "User"},
         [4],
         marks=pytest.mark.requirement("S1-44", "S1-45"),
     ),
@@ -129,10 +129,22 @@ def test_a_created_and_then_changed_row_is_one_created_event(shop: Site) -> None
     append(shop.writer, [created, changed], {"root": f"User:{OURS}-9"})
     asked = {"after": 5, "event_type": "entity:created"}
     [event] = shop.get("/v1/changes", format="entity", **asked).json()["events"]
-    # The event stands at its last change, which alone is an update.
-    assert (event["event_type"], event["sequence_number"]) == ("entity:created", 7)
+    # The event stands at the change that is called the same.
+    assert (event["event_type"], event["sequence_number"]) == ("entity:created", 6)
     [change] = shop.get("/v1/changes", **asked).json()["changes"]
     assert change["sequence"] == 6
+
+
+def test_a_trigger_that_the_operation_cannot_have_is_not_its_own(shop: Site) -> None:
+    gone = Draft(Op.DELETE, USERS, user(OURS, 9), None, BeforeKind.FULL)
+    created = Draft(Op.INSERT, USERS, None, user(OURS, 8))
+    append(shop.writer, [gone, created], {"trigger": "api_create"})
+    for trigger, expected in (("api_create", [7]), ("admin_action", [6])):
+        for format in SEQUENCE:
+            asked = {"after": 5, "trigger": trigger, "format": format}
+            page = shop.get("/v1/changes", **asked).json()
+            events = page.get("changes", page.get("events"))
+            assert [event[SEQUENCE[format]] for event in events] == expected
 
 
 def test_a_number_is_a_tenant_too(shop: Site) -> None:

@@ -5,16 +5,19 @@ import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.event import BeforeKind, Op
 from headrace.formats.catalogue import NAMES
+from headrace.serve import renderings
 from headrace.testing import wait_until
 from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader
 from tests.serve.tenants import (
+    COLOURS,
     FORMATS,
     HISTORIES,
     ORDERS,
@@ -200,6 +203,48 @@ def test_a_key_of_some_tables_sees_only_these(shop: Site) -> None:
     assert changes(shop, key, tables="users") == []
     page = shop.http.get("/changefeed", headers=key).json()
     assert [each["metadata"]["table"] for each in page["events"]] == ["orders"]
+
+
+def test_a_stream_that_begins_within_a_truncate_describes_only_tables_that_may_be_seen(
+    shop: Site,
+) -> None:
+    tables = [
+        msgspec.structs.replace(table, relation=number)
+        for number, table in enumerate((USERS, COLOURS, ORDERS), 11)
+    ]
+    said = {"relations": [11, 12, 13]}
+    append(shop.writer, [Draft(Op.TRUNCATE, table, None, said) for table in tables])
+    told = []
+    for wanted in ({}, shop.key(tables=("users", "orders")), shop.key(tenant=OURS)):
+        events = changes(shop, wanted, format="etl", after=2)
+        described = [e["table_schema"]["name"] for e in events if e["type"] == "Relation"]
+        told.append((described, [e["rel_ids"] for e in events if e["type"] == "Truncate"]))
+    assert told == [
+        (["users", "colours", "orders"], [[11, 12, 13]]),
+        (["users", "orders"], [[11, 13]]),
+        ([], []),
+    ]
+
+
+def test_an_old_id_of_ones_own_row_is_its_root_too(shop: Site) -> None:
+    moved = Draft(Op.UPDATE, USERS, user(OURS, 1), user(OURS, 2), BeforeKind.FULL)
+    order = {"tenant_id": OURS, "id": "7", "user_id": f"{OURS}-2"}
+    inserted = Draft(Op.INSERT, ORDERS, None, order)
+    append(shop.writer, [moved, inserted], {"root": f"User:{OURS}-1"})
+    for key in ({}, shop.key(tenant=OURS)):
+        [event] = changes(shop, key, format="entity")
+        assert event["entity"]["entity_id"] == f"{OURS}-2"
+
+
+def test_what_no_memory_could_hold_is_refused_by_the_name_of_its_format(
+    shop: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renderings, "LARGEST", 1)
+    append(shop.writer, [Draft(Op.INSERT, USERS, None, user(OURS, 1))])
+    asked = {"format": "entity"}
+    refused = shop.http.get("/v1/changes", params=asked, headers=shop.key(tenant=OURS))
+    assert refused.status_code == 503
+    assert "another format than entity" in refused.json()["hint"]
 
 
 def test_renderings_of_one_tenant_are_not_anothers(shop: Site) -> None:
