@@ -15,6 +15,7 @@ from headrace.destination import Checkpoint, Events, LogEvents, ServerEvents, de
 from headrace.errors import LogError, ServerAbsent, ServerError
 from headrace.event import Op, Table
 from headrace.formats.etl import Begin, Commit, Event, Insert, Relation, Truncate, events
+from headrace.keys import Wanted
 from headrace.log import LogReader
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing.processes import free_port
@@ -227,6 +228,16 @@ def test_a_server_says_why_it_refuses(tmp_path: Path) -> None:
             pytest.raises(ServerError, match="limit"),
         ):
             ServerEvents(server.url).page(0, limit=0, wait=0)
+
+
+def test_a_server_that_asks_for_a_key_gets_it(writer: Writer) -> None:
+    settings = ServerSettings(port=0, require_key=True)
+    app = create_app(writer.log, statuses=list, copy_again=None, settings=settings)
+    key = app.state.service.keyring.create(Wanted()).secret
+    with BackgroundServer(app, settings) as server:
+        with pytest.raises(ServerError, match="401"):
+            ServerEvents(server.url).page(0, limit=10, wait=0)
+        assert ServerEvents(server.url, key).page(0, limit=100, wait=0).scanned == 5
 
 
 class _Quiet(SimpleHTTPRequestHandler):
