@@ -11,8 +11,7 @@ import psutil
 
 Kind = Literal["server", "driver", "JVM", "workers"]
 
-# Seconds between two looks. The kernel keeps each process's peak, so none is missed between them;
-# adding up pages while the work is timed took a twentieth of its speed.
+# Seconds between two looks. The kernel keeps each process's peak, so none is missed between them.
 _PERIOD = 1.0
 
 

@@ -43,7 +43,8 @@ _EVENT = (
 class _Head(NamedTuple):
     """What all changes of one version of a table share."""
 
-    openings: dict[str, bytes]  # by operation: from the source to the operation
+    # By operation and kind of old row: from the source to the operation, and the metadata's end.
+    ends: dict[tuple[str, str], tuple[bytes, bytes]]
     metadata: bytes  # up to the time of capture
 
 
@@ -66,10 +67,13 @@ class Savegress:
 
     def encode(self, change: Change) -> bytes | None:
         """The change as one event; None for a message."""
-        openings, told = self._heads(change.table)
-        opening = openings.get(change.op._value_)
-        if opening is None:
+        ends, told = self._heads(change.table)
+        found = ends.get((change.op._value_, change.before_kind._value_))
+        if found is None:
             return None
+        opening, own = found
+        if change.unchanged:
+            own = b'%b,"unchanged":%b' % (own, _encode(change.unchanged))
         transaction = change.transaction
         committed, committed_rest = divmod(transaction.commit_time, 1_000_000)
         captured, captured_rest = divmod(transaction.captured_at, 1_000_000)
@@ -84,16 +88,18 @@ class Savegress:
             told,
             second(captured),
             captured_rest,
-            _own_metadata(change),
+            own,
         )
 
 
 def _head(table: Table, facts: Facts) -> _Head:
     where = {"source": table.connector, "schema": table.schema, "table": table.name}
-    openings = {
-        op.value: _encode({**where, "operation": name})[1:-1] for op, name in OPERATIONS.items()
+    ends = {
+        (op.value, kind.value): (_encode({**where, "operation": name})[1:-1], _own(op, kind))
+        for op, name in OPERATIONS.items()
+        for kind in BeforeKind
     }
-    return _Head(openings, _encode(_table_metadata(table, facts))[:-1])
+    return _Head(ends, _encode(_table_metadata(table, facts))[:-1])
 
 
 def _content(change: Change) -> bytes:
@@ -185,19 +191,9 @@ def _particulars(op: Op, before_kind: BeforeKind) -> Mapping[str, str]:
     return {}
 
 
-_PARTICULARS = {
-    (op.value, kind.value): b",%b" % _encode(told)[1:-1]
-    for op in Op
-    for kind in BeforeKind
-    if (told := _particulars(op, kind))
-}
-
-
-def _own_metadata(change: Change) -> bytes:
-    particulars = _PARTICULARS.get((change.op._value_, change.before_kind._value_), b"")
-    if change.unchanged:
-        return b'%b,"unchanged":%b' % (particulars, _encode(change.unchanged))
-    return particulars
+def _own(op: Op, before_kind: BeforeKind) -> bytes:
+    told = _particulars(op, before_kind)
+    return b",%b" % _encode(told)[1:-1] if told else b""
 
 
 # --- transactions --------------------------------------------------------------------------------
