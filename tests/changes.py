@@ -132,3 +132,9 @@ def opened_writer(folder: Path) -> Iterator[Writer]:
 
 def _json(row: Row | None) -> bytes | None:
     return None if row is None else msgspec.json.encode(row)
+
+
+def wal_position(change: Change) -> PostgresPosition:
+    """Where a change captured from PostgreSQL's write-ahead log stands in it."""
+    assert isinstance(change.position, PostgresPosition)
+    return change.position

@@ -55,7 +55,7 @@ def test_an_id_depends_only_on_source_commit_and_ordinal() -> None:
         change,
         table=msgspec.structs.replace(change.table, version=9),
         transaction=msgspec.structs.replace(change.transaction, captured_at=1, metadata=b"{}"),
-        position=PostgresPosition(change.position.commit_lsn, 1),
+        position=PostgresPosition(change.position.commit, 1),
         after=None,
         sequence=99,
         last=False,
@@ -70,7 +70,7 @@ def test_an_id_differs_with_each_thing_it_is_made_of() -> None:
     others: list[Change] = [
         replaced(change, ordinal=2),
         replaced(change, table=replaced(table, origin="another server")),
-        replaced(change, position=PostgresPosition(position.commit_lsn + 1, position.lsn)),
+        replaced(change, position=PostgresPosition(position.commit + 1, position.own)),
         replaced(change, transaction=Transaction("8", transaction.commit_time, 0)),
     ]
     assert len({change.id, *(other.id for other in others)}) == 5
@@ -108,12 +108,12 @@ def test_the_end_of_a_commit_survives_the_log_and_older_records_have_none() -> N
     # As records were before the end was kept: the connector and two numbers.
     written, former = (
         msgspec.msgpack.encode(each)
-        for each in (position, ["postgres", position.commit_lsn, position.lsn])
+        for each in (position, ["postgres", position.commit, position.own])
     )
     assert record.count(written) == 1
     old = decode(1, record.replace(written, former), {1: change.table})
     assert old == msgspec.structs.replace(
-        change, position=PostgresPosition(position.commit_lsn, position.lsn, 0)
+        change, position=PostgresPosition(position.commit, position.own, 0)
     )
 
 

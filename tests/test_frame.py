@@ -180,7 +180,7 @@ def as_told(change: Change) -> Change:
     return replace(
         change,
         table=replace(table, columns=columns, identity="default", relation=0),
-        position=PostgresPosition(position.commit_lsn, position.lsn),
+        position=PostgresPosition(position.commit, position.own),
     )
 
 

@@ -5,7 +5,7 @@ Everything that reads the log reuses those bytes; nobody decodes a row unless it
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
@@ -97,13 +97,115 @@ class PostgresPosition(
     lsn: int  # of the change's own record; several changes may share one
     end_lsn: int = 0  # where the commit record ends; 0: not the transaction's last change
 
+    @property
+    def commit(self) -> int:
+        """A number that orders transactions."""
+        return self.commit_lsn
+
+    @property
+    def own(self) -> int:
+        """A number that orders changes within a transaction."""
+        return self.lsn
+
     def to_json(self) -> dict[str, str | int]:
         """The position as every JSON format shows it."""
         return {"lsn": format_lsn(self.lsn), "commit_lsn": format_lsn(self.commit_lsn)}
 
 
-Position = PostgresPosition
-"""Grows into a union: one member a connector."""
+class MysqlPosition(
+    msgspec.Struct, frozen=True, gc=False, array_like=True, tag_field="connector", tag="mysql"
+):
+    """Where a change stands in the binary log of MySQL or MariaDB."""
+
+    file: str  # mysql-bin.000001
+    position: int  # where the change's event begins in the file
+    gtid: str = ""  # the transaction's; "": the server gives none
+    begin: int = 0  # where the transaction begins in the file
+
+    @property
+    def commit(self) -> int:
+        """A number that orders transactions of one server."""
+        return self._number << 40 | self.begin
+
+    @property
+    def own(self) -> int:
+        """A number that orders changes within a transaction."""
+        return self._number << 40 | self.position
+
+    @property
+    def _number(self) -> int:
+        number = self.file.rpartition(".")[2]
+        return int(number) if number.isdecimal() else 0
+
+    def to_json(self) -> dict[str, str | int]:
+        """The position as every JSON format shows it."""
+        told: dict[str, str | int] = {"file": self.file, "position": self.position}
+        return told | {"gtid": self.gtid, "begin": self.begin}
+
+
+class SqlitePosition(
+    msgspec.Struct, frozen=True, gc=False, array_like=True, tag_field="connector", tag="sqlite"
+):
+    """Where a change stands in the table that the triggers of a SQLite database append to."""
+
+    transaction: int  # counted from the installation on
+    entry: int
+
+    @property
+    def commit(self) -> int:
+        """A number that orders transactions."""
+        return self.transaction
+
+    @property
+    def own(self) -> int:
+        """A number that orders changes."""
+        return self.entry
+
+    def to_json(self) -> dict[str, str | int]:
+        """The position as every JSON format shows it."""
+        return {"transaction": self.transaction, "entry": self.entry}
+
+
+class EventTablePosition(
+    msgspec.Struct, frozen=True, gc=False, array_like=True, tag_field="connector", tag="events"
+):
+    """Where a change stands in an event table of PostgreSQL."""
+
+    transaction: int  # the transaction's number, an xid8
+    entry: int  # the row's number in the table
+    lsn: int = 0  # where the write-ahead log stood as the row was written; 0: not known
+
+    @property
+    def commit(self) -> int:
+        """A number that tells transactions apart; they come in the order they became visible."""
+        return self.transaction
+
+    @property
+    def own(self) -> int:
+        """A number that orders changes within a transaction."""
+        return self.entry
+
+    def to_json(self) -> dict[str, str | int]:
+        """The position as every JSON format shows it."""
+        return {"txid": self.transaction, "id": self.entry, "lsn": format_lsn(self.lsn)}
+
+
+Position = PostgresPosition | MysqlPosition | SqlitePosition | EventTablePosition
+"""One member for each way of capturing."""
+
+
+def position_from_json(told: Mapping[str, Any]) -> Position:
+    """The position that `to_json` has told."""
+    match told:
+        case {"lsn": lsn, "commit_lsn": commit}:
+            return PostgresPosition(parse_lsn(commit), parse_lsn(lsn))
+        case {"file": file, "position": position, "gtid": gtid, "begin": begin}:
+            return MysqlPosition(file, position, gtid, begin)
+        case {"transaction": transaction, "entry": entry}:
+            return SqlitePosition(transaction, entry)
+        case {"txid": transaction, "id": entry, "lsn": lsn}:
+            return EventTablePosition(transaction, entry, parse_lsn(lsn))
+    raise ValueError(f"not a position: {told!r}")
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
@@ -161,7 +263,7 @@ _VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 def change_id(origin: str, position: Position, transaction: str, ordinal: int) -> str:
     """The id of the change that stands here in its source."""
-    name = f"{origin}|{position.commit_lsn}|{transaction}|{ordinal}"
+    name = f"{origin}|{position.commit}|{transaction}|{ordinal}"
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     # A UUID of version 8 (free of meaning), put together by hand: this runs for every delivery.
     variant = _VARIANTS[digest[16]]

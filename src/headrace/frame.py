@@ -24,12 +24,11 @@ from .event import (
     Change,
     Op,
     Position,
-    PostgresPosition,
     Table,
     Transaction,
     change_id,
-    parse_lsn,
     piece_begin,
+    position_from_json,
 )
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
@@ -287,7 +286,7 @@ def changes(framed: pa.Table | pa.RecordBatch) -> list[Change]:
                 _texts(rows["metadata"]),
             ),
             ordinals.to_pylist(),
-            map(_position_told, rows["position"].to_pylist()),
+            map(position_from_json, map(_position_told, rows["position"].to_pylist())),
             lasts.to_pylist(),
             rows["sequence"].to_pylist(),
         )
@@ -383,16 +382,4 @@ def _moments(column: pa.Array) -> list[int]:
     return microseconds
 
 
-class _PostgresTold(msgspec.Struct):
-    """A position as JSON shows it."""
-
-    lsn: str
-    commit_lsn: str
-
-
-_postgres_told = msgspec.json.Decoder(_PostgresTold).decode
-
-
-def _position_told(text: str) -> Position:
-    told = _postgres_told(text)
-    return PostgresPosition(parse_lsn(told.commit_lsn), parse_lsn(told.lsn))
+_position_told = msgspec.json.Decoder(dict[str, str | int]).decode

@@ -77,7 +77,7 @@ class Checks:
         self._transactions.add(change.transaction.id)
 
     def _see_streamed(self, change: Change) -> None:
-        commit_lsn = change.position.commit_lsn
+        commit_lsn = change.position.commit
         assert commit_lsn >= self._commit_lsn, f"{change} comes after {self._commit_lsn:X}"
         self._commit_lsn = commit_lsn
         place = commit_lsn, change.ordinal

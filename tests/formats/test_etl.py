@@ -508,7 +508,7 @@ def test_keys_are_unique_and_grow_within_one_commit(changes: list[Change]) -> No
     found = list(events(changes))
     keys = [event.key for event in found]
     assert keys == sorted(set(keys))
-    assert {event.commit_lsn for event in found} == {changes[0].position.commit_lsn}
+    assert {event.commit_lsn for event in found} == {changes[0].position.commit}
     assert isinstance(found[0], Begin)
     assert isinstance(found[-1], Commit)
     assert [type(event) for event in found].count(Begin) == 1

@@ -213,7 +213,7 @@ def test_a_position_is_the_records_lsn_and_the_logs_sequence() -> None:
 class OtherPosition(msgspec.Struct, frozen=True):
     """A position of a source that does not exist yet."""
 
-    commit_lsn: int
+    commit: int
     shown: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:

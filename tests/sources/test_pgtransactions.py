@@ -15,6 +15,7 @@ from headrace.event import Change, Op, Table
 from headrace.sources._pgannotations import LIMIT
 from headrace.sources._pgoutput import Begin, Commit, Relation, parse
 from headrace.sources._pgtransactions import Assembler
+from tests.changes import wal_position
 from tests.conftest import Servers
 from tests.sources.capturing import image
 from tests.sources.recorded import Describing, Recorded, record, text_tuple
@@ -72,7 +73,7 @@ def test_real_messages_become_transactions_in_commit_order(recorded: Recorded) -
         Op.INSERT, Op.INSERT, Op.UPDATE, Op.UPDATE, Op.INSERT, Op.UPDATE, Op.DELETE,
         Op.MESSAGE, Op.MESSAGE, Op.INSERT, Op.DELETE, Op.TRUNCATE, Op.TRUNCATE,
     ]  # fmt: skip
-    commits = [change.position.commit_lsn for change in changes]
+    commits = [change.position.commit for change in changes]
     assert commits == sorted(commits)
     ends = [change.last for change in changes]
     starts = [change.ordinal == 1 for change in changes]
@@ -96,7 +97,7 @@ def test_whatever_the_position_exactly_the_transactions_after_it_come(recorded: 
         if isinstance(message := parse_or_none(data), Commit)
     ]
     for end in ends:
-        rest = [change.id for change in everything if change.position.commit_lsn >= end]
+        rest = [change.id for change in everything if change.position.commit >= end]
         resumed = [c.id for c in assembled(recorded, after=end) if c.op is not Op.SCHEMA]
         assert resumed == [c.id for c in everything if c.id in rest and c.op is not Op.SCHEMA]
 
@@ -356,7 +357,7 @@ def test_a_commit_that_begins_where_a_message_ends_is_taken() -> None:
     said = Said()
     said.feed(said.message("audit", b"now", transactional=False, lsn=1508))
     said.transaction(said.insert(b"1"))
-    assert [(change.op, change.position.commit_lsn) for change in said.done] == [
+    assert [(change.op, change.position.commit) for change in said.done] == [
         (Op.MESSAGE, 1508),
         (Op.INSERT, 1508),
     ]
@@ -395,7 +396,7 @@ def test_the_last_change_of_a_transaction_knows_where_its_commit_ends(recorded: 
     ends = {commit.commit_lsn: commit.end_lsn for commit in commits}
     outside = 0
     for change in assembled(recorded):
-        at = change.position
+        at = wal_position(change)
         if not change.last:
             assert at.end_lsn == 0
         elif change.transaction.id.startswith("message-"):
@@ -415,7 +416,7 @@ def test_rows_come_in_pieces_before_their_transaction_ends() -> None:
     changes = piece + said.assembler.done
     assert [change.ordinal for change in changes] == list(range(1, len(changes) + 1))
     assert [change.last for change in changes] == [False] * (len(changes) - 1) + [True]
-    assert [change.position.end_lsn for change in changes[-2:]] == [0, said.lsn]
+    assert [wal_position(change).end_lsn for change in changes[-2:]] == [0, said.lsn]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from headrace.errors import SourceError
 from headrace.event import Batch, Op
 from headrace.sources import _pgslot
 from headrace.testing import PostgresDatabase, wait_until
+from tests.changes import wal_position
 from tests.sources.capturing import (
     captured,
     image,
@@ -57,7 +58,8 @@ def test_each_batch_of_a_copy_is_a_transaction(pg: PostgresDatabase, tmp_path: P
     assert starts == [True, *(change.last for change in changes[:-1])]
     assert changes[-1].last
     for change in changes:  # the stream goes on where the copy stands
-        assert change.position.end_lsn == (change.position.commit_lsn if change.last else 0)
+        at = wal_position(change)
+        assert at.end_lsn == (at.commit_lsn if change.last else 0)
     assert len({change.transaction.id for change in changes}) == sum(starts)
 
 

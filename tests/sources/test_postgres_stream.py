@@ -12,6 +12,7 @@ from headrace.event import Batch, BeforeKind, Change, Op
 from headrace.log import Log
 from headrace.sources._pgresume import position_in
 from headrace.testing import PostgresDatabase
+from tests.changes import wal_position
 from tests.sources.capturing import SOURCE, Captured, captured, driven, image, postgres
 
 # Large enough, and hard enough to compress, that updates do not send it again.
@@ -216,7 +217,7 @@ def test_a_truncate_is_one_change_for_each_table_at_one_position(
         first, second, third = feed.streamed()
         feed.assert_replays("parents", "children", "others")
     assert {first.table.name, second.table.name} == {"parents", "children"}
-    assert first.position.lsn == second.position.lsn
+    assert first.position.own == second.position.own
     assert (first.ordinal, second.ordinal, first.last, second.last) == (1, 2, False, True)
     together = [first.table.relation, second.table.relation]
     assert image(first.after) == image(second.after) == {
@@ -241,8 +242,8 @@ def test_the_changes_of_a_transaction_share_it_and_count_up(shop: Captured) -> N
     assert {change.transaction.id for change in changes} == {row[0]}
     assert [change.ordinal for change in changes] == [1, 2, 3]
     assert [change.last for change in changes] == [False, False, True]
-    assert len({change.position.commit_lsn for change in changes}) == 1
-    assert [c.position.lsn for c in changes] == sorted(c.position.lsn for c in changes)
+    assert len({change.position.commit for change in changes}) == 1
+    assert [c.position.own for c in changes] == sorted(c.position.own for c in changes)
 
 
 def test_the_commit_time_is_the_servers(shop: Captured) -> None:
@@ -264,7 +265,7 @@ def test_the_end_of_a_commit_is_where_the_next_run_goes_on(
         reading.step()
         pg.execute("INSERT INTO users VALUES (1), (2)")
         batch = reading.until(lambda batch: bool(batch.changes))
-    *others, last = [change.position for change in batch.changes]
+    *others, last = map(wal_position, batch.changes)
     assert batch.resume is not None
     assert last.end_lsn == position_in(batch.resume) > last.commit_lsn > last.lsn
     assert {position.end_lsn for position in others} == {0}
@@ -330,7 +331,7 @@ def test_many_writers_at_once_are_followed_exactly(shop: Captured) -> None:
         writer.join()
     shop.assert_replays("users")
     changes = shop.streamed()
-    commits = [change.position.commit_lsn for change in changes]
+    commits = [change.position.commit for change in changes]
     assert commits == sorted(commits)
     assert len({change.id for change in changes}) == len(changes)
 

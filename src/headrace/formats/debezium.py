@@ -99,7 +99,7 @@ class _Source:
         committed = transaction.commit_time
         # Debezium tells the last commit before this transaction, which only someone knows who has
         # followed from there. This transaction's own commit orders the same way.
-        sequence = rb"[\"%d\",\"%d\"]" % (position.commit_lsn, position.lsn)
+        sequence = rb"[\"%d\",\"%d\"]" % (position.commit, position.own)
         return (
             b'{%b,"ts_ms":%d,"snapshot":"%b",%b,"sequence":"%b","ts_us":%d,"ts_ns":%d,%b,'
             b'"txId":%b,"lsn":%d,"xmin":null,"origin":null,"origin_lsn":null}'
@@ -114,7 +114,7 @@ class _Source:
             self._table,
             # What is not a transaction of the server, as a copy, has a name instead of a number.
             transaction.id.encode() if transaction.id.isdecimal() else b"null",
-            position.lsn,
+            position.own,
         )
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from ..event import BeforeKind, Change, Op, Table, format_lsn
+from ..event import BeforeKind, Change, Op, PostgresPosition, Table, format_lsn
 from ._etlkinds import (
     CASCADE,
     RESTART_IDENTITY,
@@ -225,8 +225,8 @@ def _head(kind: str, change: Change, slot: int, *, lsn: int | None = None) -> st
     # The ordinal within the transaction would not do: all batches of a copy have one commit_lsn,
     # and a message outside transactions may share that of the transaction that follows it.
     return (
-        f'{{"type":"{kind}","start_lsn":"{format_lsn(position.lsn if lsn is None else lsn)}"'
-        f',"commit_lsn":"{format_lsn(position.commit_lsn)}"'
+        f'{{"type":"{kind}","start_lsn":"{format_lsn(position.own if lsn is None else lsn)}"'
+        f',"commit_lsn":"{format_lsn(position.commit)}"'
         f',"tx_ordinal":{change.sequence * SLOTS + slot}'
     )
 
@@ -297,8 +297,9 @@ def _begin(change: Change) -> bytes:
 
 
 def _commit(change: Change) -> bytes:
-    head = _head("Commit", change, _AFTER, lsn=change.position.commit_lsn)
-    end, time = change.position.end_lsn, change.transaction.commit_time
+    head = _head("Commit", change, _AFTER, lsn=change.position.commit)
+    at, time = change.position, change.transaction.commit_time
+    end = at.end_lsn if isinstance(at, PostgresPosition) else at.commit
     return f'{head},"flags":0,"end_lsn":{end},"timestamp":{time}}}'.encode()
 
 

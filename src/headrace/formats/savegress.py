@@ -10,7 +10,17 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from ..event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction, format_lsn
+from ..event import (
+    BeforeKind,
+    Change,
+    EventTablePosition,
+    MysqlPosition,
+    Op,
+    PostgresPosition,
+    Table,
+    Transaction,
+    format_lsn,
+)
 from ._line import one_line
 from ._tables import PerTable
 from ._time import iso, second
@@ -132,8 +142,10 @@ def ddl(change: Change) -> Ddl:
 def position(change: Change) -> Mapping[str, object]:
     """Where a change stands, as consumers see it; most sources' positions describe themselves."""
     at = change.position
-    if type(at) is PostgresPosition:
+    if isinstance(at, PostgresPosition | EventTablePosition):
         return {"lsn": format_lsn(at.lsn), "sequence": change.sequence}
+    if isinstance(at, MysqlPosition):
+        return {"file": at.file, "position": at.position, "gtid": at.gtid}
     return at.to_json()
 
 
@@ -143,7 +155,7 @@ def _position(change: Change) -> bytes:
     if type(at) is PostgresPosition:
         lsn = at.lsn
         return b'{"lsn":"%X/%X","sequence":%d}' % (lsn >> 32, lsn & 0xFFFFFFFF, change.sequence)
-    return _encode(at.to_json())
+    return _encode(position(change))
 
 
 # --- metadata ------------------------------------------------------------------------------------

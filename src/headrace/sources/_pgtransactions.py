@@ -343,7 +343,7 @@ class _Ddl(msgspec.Struct, frozen=True):
 def end(change: Change, end_lsn: int) -> None:
     """Make a change that nobody has seen yet the last of its transaction, which ends there."""
     at = change.position
-    _set(change, "position", PostgresPosition(at.commit_lsn, at.lsn, end_lsn))
+    _set(change, "position", PostgresPosition(at.commit, at.own, end_lsn))
     _set(change, "last", True)
 
 
