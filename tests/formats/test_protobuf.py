@@ -256,7 +256,7 @@ def test_positions_of_other_databases_have_their_own_messages(connector: str) ->
     shown = seed("positions")[connector]["position"]
 
     class Position(msgspec.Struct, frozen=True):
-        commit_lsn: int
+        commit: int
 
         def to_json(self) -> dict[str, Any]:
             return dict(shown)
