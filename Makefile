@@ -22,7 +22,7 @@ demo: .venv/.installed-demo
 	@$(BIN)/headrace demo $(ARGS)
 
 test: .venv/.installed-dev
-	@$(SETUP) postgresql spark
+	@$(SETUP) postgresql mariadb spark
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/.installed-dev
@@ -44,7 +44,7 @@ protos: .venv/.installed-dev
 	@$(BIN)/python scripts/protos.py
 
 bench: .venv/.installed-bench
-	@$(SETUP) java
+	@$(SETUP) java mariadb
 	@$(BIN)/python -m bench $(ARGS)
 
 clean:

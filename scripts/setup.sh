@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes sure that system packages are there: scripts/setup.sh {python|postgresql|java|spark}...
+# Makes sure that system packages are there: scripts/setup.sh {python|postgresql|mariadb|java|spark}...
 #
 # On Debian, as root or with passwordless sudo, a missing package is installed. Elsewhere one line
-# says what to install, and the script fails. Outside CI, PostgreSQL 15 and the Java that Spark
-# needs may be missing: the tests that need them are then skipped, and the demo goes without Spark.
+# says what to install, and the script fails. Outside CI, PostgreSQL 15, MariaDB and the Java that
+# Spark needs may be missing: the tests that need them are then skipped, and the demo goes without Spark.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -69,6 +69,33 @@ install_postgresql() {
     install_package postgresql-15
 }
 
+found_mariadb() {
+    [ -x /usr/sbin/mariadbd ] || command -v mariadbd >/dev/null && return
+    # The package would start a server of its own; the tests run theirs.
+    may_install && without_services install_package mariadb-server
+}
+
+without_services() { # without_services COMMAND…: what it installs is not started
+    local policy=/usr/sbin/policy-rc.d
+    [ -e "$policy" ] && { "$@"; return; }
+    printf '#!/bin/sh\nexit 101\n' | as_root tee "$policy" >/dev/null
+    as_root chmod +x "$policy"
+    local result=0
+    "$@" || result=$?
+    as_root rm -f "$policy"
+    return "$result"
+}
+
+need_mariadb() {
+    if found_mariadb; then return; fi
+    if [ -n "${CI:-}" ]; then
+        missing mariadb-server "MariaDB"
+        return 1
+    fi
+    echo "setup: tests on MariaDB are skipped; to run them install it" \
+        "(Debian: apt-get install mariadb-server)" >&2
+}
+
 found_java() {
     local java=java major
     if [ -n "${JAVA_HOME:-}" ]; then java=$JAVA_HOME/bin/java; fi
@@ -96,9 +123,9 @@ need_spark() {
 
 for need in "$@"; do
     case $need in
-        python | postgresql | java | spark) "need_$need" ;;
+        python | postgresql | mariadb | java | spark) "need_$need" ;;
         *)
-            echo "setup: no such need: $need; there are: python, postgresql, java, spark" >&2
+            echo "setup: no such need: $need; there are: python, postgresql, mariadb, java, spark" >&2
             exit 2
             ;;
     esac
