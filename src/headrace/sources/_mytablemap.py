@@ -9,15 +9,37 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from ._mycodes import (
+    BIT,
+    BLOB,
+    BLOB_COMPRESSED,
+    DATETIME2,
+    DOUBLE,
+    ENUM,
+    FLOAT,
+    GEOMETRY,
+    INT24,
+    JSON,
+    LONG,
+    LONG_BLOB,
+    LONGLONG,
+    MEDIUM_BLOB,
+    NEWDECIMAL,
+    SET,
+    SHORT,
+    STRING,
+    TIME2,
+    TIMESTAMP2,
+    TINY,
+    TINY_BLOB,
+    TYPED_ARRAY,
+    VAR_STRING,
+    VARCHAR,
+    VARCHAR_COMPRESSED,
+    VECTOR,
+    YEAR,
+)  # fmt: skip
 from ._mycolumns import MappedColumn
-
-# The protocol's numbers for types.
-DECIMAL, TINY, SHORT, LONG, FLOAT, DOUBLE, NULL, TIMESTAMP, LONGLONG, INT24 = range(10)
-DATE, TIME, DATETIME, YEAR, NEWDATE, VARCHAR, BIT = range(10, 17)
-TIMESTAMP2, DATETIME2, TIME2, TYPED_ARRAY = range(17, 21)
-BLOB_COMPRESSED, VARCHAR_COMPRESSED = 140, 141  # MariaDB
-VECTOR, JSON, NEWDECIMAL, ENUM, SET = 242, 245, 246, 247, 248
-TINY_BLOB, MEDIUM_BLOB, LONG_BLOB, BLOB, VAR_STRING, STRING, GEOMETRY = range(249, 256)
 
 _META_SIZES = {
     **dict.fromkeys(
@@ -104,8 +126,6 @@ def _metas(codes: bytes, data: bytes) -> list[tuple[int, int]]:
         at += size
         if code == STRING:
             found.append(_string(raw))
-        elif code == NEWDECIMAL:
-            found.append((code, raw[0] << 8 | raw[1]))
         else:
             found.append((code, int.from_bytes(raw, "little")))
     if at != len(data):
