@@ -203,7 +203,7 @@ class MariadbServer:
                 self.execute(f"DROP DATABASE IF EXISTS {database.name}")
 
     def _command(self) -> list[str | Path]:
-        given = {"datadir": self.data, "socket": self._socket(), "pid_file": "server.pid"}
+        given = {"datadir": str(self.data), "socket": self._socket(), "pid_file": "server.pid"}
         settings = {**given, **self.settings}
         options = [f"--{name}={_setting(value)}" for name, value in settings.items()]
         return [self.install.server, "--no-defaults", *options]
@@ -297,7 +297,7 @@ def _end_all() -> None:
         server.kill()
 
 
-def _setting(value: Setting | Path) -> str:
+def _setting(value: Setting) -> str:
     if isinstance(value, bool):
         return "ON" if value else "OFF"
     return str(value)
