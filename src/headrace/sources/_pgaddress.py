@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg import conninfo
 
-from ..errors import PositionLost, SourceError, SourceRefused, SourceUnavailable
+from ..errors import ConfigError, PositionLost, SourceError, SourceRefused, SourceUnavailable
 from ..secret import Secret
 from ._pgreplication import Replication
 from ._pgvalues import SESSION_SETTINGS
@@ -88,6 +88,25 @@ class Address:
             client_encoding=self.encoding,
             **extra,
         )
+
+
+def check_url(source: str, url: Secret) -> None:
+    """Refuse what libpq cannot read."""
+    try:
+        conninfo.conninfo_to_dict(url.reveal())
+    except psycopg.Error:
+        # Not chained: libpq quotes what it cannot read, and that may be the password.
+        raise ConfigError(
+            f"the url of source {source} is no connection string; "
+            "write postgresql://user:password@host/database"
+        ) from None
+
+
+def host_of(url: Secret) -> str:
+    """The server's name in a url; a socket is a server on this machine."""
+    given = conninfo.conninfo_to_dict(url.reveal())
+    name = str(given.get("host") or given.get("hostaddr") or "")
+    return "localhost" if not name or name.startswith(("/", "@")) else name
 
 
 def classify(error: psycopg.Error, what: str) -> SourceError:

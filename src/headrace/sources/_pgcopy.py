@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 
 from ..errors import DecodeError, SourceError, SourceUnavailable
-from ..event import BeforeKind, Change, Op, PostgresPosition, Transaction, format_lsn
+from ..event import BeforeKind, Change, Op, Position, PostgresPosition, Transaction, format_lsn
 from ._pgaddress import Address, classify
 from ._pgcatalog import Published
 from ._pgreplication import copy_lines
@@ -73,6 +73,20 @@ class Point:
 
     snapshot: str
     lsn: int
+
+    @property
+    def name(self) -> str:
+        """What tells its transactions from those of another point."""
+        return format_lsn(self.lsn)
+
+    @property
+    def position(self) -> Position:
+        """Where its rows stand in the source."""
+        return PostgresPosition(self.lsn, self.lsn)
+
+    def end(self, change: Change) -> None:
+        """Make a change that nobody has seen yet the last of its transaction."""
+        end(change, self.lsn)
 
 
 class Copier:
@@ -179,7 +193,7 @@ class _Reading:
     def __init__(self, task: Task, point: Point) -> None:
         self._task = task
         self._point = point
-        self._position = PostgresPosition(point.lsn, point.lsn)
+        self._position = point.position
         self._decoder = task.rows.lines()
         self._lines: list[bytes] = []
         self._bytes = 0
@@ -229,12 +243,12 @@ class _Reading:
             for ordinal, (key, image) in enumerate(zip(keys, images, strict=True), 1)
         ]
         if changes:
-            end(changes[-1], self._point.lsn)
+            self._point.end(changes[-1])
         return changes
 
     def _transaction(self) -> Transaction:
         kind = "moved" if self._task.since else "snapshot"
-        name = f"{kind}-{format_lsn(self._point.lsn)}-{self._task.range.relation}-{self._start}"
+        name = f"{kind}-{self._point.name}-{self._task.range.relation}-{self._start}"
         now = time.time_ns() // 1000
         return Transaction(name, now, now)
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 
-from ..event import BeforeKind, Change, Op, PostgresPosition, Transaction, format_lsn
+from ..event import BeforeKind, Change, Op, Transaction
 from . import Register
 from ._pgcatalog import Catalog, Part, Published
 from ._pgcopy import Copied, Point, Task, ranges
-from ._pgresume import Copy, Range, Resume
+from ._pgresume import Copies, Copy, Range
 from ._pgrows import Rows
-from ._pgtransactions import end, schema
+from ._pgtransactions import schema
+
+R = TypeVar("R", bound=Copies)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Generic[R]):
     """How to copy a table: what to tell first, what to read, and the resume that says so."""
 
-    resume: Resume
+    resume: R
     announced: list[Change]
     tasks: list[Task]
 
@@ -36,7 +39,7 @@ class Planner:
         self._published = {table.path: table for table in catalog.published(publication)}
         self._point = point
 
-    def plan(self, resume: Resume, path: str) -> Plan:
+    def plan(self, resume: R, path: str) -> Plan[R]:
         """How to begin a table's copy, or to take it up where it was interrupted."""
         copy = resume.copies[path]
         table = self._published.get(path)
@@ -75,7 +78,7 @@ class Planner:
             filenodes=_filenodes(parts),
         )
 
-    def _announce(self, resume: Resume, path: str, decoder: Rows, *, forget: bool) -> list[Change]:
+    def _announce(self, resume: Copies, path: str, decoder: Rows, *, forget: bool) -> list[Change]:
         """Say the table's columns, and forget its rows where they are copied anew."""
         told: list[tuple[Op, object]] = []
         if resume.versions.get(path) != decoder.table.version:
@@ -83,8 +86,8 @@ class Planner:
         if forget:
             told.append((Op.TRUNCATE, {"snapshot": True, "relations": [decoder.table.relation]}))
         now = time.time_ns() // 1000
-        transaction = Transaction(f"snapshot-{format_lsn(self._point.lsn)}-{path}", now, now)
-        position = PostgresPosition(self._point.lsn, self._point.lsn)
+        transaction = Transaction(f"snapshot-{self._point.name}-{path}", now, now)
+        position = self._point.position
         announced = [
             Change(
                 op=op,
@@ -102,11 +105,11 @@ class Planner:
             for ordinal, (op, said) in enumerate(told, 1)
         ]
         if announced:
-            end(announced[-1], self._point.lsn)
+            self._point.end(announced[-1])
         return announced
 
 
-def progressed(resume: Resume, copied: Copied) -> Resume:
+def progressed(resume: R, copied: Copied) -> R:
     """The resume after some rows have been read."""
     task = copied.task
     path = task.table.path

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self, TypeVar
+
 import msgspec
 
+from ..errors import TableUnknown
 from ..event import format_lsn
 from . import CopyProgress, Phase, Status
 
@@ -41,15 +45,12 @@ class Copy(msgspec.Struct, frozen=True):
         return self.ranges == () and not self.moved
 
 
-class Resume(msgspec.Struct, frozen=True):
-    """Which server, which slot, how far, and what is left to copy."""
+class Copies(msgspec.Struct, frozen=True, kw_only=True):
+    """Which database, what is left to copy of it, and what was told of its tables."""
 
     system: str  # the server's system identifier
     timeline: int
     database: str
-    slot: str
-    position: int  # end of the last transaction that is in the log
-    xid: int  # its transaction id, with the epoch
     copies: dict[str, Copy]  # by schema.table
     errored: dict[str, str]  # schema.table -> reason
     versions: dict[str, int]  # schema.table -> the version its last SCHEMA change told
@@ -63,6 +64,11 @@ class Resume(msgspec.Struct, frozen=True):
     def origin(self) -> str:
         """The identity that its tables carry."""
         return f"postgres:{self.system}:{self.database}"
+
+    @property
+    def reached(self) -> str:
+        """How far the log has come, in the source's own words."""
+        raise NotImplementedError
 
     @property
     def live(self) -> dict[int, str]:
@@ -81,7 +87,7 @@ class Resume(msgspec.Struct, frozen=True):
         return Status(
             source=source,
             phase=phase,
-            position=format_lsn(self.position),
+            position=self.reached,
             copies=tuple(
                 CopyProgress(path, copy.rows, copy.estimated_rows, copy.done)
                 for path, copy in self.copies.items()
@@ -89,17 +95,30 @@ class Resume(msgspec.Struct, frozen=True):
             errored=self.errored,
         )
 
-    def with_copy(self, path: str, copy: Copy) -> Resume:
+    def with_copy(self, path: str, copy: Copy) -> Self:
         """The same with another state of one table's copy."""
         return msgspec.structs.replace(self, copies=self.copies | {path: copy})
 
-    def with_version(self, path: str, version: int) -> Resume:
+    def with_version(self, path: str, version: int) -> Self:
         """The same after telling a version of a table's columns."""
         return msgspec.structs.replace(self, versions=self.versions | {path: version})
 
-    def with_error(self, path: str, reason: str) -> Resume:
+    def with_error(self, path: str, reason: str) -> Self:
         """The same with one table in the errored state."""
         return msgspec.structs.replace(self, errored=self.errored | {path: reason})
+
+
+class Resume(Copies, frozen=True, kw_only=True):
+    """Which slot of which server, and how far."""
+
+    slot: str
+    position: int  # end of the last transaction that is in the log
+    xid: int  # its transaction id, with the epoch
+
+    @property
+    def reached(self) -> str:
+        """As PostgreSQL writes a position."""
+        return format_lsn(self.position)
 
 
 class Restart(msgspec.Struct, frozen=True):
@@ -129,7 +148,10 @@ def position_in(stored: bytes) -> int:
     return msgspec.json.decode(stored, type=_Position).position
 
 
-def copied_again(resume: Resume | Restart, tables: set[str]) -> Resume | Restart:
+R = TypeVar("R", bound=Copies)
+
+
+def copied_again(resume: R | Restart, tables: set[str]) -> R | Restart:
     """Forget that these tables were copied; no tables: start anew."""
     if isinstance(resume, Restart):
         return resume
@@ -141,3 +163,16 @@ def copied_again(resume: Resume | Restart, tables: set[str]) -> Resume | Restart
     }
     errored = {name: why for name, why in resume.errored.items() if name not in tables}
     return msgspec.structs.replace(resume, copies=copies, errored=errored)
+
+
+def asked_again(source: str, known: Copies | Restart, tables: Sequence[str]) -> bytes:
+    """A resume that copies these tables anew; refuses those that are not captured."""
+    paths = {table if "." in table else f"public.{table}" for table in tables}
+    copies = known.tables if isinstance(known, Restart) else tuple(known.copies)
+    unknown = paths - set(copies)
+    if unknown:
+        raise TableUnknown(
+            f"source {source} has no table {', '.join(sorted(unknown))}",
+            hint=f"It captures: {', '.join(sorted(copies))}.",
+        )
+    return copied_again(known, paths).encode()

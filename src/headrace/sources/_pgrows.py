@@ -59,6 +59,11 @@ class Rows:
         self._plain = _Plain(self._labels, self._encoders, self._keys)
 
     @property
+    def encoders(self) -> tuple[Encode | None, ...]:
+        """How each column's text becomes JSON."""
+        return self._encoders
+
+    @property
     def path(self) -> str:
         """schema.table, as the config and the status write it."""
         return f"{self.table.schema}.{self.table.name}"
@@ -82,7 +87,7 @@ class Rows:
         self._finish(data, at)
         if None in values:
             return self._partial(values, None, BeforeKind.NONE)
-        return self._key(values), None, BeforeKind.NONE, self._template % tuple(values), None, ()
+        return self.key_of(values), None, BeforeKind.NONE, self._template % tuple(values), None, ()
 
     def update(self, data: bytes) -> Row:
         """An Update message."""
@@ -101,7 +106,7 @@ class Rows:
             if None in values:
                 return self._partial(values, None, BeforeKind.NONE)
             return (
-                self._key(values),
+                self.key_of(values),
                 None,
                 BeforeKind.NONE,
                 self._template % tuple(values),
@@ -109,8 +114,8 @@ class Rows:
                 (),
             )
         if kind == _KEY:
-            return self._partial(values, self._key(old), BeforeKind.KEY)
-        return self._full(old, values)
+            return self._partial(values, self.key_of(old), BeforeKind.KEY)
+        return self.changed_row(old, values)
 
     def delete(self, data: bytes) -> Row:
         """A Delete message."""
@@ -119,10 +124,10 @@ class Rows:
         self._expect(kind in (_KEY, _OLD), "a Delete has no old row")
         old, at = self._tuple(data, 6)
         self._finish(data, at)
-        key = self._key(old)
+        key = self.key_of(old)
         if kind == _KEY:
             return key, key, BeforeKind.KEY, None, None, ()
-        return key, self._image(old), BeforeKind.FULL, None, None, ()
+        return key, self.image_of(old), BeforeKind.FULL, None, None, ()
 
     def _tuple(self, data: bytes, at: int) -> tuple[list[bytes | None], int]:
         """The columns as JSON and where they end; None for one that was not sent."""
@@ -154,13 +159,21 @@ class Rows:
             raise ProtocolError(f"a row of {self.table.name} is cut short") from error
         return values, at
 
-    def _full(self, old: list[bytes | None], values: list[bytes | None]) -> Row:
+    def changed_row(self, old: list[bytes | None], values: list[bytes | None]) -> Row:
+        """An update of which both rows are known."""
         # A large value that did not change is sent only once, in the old row.
         new = [was if now is None else now for was, now in zip(old, values, strict=True)]
         changed = tuple(
             name for name, was, now in zip(self._names, old, new, strict=True) if was != now
         )
-        return self._key(new), self._image(old), BeforeKind.FULL, self._image(new), changed, ()
+        return (
+            self.key_of(new),
+            self.image_of(old),
+            BeforeKind.FULL,
+            self.image_of(new),
+            changed,
+            (),
+        )
 
     def _partial(
         self, values: list[bytes | None], before: bytes | None, before_kind: BeforeKind
@@ -168,13 +181,15 @@ class Rows:
         unchanged = tuple(
             name for name, value in zip(self._names, values, strict=True) if value is None
         )
-        return self._key(values), before, before_kind, self._image(values), None, unchanged
+        return self.key_of(values), before, before_kind, self.image_of(values), None, unchanged
 
-    def _image(self, values: list[bytes | None]) -> bytes:
+    def image_of(self, values: list[bytes | None]) -> bytes:
+        """Values as one object; None: not sent."""
         pairs = zip(self._labels, values, strict=True)
         return b"{%b}" % b",".join([label + value for label, value in pairs if value is not None])
 
-    def _key(self, values: Sequence[bytes | None]) -> bytes | None:
+    def key_of(self, values: Sequence[bytes | None]) -> bytes | None:
+        """The key among a row's values."""
         if self._only_key is not None:
             only = values[self._only_key]
             return None if only is None else self._key_template % only

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 
@@ -16,8 +17,10 @@ from ._pgaddress import Address
 from ._pgcatalog import Catalog, Published, matches
 from ._pgcopy import Point
 from ._pgreplication import Replication, Server
-from ._pgresume import Copy, Restart, Resume
+from ._pgresume import Copies, Copy, Restart, Resume
 from ._pgsettings import PostgresSettings
+
+R = TypeVar("R", bound=Copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Session:
             if source.ddl:
                 _pgddl.install(catalog)
             if isinstance(stored, Resume):
-                resume, point = _narrowed(stored, source.tables), None
+                resume, point = narrowed(stored, source.tables), None
             else:
                 resume, point = _begin(source, server, catalog, replication, stored)
             # Without a snapshot, what is not copied is what was there before the first start.
@@ -106,7 +109,7 @@ def _begin(
     return resume, point
 
 
-def _narrowed(resume: Resume, globs: Sequence[str]) -> Resume:
+def narrowed(resume: R, globs: Sequence[str]) -> R:
     """Let go of tables that the config does not name any more."""
     former = [path for path in resume.copies if not matches(path, globs)]
     return msgspec.structs.replace(
@@ -117,7 +120,7 @@ def _narrowed(resume: Resume, globs: Sequence[str]) -> Resume:
     )
 
 
-def with_tables(resume: Resume, tables: list[Published], *, copying: bool) -> Resume:
+def with_tables(resume: R, tables: Sequence[Published], *, copying: bool) -> R:
     """Add tables that are not known yet; forget copies of tables replaced or renamed."""
     copies = dict(resume.copies)
     named = {copy.relation: path for path, copy in copies.items()}

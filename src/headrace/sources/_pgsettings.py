@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import psycopg
 from msgspec import Meta
-from psycopg import conninfo
 
-from ..errors import ConfigError
 from ..secret import Secret
-from ._pgaddress import Address
+from ._pgaddress import Address, check_url, host_of
 
 SlotName = Annotated[str, Meta(pattern="^[a-z0-9_]{0,63}$")]  # what PostgreSQL allows, or nothing
 
@@ -29,21 +26,12 @@ class PostgresSettings:
     heartbeat_seconds: Annotated[float, Meta(gt=0)] = 60.0
 
     def __post_init__(self) -> None:
-        try:
-            conninfo.conninfo_to_dict(self.url.reveal())
-        except psycopg.Error:
-            # Not chained: libpq quotes what it cannot read, and that may be the password.
-            raise ConfigError(
-                f"the url of source {self.name} is no connection string; "
-                "write postgresql://user:password@host/database"
-            ) from None
+        check_url(self.name, self.url)
 
     @property
     def host(self) -> str:
         """The server's name in the url; a socket is a server on this machine."""
-        given = conninfo.conninfo_to_dict(self.url.reveal())
-        name = str(given.get("host") or given.get("hostaddr") or "")
-        return "localhost" if not name or name.startswith(("/", "@")) else name
+        return host_of(self.url)
 
     @property
     def slot_name(self) -> str:

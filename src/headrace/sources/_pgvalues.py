@@ -326,22 +326,30 @@ def _undouble(quoted: bytes) -> bytes:
     return quoted[1:-1].replace(b'""', b'"').replace(b"\\\\", b"\\")
 
 
+def record_fields(value: bytes, count: int) -> list[bytes | None]:
+    """The fields of a row as record_out prints it; None: null."""
+    fields = _fields(value, 1)
+    ends = [b","] * (count - 1) + [b")"]
+    if not count and value == b"()":
+        return []
+    if value[:1] != b"(" or [end for _, end in fields] != ends:
+        raise _bad(f"a row of {count} fields")
+    return [
+        None if not field else _undouble(field) if field[0] == 34 else field for field, _ in fields
+    ]
+
+
 def _composite(columns: Sequence[tuple[str, Encode | None]]) -> Encode:
     """Rows as record_out prints them: (1,,"a ""quoted"" word"); an empty field is null."""
     keys = [(_quote(name) + b":", encode) for name, encode in columns]
-    ends = [b","] * (len(keys) - 1) + [b")"]
 
     def write(value: bytes) -> bytes:
-        fields = _fields(value, 1)
-        if value[:1] != b"(" or [end for _, end in fields] != ends:
-            raise _bad(f"a row of {len(ends)} fields")
         parts: list[bytes] = []
-        for (key, encode), (field, _) in zip(keys, fields, strict=True):
-            if not field:
+        for (key, encode), text in zip(keys, record_fields(value, len(keys)), strict=True):
+            if text is None:
                 parts.append(key + b"null")
-                continue
-            text = _undouble(field) if field[0] == 34 else field
-            parts.append(key + (text if encode is None else encode(text)))
+            else:
+                parts.append(key + (text if encode is None else encode(text)))
         return b"{%b}" % b",".join(parts)
 
     return write

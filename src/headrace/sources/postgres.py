@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from ..errors import TableUnknown
 from ..event import Table
 from . import Finding, Phase, Register, Status, _pgcheck
 from ._pgcatalog import Catalog
-from ._pgresume import Restart, Resume, copied_again, decode
+from ._pgresume import Resume, asked_again, decode
 from ._pgsettings import PostgresSettings
 from ._pgstream import PostgresStream
 
@@ -35,16 +34,7 @@ class Postgres(PostgresSettings):
         """A resume that copies these tables anew; no tables: all, with a new slot."""
         if resume is None:
             return None
-        known = decode(resume)
-        paths = {table if "." in table else f"public.{table}" for table in tables}
-        copies = known.tables if isinstance(known, Restart) else tuple(known.copies)
-        unknown = paths - set(copies)
-        if unknown:
-            raise TableUnknown(
-                f"source {self.name} has no table {', '.join(sorted(unknown))}",
-                hint=f"It captures: {', '.join(sorted(copies))}.",
-            )
-        return copied_again(known, paths).encode()
+        return asked_again(self.name, decode(resume), tables)
 
     def describe(self, resume: bytes | None) -> Status:
         """What a stored resume tells, without asking the server."""
