@@ -85,9 +85,12 @@ def parse(data: bytes, form: Format) -> Event:
         header = Header(*_HEADER.unpack_from(data))
         if header.size != len(data):
             raise ValueError(f"{len(data)} bytes where {header.size} were announced")
-        end = _checked(data, header, form)
+        body = data[:-CHECKSUM_SIZE]
+        # The usual case first: every event comes by here.
+        if not form.checksum or zlib.crc32(body) != int.from_bytes(data[-CHECKSUM_SIZE:], "little"):
+            body = _unchecked(data, header, form)
         read = _READERS.get(header.kind)
-        return _unknown(header) if read is None else read(header, data[:end], form)
+        return _unknown(header) if read is None else read(header, body, form)
     except (struct.error, ValueError, IndexError, KeyError, zlib.error, DecodeError) as error:
         kind = data[4] if len(data) > 4 else "?"
         raise ProtocolError(f"malformed binlog event of type {kind}") from error
@@ -100,20 +103,20 @@ def inner_events(payload: Payload, form: Format) -> Iterator[Event]:
         yield parse(data, inner)
 
 
-def _checked(data: bytes, header: Header, form: Format) -> int:
-    """Where the event ends without its checksum, which must be right."""
+def _unchecked(data: bytes, header: Header, form: Format) -> bytes:
+    """The event without its checksum, where none was expected or it is not the usual one."""
     if form.checksum is False and header.kind != _FORMAT:
-        return len(data)
-    end = len(data) - CHECKSUM_SIZE
-    if end < HEADER_SIZE:
+        return data
+    body = data[:-CHECKSUM_SIZE]
+    if len(body) < HEADER_SIZE:
         raise ValueError("no room for a checksum")
-    found = int.from_bytes(data[end:], "little")
-    if zlib.crc32(data[:end]) == found or _crc_when_closed(data[:end], header) == found:
-        return end
+    found = int.from_bytes(data[-CHECKSUM_SIZE:], "little")
+    if found in (zlib.crc32(body), _crc_when_closed(body, header)):
+        return body
     if form.checksum is None and header.kind != _FORMAT:
-        return len(data)  # the server has not told yet, and this one has none
-    if header.kind == _FORMAT and data[end - 1] == 0:
-        return end  # with checksums off the place stays empty
+        return data  # the server has not told yet, and this one has none
+    if header.kind == _FORMAT and body[-1] == 0:
+        return body  # with checksums off the place stays empty
     raise ProtocolError(
         f"a binlog event of type {header.kind} does not have the checksum that it was sent with",
         hint="Check the network and the disk of the server; `mariadb-binlog` reads the same file.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from binascii import b2a_base64
+from decimal import Decimal
 
 import msgspec
 
@@ -131,11 +132,22 @@ class _Document:
 
 
 def _double(value: float) -> bytes:
-    """The shortest text that reads as the same number, with what the server writes around it."""
+    """The shortest text that reads as the same number, in the server's notation."""
     if not math.isfinite(value):
         raise ValueError("not a number")
-    text = repr(value).replace("e+", "e").replace("e-0", "e-")
-    return text.encode()
+    size = abs(value)
+    if size == 0 or 1e-4 <= size < 1e15:
+        return repr(value).encode()
+    sign, digits, exponent = Decimal(repr(value)).as_tuple()
+    text = "".join(map(str, digits)).rstrip("0")
+    point = len(digits) + int(exponent)  # places before the decimal point
+    if len(text) > point > 0:
+        return repr(value).encode()
+    if -14 <= point <= 0:
+        shown = f"0.{'0' * -point}{text}"
+    else:
+        shown = f"{text[0]}{'.' + text[1:] if text[1:] else ''}e{point - 1}"
+    return f"{'-' if sign else ''}{shown}".encode()
 
 
 def _moment(kind: int, packed: int) -> bytes:

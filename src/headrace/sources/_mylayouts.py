@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import zlib
 from binascii import b2a_base64
-from collections.abc import Callable, Sequence
-from ipaddress import IPv4Address, IPv6Address
+from collections.abc import Callable, Iterator, Sequence
+from ipaddress import IPv4Address
 from math import isfinite
 from struct import Struct, pack
 from typing import Any, NamedTuple
@@ -242,13 +242,29 @@ def _padded(column: ColumnType, size: int, text: Callable[[bytes], bytes]) -> Co
 
 
 def _inet6(value: bytes) -> bytes:
-    address = IPv6Address(value)
-    # The server shows addresses that came from IPv4 in its own notation.
-    if value[:12] == bytes(10) + b"\xff\xff":
-        return b"::ffff:" + str(IPv4Address(value[12:])).encode()
-    if value[:12] == bytes(12) and value[12:14] != b"\0\0":
-        return b"::" + str(IPv4Address(value[12:])).encode()
-    return str(address).encode()
+    """As MariaDB shows it: the longest zeros left out, also a single one; IPv4 in its own way."""
+    if value[:12] == bytes(10) + b"\xff\xff" or (
+        value[:12] == bytes(12) and value[12:14] != b"\0\0"
+    ):
+        start = b"::ffff:" if value[10] else b"::"
+        return start + str(IPv4Address(value[12:])).encode()
+    groups = [f"{high << 8 | low:x}" for high, low in zip(value[::2], value[1::2], strict=True)]
+    if len(groups) != 8:
+        raise ValueError("not sixteen bytes")
+    size, first = max(_zeros(groups), key=lambda run: (run[0], -run[1]), default=(0, 0))
+    if not size:
+        return ":".join(groups).encode()
+    return f"{':'.join(groups[:first])}::{':'.join(groups[first + size :])}".encode()
+
+
+def _zeros(groups: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Runs of zeros: how many, and where they begin."""
+    for first in range(len(groups)):
+        size = 0
+        while first + size < len(groups) and groups[first + size] == "0":
+            size += 1
+        if size:
+            yield size, first
 
 
 # MariaDB's types that a binlog has as BINARY.

@@ -6,6 +6,7 @@ What is wrong with the bytes raises ValueError, IndexError or struct.error; `_bi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -87,6 +88,7 @@ def bits(data: bytes, count: int) -> Iterator[bool]:
     return (bool(data[at >> 3] >> (at & 7) & 1) for at in range(count))
 
 
+@lru_cache(maxsize=1024)  # the same one stands before every statement's rows
 def table_map(data: bytes, *, mariadb: bool) -> tuple[str, str, tuple[MappedColumn, ...]]:
     """Database, table and columns, from what follows the table's number and flags."""
     database, at = _name(data, 0)
