@@ -34,6 +34,7 @@ from headrace.secret import Secret
 ROOT = Path(__file__).parent.parent
 
 PASSWORD = "hunter2-p@ss/word"
+TYPES = ", ".join(source_types())
 SOURCE = """
 sources:
   shop: {type: postgres, url: "postgresql://app:${PGPASSWORD}@db/shop"}
@@ -83,17 +84,26 @@ def test_cdc_says_whether_how_long_and_how_much_at_once(config: Load) -> None:
 
 
 @pytest.mark.requirement("S1-51")
-def test_changes_wait_in_postgresqls_own_log(config: Load) -> None:
+def test_the_storage_says_how_postgresql_is_captured(config: Load) -> None:
     assert config(SOURCE + "cdc: {storage: postgres_wal}").cdc == Cdc() == config(SOURCE).cdc
-    assert problems(config, SOURCE + "cdc: {storage: event_table}") == [
-        "headrace.cdc: storage event_table: it comes with a source of its own, later; "
-        "set postgres_wal"
-    ]
+    assert type(config(SOURCE).sources[0]) is source_class("postgres")
+    chosen = config(SOURCE + "cdc: {storage: event_table}")
+    assert type(chosen.sources[0]) is source_class("postgres_events")
+    assert chosen.cdc.storage == "event_table"
+    mixed = config(
+        "sources: {shop: {type: postgres_events, url: dbname=shop}}\ncdc: {storage: postgres_wal}"
+    )
+    assert type(mixed.sources[0]) is source_class("postgres_events")
+
+
+@pytest.mark.requirement("S1-51")
+def test_a_storage_that_there_is_not_is_refused(config: Load) -> None:
     assert problems(config, SOURCE + "cdc: {storage: kafka}") == [
-        "headrace.cdc: storage kafka: it comes with a source of its own, later; set postgres_wal"
+        "headrace.cdc: storage kafka: it comes with a source of its own, later; "
+        "set postgres_wal or event_table"
     ]
     assert problems(config, SOURCE + "cdc: {storage: wal}") == [
-        "headrace.cdc: storage wal: there is none called so; set postgres_wal"
+        "headrace.cdc: storage wal: there is none called so; set postgres_wal or event_table"
     ]
 
 
@@ -423,11 +433,11 @@ def test_an_entity_given_twice_is_not_silently_overwritten(config: Load) -> None
         ),
         (
             "sources: {shop: {type: postgress, url: u}}",
-            'headrace.sources.shop.type: no type called "postgress"; there are: postgres',
+            'headrace.sources.shop.type: no type called "postgress"; there are: ' + TYPES,
         ),
         (
             "sources: {shop: {url: u}}",
-            "headrace.sources.shop.type: this setting is missing; there are: postgres",
+            "headrace.sources.shop.type: this setting is missing; there are: " + TYPES,
         ),
         ("sources: {shop: {type: postgres}}", "headrace.sources.shop.url: this setting is missing"),
         ("{}", "headrace.sources: this setting is missing; name at least one source"),

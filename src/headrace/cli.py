@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from . import __version__, keycommands
+from . import __version__, keycommands, postgrescommands
 from .errors import HeadraceError
 from .options import DEFAULT_CONFIG, AsJson, ConfigFile
 
@@ -44,6 +44,7 @@ app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 app.add_typer(keycommands.app, name="keys")
+app.add_typer(postgrescommands.app, name="postgres")
 
 
 def parse_age(text: str) -> float:

@@ -16,7 +16,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from . import sinks, sources
+from . import sinks, sources, storage
 from .errors import ConfigError, nearest
 from .model import EntityType, Model, Selection
 from .secret import MASK, Secret
@@ -27,8 +27,6 @@ ROOT = "headrace"  # how messages name the file's top level
 
 _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
-STORAGE = "postgres_wal"  # where the database keeps changes until they are captured
-_LATER = dict.fromkeys(("event_table", "kafka"), "it comes with a source of its own, later")
 _REFERENCE = re.compile(r"\$?\$\{[^}]*\}?")  # whatever looks like one, `$${` being a plain `${`
 
 T = TypeVar("T")
@@ -57,15 +55,13 @@ class Cdc(Selection, frozen=True, kw_only=True):
     """The section `cdc`: whether changes are captured, how long kept, and which become events."""
 
     enabled: bool = True
-    storage: str = STORAGE
+    storage: str = storage.DEFAULT
     retention_days: Positive = 30.0
     retention_bytes: Annotated[int, Meta(ge=1)] | None = None
     batch_size: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
     def __post_init__(self) -> None:
-        if self.storage != STORAGE:
-            reason = _LATER.get(self.storage, "there is none called so")
-            raise ValueError(f"storage {self.storage}: {reason}; set {STORAGE}")
+        storage.check(self.storage)
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,11 +264,14 @@ class _Check:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.problems: list[str] = []
         self._environment = environment
+        self._captured_by: Mapping[str, str] = {}  # which type of source captures another
 
     def config(self, content: object) -> Config | None:
         given = self._mapping(ROOT, content)
         if self.problems:
             return None
+        cdc_given = _Check(self._environment)._expand("", given.get("cdc"))
+        self._captured_by = storage.captured_by(cdc_given)
         # A pipeline that reads from a server elsewhere needs no source here.
         needed = not _names_a_server(given.get("pipeline"))
         sections: dict[str, Any] = {
@@ -354,7 +353,8 @@ class _Check:
             return None
         name = self._value(where, str, given)
         if name in types:
-            plugin: type = _plugin(package, name)
+            chosen = self._captured_by.get(name, name) if package is sources else name
+            plugin: type = _plugin(package, chosen)
             return plugin
         if name is not None:
             self.problems.append(f"{where}: no type called {_shown(given)}; there are: {known}")

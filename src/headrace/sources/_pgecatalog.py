@@ -188,12 +188,11 @@ class EventCatalog(Catalog):
             if len(each) == len(names)
         }
 
-    def has_triggers(self, relation: int) -> bool:
-        """Whether a table has any of them."""
-        return any(
-            found[0] == relation
-            for found in self.rows(_TRIGGERS, list(trigger_names(self._schema)))
-        )
+    def triggered(self) -> list[Published]:
+        """The tables that have any of them."""
+        found = self.rows(_TRIGGERS, list(trigger_names(self._schema)))
+        having = {row[0] for row in found}
+        return [table for table in self.wanted(("*.*",)) if table.oid in having]
 
     def owns(self, relation: int) -> bool:
         """Whether we may put triggers on a table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -65,12 +66,30 @@ def set_up(catalog: EventCatalog, schema: str) -> None:
         ) from error
 
 
+def install(catalog: EventCatalog, source: PostgresEventsSettings) -> Installed:
+    """What a person asks for by the command: as `ensure`, also where captures must not."""
+    return ensure(catalog, dataclasses.replace(source, install=True))
+
+
 def uninstall(catalog: EventCatalog, schema: str) -> list[str]:
     """Take triggers, functions and tables out again; returns which tables had triggers."""
-    tables = [table for table in catalog.wanted(("*.*",)) if catalog.has_triggers(table.oid)]
-    statements = [_pgesql.without_triggers(schema, (t.schema, t.name)) for t in tables]
-    catalog.apply("\n".join([*statements, _pgesql.remove(schema)]))
+    tables = catalog.triggered()
+    catalog.apply(removal(catalog, schema))
     return [table.path for table in tables]
+
+
+def statements(catalog: EventCatalog, source: PostgresEventsSettings) -> str:
+    """Everything that `install` would run, for somebody else to run."""
+    wanted = [(table.schema, table.name) for table in catalog.wanted(source.tables)]
+    parts = [_pgesql.triggers(source.schema, table) for table in wanted]
+    return "\n\n".join([_pgesql.setup(source.schema), *parts])
+
+
+def removal(catalog: EventCatalog, schema: str) -> str:
+    """Everything that `uninstall` would run, for somebody else to run."""
+    tables = [(table.schema, table.name) for table in catalog.triggered()]
+    parts = [_pgesql.without_triggers(schema, table) for table in tables]
+    return "\n".join([*parts, _pgesql.remove(schema)])
 
 
 def _installed(
