@@ -1,0 +1,5 @@
+"""Placeholder."""
+
+
+def attach() -> None:
+    """Placeholder."""
