@@ -15,18 +15,19 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 import psycopg
 
 from headrace.apart import Apart
 from headrace.capture import Capture
+from headrace.config import source_class
 from headrace.errors import HeadraceError
 from headrace.event import Batch, Op, Table
 from headrace.log import Log
 from headrace.secret import Secret
 from headrace.sources import Finding, Phase, Register, Source, Status, Stream
-from headrace.sources.postgres import Postgres
 from headrace.testing import wait_until
 
 SOURCE = "faults"
@@ -70,6 +71,7 @@ class Orders(msgspec.Struct, frozen=True):
     kill: Kill | None = None
     file_limit: int = 0  # bytes a file may have; 0: as many as the disk holds
     copy_again: tuple[str, ...] | None = None  # tables to copy anew, and then to die meanwhile
+    type: str = "postgres"  # of the source
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -201,7 +203,8 @@ def main(orders: Orders) -> int:
         _tell(Report(Phase.STOPPED, str(error), error.hint))
         return REFUSED
     with log:
-        source = Apart(Postgres(name=SOURCE, url=Secret(orders.url)))  # as `headrace run` does
+        chosen: Any = source_class(orders.type)
+        source = Apart(chosen(name=SOURCE, url=Secret(orders.url)))  # as `headrace run` does
         killer = Killer(orders)
         capture = Capture(WatchedSource(source, killer), log)
         capture.start()
