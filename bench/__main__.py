@@ -24,6 +24,7 @@ from . import (
     latency,
     machine,
     memory,
+    mysql,
     peers,
     report,
     workload,
@@ -57,6 +58,8 @@ class Part(StrEnum):
     LAKE_SNAPSHOT = "lake-snapshot"
     LAKE_IDLE = "lake-idle"
     FORMATS = "formats"
+    MYSQL = "mysql"
+    MYSQL_SNAPSHOT = "mysql-snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +181,35 @@ class Bench:
         console.print(f"formats: {changes:,} changes")
         return formats.measure(changes=changes, turns=self.runs * formats.TURNS)
 
+    def mysql(self) -> Section:
+        """The backlog through MariaDB's binary log."""
+        with mysql.server() as server, server.database() as database:
+            backlog = mysql.Backlog(database, self.scale)
+            console.print(f"mysql: loading {self.scale.changes:,} changes")
+            backlog.load()
+            runners = self._race(
+                "mysql",
+                {
+                    "Headrace": lambda _, folder: backlog.measured("headrace", folder),
+                    "python-mysql-replication": lambda _, folder: backlog.measured("peer", folder),
+                    "mariadb-binlog --raw": lambda _, folder: backlog.raw(folder),
+                },
+            )
+        targets = [Target("python-mysql-replication", 8, aim=8)]
+        return Race("MariaDB's binary log → durable log", runners, targets)
+
+    def mysql_snapshot(self) -> Section:
+        """A whole table of MariaDB."""
+        with mysql.server() as server, server.database() as database:
+            backlog = mysql.Backlog(database, self.scale)
+            console.print(f"mysql-snapshot: loading {self.scale.rows:,} rows")
+            backlog.load_copy()
+            runners = self._race(
+                "mysql-snapshot",
+                {"Headrace": lambda _, folder: backlog.measured("snapshot", folder)},
+            )
+        return Race("MariaDB snapshot → durable log", runners, [])
+
     def _race(
         self, name: str, runners: Mapping[str, Callable[[int, Path], Outcome]]
     ) -> list[Runner]:
@@ -222,6 +254,8 @@ def measure(
             Part.LAKE_SNAPSHOT: bench.lake_snapshot,
             Part.LAKE_IDLE: bench.lake_idle,
             Part.FORMATS: bench.formats,
+            Part.MYSQL: bench.mysql,
+            Part.MYSQL_SNAPSHOT: bench.mysql_snapshot,
         }
         section = parts[part]()
     console.print(report.terminal(section))

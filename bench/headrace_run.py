@@ -104,26 +104,26 @@ def capture_all(task: Task, *, ready: Callable[[Capture], None]) -> Outcome:
         capture = Capture(Apart(task.source()), log)
         capture.start()
         ready(capture)
-        ended = _wait(task, log, commits, capture)
+        ended = rows_there(task.rows, log, commits, capture)
         capture.stop()
-        found = _operations(log)
+        found = operations(log)
     if found != task.expected:
         raise MeasurementFailed(f"the log holds {found}, not {task.expected}")
     return Outcome(task.rows, ended - began)
 
 
-def _wait(task: Task, log: Log, commits: Commits, capture: Capture) -> float:
+def rows_there(rows: int, log: Log, commits: Commits, capture: Capture) -> float:
     """The time of the commit that completed the rows."""
-    target = task.rows
+    target = rows
     while True:
         ended = commits.wait(target, capture)
-        missing = task.rows - sum(_operations(log, upto=target).values())
+        missing = rows - sum(operations(log, upto=target).values())
         if missing <= 0:
             return ended
         target += missing  # the log also holds what is no row: a table's columns
 
 
-def _operations(log: Log, *, upto: int | None = None) -> dict[str, int]:
+def operations(log: Log, *, upto: int | None = None) -> dict[str, int]:
     """Row changes in the log, by operation."""
     found: Counter[str] = Counter()
     after = 0

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from headrace.pipeline.session import check_java
 from headrace.testing import PostgresDatabase, PostgresInstall, PostgresServer, postgres_installs
+from headrace.testing.mariadb import MariadbDatabase, MariadbServer, mariadb_install
 
 # How long one example takes says more about the machine's load than about the code.
 hypothesis.settings.register_profile(
@@ -76,6 +77,38 @@ def own_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariadbServer]:
+    """The MariaDB that tests share; a test that stops or breaks one takes `own_mariadb`."""
+    expect_mariadb()
+    with MariadbServer() as server:
+        yield server
+
+
+@pytest.fixture
+def maria(mariadb: MariadbServer) -> Iterator[MariadbDatabase]:
+    """A fresh database on MariaDB."""
+    with mariadb.database() as database:
+        yield database
+
+
+@pytest.fixture
+def own_mariadb() -> Iterator[MariadbServer]:
+    """A MariaDB of the test's own, to stop, kill and break."""
+    expect_mariadb()
+    with MariadbServer() as server:
+        yield server
+
+
+def expect_mariadb() -> None:
+    """Without a MariaDB the test is skipped, but in CI it fails."""
+    if mariadb_install() is None:
+        reason = "MariaDB is not installed (Debian: apt-get install mariadb-server)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
 SPARK = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -116,5 +149,7 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that uses a server as `live`."""
     for item in items:
-        if {"servers", "own_server"} & set(getattr(item, "fixturenames", ())):
+        if {"servers", "own_server", "mariadb", "own_mariadb"} & set(
+            getattr(item, "fixturenames", ())
+        ):
             item.add_marker("live")

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pymysql
-import pytest
 
 from headrace.secret import Secret
 from headrace.sources import Source
 from headrace.sources.mysql import Mysql
 from headrace.testing import Value
-from headrace.testing.mariadb import MariadbDatabase, MariadbServer, mariadb_install
+from headrace.testing.mariadb import MariadbDatabase, MariadbServer
 
 VALUES = {
     "integer": Value("int", "-2147483648", "-2147483648"),
@@ -44,15 +42,6 @@ VALUES = {
     "bits": Value("bit(10)", "b'1000000001'", "513"),
     "year": Value("year", "2024", "2024"),
 }
-
-
-def expect_mariadb() -> None:
-    """Without a MariaDB the test is skipped, but in CI it fails."""
-    if mariadb_install() is None:
-        reason = "MariaDB is not installed (Debian: apt-get install mariadb-server)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
 
 
 def mysql(database: MariadbDatabase, **settings: Any) -> Mysql:

@@ -6,7 +6,8 @@ import pytest
 
 from headrace.testing import Place, SourceContract
 from headrace.testing.mariadb import MariadbServer
-from tests.sources.mariaplaces import VALUES, MariadbPlace, expect_mariadb, mysql
+from tests.conftest import expect_mariadb
+from tests.sources.mariaplaces import VALUES, MariadbPlace
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +35,3 @@ class TestMariadb(SourceContract):
     def place(self, stoppable: MariadbServer, elsewhere: MariadbServer) -> Iterator[Place]:
         with stoppable.database() as database:
             yield MariadbPlace(database, elsewhere=elsewhere)
-
-
-@pytest.mark.live
-class TestMariadbByGtid(SourceContract):
-    """The same, when places are found by GTID."""
-
-    values = VALUES
-
-    @pytest.fixture
-    def place(self, stoppable: MariadbServer, elsewhere: MariadbServer) -> Iterator[Place]:
-        with stoppable.database() as database:
-            yield MariadbPlace(
-                database, lambda base: mysql(base, follow="gtid"), elsewhere=elsewhere
-            )

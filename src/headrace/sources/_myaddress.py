@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pymysql.connections import Connection
     from pymysql.cursors import Cursor
 
+_OFF = ("0", "off", "false", "no")
 _SCHEMES = ("mysql", "mariadb")
 _OPTIONS = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify", "unix_socket"})
 
@@ -109,6 +110,7 @@ class Address:
             "password": unquote(parts.password or ""),
             "unix_socket": options.get("unix_socket"),
             "ssl": _tls(options),
+            "ssl_disabled": options.get("ssl") in _OFF,  # else it is used where the server has it
             "charset": "utf8mb4",
             "connect_timeout": _CONNECT_SECONDS,
             "read_timeout": _READ_SECONDS,
@@ -118,13 +120,12 @@ class Address:
 
 
 def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
-    """How to encrypt; None: not at all."""
-    if options.get("ssl", "") in ("0", "off", "false"):
-        return None
-    if not any(name.startswith("ssl") for name in options):
+    """How to encrypt; None: not at all, or without looking at certificates."""
+    if options.get("ssl") in _OFF or not any(name.startswith("ssl") for name in options):
         return None
     context = ssl.create_default_context(cafile=options.get("ssl_ca"))
-    if options.get("ssl_verify", "ssl_ca" in options) in (False, "0", "off", "false"):
+    verifies = options["ssl_verify"] not in _OFF if "ssl_verify" in options else "ssl_ca" in options
+    if not verifies:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if "ssl_cert" in options:

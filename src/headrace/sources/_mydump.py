@@ -29,6 +29,7 @@ _WHOLE = 0xFFFFFF  # bytes of a packet that goes on in the next one
 _RECEIVE = 1 << 18
 _OK, _END, _ERROR = 0x00, 0xFE, 0xFF
 _MOST_POSITION = (1 << 32) - 1  # the command has 32 bits for it
+_PATIENCE = 20.0  # seconds beyond the heartbeats that did not come
 _FIRST = 4  # where the first event of a file begins
 
 
@@ -118,7 +119,7 @@ class Dump:
         except Exception:
             connection.close()
             raise
-        return cls(connection, stale_seconds=heartbeat_seconds * 3 + 20)
+        return cls(connection, stale_seconds=heartbeat_seconds * 3 + _PATIENCE)
 
     def receive(self, timeout: float) -> list[bytes]:
         """Events that have arrived, header and checksum included; none: nothing in time."""

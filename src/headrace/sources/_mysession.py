@@ -44,8 +44,7 @@ class Session:
             if not found and stored is None:
                 raise _nothing_matches(source)
             if isinstance(stored, Resume):
-                verify(source, stored, catalog)
-                resume = _narrowed(stored, source)
+                resume = _narrowed(verified(source, stored, catalog), source)
             else:
                 resume = _begin(server, catalog.end(), stored)
                 catalog = catalog.of(resume.origin)
@@ -66,11 +65,6 @@ class Session:
             heartbeat_seconds=self.source.heartbeat_seconds,
         )
 
-    @property
-    def by_gtid(self) -> bool:
-        """Whether the place is found by GTID, so that another server may have it too."""
-        return self.source.follow == "gtid"
-
     def _place(self, resume: Resume) -> Place:
         if resume.prepared:
             # Their rows have to be read again, wherever they begin.
@@ -79,7 +73,7 @@ class Session:
                 key=lambda place: (file_number(place[0]), place[1]),
             )
             return Place(file, position)
-        gtids = self.server.parse_gtids(resume.gtids) if self.by_gtid else None
+        gtids = None if resume.file else self.server.parse_gtids(resume.gtids)
         return Place(resume.file, resume.position, gtids)
 
 
@@ -92,17 +86,25 @@ def expect_rows(catalog: Catalog) -> None:
         raise SourceRefused(f"binlog_format is {known['binlog_format']}, and must be ROW")
 
 
-def verify(source: MysqlSettings, stored: Resume, catalog: Catalog) -> None:
-    """Make sure that the server is the one we know, and still has what follows our position."""
+def verified(source: MysqlSettings, stored: Resume, catalog: Catalog) -> Resume:
+    """Make sure that the server is the one we know, and still has what follows our position.
+
+    Another server that has the same transactions will do, where these are followed by GTID; the
+    resume then has no file until the first event of that server's own is read.
+    """
     server = catalog.server()
-    if source.follow == "gtid" and not stored.prepared:
-        _verify_gtids(stored, catalog)
-        return
-    if stored.server != server.identity:
+    if stored.server == server.identity and stored.file:
+        _verify_files(stored, catalog.files())
+        return stored
+    if source.follow != "gtid" or stored.prepared or not stored.gtids:
         raise SourceReplaced(
             f"the server is {server.identity}, and our position is of {stored.server}"
         )
-    files = catalog.files()
+    _verify_gtids(stored, catalog)
+    return msgspec.structs.replace(stored, server=server.identity, file="", position=0, born=0)
+
+
+def _verify_files(stored: Resume, files: dict[str, int]) -> None:
     needed = [stored.file, *(file for file, _ in stored.prepared.values())]
     newest = max(map(file_number, files), default=0)
     for file in needed:

@@ -162,8 +162,7 @@ class _Flow:
         )
         nowhere = self._register(catalog.sourceless(self._source.database))
         gtids = server.parse_gtids(resume.gtids)
-        by_gtid = session.by_gtid and not resume.prepared
-        assembler = Assembler(tables, resume, gtids, nowhere=nowhere, by_gtid=by_gtid)
+        assembler = Assembler(tables, resume, gtids, nowhere=nowhere)
         return assembler.folding(server.folds)
 
     def _batches(self, dump: Dump, assembler: Assembler, until: Place | None) -> Iterator[Batch]:

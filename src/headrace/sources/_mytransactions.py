@@ -44,7 +44,7 @@ _OPERATIONS = {
 }
 _TABLE_MAP = 19
 _HEAD = 19  # bytes of an event's header
-_TABLE_ID = 6  # bytes
+_TABLE_ID, _MAP_FLAGS = 6, 2  # bytes
 _CHECKSUM = 4  # bytes
 _set = msgspec.structs.force_setattr
 
@@ -85,9 +85,7 @@ class Assembler:
     `done` holds complete transactions, up to `place`; `open` the one that has begun.
     """
 
-    def __init__(
-        self, tables: Tables, resume: Resume, gtids: Gtids, *, nowhere: Table, by_gtid: bool
-    ) -> None:
+    def __init__(self, tables: Tables, resume: Resume, gtids: Gtids, *, nowhere: Table) -> None:
         self.tables = tables
         self.done: list[Change] = []
         self.open: list[Change] = []
@@ -100,13 +98,13 @@ class Assembler:
         self._pending = dict(resume.prepared)
         # Where the last complete transaction ends: what stands before it is in the log already.
         self.after: tuple[str, int] = (resume.file, resume.position)
-        self._skip = (0, 0) if by_gtid else resume.place
+        self._skip = resume.place
         self._form: Format = UNKNOWN
         self._begun: Begun | None = None
         self._readings: dict[int, Reading] = {}
         self._at = 0  # where the event at hand begins
         self._nowhere = nowhere
-        self._identified = by_gtid or resume.born == 0  # whether the first file is the known one
+        self._known = (resume.file, resume.born)  # the file whose birth is known, for a look at it
         self._gtid: Any = None
         self._folds = False
 
@@ -150,7 +148,7 @@ class Assembler:
     def _mapped_before(self, data: bytes) -> bool:
         """A short cut: the same table map stands before every statement."""
         end = len(data) - _CHECKSUM if self._form.checksum else len(data)
-        reading = self.tables.known(data[_HEAD + _TABLE_ID : end])
+        reading = self.tables.known(data[_HEAD + _TABLE_ID + _MAP_FLAGS : end])
         if reading is None:
             return False
         self._readings[int.from_bytes(data[_HEAD : _HEAD + _TABLE_ID], "little")] = reading
@@ -228,10 +226,9 @@ class Assembler:
         self._form = event
         if event.header.end and not event.header.flags & 0x20:
             self._moved(event.header)
-        if not self._identified and event.header.timestamp:
-            self._identified = True
-            if event.header.timestamp != self.born:
-                raise SourceReplaced(f"{self.file} on the server is not the file that was read")
+        file, born = self._known
+        if born and file == self.file and event.header.timestamp not in (born, 0):
+            raise SourceReplaced(f"{self.file} on the server is not the file that was read")
         self.born = event.header.timestamp or self.born
         self._readings = {}
 

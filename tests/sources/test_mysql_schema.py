@@ -1,0 +1,201 @@
+"""What DDL makes of captured tables."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.event import Change, Op
+from headrace.testing.mariadb import MariadbDatabase, MariadbServer
+from tests.sources.mariacapturing import captured, copied_rows, image
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position moves at once, also by what is not captured."""
+    monkeypatch.setattr("headrace.sources._mystream._IDLE_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.sources._mystream._WAIT_SECONDS", 0.05)
+
+
+def told(change: Change) -> tuple[Any, ...]:
+    """What a SCHEMA change says."""
+    said = image(change.after)
+    columns = [each["name"] for each in said.get("columns", ())]
+    return change.table.name, said.get("ddl_type"), columns, said.get("dropped", False)
+
+
+def test_an_altered_table_is_told_at_once_with_its_sql(
+    maria: MariadbDatabase, tmp_path: Path
+) -> None:
+    maria.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
+    with captured(maria, tmp_path) as feed:
+        maria.execute("ALTER TABLE users ADD COLUMN age int unsigned")
+        (change,) = feed.streamed()
+        assert told(change) == ("users", "ALTER_TABLE", ["id", "name", "age"], False)
+        assert image(change.after)["ddl_command"] == "ALTER TABLE users ADD COLUMN age int unsigned"
+        assert change.table.columns[2].type == "int(10) unsigned"
+        assert change.last
+        maria.execute("ALTER TABLE users CHANGE name title varchar(5) CHARACTER SET latin1 FIRST")
+        maria.execute("INSERT INTO users VALUES ('é', 1, 4000000000)")
+        *_, schema, insert = feed.streamed()
+        assert told(schema) == ("users", "ALTER_TABLE", ["title", "id", "age"], False)
+        assert image(insert.after) == {"title": "é", "id": 1, "age": 4_000_000_000}
+
+
+def test_a_created_table_is_captured_from_its_first_row(
+    maria: MariadbDatabase, tmp_path: Path
+) -> None:
+    maria.execute("CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1), (2)")
+    with captured(maria, tmp_path) as feed:
+        maria.execute("CREATE TABLE copies (PRIMARY KEY (id)) SELECT id FROM users")
+        maria.execute("CREATE TABLE twins LIKE users; INSERT INTO twins VALUES (7)")
+        maria.execute("CREATE TABLE IF NOT EXISTS twins (x int)")
+        assert [each.op for each in feed.streamed(table="copies")] == [Op.SCHEMA, *[Op.INSERT] * 2]
+        assert feed.streamed(Op.READ) == []
+        assert [row["id"] for row in feed.rows("twins")] == [7]
+        maria.execute("CREATE OR REPLACE TABLE twins (id int PRIMARY KEY, n int)")
+        maria.execute("INSERT INTO twins VALUES (8, 9)")
+        assert feed.rows("twins") == [{"id": 8, "n": 9}]
+
+
+def test_an_emptied_a_dropped_and_a_recreated_table(maria: MariadbDatabase, tmp_path: Path) -> None:
+    maria.execute("CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1)")
+    with captured(maria, tmp_path) as feed:
+        maria.execute("TRUNCATE users; INSERT INTO users VALUES (2)")
+        truncate, _ = feed.streamed()
+        assert (truncate.op, image(truncate.after)["relations"]) == (Op.TRUNCATE, [])
+        maria.execute("DROP TABLE users")
+        assert told(feed.streamed()[-1]) == ("users", "DROP_TABLE", [], True)
+        assert feed.rows("users") == []
+        assert list(feed.resume.copies) == []
+        maria.execute("CREATE TABLE users (id int PRIMARY KEY, x text)")
+        maria.execute("INSERT INTO users VALUES (3, 'x')")
+        assert feed.rows("users") == [{"id": 3, "x": "x"}]
+
+
+def test_tables_that_swap_their_names_are_copied_anew(
+    maria: MariadbDatabase, tmp_path: Path
+) -> None:
+    """As gh-ost and pt-online-schema-change do."""
+    maria.execute("CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1)")
+    with captured(maria, tmp_path, tables=("users",)) as feed:
+        maria.execute(
+            "CREATE TABLE users_new (id bigint PRIMARY KEY, extra int);"
+            "INSERT INTO users_new SELECT id, 5 FROM users;"
+            "RENAME TABLE users TO users_old, users_new TO users;"
+            "INSERT INTO users VALUES (2, 6); DROP TABLE users_old"
+        )
+        assert feed.rows("users") == [{"id": 1, "extra": 5}, {"id": 2, "extra": 6}]
+        assert {change.table.name for change in feed.changes()} == {"users"}
+        maria.execute("ALTER TABLE users RENAME TO elsewhere")
+        assert feed.rows("users") == []
+        maria.execute("ALTER TABLE elsewhere RENAME users; UPDATE users SET extra = 7")
+        assert feed.rows("users") == [{"id": 1, "extra": 7}, {"id": 2, "extra": 7}]
+
+
+def test_rows_that_go_with_their_partition_are_forgotten(
+    maria: MariadbDatabase, tmp_path: Path
+) -> None:
+    maria.execute(
+        "CREATE TABLE days (id int PRIMARY KEY) PARTITION BY RANGE (id)"
+        " (PARTITION a VALUES LESS THAN (10), PARTITION b VALUES LESS THAN (20));"
+        "INSERT INTO days VALUES (1), (11)"
+    )
+    with captured(maria, tmp_path) as feed:
+        maria.execute("ALTER TABLE days DROP PARTITION a; INSERT INTO days VALUES (12)")
+        assert [row["id"] for row in feed.rows("days")] == [11, 12]
+
+
+def test_foreign_keys_and_primary_keys_are_part_of_a_table(
+    maria: MariadbDatabase, tmp_path: Path
+) -> None:
+    maria.execute(
+        "CREATE TABLE users (id int, tenant int, PRIMARY KEY (tenant, id));"
+        "CREATE TABLE orders (id int PRIMARY KEY, t int, u int,"
+        " FOREIGN KEY (t, u) REFERENCES users (tenant, id))"
+    )
+    with captured(maria, tmp_path) as feed:
+        tables = {change.table.name: change.table for change in feed.changes(Op.SCHEMA)}
+        assert tables["users"].key == ("id", "tenant")
+        (reference,) = tables["orders"].references
+        assert (reference.columns, reference.table) == (("t", "u"), "users")
+        assert reference.parent_columns == ("tenant", "id")
+        maria.execute("ALTER TABLE orders DROP FOREIGN KEY orders_ibfk_1")
+        assert feed.streamed()[-1].table.references == ()
+
+
+def test_names_may_be_anything(maria: MariadbDatabase, tmp_path: Path) -> None:
+    maria.execute('CREATE TABLE `a.b"``%` (`%s "c"` int PRIMARY KEY, `水` text)')
+    with captured(maria, tmp_path) as feed:
+        maria.execute("""INSERT INTO `a.b"``%` VALUES (1, 'x')""")
+        maria.execute('SET sql_mode = ANSI_QUOTES; ALTER TABLE "a.b""`%" ADD COLUMN n int')
+        assert [told(change)[2] for change in feed.streamed(Op.SCHEMA)] == [['%s "c"', "水", "n"]]
+        assert feed.rows('a.b"`%') == [{'%s "c"': 1, "水": "x", "n": None}]
+
+
+def test_without_names_in_the_binary_log_the_catalogue_tells_them(
+    own_mariadb: MariadbServer, tmp_path: Path
+) -> None:
+    own_mariadb.execute("SET GLOBAL binlog_row_metadata = NO_LOG")
+    with own_mariadb.database() as database:
+        database.execute(
+            "CREATE TABLE users (id int unsigned PRIMARY KEY, ok bool, size enum('s', 'm'))"
+        )
+        with captured(database, tmp_path) as feed:
+            database.execute("INSERT INTO users VALUES (4000000000, 1, 'm')")
+            feed.until_caught_up()
+            database.execute("ALTER TABLE users ADD COLUMN flags set('a', 'b') FIRST")
+            feed.until_caught_up()
+            database.execute("INSERT INTO users VALUES ('b', 1, 0, 's')")
+            assert [image(change.after) for change in feed.streamed(Op.INSERT)] == [
+                {"id": 4_000_000_000, "ok": True, "size": "m"},
+                {"flags": ["b"], "id": 1, "ok": False, "size": "s"},
+            ]
+
+
+def test_columns_that_cannot_be_told_stop_their_table_alone(
+    own_mariadb: MariadbServer, tmp_path: Path
+) -> None:
+    own_mariadb.execute("SET GLOBAL binlog_row_metadata = NO_LOG")
+    with own_mariadb.database() as database:
+        database.execute(
+            "CREATE TABLE users (id int PRIMARY KEY); CREATE TABLE fine (id int PRIMARY KEY)"
+        )
+        with captured(database, tmp_path) as feed:
+            feed.capture.stop()
+            database.execute("INSERT INTO users VALUES (1)")
+            database.execute("ALTER TABLE users ADD COLUMN n int")
+            database.execute("INSERT INTO users VALUES (2, 2)")
+            database.execute("ALTER TABLE users ADD COLUMN name text FIRST")
+            database.execute("INSERT INTO users VALUES ('x', 3, 3); INSERT INTO fine VALUES (1)")
+            feed.start()
+            assert [row["id"] for row in feed.rows("fine")] == [1]
+            path = f"{database.name}.users"
+            assert list(feed.status.errored) == [path]
+            kept = feed.streamed(Op.MESSAGE, table="users")
+            assert kept
+            assert all(image(change.after)["binlog"] for change in kept)
+            feed.capture.copy_again([path])
+            feed.until(
+                lambda: not feed.status.errored and feed.resume.errored == {}, "it is healed"
+            )
+            database.execute("INSERT INTO users VALUES ('y', 4, 4)")
+            assert (
+                feed.rows("users", surprises=True) == copied_rows(database, tmp_path / "b")["users"]
+            )
+
+
+def test_a_dropped_database_takes_its_tables_along(
+    own_mariadb: MariadbServer, tmp_path: Path
+) -> None:
+    own_mariadb.execute("CREATE DATABASE one; CREATE DATABASE two")
+    with own_mariadb.database() as database:
+        database.execute(
+            "CREATE TABLE one.a (id int PRIMARY KEY); CREATE TABLE two.b (id int PRIMARY KEY)"
+        )
+        database.execute("INSERT INTO one.a VALUES (1); INSERT INTO two.b VALUES (2)")
+        with captured(database, tmp_path, tables=("one.*", "two.*")) as feed:
+            assert sorted(feed.resume.copies) == ["one.a", "two.b"]
+            database.execute("DROP DATABASE one")
+            assert [told(change)[0] for change in feed.streamed()] == ["a"]
+            assert list(feed.resume.copies) == ["two.b"]
