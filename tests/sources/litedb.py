@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import apsw
 
-from headrace.sources import Source
+from headrace.capture import Capture
+from headrace.event import Change, Op
+from headrace.log import Log
+from headrace.replay import Replay, Row, TableName
+from headrace.sources import Phase, Source, Status
+from headrace.sources._liteconnect import rows as rows_from
+from headrace.sources._liteinstall import is_stale
 from headrace.sources.sqlite import Sqlite, alter, install
-from headrace.testing import Value
+from headrace.testing import Value, wait_until
 
 SOURCE = "shop"
+PATIENCE = 30.0  # seconds; far more than anything here takes
 
 VALUES = {
     "integer": Value("integer", "-2147483648", "-2147483648"),
@@ -115,3 +127,148 @@ class SqlitePlace:
     def start(self) -> None:
         """Put it back."""
         os.rename(f"{self.path}.away", self.path)
+
+
+class Captured:
+    """A running capture of a database, and what it has put into the log."""
+
+    def __init__(self, path: Path, log: Log, **settings: Any) -> None:
+        self.path = path
+        self.log = log
+        self.source = sqlite(path, **settings)
+        self.capture = Capture(self.source, log)
+
+    def start(self) -> None:
+        """Begin, without waiting."""
+        self.capture = Capture(self.source, self.log)
+        self.capture.start()
+
+    @property
+    def status(self) -> Status:
+        """How the capture is doing."""
+        return self.capture.status()
+
+    def until(self, condition: Callable[[], Any], message: str) -> None:
+        """Wait for a condition; fails at once when the capture has halted meanwhile."""
+
+        def holds() -> bool:
+            status = self.status
+            assert status.phase is not Phase.HALTED, f"{status.error} {status.hint}"
+            return bool(condition())
+
+        wait_until(holds, timeout=PATIENCE, message=message)
+
+    def until_halted(self) -> Status:
+        """Wait until the capture has given up, and say why."""
+        wait_until(lambda: self.status.phase is Phase.HALTED, timeout=PATIENCE, message="halted")
+        return self.status
+
+    def catch_up(self) -> None:
+        """Wait until everything that is committed now is in the log."""
+        self.until(lambda: caught_up(self.path, self.log.resume(SOURCE)), "it has caught up")
+        self.log.abandon("nobody")  # waits for its turn: what is on disk is visible then
+
+    def changes(self, *ops: Op, table: str = "") -> list[Change]:
+        """What the log holds once it has caught up."""
+        self.catch_up()
+        return [
+            change
+            for change in self.log.read(0, limit=1 << 30)
+            if (not ops or change.op in ops) and (not table or change.table.name == table)
+        ]
+
+    def assert_replays(self, *, surprises: bool = False) -> None:
+        """The log adds up to the database."""
+        compare(self.path, self.changes(), surprises=surprises)
+
+
+@contextmanager
+def captured(path: Path, folder: Path, **settings: Any) -> Iterator[Captured]:
+    """Capture a database that has its triggers; the block begins when it is copied."""
+    with Log.open(folder / "log") as log:
+        feed = Captured(path, log, **settings)
+        try:
+            feed.start()
+            feed.catch_up()
+            yield feed
+        finally:
+            feed.capture.stop()
+
+
+def caught_up(path: Path, resume: bytes | None) -> bool:
+    """Whether a log that resumes here has all of a database, its present tables included."""
+    if resume is None:
+        return False
+    stored = json.loads(resume)
+    query = "SELECT layout FROM headrace_layouts WHERE gone IS NULL"
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.set_busy_timeout(20_000)
+        with connection:
+            ((last,),) = connection.execute("SELECT last FROM headrace_state").fetchall()
+            layouts = {layout for (layout,) in connection.execute(query)}
+            stale = is_stale(connection, ["*"])
+    copies = stored["copies"].values()
+    done = {copy["layout"] for copy in copies if copy["done"]}
+    return bool(stored["position"] == last and done == layouts and not stale)
+
+
+def compare(path: Path, changes: Sequence[Change], *, surprises: bool = False) -> None:
+    """The changes add up to the database: the same tables, rows and types."""
+    replay = Replay.of(changes)
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.set_busy_timeout(20_000)
+        there = tables_of(connection)
+        for name, rows in there.items():
+            replayed = replay.rows(TableName(SOURCE, "main", name))
+            assert ordered(replayed) == ordered(rows), name
+    for table in replay.tables:
+        assert table.name in there or replay.rows(table) == [], table
+    if not surprises:
+        assert replay.surprises == []
+
+
+def tables_of(connection: apsw.Connection) -> dict[str, list[Row]]:
+    """Every table of a database, its values as an image should tell them."""
+    query = """SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table'
+               AND name NOT LIKE 'sqlite%' AND name NOT LIKE 'headrace%'"""
+    return {name: rows_of(connection, name) for (name,) in rows_from(connection, query)}
+
+
+def rows_of(connection: apsw.Connection, table: str) -> list[Row]:
+    """The rows of a table."""
+    name = table.replace('"', '""')
+    columns = rows_from(connection, f'PRAGMA table_xinfo("{name}")')
+    names = ", ".join('"' + column[1].replace('"', '""') + '"' for column in columns)
+    types = [str(column[2]).upper() for column in columns]
+    return [
+        {
+            column[1]: _told(value, "BLOB" in declared)
+            for column, declared, value in zip(columns, types, row, strict=True)
+        }
+        for row in connection.execute(f'SELECT {names} FROM "{name}"')
+    ]
+
+
+def _told(value: Any, blobs: bool) -> Any:
+    match value:
+        case bytes():
+            text = base64.b64encode(value).decode()
+            return text if blobs else {"base64": text}
+        case str():
+            return {"text": value} if blobs else value
+        case float():
+            return Decimal(repr(value)) if abs(value) < float("inf") else str(Decimal(value))
+    return value
+
+
+def ordered(rows: Sequence[Row]) -> list[str]:
+    """Rows in an order that depends on nothing but themselves; a real is not an integer."""
+    return sorted(
+        repr([(name, type(row[name]).__name__, row[name]) for name in sorted(row)]) for row in rows
+    )
+
+
+def run(path: Path, script: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Another process that writes, over Python's own SQLite; `path` is its `sys.argv[1]`."""
+    command = [sys.executable, "-c", script, str(path), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)
