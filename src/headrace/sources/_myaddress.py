@@ -51,6 +51,9 @@ _LOST = (
     "start position",  # beyond the end of the file
     "impossible position",
     "position > file size",
+    # Where no event begins, the server reads whatever stands there as the head of one.
+    "max_allowed_packet",
+    "bogus data",
 )
 _DIVERGED = ("not in the master's binlog", "diverged", "has more gtids than")
 _TWICE = "same server_uuid/server_id"
@@ -175,8 +178,6 @@ def _dumping_failed(message: str) -> SourceError:
         return SourceRefused(
             message, hint="Another reader has the same server_id; set server_id of the source."
         )
-    if "max_allowed_packet" in small:
-        return SourceRefused(message, hint="SET GLOBAL max_allowed_packet = 1073741824;")
     return Unavailable(message)
 
 

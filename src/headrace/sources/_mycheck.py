@@ -215,7 +215,7 @@ class _Check:
         declared = self._catalog.declared(table.schema, table.name)
         if declared is None or declared.key:
             return Finding(what, ok=True, detail="has a primary key")
-        fix = f"ALTER TABLE {name} ADD COLUMN id bigint AUTO_INCREMENT PRIMARY KEY;"
+        fix = f"ALTER TABLE {name} ADD COLUMN row_id bigint AUTO_INCREMENT PRIMARY KEY;"
         return Finding(what, ok=False, detail="has no primary key: its rows have no name", fix=fix)
 
     def _cascades(self, schema: str) -> Iterator[Finding]:

@@ -30,7 +30,7 @@ _RECEIVE = 1 << 18
 _OK, _END, _ERROR = 0x00, 0xFE, 0xFF
 _MOST_POSITION = (1 << 32) - 1  # the command has 32 bits for it
 _PATIENCE = 20.0  # seconds beyond the heartbeats that did not come
-_FIRST = 4  # where the first event of a file begins
+FIRST = 4  # where the first event of a file begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +189,12 @@ def _ask(connection: Any, place: Place, replica_id: int) -> None:
     connection._read_ok_packet()
     if isinstance(place.gtids, MysqlGtids):
         gtids = place.gtids.encode()
-        head = struct.pack("<HIIQI", _THROUGH_GTID, replica_id, 0, _FIRST, len(gtids))
+        head = struct.pack("<HIIQI", _THROUGH_GTID, replica_id, 0, FIRST, len(gtids))
         connection._execute_command(_COM_BINLOG_DUMP_GTID, head + gtids)
         return
     by_gtid = place.gtids is not None
     file = b"" if by_gtid else place.file.encode()
     # Beyond 4 GB the command has no number; then the file is read from its start.
-    position = _FIRST if by_gtid or place.position > _MOST_POSITION else place.position
+    position = FIRST if by_gtid or place.position > _MOST_POSITION else place.position
     head = struct.pack("<IHI", position, 0, replica_id)
     connection._execute_command(_COM_BINLOG_DUMP, head + file)

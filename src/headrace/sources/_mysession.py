@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import msgspec
 
 from ..errors import PositionLost, SourceRefused, SourceReplaced
+from ._binlog import UNKNOWN, Format, parse
 from ._mycatalog import Catalog, End, Found, Server
-from ._mydump import Dump, Place
+from ._mydump import FIRST, Dump, Place
 from ._mygtid import MysqlGtids
 from ._myresume import Copy, Restart, Resume, file_number, packed
 from ._mysettings import MysqlSettings, matches
@@ -95,6 +96,7 @@ def verified(source: MysqlSettings, stored: Resume, catalog: Catalog) -> Resume:
     server = catalog.server()
     if stored.server == server.identity and stored.file:
         _verify_files(stored, catalog.files())
+        _verify_birth(source, stored)
         return stored
     if source.follow != "gtid" or stored.prepared or not stored.gtids:
         raise SourceReplaced(
@@ -117,6 +119,25 @@ def _verify_files(stored: Resume, files: dict[str, int]) -> None:
             f"{stored.file} ends at {files[stored.file]}, before our position {stored.position}: "
             "the server was restored, or lost the end of its binary log"
         )
+
+
+def _verify_birth(source: MysqlSettings, stored: Resume) -> None:
+    """A file that was begun at another time is another file, even if it has the same name."""
+    dump = Dump.open(
+        source.address,
+        Place(stored.file, FIRST),
+        replica_id=source.replica_id,
+        heartbeat_seconds=source.heartbeat_seconds,
+    )
+    with closing(dump):
+        while True:
+            for event in dump.receive(1.0):
+                form = parse(event, UNKNOWN)
+                if not isinstance(form, Format):
+                    continue
+                if stored.born not in (0, form.header.timestamp):
+                    raise SourceReplaced(f"{stored.file} is not the file that was read before")
+                return
 
 
 def _verify_gtids(stored: Resume, catalog: Catalog) -> None:

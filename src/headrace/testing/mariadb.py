@@ -143,6 +143,13 @@ class MariadbServer:
         """Whether the server's process lives."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def process_id(self) -> int:
+        """The number of the server's process."""
+        if self._process is None:
+            raise MariadbFailed(f"{self!r} does not run")
+        return self._process.pid
+
     def url(self, database: str = "") -> str:
         """The address, as a source's `url` has it."""
         return f"mysql://root@127.0.0.1:{self.port}/{quote(database)}"
