@@ -7,8 +7,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from headrace.errors import PositionLost
 from headrace.event import BeforeKind, Change, EventTablePosition, Op
 from headrace.secret import Secret
+from headrace.sources._pgeoutbox import Outbox
 from headrace.sources.postgres_events import PostgresEvents
 from headrace.testing import PostgresDatabase, Reading, reading, session
 from tests.sources.capturing import captured, image
@@ -162,3 +164,154 @@ def test_a_prepared_transaction_comes_when_it_commits(feed: Reading) -> None:
     assert [image(c.after)["id"] for c in streamed(feed)] == [2]  # type: ignore[index]
     feed.place.database.execute("COMMIT PREPARED 'users'")  # type: ignore[attr-defined]
     assert [image(c.after)["id"] for c in streamed(feed)] == [2, 1]  # type: ignore[index]
+
+
+# --- an outbox -----------------------------------------------------------------------------------
+
+
+def test_rows_of_an_outbox_are_told_as_what_they_name(pg: PostgresDatabase, tmp_path: Path) -> None:
+    pg.execute(
+        """CREATE TABLE outbox (event_no int PRIMARY KEY, aggregatetype text, aggregateid text,
+                                type text, payload jsonb, sent boolean);
+           INSERT INTO outbox VALUES (1, 'order', 'o1', 'created', '{"n": 1.50}')"""
+    )
+    outbox = Outbox(table="public.outbox", id="event_no")
+    with reading(place_of(pg, outbox=outbox), tmp_path) as feed:
+        feed.catch_up()
+        with session(feed.place) as writer:
+            writer.execute("INSERT INTO outbox VALUES (2, 'order', 'o1', 'paid', '{}')")
+            writer.execute("INSERT INTO outbox VALUES (3, 'customer', 'c1', 'moved', 'null')")
+            writer.execute("UPDATE outbox SET sent = true")
+            writer.execute("DELETE FROM outbox")
+        feed.catch_up()
+        feed.reopen()
+        pg.execute("INSERT INTO outbox VALUES (4, 'order', 'o2', 'created', '[]')")
+        pg.execute("TRUNCATE outbox")
+        feed.catch_up()
+        told = feed.changes()
+        ids = {change.id for change in told}
+    assert [(c.op, f"{c.table.schema}.{c.table.name}", c.key, c.ordinal, c.last) for c in told] == [
+        (Op.SCHEMA, "outbox.order", None, 1, False),
+        (Op.READ, "outbox.order", b'{"id":1}', 2, True),
+        (Op.INSERT, "outbox.order", b'{"id":2}', 1, False),
+        (Op.SCHEMA, "outbox.customer", None, 2, False),
+        (Op.INSERT, "outbox.customer", b'{"id":3}', 3, True),
+        (Op.INSERT, "outbox.order", b'{"id":4}', 1, True),
+    ]
+    assert told[1].after == (
+        b'{"id":1,"aggregate_id":"o1","type":"created","payload":{"n": 1.50},"sent":null}'
+    )
+    assert [column.name for column in told[1].table.columns] == [
+        "id", "aggregate_id", "type", "payload", "sent",
+    ]  # fmt: skip
+    assert told[1].table.key == ("id",)
+    assert len(ids) == len(told)
+
+
+def test_an_outbox_that_lacks_a_column_stops_alone(pg: PostgresDatabase, tmp_path: Path) -> None:
+    pg.execute("CREATE TABLE outbox (id int PRIMARY KEY, aggregatetype text)")
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    with reading(place_of(pg, outbox=Outbox(table="public.outbox")), tmp_path) as feed:
+        feed.catch_up()
+        pg.execute("INSERT INTO outbox VALUES (1, 'order')")
+        pg.execute("INSERT INTO users VALUES (1)")
+        feed.catch_up()
+        why = feed.stream.status().errored["public.outbox"]
+        assert "no column aggregateid, type, payload" in why
+        assert len(feed.changes(Op.INSERT, table="users")) == 1
+        [kept] = feed.changes(Op.MESSAGE, table="outbox")
+        assert image(kept.after)["operation"] == "INSERT"  # type: ignore[index]
+
+
+# --- what else may happen ------------------------------------------------------------------------
+
+
+def test_annotations_become_the_transactions_metadata(feed: Reading) -> None:
+    with session(feed.place) as writer:
+        writer.execute("""SET LOCAL headrace.metadata = '{"user": "ann", "n": 1.50}'""")
+        writer.execute("INSERT INTO users VALUES (1, 'a')")
+        writer.execute("""SET LOCAL headrace.metadata = '{"user": "bob"}'""")
+        writer.execute("INSERT INTO users VALUES (2, 'b')")
+    with session(feed.place) as writer:
+        writer.execute("SET LOCAL headrace.metadata = 'no json'")
+        writer.execute("INSERT INTO users VALUES (3, 'c')")
+    with session(feed.place) as writer:
+        writer.execute("INSERT INTO users VALUES (4, 'd')")
+    told = [c.transaction.metadata for c in streamed(feed) if c.op is Op.INSERT]
+    assert told == [b'{"user":"bob","n":1.50}'] * 2 + [b'{"annotation_error":"no json"}', None]
+
+
+def test_columns_may_change_within_a_transaction_that_writes(feed: Reading) -> None:
+    with session(feed.place) as writer:
+        writer.execute("INSERT INTO users VALUES (1, '7')")
+        writer.execute("ALTER TABLE users ALTER name TYPE int USING name::int")
+        writer.execute("INSERT INTO users VALUES (2, 8)")
+        writer.execute("SAVEPOINT a")
+        writer.execute("ALTER TABLE users RENAME name TO number")
+        writer.execute("INSERT INTO users VALUES (3, 9)")
+        writer.execute("ROLLBACK TO SAVEPOINT a")
+        writer.execute("INSERT INTO users VALUES (4, 10)")
+        writer.execute("ALTER TABLE users DROP COLUMN name")
+        writer.execute("UPDATE users SET id = 5 WHERE id = 4")
+    told = [(c.op, c.before, c.after) for c in streamed(feed) if c.op is not Op.SCHEMA]
+    assert told == [
+        (Op.INSERT, None, b'{"id":1,"name":"7"}'),
+        (Op.INSERT, None, b'{"id":2,"name":8}'),
+        (Op.INSERT, None, b'{"id":4,"name":10}'),
+        (Op.UPDATE, b'{"id":4}', b'{"id":5}'),
+    ]
+
+
+def test_a_table_whose_triggers_did_not_fire_is_copied_anew(feed: Reading) -> None:
+    with session(feed.place) as writer:
+        writer.execute("ALTER TABLE users DISABLE TRIGGER headrace_rows")
+        writer.execute("INSERT INTO users VALUES (1, 'untold')")
+        writer.execute("ALTER TABLE users ENABLE TRIGGER headrace_rows")
+    feed.until_told("users")
+    assert [row["name"] for row in feed.rows("users")] == ["untold"]
+    with session(feed.place) as writer:
+        writer.execute("DROP TRIGGER headrace_rows ON users")
+        writer.execute("INSERT INTO users VALUES (2, 'untold')")
+    feed.until(lambda batch: any(c.op is Op.READ for c in batch.changes), take=feed.step)
+    feed.catch_up()
+    assert [row["id"] for row in feed.rows("users")] == [1, 2]
+
+
+def test_events_are_removed_once_the_log_has_them(pg: PostgresDatabase, tmp_path: Path) -> None:
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    left = "SELECT count(*) FROM headrace.events WHERE entity_type = 'public.users'"
+    with reading(place_of(pg, trim=False), tmp_path) as feed:
+        feed.catch_up()
+        pg.execute("INSERT INTO users SELECT generate_series(1, 10)")
+        feed.catch_up()
+        feed.catch_up()
+        assert pg.execute(left) == [(10,)]
+    with reading(place_of(pg), tmp_path) as feed:
+        while pg.execute(left) != [(0,)]:
+            feed.catch_up()
+        resume = feed.log.resume("shop")
+        assert len(feed.changes(Op.INSERT, table="users")) == 10
+    pg.execute("UPDATE headrace.state SET trimmed = (trimmed::text::bigint + 1000000)::text::xid8")
+    assert resume is not None
+    stream = events(pg).open(resume, feed.log.register)
+    with pytest.raises(PositionLost, match="somebody else reads this event table"):
+        next(iter(stream))
+    pg.execute("UPDATE headrace.state SET trimmed = '0', installation = gen_random_uuid()")
+    stream = events(pg).open(resume, feed.log.register)
+    with pytest.raises(PositionLost, match="installed anew"):
+        next(iter(stream))
+
+
+def test_a_busy_table_is_not_waited_for_without_end(pg: PostgresDatabase, tmp_path: Path) -> None:
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY); CREATE TABLE busy (id int PRIMARY KEY)")
+    with pg.connect(autocommit=False) as writer:
+        writer.execute("INSERT INTO busy VALUES (1)")
+        with reading(place_of(pg), tmp_path) as feed:
+            feed.catch_up()
+            assert "once the transactions that write to it end" in str(
+                feed.stream.status().errored["public.busy"]
+            )
+            writer.commit()
+            feed.until_told("busy")
+            feed.catch_up()
+            assert feed.stream.status().errored == {}

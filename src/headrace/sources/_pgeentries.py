@@ -13,6 +13,7 @@ from ..errors import DecodeError
 from ..event import BeforeKind, Change, EventTablePosition, Op, Table, Transaction
 from . import Register
 from ._pgannotations import annotated
+from ._pgeoutbox import Outbox, Router
 from ._pgerows import EventRows
 from ._pgresume import Copies
 from ._pgtransactions import ANNOTATION, schema
@@ -50,9 +51,11 @@ class Describes(Protocol):
 class Teller:
     """Collects entries into changes; the last of a transaction must be known as such."""
 
-    def __init__(self, catalog: Describes, register: Register, resume: Copies) -> None:
+    def __init__(
+        self, catalog: Describes, register: Register, resume: Copies, outbox: Outbox | None = None
+    ) -> None:
         self.errored = resume.errored
-        self.versions = resume.versions
+        self._router = Router(outbox, register, resume.versions)
         self._catalog = catalog
         self._register = register
         self._live = resume.live
@@ -63,7 +66,17 @@ class Teller:
 
     def renew(self, resume: Copies) -> None:
         """Take up tables that were copied meanwhile."""
-        self.errored, self.versions, self._live = resume.errored, resume.versions, resume.live
+        self.errored, self._live = resume.errored, resume.live
+        self._router.versions = resume.versions
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Which version of each table was told last."""
+        return self._router.versions
+
+    def copied(self, changes: Sequence[Change]) -> list[Change]:
+        """A transaction of a copy, as its rows are told."""
+        return self._router.transaction(changes)
 
     def begin(self, last: Entry, annotations: Iterable[bytes]) -> None:
         """A transaction begins, of which the last entry is known, and all annotations."""
@@ -104,7 +117,7 @@ class Teller:
         if rows.table.version == 0:
             rows = self._known[entry.columns] = rows.of(self._register(rows.table))
         if self.versions.get(path) != rows.table.version:
-            self.versions = self.versions | {path: rows.table.version}
+            self._router.versions = self.versions | {path: rows.table.version}
             self._add(Op.SCHEMA, rows.table, entry, schema(rows.table))
         self._row(entry, rows, path)
 
@@ -116,10 +129,10 @@ class Teller:
         if path not in self.errored and op is not None:
             try:
                 row = rows.read(op, entry.old, entry.new)
+                self._append(Change(op, rows.table, *row, *self._place(entry)))
             except DecodeError as error:
                 self.errored = self.errored | {path: str(error)}
             else:
-                self._append(Change(op, rows.table, *row, *self._place(entry)))
                 return
         self._add(Op.MESSAGE, rows.table, entry, _undecoded(entry, op, self.errored.get(path, "")))
 
@@ -134,8 +147,10 @@ class Teller:
         return self._transaction, self._ordinal + 1, position
 
     def _append(self, change: Change) -> None:
-        self._ordinal = change.ordinal
-        self._open.append(change)
+        for each in self._router.routed(change):
+            self._ordinal += 1
+            _set(each, "ordinal", self._ordinal)  # nobody has seen it yet
+            self._open.append(each)
 
 
 def _spoken(annotation: bytes) -> dict[str, Any]:

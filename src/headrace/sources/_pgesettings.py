@@ -5,8 +5,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from ..errors import ConfigError
 from ..secret import Secret
 from ._pgaddress import Address, check_url, host_of
+from ._pgcatalog import matches
+from ._pgeoutbox import Outbox
 
 SchemaName = Annotated[str, Meta(pattern="^[a-z_][a-z0-9_]{0,40}$")]
 
@@ -24,9 +27,12 @@ class PostgresEventsSettings:
     snapshot: bool = True  # whether to copy the rows that are there already
     copy_workers: Annotated[int, Meta(ge=1, le=64)] = 2
     poll_seconds: Annotated[float, Meta(gt=0)] = 0.2
+    outbox: Outbox | None = None  # a table of events that the application writes itself
 
     def __post_init__(self) -> None:
         check_url(self.name, self.url)
+        if self.outbox and not matches(self.outbox.table, self.tables):
+            raise ConfigError(f"the outbox {self.outbox.table} is not among tables; add it there")
 
     @property
     def host(self) -> str:

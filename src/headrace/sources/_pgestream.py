@@ -7,6 +7,7 @@ copy and events meet exactly, and no transaction is missed, however late it comm
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator
@@ -15,9 +16,10 @@ from itertools import groupby
 
 import msgspec
 
+from ..errors import DecodeError
 from ..event import Batch, Change
 from . import Phase, Register, Status, _pgeinstall
-from ._pgcopy import Copier
+from ._pgcopy import Copied, Copier
 from ._pgecatalog import EventPoint, Told
 from ._pgeentries import Entry, Teller
 from ._pgeresume import EventResume, Seen, seen_in
@@ -85,7 +87,7 @@ class _Flow:
         self._phase = Phase.STARTING
         self._resume = session.resume
         self._installed = session.installed
-        self._teller = Teller(session.catalog, register, session.resume)
+        self._teller = Teller(session.catalog, register, session.resume, self._source.outbox)
         self._copier: Copier | None = None
         self._acked = 0  # every transaction below is durable
         self._trimmed = 0
@@ -258,10 +260,27 @@ class _Flow:
                 plan = planner.plan(self._resume, path)
                 self._resume = plan.resume
                 tasks += plan.tasks
-                yield self._batch(plan.announced)
+                yield self._batch(self._as_told(plan.announced))
         for copied in self._copier.copy(tasks):
-            self._resume = progressed(self._resume, copied)
-            yield self._batch(copied.changes)
+            yield self._copied(copied)
+
+    def _copied(self, copied: Copied) -> Batch:
+        changes: list[Change] = []
+        try:
+            changes = self._as_told(copied.changes)
+        except DecodeError as error:
+            copied = dataclasses.replace(copied, error=str(error))
+        self._resume = progressed(self._resume, copied)
+        return self._batch(changes)
+
+    def _as_told(self, changes: list[Change]) -> list[Change]:
+        """The rows of an outbox as what they name, and the resume that says so."""
+        if self._source.outbox is None:
+            return changes
+        self._teller.renew(self._resume)
+        routed = self._teller.copied(changes)
+        self._resume = msgspec.structs.replace(self._resume, versions=self._teller.versions)
+        return routed
 
 
 def _pages(transactions: Iterator[Told]) -> Iterator[list[Told]]:
