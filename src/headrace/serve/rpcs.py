@@ -7,8 +7,7 @@ comes out is a whole SubscribeResponse as well as one of the `events` of a PollR
 import asyncio
 import logging
 import math
-import re
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -16,12 +15,13 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from ..errors import HeadraceError
-from ..event import Change, Op, Table
-from ..formats.facts import Facts
-from ..formats.protobuf import cdc_event
+from ..event import Change, Op
+from ..formats._struct import framed
+from ..formats.protobuf import Protobuf
 from ..formats.savegress import OPERATIONS
 from ..v1 import changefeed_pb2 as v1
 from .access import Access, authenticate, unauthenticated
+from .asked import expect_permitted
 from .filter import Filter
 from .grant import Grant
 from .problems import Problem, Refused, invalid_parameter
@@ -42,7 +42,6 @@ PAGE_BYTES = 512 << 10  # of events on their way to one subscriber
 LARGEST_PAGE = 3 << 20  # clients refuse a message of more than 4 MiB unless told otherwise
 
 _EVENTS = bytes([4 << 3 | 2])  # the tag of SubscribeResponse.events
-_WILD = re.compile(r"[*?[]")
 _OPS: Mapping[int, frozenset[Op]] = {
     v1.Operation.Value(name): frozenset(op for op, told in OPERATIONS.items() if told == name)
     for name in OPERATIONS.values()
@@ -61,17 +60,15 @@ _CODES = {
 class Events:
     """A format: messages that hold one event, as field 1."""
 
-    facts: Facts
+    event: Protobuf
 
     name: ClassVar[str] = "protobuf"
     media_type: ClassVar[str] = "application/x-protobuf"
 
     def encode(self, change: Change) -> bytes | None:
         """A SubscribeResponse with the event; None for what is not carried."""
-        event = cdc_event(change, self.facts)
-        if event is None:
-            return None
-        return v1.SubscribeResponse(event=event).SerializeToString(deterministic=True)
+        event = self.event.encode(change)
+        return None if event is None else framed(1, event)
 
 
 class ChangeFeed:
@@ -79,7 +76,7 @@ class ChangeFeed:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._format = Events(service.formats.facts)
+        self._format = Events(Protobuf(service.formats.facts))
 
     async def subscribe(self, request: bytes, context: Context) -> None:
         """Every change after a sequence, until the client goes or has had its `limit`."""
@@ -101,10 +98,12 @@ class ChangeFeed:
                 page = _cut(whole, request.limit - sent if request.limit else 0)
                 messages = _messages(page, told, together=request.together)
                 await _write(messages, access, context)
-                sent, told = sent + len(page.deliveries), page.scanned
+                count, told = len(page.deliveries), page.scanned
+                del whole, page, messages  # they may be large, and nothing may come for long
+                sent += count
                 if request.limit and sent == request.limit:
                     return
-                await self._rest(access.spend(len(page.deliveries)), access)
+                await self._rest(access.spend(count), access)
         raise _stopping() if access.valid() else unauthenticated()
 
     async def _polled(self, raw: bytes, context: Context) -> bytes:
@@ -133,7 +132,7 @@ class ChangeFeed:
         return access
 
     def _subscription(self, request: Asked, access: Access) -> Subscription:
-        self._expect_permitted(request.tables, access)
+        expect_permitted(self._service, access, request.tables)
         return Subscription(
             self._service.feed,
             self._format,
@@ -141,18 +140,6 @@ class ChangeFeed:
             after=request.after,
             grant=Grant.of(access),
         )
-
-    def _expect_permitted(self, names: Iterable[str], access: Access) -> None:
-        """Refuse a table by name that the key may not see; a pattern just leaves it out."""
-        if access.key is None or not access.key.tables:
-            return
-        known = self._service.log.tables()
-        for name in names:
-            # Whether there is such a table is told only to those who may see it.
-            meant = [table for table in known if table.matches(name)] or [_as_named(name)]
-            if not _WILD.search(name) and not any(map(access.allows, meant)):
-                message = f"this API key may not see the table {name!r:.200}"
-                raise Refused(403, Problem("permission_denied", message))
 
     def _response(self, page: Page) -> bytes:
         rest = v1.PollResponse(
@@ -195,17 +182,13 @@ def _parsed(raw: bytes, request: R) -> R:
     return request
 
 
-def _as_named(name: str) -> Table:
-    schema, dot, bare = name.rpartition(".")
-    return Table("", "", "", "", schema if dot else "public", bare)
-
-
 def _filter(request: Asked) -> Filter:
     for glob in request.tables:
         _expect(bool(glob), "tables", glob, "must be patterns such as public.* or orders")
     for number in request.operations:
         _expect(number in _OPS, "operations", number, "must be INSERT, UPDATE, DELETE or DDL")
     return Filter(
+        source=request.source,
         tables=tuple(request.tables),
         operations=frozenset().union(*(_OPS[number] for number in request.operations)),
         key_prefix=request.key_prefix,
@@ -252,10 +235,14 @@ def _joined(page: Page) -> list[bytes]:
     messages = []
     while page.deliveries:
         fitting = _fitting(page)
-        # Framed as field 1, and here they are field 4; the rest of the frame is the same.
-        messages.append(b"".join(_EVENTS + payload[1:] for payload in fitting.payloads))
+        messages.append(fitting.once(_together))
         page = Page(page.deliveries[len(fitting.deliveries) :], page.scanned)
     return messages
+
+
+def _together(page: Page) -> bytes:
+    # Framed as field 1, and here they are field 4; the rest of the frame is the same.
+    return b"".join(_EVENTS + payload[1:] for payload in page.payloads)
 
 
 def _fitting(page: Page) -> Page:

@@ -7,47 +7,20 @@ the next page when it has sent the last one, so a slow client holds back nobody 
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from ..errors import LogError
-from ..formats import AnyFormat
+from ..formats import AnyFormat, StreamFormat, TransactionFormat
 from ..formats.entity import Entity
 from .feed import BLOCK, Entry, Feed
 from .filter import Filter, both
 from .grant import EVERYTHING, Grant
+from .page import Delivery, Gap, Page, Place
 from .telling import telling
 
-GRANT_SECONDS = 1.0  # a reader whose grant may end looks again after so long at the latest
+__all__ = ["GRANT_SECONDS", "PAGE_BYTES", "Delivery", "Gap", "Page", "Subscription", "spanning"]
+
+GRANT_SECONDS = 0.5  # a reader whose grant may end looks again after so long at the latest
 PAGE_BYTES = 8 << 20  # a page ends after the change that goes beyond this
-
-
-class Delivery(NamedTuple):
-    """An event as its reader gets it; several may stand at one sequence."""
-
-    sequence: int
-    payload: bytes
-
-
-class Gap(NamedTuple):
-    """Sequences, both ends included, that were trimmed before this reader came to them."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What a reader gets at once, in commit order; never a part of what stands at a sequence."""
-
-    deliveries: list[Delivery]
-    scanned: int  # everything up to here is delivered, or not wanted, or lost in the gap
-    gap: Gap | None = None
-
-    @property
-    def payloads(self) -> list[bytes]:
-        """The encoded events alone."""
-        return [delivery.payload for delivery in self.deliveries]
 
 
 class Subscription:
@@ -71,9 +44,16 @@ class Subscription:
         whole = isinstance(format, Entity)
         self._wants = filter.entity.wants if whole and filter.entity else None
         wanted = filter.plain() if whole else filter.predicate(feed.entities)
-        self._passes = both(wanted, grant.predicate(feed.entities))
+        visible = grant.predicate(feed.entities)
+        self._passes = both(wanted, visible)
         told = grant.format(format, feed.entities)
-        self._telling = telling(feed, told, concerns=filter.concerns, passes=self._passes)
+        self._telling = telling(
+            feed, told, concerns=filter.concerns, passes=self._passes, visible=visible
+        )
+        # What others remember of their stream cannot be shared.
+        alike = feed.number(told), filter, grant.tables, grant.tenant
+        alone = isinstance(told, StreamFormat | TransactionFormat)
+        self._kind = None if alone else feed.pages.kind(alike)
 
     @property
     def end(self) -> int:
@@ -103,7 +83,8 @@ class Subscription:
             if not wait or not await self._arrival(until):
                 break
             following = await self.next(limit)
-            page = Page(following.deliveries, following.scanned, page.gap or following.gap)
+            gap = spanning(page.gap, following.gap)
+            page = Page(following.deliveries, following.scanned, gap)
         return page
 
     async def follow(
@@ -112,32 +93,62 @@ class Subscription:
         """Pages as they come, until `until` (loop time); an empty one after `idle` idle seconds."""
         now = asyncio.get_running_loop().time
         beat = now() + idle
-        while not self._feed.closing:
-            page = await self.next(BLOCK, until=beat, room=room)
+        looks = math.inf if self._grant.valid is None else GRANT_SECONDS
+        while not self._feed.closing and not self.ended:
+            page = await self.live(until=beat, room=room)
             if page.deliveries or page.gap or now() >= beat:
                 yield page
                 beat = now() + idle
-            if now() >= until or self.complete:
+            del page  # it may be large, and nothing may come for long
+            if now() >= until or (self._upto is not None and self.scanned >= self._upto):
                 return
-            await self._arrival(min(beat, until))
+            await self._feed.wait(self.scanned, min(beat, until, now() + looks))
 
-    async def next(self, limit: int, *, until: float = math.inf, room: int = PAGE_BYTES) -> Page:
-        """What there is of the next events, without waiting for more.
+    async def live(self, *, until: float = math.inf, room: int = PAGE_BYTES) -> Page:
+        """What there is for those who follow the log, who all go as far as they were woken for.
+
+        A reader who wants the same as one before, from the same place on, gets the same page. That
+        its grant holds was looked at right before.
+        """
+        feed = self._feed
+        end = feed.latest if self._upto is None else min(feed.latest, self._upto)
+        if self._kind is None or self.scanned + 1 < feed.log.first_sequence:
+            return await self._read(BLOCK, end, until=until, room=room)
+        place = Place(self._kind, self.scanned, end, BLOCK, room)
+        page = feed.pages.get(place)
+        if page is not None:
+            self.scanned = page.scanned
+            return page
+        page = await self._read(BLOCK, end, until=until, room=room)
+        if page.gap is None and not self.ended:
+            feed.pages.keep(place, page)
+        return page
+
+    async def next(self, limit: int, *, room: int = PAGE_BYTES) -> Page:
+        """What there is of the next events, without waiting for more."""
+        return await self._read(limit, self.end, room=room)
+
+    async def _read(
+        self, limit: int, end: int, *, until: float = math.inf, room: int = PAGE_BYTES
+    ) -> Page:
+        """What there is of the next events up to `end`, and how far that is.
 
         The page ends with the change that brings it to `limit` events, or beyond where several
         stand at one sequence, or with the one that leaves no `room` (bytes). A filter may pass over
-        millions of changes; at `until` (loop time) the search pauses.
+        millions of changes; at `until` (loop time) the search pauses. When the reader may see
+        nothing any more, nothing of it counts: whoever goes on for him must not miss it.
         """
-        now, end = asyncio.get_running_loop().time, self.end
+        now, begun = asyncio.get_running_loop().time, self.scanned
+        rested = begun
         deliveries: list[Delivery] = []
         gap: Gap | None = None
         while self.scanned < end and len(deliveries) < limit and room > 0 and now() < until:
             if self.ended:
-                return Page([], self.scanned, gap)
+                break
             entries = await self._feed.read(self.scanned, end)
             first = entries[0].sequence if entries else end + 1
             if first > self.scanned + 1:
-                gap = Gap(gap.first if gap else self.scanned + 1, first - 1)
+                gap = spanning(gap, Gap(self.scanned + 1, first - 1))
                 self.scanned = first - 1
             try:
                 ready = await self._telling.ready(entries)
@@ -146,8 +157,12 @@ class Subscription:
                 if not deliveries:
                     raise
                 break  # what stands before it comes first
-            if self.scanned < end:
+            if end > self.scanned >= rested + BLOCK:
+                rested = self.scanned
                 await asyncio.sleep(0)  # other requests come between two blocks
+        if self.ended:
+            self.scanned = begun
+            return Page([], begun)
         return Page(deliveries, self.scanned, gap)
 
     async def _arrival(self, until: float) -> bool:
@@ -177,3 +192,10 @@ class Subscription:
             if room <= 0 or len(deliveries) >= limit:
                 break
         return room
+
+
+def spanning(one: Gap | None, other: Gap | None) -> Gap | None:
+    """One gap for two."""
+    if one is None or other is None:
+        return one or other
+    return Gap(min(one.first, other.first), max(one.last, other.last))
