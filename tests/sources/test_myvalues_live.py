@@ -1,0 +1,250 @@
+"""What a real MariaDB's binlog gives is what its SELECT gives, for values of every type."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from datetime import date, datetime, timedelta
+from typing import Any
+
+import pymysql
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.sources._binlog import UNKNOWN, Event, Format, parse
+from headrace.sources._mycharsets import _TABLES, decoder, is_ascii_superset
+from headrace.sources._mycolumns import DeclaredColumn
+from headrace.sources._myvalues import select_expression
+from headrace.testing.mariadb import MariadbDatabase
+from tests.sources.binlogs.reading import parsed, rows, selected, taken_apart
+from tests.sources.binlogs.record import RecordedTable
+
+TEXT = st.text(st.characters(max_codepoint=0x1FFFF, exclude_categories=["Cs"]), max_size=20)
+LATIN = st.text(st.characters(codec="latin-1"), max_size=20)
+BYTES = st.binary(max_size=12)
+
+
+def whole(bits: int, *, signed: bool = True) -> st.SearchStrategy[int]:
+    low = -(1 << bits - 1) if signed else 0
+    return st.integers(low, low + (1 << bits) - 1)
+
+
+def exact(precision: int, scale: int) -> st.SearchStrategy[str]:
+    def text(number: int) -> str:
+        left, right = divmod(abs(number), 10**scale)
+        return f"{'-' if number < 0 else ''}{left}.{right:0{scale}d}" if scale else str(number)
+
+    return st.integers(-(10**precision) + 1, 10**precision - 1).map(text)
+
+
+def durations() -> st.SearchStrategy[str]:
+    limit = (838 * 3600 + 59 * 60 + 59) * 10**6
+
+    def text(micro: int) -> str:
+        seconds, fraction = divmod(abs(micro), 10**6)
+        sign = "-" if micro < 0 else ""
+        return f"{sign}{seconds // 3600}:{seconds // 60 % 60}:{seconds % 60}.{fraction:06d}"
+
+    return st.integers(-limit, limit).map(text)
+
+
+FIRST, EPOCH = datetime.fromisoformat("1000-01-01"), datetime.fromisoformat("1970-01-01")
+MOMENTS = st.datetimes(FIRST).map(str) | st.sampled_from(
+    ["0000-00-00 00:00:00", "2000-00-01 00:00:00", "2000-01-00 12:00:00.5", "0001-01-01"]
+)
+STAMPS = st.integers(1, 2**31 - 1).map(lambda s: str(EPOCH + timedelta(seconds=s)))
+DATES = st.dates(date(1000, 1, 1)).map(str) | st.sampled_from(
+    ["0000-00-00", "2000-00-00", "2000-02-00", "0000-01-01"]
+)
+DOUBLES = st.floats(allow_nan=False, allow_infinity=False)
+LABELS = ("a", "b'c", "é", "x y")
+
+TYPES: dict[str, st.SearchStrategy[Any]] = {
+    "tinyint": whole(8),
+    "tinyint(1)": whole(8),
+    "smallint unsigned": whole(16, signed=False),
+    "mediumint": whole(24),
+    "mediumint unsigned": whole(24, signed=False),
+    "int": whole(32),
+    "int(9) unsigned zerofill": whole(32, signed=False),
+    "bigint": whole(64),
+    "bigint unsigned": whole(64, signed=False),
+    "decimal(12,2)": exact(12, 2),
+    "decimal(65,30)": exact(65, 30),
+    "decimal(38,0)": exact(38, 0),
+    "decimal(7,7)": exact(7, 7),
+    "float": st.floats(width=32, allow_nan=False, allow_infinity=False),
+    "double": DOUBLES,
+    "double(20,5)": st.floats(-1e12, 1e12),
+    "bit(1)": whole(1, signed=False),
+    "bit(33)": whole(33, signed=False),
+    "bit(64)": whole(64, signed=False),
+    "year": st.integers(1901, 2155) | st.just(0),
+    "date": DATES,
+    "time": durations(),
+    "time(2)": durations(),
+    "time(3)": durations(),
+    "time(6)": durations(),
+    "datetime": MOMENTS,
+    "datetime(1)": MOMENTS,
+    "datetime(4)": MOMENTS,
+    "datetime(6)": MOMENTS,
+    "timestamp null": STAMPS,
+    "timestamp(3) null": STAMPS,
+    "timestamp(6) null": STAMPS,
+    "char(20)": TEXT,
+    "varchar(20)": TEXT,
+    "varchar(300)": TEXT,
+    "varchar(20) character set latin1": LATIN,
+    "varchar(20) character set ucs2": LATIN,
+    "varchar(20) character set utf16le": TEXT,
+    "varchar(20) compressed": TEXT,
+    "tinytext": TEXT,
+    "text": TEXT,
+    "mediumtext character set utf32": TEXT,
+    "longtext compressed": TEXT.map(lambda text: text * 20),
+    "binary(12)": BYTES,
+    "varbinary(12)": BYTES,
+    "tinyblob": BYTES,
+    "blob": BYTES,
+    "longblob": BYTES,
+    "enum('a','b''c','é','x y')": st.sampled_from(LABELS),
+    "set('a','b''c','é','x y')": st.sets(st.sampled_from(LABELS)).map(",".join),
+    "json": st.sampled_from(['{"a": 1}', "[1, 2.50]", '"é"', "null", " [1,\n2] "]),
+    "uuid": st.uuids().map(str),
+    "inet6": st.ip_addresses(v=6).map(str),
+    "inet4": st.ip_addresses(v=4).map(str),
+    "point": st.tuples(DOUBLES, DOUBLES),
+}
+ROWS = st.lists(
+    st.tuples(*[st.none() | strategy for strategy in TYPES.values()]), min_size=1, max_size=5
+)
+
+
+def connect(database: MariadbDatabase) -> "pymysql.Connection[Any]":
+    plain: Any = pymysql.converters.encoders  # writes Python's values, reads none
+    return pymysql.connect(
+        host="127.0.0.1",
+        port=database.server.port,
+        user="root",
+        database=database.name,
+        charset="utf8mb4",
+        autocommit=True,
+        conv=plain,
+        use_unicode=False,
+    )
+
+
+def binlog_after(database: MariadbDatabase, file: str, position: int) -> Iterator[Event]:
+    """What the server has written since then."""
+    data = (database.server.data / file).read_bytes()
+    size = int.from_bytes(data[13:17], "little")
+    form = parse(data[4 : 4 + size], UNKNOWN)
+    assert isinstance(form, Format)
+    raw = []
+    while position < len(data):
+        size = int.from_bytes(data[position + 9 : position + 13], "little")
+        raw.append(data[position : position + size])
+        position += size
+    return parsed(raw, form)
+
+
+def declared(cursor: Any, table: str) -> tuple[DeclaredColumn, ...]:
+    cursor.execute(
+        "SELECT COLUMN_NAME, COLUMN_TYPE, COALESCE(CHARACTER_SET_NAME, '') FROM"
+        " information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s"
+        " ORDER BY ORDINAL_POSITION",
+        (table,),
+    )
+    return tuple(
+        DeclaredColumn(name.decode(), kind.decode(), charset.decode(), json=name == b"c_json")
+        for name, kind, charset in cursor.fetchall()
+    )
+
+
+@pytest.mark.requirement("S0-28", "S0-29", "S0-30")
+@given(written=ROWS)
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_the_binlog_says_what_select_says(
+    maria: MariadbDatabase, written: list[tuple[Any, ...]]
+) -> None:
+    with closing(connect(maria)) as connection:
+        cursor = connection.cursor()
+        cursor.execute("SET time_zone = '+00:00', sql_mode = 'ALLOW_INVALID_DATES'")
+        names = [f"c_{at}" if kind != "json" else "c_json" for at, kind in enumerate(TYPES)]
+        columns = ", ".join(f"{name} {kind}" for name, kind in zip(names, TYPES, strict=True))
+        cursor.execute(f"CREATE OR REPLACE TABLE every (id int PRIMARY KEY, {columns})")
+        cursor.execute("SHOW MASTER STATUS")
+        ((file, position, *_),) = cursor.fetchall()
+        insert(cursor, written)
+        there = declared(cursor, "every")
+        shown = ", ".join(select_expression(column, f"`{column.name}`") for column in there)
+        cursor.execute(f"SELECT {shown} FROM every")
+        table = RecordedTable(there, ("id",), [list(row) for row in cursor.fetchall()])
+    events = binlog_after(maria, file.decode(), int(position))
+    found = {row[0]: taken_apart(row[3] or b"") for _, _, row in rows(events, {"every": table})}
+    assert found == selected(table)
+
+
+def insert(cursor: Any, written: Sequence[tuple[Any, ...]]) -> None:
+    places = ", ".join("Point(%s, %s)" if kind == "point" else "%s" for kind in TYPES)
+    values: list[Any] = []
+    for number, row in enumerate(written):
+        values.append(number)
+        for kind, value in zip(TYPES, row, strict=True):
+            if kind == "point":
+                values += value or (None, None)
+            else:
+                values.append(value)
+    every = ", ".join([f"(%s, {places})"] * len(written))
+    cursor.execute(f"INSERT INTO every VALUES {every}", values)
+
+
+# Character sets of one byte a character, and some of several.
+SINGLE = (
+    "latin1", "latin2", "latin5", "latin7", "greek", "hebrew", "cp1250", "cp1251", "cp1257",
+    "cp850", "cp852", "cp866", "koi8r", "koi8u", "macce", "macroman", "tis620", "hp8", "ascii",
+    *_TABLES,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("charset", SINGLE)
+def test_every_byte_of_a_character_set_is_what_the_server_makes_of_it(
+    maria: MariadbDatabase, charset: str
+) -> None:
+    shown = ", ".join(f"HEX(CONVERT(_{charset} 0x{byte:02X} USING utf8mb4))" for byte in range(256))
+    ((*found,),) = maria.execute(f"SELECT {shown}")
+    decode = decoder(charset)
+    for byte, text in enumerate(found):
+        there = bytes.fromhex(text).decode()
+        if there in ("?", "\ufffd") and byte != ord("?"):
+            continue  # the server has no character for it
+        assert decode(bytes([byte])) == there, f"{byte:02X}"
+    assert is_ascii_superset(charset) is (charset != "swe7")
+
+
+@pytest.mark.parametrize(
+    "charset", ["gbk", "gb2312", "euckr", "cp932", "sjis", "ujis", "eucjpms", "big5"]
+)
+def test_pairs_of_bytes_are_what_the_server_makes_of_them(
+    maria: MariadbDatabase, charset: str
+) -> None:
+    pairs = [bytes((high, low)) for high in range(0xA1, 0xF8, 5) for low in range(0xA1, 0xFF, 3)]
+    shown = ", ".join(
+        f"HEX(CONVERT(CONVERT(0x{pair.hex()} USING {charset}) USING utf8mb4))" for pair in pairs
+    )
+    ((*found,),) = maria.execute(f"SELECT {shown}")
+    decode, same, other = decoder(charset), 0, 0
+    for pair, text in zip(pairs, found, strict=True):
+        there = bytes.fromhex(text or "").decode()
+        if not there or "?" in there or "\ufffd" in there:
+            continue
+        try:
+            same += decode(pair) == there
+            other += decode(pair) != there
+        except UnicodeDecodeError:
+            continue  # a character that Python does not know is refused, never another one
+    assert (same > 300, other) == (True, 0)
