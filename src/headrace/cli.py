@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from . import __version__, keycommands, postgrescommands
+from . import __version__, keycommands, postgrescommands, sqlitecommands
 from .errors import HeadraceError
 from .options import DEFAULT_CONFIG, AsJson, ConfigFile
 
@@ -45,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(keycommands.app, name="keys")
 app.add_typer(postgrescommands.app, name="postgres")
+app.add_typer(sqlitecommands.app, name="sqlite")
 
 
 def parse_age(text: str) -> float:

@@ -165,7 +165,9 @@ class Captured:
 
     def catch_up(self) -> None:
         """Wait until everything that is committed now is in the log."""
-        self.until(lambda: caught_up(self.path, self.log.resume(self.source.name)), "it has caught up")
+        self.until(
+            lambda: caught_up(self.path, self.log.resume(self.source.name)), "it has caught up"
+        )
         self.log.abandon("nobody")  # waits for its turn: what is on disk is visible then
 
     def changes(self, *ops: Op, table: str = "") -> list[Change]:

@@ -171,7 +171,8 @@ def test_entries_are_deleted_when_every_reader_has_stored_them_and_not_before(
 
 
 def test_a_lock_is_waited_for(path: Path, writer: apsw.Connection, tmp_path: Path) -> None:
-    writer.execute("PRAGMA journal_mode = DELETE")
+    writer.execute("SELECT * FROM users").fetchall()  # else it takes the mode for what it was
+    assert writer.execute("PRAGMA journal_mode = DELETE").fetchall() == [("delete",)]
     with captured(path, tmp_path) as feed:
         writer.execute("BEGIN EXCLUSIVE; INSERT INTO users VALUES (7, 'locked')")
         wait_until(

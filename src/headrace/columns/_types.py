@@ -42,8 +42,29 @@ _type_parts = re.compile(
 ).fullmatch
 
 
+# SQLite's own rules, in its order: what a declared type contains says what a column is meant for.
+_SQLITE = (
+    ("INT", Kind(pa.int64(), int, read.plain)),
+    ("CHAR", STRING),
+    ("CLOB", STRING),
+    ("TEXT", STRING),
+    ("BLOB", Kind(pa.binary(), bytes, read.plain)),
+    ("REAL", Kind(pa.float64(), Raw, read.floats)),
+    ("FLOA", Kind(pa.float64(), Raw, read.floats)),
+    ("DOUB", Kind(pa.float64(), Raw, read.floats)),
+)
+
+
+def _sqlite(type_text: str) -> Kind:
+    """Numbers of any kind, dates and columns without a type are text: they may hold anything."""
+    declared = type_text.upper()
+    return next((kind for part, kind in _SQLITE if part in declared), ANYTHING)
+
+
 @lru_cache(maxsize=4096)
 def _kind(type_text: str, connector: str) -> Kind:
+    if connector == "sqlite":
+        return _sqlite(type_text)
     names = _CONNECTORS.get(connector)
     if names is None:
         raise ConfigError(f"the types of {connector!r} are not known here")
