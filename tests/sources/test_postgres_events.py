@@ -1,5 +1,6 @@
 """What is told by triggers is what logical replication tells, and a little more."""
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,15 @@ import psycopg
 import pytest
 
 from headrace.errors import PositionLost
-from headrace.event import BeforeKind, Change, EventTablePosition, Op
+from headrace.event import Batch, BeforeKind, Change, EventTablePosition, Op
 from headrace.secret import Secret
 from headrace.sources._pgeoutbox import Outbox
 from headrace.sources.postgres_events import PostgresEvents
 from headrace.testing import PostgresDatabase, Reading, reading, session
+from tests.conftest import Servers
 from tests.sources.capturing import captured, image
 from tests.sources.places import PostgresPlace
+from tests.sources.test_postgres_server import BAD, Lawless
 from tests.sources.test_postgres_types import SETUP, TYPES, fill, supported
 
 
@@ -315,3 +318,42 @@ def test_a_busy_table_is_not_waited_for_without_end(pg: PostgresDatabase, tmp_pa
             feed.until_told("busy")
             feed.catch_up()
             assert feed.stream.status().errored == {}
+
+
+def test_a_value_that_cannot_be_read_stops_only_its_table(servers: Servers, tmp_path: Path) -> None:
+    server, name = servers[16], "lawless_events"
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(
+            f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'"
+        )
+        try:
+            _read_what_is_not_utf8(Lawless(server, name), tmp_path)
+        finally:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _read_what_is_not_utf8(lawless: PostgresDatabase, folder: Path) -> None:
+    lawless.execute(
+        "CREATE TABLE good (id int PRIMARY KEY, name text);"
+        "CREATE TABLE users (id int PRIMARY KEY, name text); INSERT INTO users VALUES (1, 'ok')"
+    )
+    with reading(place_of(lawless), folder) as feed:
+        feed.catch_up()
+        lawless.execute(f"INSERT INTO users VALUES (2, {BAD})")
+        lawless.execute("INSERT INTO good VALUES (1, 'grün')")
+        lawless.execute("INSERT INTO users VALUES (3, 'fine')")
+        feed.catch_up()
+        assert "UTF-8" in feed.stream.status().errored["public.users"]
+        [good] = feed.changes(Op.INSERT, table="good")
+        assert image(good.after) == {"id": 1, "name": "grün"}
+        kept = [image(change.after) or {} for change in feed.changes(Op.MESSAGE, table="users")]
+        assert [base64.b64decode(each["new"]) for each in kept] == [b"(2,b\xffd)", b"(3,fine)"]
+        # Mended, and copied again.
+        lawless.execute("UPDATE users SET name = 'mended' WHERE id = 2")
+        feed.close()
+        resume = feed.source.copy_again(feed.log.resume("shop"), ["users"])
+        feed.log.append("shop", Batch((), resume))
+        feed.reopen()
+        feed.catch_up()
+        assert feed.stream.status().errored == {}
+        assert [row["name"] for row in feed.rows("users")] == ["ok", "mended", "fine"]

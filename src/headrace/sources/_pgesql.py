@@ -57,9 +57,11 @@ CREATE TABLE IF NOT EXISTS @schema@.state (
 );
 INSERT INTO @schema@.state DEFAULT VALUES ON CONFLICT DO NOTHING;
 
+-- Not in SQL: the server would plan it anew for each statement of a writer.
 CREATE OR REPLACE FUNCTION @schema@.describe(relation oid) RETURNS json
-LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
-    SELECT json_build_object(
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog AS $$
+BEGIN
+    RETURN (SELECT json_build_object(
         'relation', c.oid::bigint, 'schema', n.nspname, 'name', c.relname,
         'columns', (
             SELECT coalesce(json_agg(json_build_object(
@@ -81,11 +83,12 @@ LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
       AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
                WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE i.indisprimary END
     -- Rows of a partition are those of the whole table.
-    WHERE c.oid = coalesce(pg_partition_root(describe.relation)::oid, describe.relation)
-$$;
+    WHERE c.oid = coalesce(pg_partition_root(describe.relation)::oid, describe.relation));
+END $$;
 
--- Makes sure that a table's columns are told, and gives what its rows need to know of them.
-CREATE OR REPLACE FUNCTION @schema@.told(relation oid) RETURNS json
+-- Makes sure that a table's columns are told, and gives what its rows need to know of them: which
+-- description is theirs, schema.table, and the names of its key columns.
+CREATE OR REPLACE FUNCTION @schema@.told(relation oid) RETURNS text[]
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
     now_is json := @schema@.describe(relation);
@@ -94,11 +97,9 @@ BEGIN
     IF NOT EXISTS (SELECT FROM @schema@.relations r WHERE r.columns = hash) THEN
         INSERT INTO @schema@.relations VALUES (hash, now_is);
     END IF;
-    RETURN json_build_object(
-        'columns', hash,
-        'entity', format('%s.%s', now_is ->> 'schema', now_is ->> 'name'),
-        'key', (SELECT coalesce(json_agg(c -> 'name'), '[]')
-                FROM json_array_elements(now_is -> 'columns') c WHERE (c ->> 'key')::boolean));
+    RETURN ARRAY[hash, format('%s.%s', now_is ->> 'schema', now_is ->> 'name')] || ARRAY(
+        SELECT c ->> 'name' FROM json_array_elements(now_is -> 'columns') c
+        WHERE (c ->> 'key')::boolean);
 END $$;
 
 -- Before each statement: no table can be altered while one is under way.
@@ -114,8 +115,11 @@ CREATE OR REPLACE FUNCTION @schema@.emit_cdc_event() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog@pinned@ AS $$
 DECLARE
     -- A row that arrives by way of the whole table, of which this is a partition, has no note.
-    told json := coalesce(nullif(current_setting('@guc@.told_' || tg_relid, true), '')::json,
-                          @schema@.told(tg_relid));
+    told text[] := coalesce(nullif(current_setting('@guc@.told_' || tg_relid, true), '')::text[],
+                            @schema@.told(tg_relid));
+    key_columns text[] := told[3:];
+    identity text;
+    key json;
     written json;
     was text;
     is_now text;
@@ -135,14 +139,17 @@ BEGIN
         was := old::text;
         written := row_to_json(old);
     END IF;
+    IF written IS NOT NULL AND key_columns[2] IS NOT NULL THEN
+        SELECT string_agg(written ->> name, ','), json_object_agg(name, written -> name)
+        INTO identity, key FROM unnest(key_columns) name;
+    ELSIF written IS NOT NULL AND key_columns[1] IS NOT NULL THEN
+        identity := written ->> key_columns[1];
+        key := json_build_object(key_columns[1], written -> key_columns[1]);
+    END IF;
     INSERT INTO @schema@.events (event_type, entity_type, entity_id, operation, op, relation,
                                  columns, key, old, new, annotations)
-    SELECT event, told ->> 'entity', string_agg(written ->> name, ','), written,
-           left(tg_op, 1)::"char", tg_relid, told ->> 'columns',
-           json_object_agg(name, written -> name)
-               FILTER (WHERE name IS NOT NULL AND written IS NOT NULL),
-           was, is_now, nullif(current_setting('headrace.metadata', true), '')
-    FROM (SELECT 1) always LEFT JOIN json_array_elements_text(told -> 'key') name ON true;
+    VALUES (event, told[2], identity, written, left(tg_op, 1)::"char", tg_relid,
+            told[1], key, was, is_now, nullif(current_setting('headrace.metadata', true), ''));
     RETURN NULL;
 END $$;
 """
