@@ -9,6 +9,7 @@ from msgspec import Raw
 
 from ..errors import ConfigError
 from ..event import Column
+from . import _mysql
 from . import _values as read
 from ._values import ANYTHING, DOCUMENT, INSTANT, STRING, Kind, list_of
 
@@ -65,6 +66,8 @@ def _sqlite(type_text: str) -> Kind:
 def _kind(type_text: str, connector: str) -> Kind:
     if connector == "sqlite":
         return _sqlite(type_text)
+    if connector == "mysql":
+        return _mysql.kind(type_text)
     names = _CONNECTORS.get(connector)
     if names is None:
         raise ConfigError(f"the types of {connector!r} are not known here")
@@ -105,8 +108,9 @@ def kind_of(column: Column, as_text: frozenset[str], connector: str) -> Kind:
     return ANYTHING if column.name in as_text and kind is not DOCUMENT else kind
 
 
-_DIGITS = {pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
+_DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
 _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
+    pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
     pa.int16(): (pa.int32(), pa.int64(), pa.float32(), pa.float64()),
     pa.int32(): (pa.int64(), pa.float64()),
     pa.float32(): (pa.float64(),),

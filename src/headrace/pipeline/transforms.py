@@ -44,6 +44,7 @@ class _Shape:
     """How the images of a table become columns."""
 
     columns: tuple[Column, ...]
+    connector: str
     as_text: frozenset[str]
     json: Json
 
@@ -51,7 +52,9 @@ class _Shape:
         """Put the columns in place of the images; runs in Spark's tasks."""
         for batch in batches:
             told = pa.Table.from_batches([batch])
-            typed = decode(told[_IMAGE], self.columns, as_text=self.as_text)
+            typed = decode(
+                told[_IMAGE], self.columns, as_text=self.as_text, connector=self.connector
+            )
             told = told.drop_columns([_IMAGE])
             arrays = [*told.columns, *typed.columns]
             yield from pa.table(
@@ -61,7 +64,8 @@ class _Shape:
     def typed(self, images: DataFrame) -> DataFrame:
         """The DataFrame with a column for each of the table's, instead of its images."""
         fields = [field for field in images.schema.fields if field.name != _IMAGE]
-        for field in arrow_schema(self.columns, as_text=self.as_text):
+        typed = arrow_schema(self.columns, as_text=self.as_text, connector=self.connector)
+        for field in typed:
             spark_type = from_arrow_type(field.type, prefer_timestamp_ntz=True)
             fields.append(StructField(field.name, spark_type))
         table = images.mapInArrow(self, StructType(fields))
@@ -78,15 +82,16 @@ def rows(
     columns: Sequence[Column] = (),
     as_text: frozenset[str] = frozenset(),
     json: Json = "string",
+    connector: str = "postgres",
 ) -> DataFrame:
     """One row for each change of a table's rows: `_sequence`, `_op`, `_commit_timestamp`, `_absent`
     and the table's columns.
 
-    `table` is a table as the log knows it, or `schema.table` together with its `columns`. The
-    values are the new ones, for DELETE the old ones as far as the source sent them; `_absent` names
-    the columns that were not sent, which is not null. The types are those of
-    `headrace.columns.arrow_type`; a value that its type cannot hold fails the query with
-    DecodeError, unless `as_text` names its column.
+    `table` is a table as the log knows it, or `schema.table` together with its `columns`, whose
+    types are then `connector`'s. The values are the new ones, for DELETE the old ones as far as
+    the source sent them; `_absent` names the columns that were not sent, which is not null. The
+    types are those of `headrace.columns.arrow_type`; a value that its type cannot hold fails the
+    query with DecodeError, unless `as_text` names its column.
     """
     image = F.when(F.col("op") == "DELETE", _old_image()).otherwise(F.col("after"))
     images = _of_table(changes, table).select(
@@ -96,7 +101,7 @@ def rows(
         F.col("unchanged").alias("_absent"),
         image.alias(_IMAGE),
     )
-    return _Shape(_columns(table, columns), as_text, json).typed(images)
+    return _shape(table, columns, as_text, json, connector).typed(images)
 
 
 def as_changelog(
@@ -106,6 +111,7 @@ def as_changelog(
     columns: Sequence[Column] = (),
     as_text: frozenset[str] = frozenset(),
     json: Json = "string",
+    connector: str = "postgres",
 ) -> DataFrame:
     """A table's changes in Spark's words: `_change_type`, `_commit_version`, `_commit_timestamp`.
 
@@ -120,7 +126,7 @@ def as_changelog(
         F.col("transaction.commit_time").alias("_commit_timestamp"),
         F.inline(_change_types()),
     )
-    return _Shape(_columns(table, columns), as_text, json).typed(images)
+    return _shape(table, columns, as_text, json, connector).typed(images)
 
 
 def latest_per_key(changes: DataFrame) -> DataFrame:
@@ -199,6 +205,14 @@ def _columns(table: Table | str, columns: Sequence[Column]) -> tuple[Column, ...
         f"the columns of {table if isinstance(table, str) else table.name} are not known",
         hint="Give them as `columns`; `headrace.columns.columns_of` reads a change's row_schema.",
     )
+
+
+def _shape(
+    table: Table | str, columns: Sequence[Column], as_text: frozenset[str], json: Json, named: str
+) -> _Shape:
+    # `named` is the connector of a table that does not say so itself.
+    connector = named if isinstance(table, str) else table.connector
+    return _Shape(_columns(table, columns), connector, as_text, json)
 
 
 def _old_image() -> Expression:

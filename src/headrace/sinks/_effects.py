@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ..columns import decode
 from ..errors import TableTroubled
+from ..event import Column
 from ._fold import Routed, Version, fold
 from ._keys import Numbers, positions
 from ._plan import CURRENT, SEQUENCE, VALID_FROM, VALID_TO, TablePlan
@@ -186,8 +187,7 @@ def _period(versions: list[Version], ends: list[int | None]) -> dict[str, pa.Arr
 
 
 def _table(plan: TablePlan, images: list[str | None], own: dict[str, Any]) -> pa.Table:
-    names = {column.name for column in plan.columns}
-    rows = decode(images, plan.columns, as_text=plan.as_text & names)
+    rows = _decoded(plan, images, plan.columns)
     for name, values in own.items():
         rows = rows.append_column(name, values)
     return rows
@@ -196,11 +196,14 @@ def _table(plan: TablePlan, images: list[str | None], own: dict[str, Any]) -> pa
 def _typed(plan: TablePlan, texts: list[str]) -> list[pa.Array]:
     if not plan.key:
         return [pa.array([int(text) for text in texts], pa.int64())]
-    names = {column.name for column in plan.key}
-    return [
-        column.combine_chunks()
-        for column in decode(texts, plan.key, as_text=plan.as_text & names).columns
-    ]
+    return [column.combine_chunks() for column in _decoded(plan, texts, plan.key).columns]
+
+
+def _decoded(
+    plan: TablePlan, images: Sequence[str | None], columns: tuple[Column, ...]
+) -> pa.Table:
+    names = {column.name for column in columns}
+    return decode(images, columns, as_text=plan.as_text & names, connector=plan.connector)
 
 
 def _with_none(numbers: Any, none: int) -> Numbers:

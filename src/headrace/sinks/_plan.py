@@ -68,6 +68,7 @@ class TablePlan:
     """One table before a batch."""
 
     place: Place
+    connector: str  # whose types the columns have
     folder: Folder
     columns: tuple[Column, ...]  # of the source's table at the end of the batch
     schema: pa.Schema  # of the Delta table after the batch
@@ -99,7 +100,7 @@ class TablePlan:
 
 
 def delta_schema(
-    columns: Sequence[Column], as_text: frozenset[str], *, keep_history: bool
+    columns: Sequence[Column], as_text: frozenset[str], *, connector: str, keep_history: bool
 ) -> pa.Schema:
     """The columns of a Delta table: the source's, and our own."""
     taken = [column.name for column in columns if column.name in OWN_COLUMNS]
@@ -108,10 +109,11 @@ def delta_schema(
             f"the source has a column {taken[0]}, a name that Headrace uses for itself",
             hint="Rename the column, then run `headrace snapshot SOURCE TABLE`.",
         )
-    fields = [
-        pa.field(column.name, pa.string() if column.name in as_text else arrow_type(column.type))
+    types = [
+        pa.string() if column.name in as_text else arrow_type(column.type, connector)
         for column in columns
     ]
+    fields = [pa.field(column.name, kind) for column, kind in zip(columns, types, strict=True)]
     own = OWN_COLUMNS if keep_history else {SEQUENCE: OWN_COLUMNS[SEQUENCE]}
     return pa.schema(fields + [pa.field(name, kind) for name, kind in own.items()])
 
@@ -120,6 +122,7 @@ class Seen(msgspec.Struct, kw_only=True):
     """What a task met of one version of a table's columns."""
 
     place: Place
+    connector: str
     version: int
     row_schema: str
     epoch: str

@@ -23,6 +23,7 @@ FIELDS = (
     "sequence",
     "op",
     "source",
+    "connector",
     "schema",
     "table",
     "key",
@@ -77,6 +78,7 @@ class _Described(NamedTuple):
     """What all changes of a version of a table share."""
 
     place: Place
+    connector: str
     version: int
     row_schema: str
     epoch: str
@@ -238,7 +240,12 @@ class _Routing:
 
     def _placed(self, rows: pa.Table, key: Any, old_key: Any, op: Any, after: Any) -> pa.Table:
         names = frozenset(column.name for column in self._key)
-        typed = decode(key.to_pylist(), self._key, as_text=self._plan.as_text & names)
+        typed = decode(
+            key.to_pylist(),
+            self._key,
+            as_text=self._plan.as_text & names,
+            connector=self._plan.connector,
+        )
         bucket = self._bucket(typed.columns, rows.num_rows)
         rows = rows.set_column(rows.column_names.index("op"), "op", _chunked(op))
         rows = rows.set_column(rows.column_names.index("after"), "after", _chunked(after))
@@ -288,9 +295,11 @@ class _Routing:
 
 
 def _described(changes: pa.Table, version: int) -> _Described:
-    names = ("source", "schema", "table", "row_schema", "epoch")
-    source, schema, table, row_schema, epoch = (changes[name][0].as_py() or "" for name in names)
-    return _Described(Place(source, schema, table), version, row_schema, epoch)
+    names = ("source", "schema", "table", "connector", "row_schema", "epoch")
+    source, schema, table, connector, text, epoch = (
+        changes[name][0].as_py() or "" for name in names
+    )
+    return _Described(Place(source, schema, table), connector, version, text, epoch)
 
 
 def _look(seen: dict[int, Seen], changes: pa.Table, described: _Described) -> Seen:
@@ -299,6 +308,7 @@ def _look(seen: dict[int, Seen], changes: pa.Table, described: _Described) -> Se
     if known is None:
         known = seen[described.version] = Seen(
             place=described.place,
+            connector=described.connector,
             version=described.version,
             row_schema=described.row_schema,
             epoch=described.epoch,

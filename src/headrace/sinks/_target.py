@@ -37,6 +37,7 @@ class Target:
         self.delta = delta
         self.applied = applied
         self._keep_history = sink.keep == "history"
+        self._connector = ""  # known with the first change
         self._as_text = as_text(sink, place)
         self._columns: tuple[Column, ...] = ()
         self._had = set(delta.schema.names)  # the columns after the last commit
@@ -90,7 +91,12 @@ class Target:
         sink: Tables, place: Place, seen: Sequence[Seen], folder: Folder, writer: str
     ) -> Delta:
         columns = columns_of(_oldest(seen).row_schema)
-        schema = delta_schema(columns, as_text(sink, place), keep_history=sink.keep == "history")
+        schema = delta_schema(
+            columns,
+            as_text(sink, place),
+            connector=seen[0].connector,
+            keep_history=sink.keep == "history",
+        )
         properties = {
             SOURCE: place.source,
             KEEP: sink.keep,
@@ -124,6 +130,7 @@ class Target:
         """What the tasks must know."""
         return TablePlan(
             place=self.place,
+            connector=self._connector,
             folder=self.delta.folder,
             columns=self._columns,
             schema=self._schema,
@@ -191,7 +198,12 @@ class Target:
     def _follow(self, newest: Seen, versions: frozenset[int]) -> None:
         """Take over the columns of the newest version, with the least that this needs."""
         columns = columns_of(newest.row_schema)
-        wanted = delta_schema(columns, self._as_text, keep_history=self._keep_history)
+        wanted = delta_schema(
+            columns,
+            self._as_text,
+            connector=newest.connector,
+            keep_history=self._keep_history,
+        )
         if self._restarts:
             self.delta.commit([], [], schema=wanted)
             self.delta.note({KEY: _key_note(columns, wanted)})
@@ -210,6 +222,7 @@ class Target:
                 schema = self.delta.schema  # in the order that Delta keeps them
         if self._columns:
             logger.info("columns have changed table=%s version=%d", self.place, newest.version)
+        self._connector = newest.connector
         self._columns, self._schema = columns, schema
         self._versions, self._version = versions, newest.version
 
