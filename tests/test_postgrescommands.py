@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app
 from headrace.config import load
+from headrace.sources import _pgddl
 from headrace.testing import PostgresDatabase
 
 
@@ -98,6 +99,35 @@ def test_removed_nothing_is_left(site: Site) -> None:
     assert site.objects() != before
     result = site.command("remove", "shop")
     assert result.exit_code == 0, result.output
+    assert site.objects() == before
+
+
+def test_a_schema_that_an_administrator_has_made_will_do_and_stays(site: Site) -> None:
+    site.database.execute(f"REVOKE CREATE ON DATABASE {site.database.name} FROM {site.owner}")
+    site.database.execute(f"CREATE SCHEMA audit; GRANT ALL ON SCHEMA audit TO {site.owner}")
+    site.write(site.url, schema="audit")
+    before = site.objects()
+    result = site.command("install", "shop")
+    assert result.exit_code == 0, result.output
+    site.run_sql("INSERT INTO users VALUES (1, 'ann')")
+    assert site.run_sql("SELECT count(*) FROM audit.events") == [(1,)]
+    assert site.command("remove", "shop").exit_code == 0
+    assert site.objects() == before
+    site.write(site.url)
+    refused = site.command("install", "shop")
+    assert refused.exit_code == 1
+    assert "the event table cannot be created" in refused.output
+    assert "headrace postgres install --print" in refused.output
+
+
+def test_both_ways_of_capturing_may_share_a_database(site: Site) -> None:
+    """The event trigger of logical replication has functions in the same schema."""
+    with psycopg.connect(site.database.url, autocommit=True) as connection:
+        connection.execute(_pgddl.SETUP)
+        connection.execute(f"GRANT ALL ON SCHEMA headrace TO {site.owner}")
+    before = site.objects()
+    assert site.command("install", "shop").exit_code == 0
+    assert site.command("remove", "shop").exit_code == 0
     assert site.objects() == before
 
 

@@ -20,7 +20,12 @@ _PINNED = "".join(
 )
 
 _SETUP = """
-CREATE SCHEMA IF NOT EXISTS @schema@;
+-- Where it exists, nobody needs the right to create one.
+DO $$ BEGIN
+    IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '@guc@') THEN
+        CREATE SCHEMA @schema@;
+    END IF;
+END $$;
 
 -- One row a change, written by whoever changes a captured table, in the same transaction.
 CREATE TABLE IF NOT EXISTS @schema@.events (
@@ -58,7 +63,7 @@ CREATE TABLE IF NOT EXISTS @schema@.state (
 INSERT INTO @schema@.state DEFAULT VALUES ON CONFLICT DO NOTHING;
 
 -- Not in SQL: the server would plan it anew for each statement of a writer.
-CREATE OR REPLACE FUNCTION @schema@.describe(relation oid) RETURNS json
+CREATE OR REPLACE FUNCTION @schema@.columns_now(relation oid) RETURNS json
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog AS $$
 BEGIN
     RETURN (SELECT json_build_object(
@@ -74,7 +79,7 @@ BEGIN
         'fields', (
             SELECT coalesce(json_agg(a.attname ORDER BY a.attnum), '[]')
             FROM pg_attribute a
-            WHERE a.attrelid = describe.relation AND a.attnum > 0 AND NOT a.attisdropped),
+            WHERE a.attrelid = columns_now.relation AND a.attnum > 0 AND NOT a.attisdropped),
         'references', (
             SELECT coalesce(json_agg(k.oid::bigint ORDER BY k.oid), '[]')
             FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f'))
@@ -83,7 +88,7 @@ BEGIN
       AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
                WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE i.indisprimary END
     -- Rows of a partition are those of the whole table.
-    WHERE c.oid = coalesce(pg_partition_root(describe.relation)::oid, describe.relation));
+    WHERE c.oid = coalesce(pg_partition_root(columns_now.relation)::oid, columns_now.relation));
 END $$;
 
 -- Makes sure that a table's columns are told, and gives what its rows need to know of them: which
@@ -91,7 +96,7 @@ END $$;
 CREATE OR REPLACE FUNCTION @schema@.told(relation oid) RETURNS text[]
 LANGUAGE plpgsql SET search_path = pg_catalog AS $$
 DECLARE
-    now_is json := @schema@.describe(relation);
+    now_is json := @schema@.columns_now(relation);
     hash text := md5(now_is::text);
 BEGIN
     IF NOT EXISTS (SELECT FROM @schema@.relations r WHERE r.columns = hash) THEN
@@ -158,9 +163,17 @@ _REMOVE = """
 DROP FUNCTION IF EXISTS @schema@.emit_cdc_event();
 DROP FUNCTION IF EXISTS @schema@.note_columns();
 DROP FUNCTION IF EXISTS @schema@.told(oid);
-DROP FUNCTION IF EXISTS @schema@.describe(oid);
+DROP FUNCTION IF EXISTS @schema@.columns_now(oid);
 DROP TABLE IF EXISTS @schema@.events, @schema@.relations, @schema@.state;
-DROP SCHEMA IF EXISTS @schema@;
+-- It may be somebody else's, or hold something else.
+DO $$ BEGIN
+    IF EXISTS (SELECT FROM pg_namespace n WHERE n.nspname = '@guc@'
+               AND pg_has_role(n.nspowner, 'USAGE')
+               AND NOT EXISTS (SELECT FROM pg_class WHERE relnamespace = n.oid)
+               AND NOT EXISTS (SELECT FROM pg_proc WHERE pronamespace = n.oid)) THEN
+        DROP SCHEMA @schema@;
+    END IF;
+END $$;
 """
 
 _TRIGGERS = {
