@@ -207,7 +207,7 @@ def test_a_float_is_shown_without_the_digits_of_a_double() -> None:
 
 
 def test_select_asks_so_that_nothing_is_lost() -> None:
-    assert select_expression(DeclaredColumn("f", "float(7,2)"), "`f`") == "`f` + 0e0"
+    assert select_expression(DeclaredColumn("f", "float(7,2)"), "`f`") == "`f` * 1e0"
     assert select_expression(DeclaredColumn("b", "bit(9)"), "`b`") == "`b` + 0"
     assert select_expression(DeclaredColumn("i", "int(11)"), "`i`") == "`i`"
 

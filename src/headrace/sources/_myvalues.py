@@ -33,7 +33,7 @@ def select_expression(column: DeclaredColumn, quoted: str) -> str:
     """How a SELECT asks for a column so that nothing of its value is lost; `quoted`: its name."""
     base = declared_type(column.type).base
     if base in ("float", "double"):
-        return f"{quoted} + 0e0"  # FLOAT alone is shown with six digits
+        return f"{quoted} * 1e0"  # FLOAT alone is shown with six digits; + 0 would lose a -0
     return f"{quoted} + 0" if base == "bit" else quoted
 
 
