@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from headrace.errors import DecodeError, ProtocolError, SourceError, SourceRefused
+from headrace.errors import DecodeError, ProtocolError, SourceRefused
 from headrace.sources._binlog import (
     UNKNOWN,
     Event,
@@ -308,14 +308,18 @@ def test_an_unknown_event_is_passed_over_only_when_it_says_so() -> None:
     assert not failed.value.retry
 
 
-@pytest.mark.parametrize(
-    ("kind", "fix"), [(39, "binlog_row_value_options"), (164, "server"), (172, "")]
-)
-def test_events_that_hide_rows_are_refused(kind: int, fix: str) -> None:
-    with pytest.raises(SourceError, match=str(kind)) as failed:
-        parse(event(kind, bytes(40)), PLAIN)
-    assert isinstance(failed.value, SourceRefused if fix else ProtocolError)
-    assert fix in failed.value.hint
+def test_rows_that_cannot_be_made_whole_are_refused_with_the_setting() -> None:
+    with pytest.raises(SourceRefused, match="partial JSON") as failed:
+        parse(event(39, bytes(40)), PLAIN)
+    assert "binlog_row_value_options" in failed.value.hint
+    with pytest.raises(ProtocolError, match="type 172"):
+        parse(event(172, bytes(40)), MARIADB)
+
+
+def test_a_server_that_encrypts_its_binlog_sends_it_decrypted() -> None:
+    assert isinstance(parse(event(164, bytes(17), flags=0x80), MARIADB), Ignored)
+    with pytest.raises(ProtocolError, match="type 164"):  # as it stands in the file
+        parse(event(164, bytes(17)), MARIADB)
 
 
 def test_an_event_is_as_long_as_it_says() -> None:

@@ -412,11 +412,11 @@ def _uncompressed(data: bytes) -> bytes:
     return found
 
 
-def _refused(what: str, fix: str) -> _Reader:
-    def refuse(header: Header, data: bytes, form: Format) -> Event:
-        raise SourceRefused(f"the binlog has {what} (event type {header.kind})", hint=fix)
-
-    return refuse
+def _partial_rows(header: Header, data: bytes, form: Format) -> Event:
+    raise SourceRefused(
+        "the binlog has partial JSON values, from which a row cannot be made whole",
+        hint="SET PERSIST binlog_row_value_options = ''; then run `headrace snapshot SOURCE`.",
+    )
 
 
 _Reader = Callable[[Header, bytes, Format], "Event"]
@@ -452,9 +452,7 @@ _READERS: dict[int, _Reader] = {
     36: _ignored,  # TRANSACTION_CONTEXT, and 37 VIEW_CHANGE: group replication's own
     37: _ignored,
     38: _xa_prepare,
-    39: _refused(
-        "partial JSON values", "SET PERSIST binlog_row_value_options = ''; then take a new copy."
-    ),
+    39: _partial_rows,
     40: _payload,
     41: _heartbeat_v2,
     42: _tagged_gtid,
@@ -462,7 +460,7 @@ _READERS: dict[int, _Reader] = {
     161: _ignored,  # BINLOG_CHECKPOINT
     162: _mariadb_gtid,
     163: _gtid_list,
-    164: _refused("encrypted events", "Read it through a server, which decrypts them."),
+    # 164 START_ENCRYPTION: a server decrypts what follows and marks it as ignorable; a file does not
     165: _query,
     166: _rows(RowsKind.INSERT, second=False, compressed=True),
     167: _rows(RowsKind.UPDATE, second=False, compressed=True),
