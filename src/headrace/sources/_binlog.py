@@ -460,7 +460,7 @@ _READERS: dict[int, _Reader] = {
     161: _ignored,  # BINLOG_CHECKPOINT
     162: _mariadb_gtid,
     163: _gtid_list,
-    # 164 START_ENCRYPTION: a server decrypts what follows and marks it as ignorable; a file does not
+    # 164, START_ENCRYPTION, is marked as ignorable by a server, which decrypts what follows.
     165: _query,
     166: _rows(RowsKind.INSERT, second=False, compressed=True),
     167: _rows(RowsKind.UPDATE, second=False, compressed=True),
