@@ -148,8 +148,8 @@ class SqlitePosition(
 ):
     """Where a change stands in the table that the triggers of a SQLite database append to."""
 
-    transaction: int  # counted from the installation on
-    entry: int
+    transaction: int  # its first entry
+    entry: int  # counted from the installation on
 
     @property
     def commit(self) -> int:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from . import record
-from .columns import plain_columns_of, references_of, row_schema
+from .columns import columns_of, references_of, row_schema
 from .errors import ConfigError
 from .event import (
     BeforeKind,
@@ -362,7 +362,7 @@ def _table(*told: Any) -> Table:
         database,
         schema,
         name,
-        plain_columns_of(text) if text else (),
+        columns_of(text) if text else (),
         version=version,
         references=references_of(text) if text else (),
     )

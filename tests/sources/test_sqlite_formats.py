@@ -9,7 +9,10 @@ import pytest
 
 from headrace.columns import arrow_schema, arrow_type, decode
 from headrace.event import Change, Op, SqlitePosition
+from headrace.formats.facts import Facts
+from headrace.formats.protobuf import Protobuf
 from headrace.sources.sqlite import alter, install
+from headrace.v1.changefeed_pb2 import CDCEvent
 from tests.formats.test_schemas import FORMATS, VALIDATORS, events
 from tests.sources.litedb import captured
 
@@ -75,6 +78,12 @@ def test_inserts_updates_and_deletes_are_what_the_document_says(told: list[Chang
     for change in streamed:
         (event,) = events(entity, [change])
         assert event["event_type"] == expected[change.op]
+
+
+def test_protocol_buffers_tell_where_they_stand(told: list[Change]) -> None:
+    change = next(change for change in told if change.op is Op.UPDATE)
+    at = CDCEvent.FromString(Protobuf(Facts()).encode(change) or b"").position.sqlite
+    assert (at.transaction, at.entry) == (change.position.commit, change.position.own)
 
 
 def test_positions_rise_and_transactions_share_theirs(told: list[Change]) -> None:

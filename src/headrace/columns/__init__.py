@@ -15,7 +15,7 @@ since the image does not tell them apart.
 """
 
 from ._images import decode
-from ._schema import columns_of, plain_columns_of, references_of, row_schema
+from ._schema import columns_of, references_of, row_schema
 from ._types import arrow_schema, arrow_type, widened
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "arrow_type",
     "columns_of",
     "decode",
-    "plain_columns_of",
     "references_of",
     "row_schema",
     "widened",

@@ -11,7 +11,6 @@ from ..errors import ConfigError
 from ..event import Column
 from . import _mysql
 from . import _values as read
-from ._schema import parted
 from ._values import ANYTHING, DOCUMENT, INSTANT, STRING, Kind, list_of
 
 _POSTGRES: dict[str, Kind] = {
@@ -65,8 +64,6 @@ def _sqlite(type_text: str) -> Kind:
 
 @lru_cache(maxsize=4096)
 def _kind(type_text: str, connector: str) -> Kind:
-    type_text, said = parted(type_text)
-    connector = said or connector
     if connector == "sqlite":
         return _sqlite(type_text)
     if connector == "mysql":

@@ -162,14 +162,16 @@ class CDCEvent(_message.Message):
     def __init__(self, id: _Optional[str] = ..., source: _Optional[str] = ..., schema: _Optional[str] = ..., table: _Optional[str] = ..., operation: _Optional[_Union[Operation, str]] = ..., timestamp: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., transaction_id: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., before: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., after: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., before_json: _Optional[bytes] = ..., after_json: _Optional[bytes] = ..., ddl_type: _Optional[str] = ..., ddl_command: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Position(_message.Message):
-    __slots__ = ("postgres", "mysql", "mongodb")
+    __slots__ = ("postgres", "mysql", "mongodb", "sqlite")
     POSTGRES_FIELD_NUMBER: _ClassVar[int]
     MYSQL_FIELD_NUMBER: _ClassVar[int]
     MONGODB_FIELD_NUMBER: _ClassVar[int]
+    SQLITE_FIELD_NUMBER: _ClassVar[int]
     postgres: PostgresPosition
     mysql: MysqlPosition
     mongodb: MongodbPosition
-    def __init__(self, postgres: _Optional[_Union[PostgresPosition, _Mapping]] = ..., mysql: _Optional[_Union[MysqlPosition, _Mapping]] = ..., mongodb: _Optional[_Union[MongodbPosition, _Mapping]] = ...) -> None: ...
+    sqlite: SqlitePosition
+    def __init__(self, postgres: _Optional[_Union[PostgresPosition, _Mapping]] = ..., mysql: _Optional[_Union[MysqlPosition, _Mapping]] = ..., mongodb: _Optional[_Union[MongodbPosition, _Mapping]] = ..., sqlite: _Optional[_Union[SqlitePosition, _Mapping]] = ...) -> None: ...
 
 class PostgresPosition(_message.Message):
     __slots__ = ("lsn", "sequence")
@@ -196,6 +198,14 @@ class MongodbPosition(_message.Message):
     resume_token: str
     cluster_time: ClusterTime
     def __init__(self, resume_token: _Optional[str] = ..., cluster_time: _Optional[_Union[ClusterTime, _Mapping]] = ...) -> None: ...
+
+class SqlitePosition(_message.Message):
+    __slots__ = ("transaction", "entry")
+    TRANSACTION_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    transaction: int
+    entry: int
+    def __init__(self, transaction: _Optional[int] = ..., entry: _Optional[int] = ...) -> None: ...
 
 class ClusterTime(_message.Message):
     __slots__ = ("t", "i")
