@@ -260,6 +260,7 @@ def test_what_the_table_map_tells_counts_before_the_catalogue() -> None:
         ((mapped(t.LONG),), None),
         ((mapped(t.VARCHAR),), (DeclaredColumn("n", "varchar(9)"),)),
         ((mapped(t.LONG),), (DeclaredColumn("n", "hologram"),)),
+        ((mapped(t.DATETIME),), (DeclaredColumn("n", "datetime(3) /* mariadb-5.3 */"),)),
     ],
 )
 def test_columns_that_do_not_fit_their_table_map_are_refused(

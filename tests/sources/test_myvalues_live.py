@@ -57,6 +57,13 @@ DATES = st.dates(date(1000, 1, 1)).map(str) | st.sampled_from(
 )
 DOUBLES = st.floats(allow_nan=False, allow_infinity=False)
 LABELS = ("a", "b'c", "é", "x y")
+MANY = [f"label {number}" for number in range(300)]
+
+
+def choice(kind: str, labels: Sequence[str]) -> str:
+    quoted = ",".join(f"'{label}'" for label in labels)
+    return f"{kind}({quoted})"
+
 
 TYPES: dict[str, st.SearchStrategy[Any]] = {
     "tinyint": whole(8),
@@ -92,6 +99,7 @@ TYPES: dict[str, st.SearchStrategy[Any]] = {
     "timestamp(3) null": STAMPS,
     "timestamp(6) null": STAMPS,
     "char(20)": TEXT,
+    "char(255)": TEXT,
     "varchar(20)": TEXT,
     "varchar(300)": TEXT,
     "varchar(20) character set latin1": LATIN,
@@ -109,6 +117,9 @@ TYPES: dict[str, st.SearchStrategy[Any]] = {
     "longblob": BYTES,
     "enum('a','b''c','é','x y')": st.sampled_from(LABELS),
     "set('a','b''c','é','x y')": st.sets(st.sampled_from(LABELS)).map(",".join),
+    choice("enum", MANY): st.sampled_from(MANY),
+    choice("set", MANY[:64]): st.sets(st.sampled_from(MANY[:64])).map(",".join),
+    choice("set", MANY[:20]): st.sets(st.sampled_from(MANY[:20])).map(",".join),
     "json": st.sampled_from(['{"a": 1}', "[1, 2.50]", '"é"', "null", " [1,\n2] "]),
     "uuid": st.uuids().map(str),
     "inet6": st.ip_addresses(v=6).map(str),

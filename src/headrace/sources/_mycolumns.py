@@ -178,6 +178,7 @@ def _told(mapped: MappedColumn) -> ColumnType:
 def _column(mapped: MappedColumn, declared: DeclaredColumn) -> ColumnType:
     kind = declared_type(declared.type)
     _agree(mapped, declared, kind)
+    _refuse_old_fractions(mapped, declared, kind)
     charset = declared.charset or "binary"
     if mapped.collation is not None:
         charset = charset_of(mapped.collation)
@@ -208,6 +209,17 @@ def _agree(mapped: MappedColumn, declared: DeclaredColumn, kind: DeclaredType) -
             f"the column {mapped.name or declared.name} has another type in the binlog than "
             f"{declared.name} in the catalogue, so the table was altered while nobody followed",
             hint=_ROW_METADATA,
+        )
+
+
+def _refuse_old_fractions(
+    mapped: MappedColumn, declared: DeclaredColumn, kind: DeclaredType
+) -> None:
+    """The binlog does not tell how many digits such a column has."""
+    if mapped.code in (t.TIME, t.DATETIME, t.TIMESTAMP) and kind.arguments not in ("", "0"):
+        raise DecodeError(
+            f"the column {declared.name} keeps fractions of seconds in the format of MariaDB 5.3",
+            hint="SET GLOBAL mysql56_temporal_format = ON; then ALTER TABLE … FORCE.",
         )
 
 
