@@ -211,3 +211,23 @@ def test_what_was_there_comes_once_without_a_snapshot(
         assert [each.op for each in feed.changes()] == [Op.SCHEMA, Op.INSERT]
         maria.execute("CREATE TABLE later (id int PRIMARY KEY); INSERT INTO later VALUES (3)")
         assert [row["id"] for row in feed.rows("later")] == [3]
+
+
+def test_small_updates_of_many_transactions_stay_apart(
+    maria: MariadbDatabase, tmp_path: Path
+) -> None:
+    maria.execute("CREATE TABLE users (id int PRIMARY KEY, n int)")
+    maria.execute("INSERT INTO users SELECT seq, 0 FROM seq_1_to_40")
+    with captured(maria, tmp_path) as feed:
+        feed.capture.stop()  # so that all are read at once
+        for number in range(1, 40):
+            maria.execute(f"UPDATE users SET n = {number} WHERE id IN ({number}, {number + 1})")
+            maria.execute(f"DELETE FROM users WHERE id = {number}")
+        feed.start()
+        streamed = feed.streamed()
+        assert [(each.op, each.ordinal, each.last) for each in streamed] == [
+            (Op.UPDATE, 1, False),
+            (Op.UPDATE, 2, True),
+            (Op.DELETE, 1, True),
+        ] * 39
+        assert [image(each.after)["n"] for each in streamed[::3]] == list(range(1, 40))

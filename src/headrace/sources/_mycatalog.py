@@ -232,7 +232,12 @@ class Catalog:
         self, schema: str, name: str, columns: Iterable[tuple[str, str]], declared: Declared
     ) -> Table:
         """A table with these columns, and the key and foreign keys that it is declared with."""
-        typed = tuple(Column(each, kind, each in declared.key) for each, kind in columns)
+        # MariaDB declares a document as text, and its values are told as documents.
+        documents = {(column.name, column.type) for column in declared.columns if column.json}
+        typed = tuple(
+            Column(each, "json" if (each, kind) in documents else kind, each in declared.key)
+            for each, kind in columns
+        )
         names = {column.name for column in typed}
         return Table(
             self._source,

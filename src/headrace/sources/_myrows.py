@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import islice
 from operator import ne
 from typing import Any, Protocol
 
@@ -60,14 +61,35 @@ class Rows:
 
         A value that cannot be read raises DecodeError, bytes that are no rows ProtocolError.
         """
+        return self.read_all([event])[0]
+
+    def read_all(self, events: Sequence[RowsEvent]) -> list[list[Row]]:
+        """The rows of each of some events of one kind that have the same columns.
+
+        Columns are converted for all of them at once, so many small events cost little more than
+        a large one.
+        """
+        event = events[0]
         reader = self._readers.get((event.header.kind, event.present, event.present_after))
         if reader is None:
             reader = self._reader(event)
         try:
-            end, nulls, rows = reader.walk(event.data, event.at, event.end)
-            if end != event.end:
-                raise ValueError("rows do not end where their event does")
-            return reader.read(rows, nulls=nulls)
+            any_null = False
+            images: tuple[_Rows, ...] = ()
+            counts = []  # of images, for each event
+            for each in events:
+                end, nulls, rows = reader.walk(each.data, each.at, each.end)
+                if end != each.end:
+                    raise ValueError("rows do not end where their event does")
+                any_null = any_null or nulls
+                counts.append(len(rows[0]))
+                if images:
+                    for known, more in zip(images, rows, strict=True):
+                        known.extend(more)
+                else:
+                    images = rows
+            found = reader.read(images, nulls=any_null)
+            return [found] if len(counts) == 1 else _parted(found, counts)
         except (struct.error, IndexError, ValueError) as error:
             raise ProtocolError(f"rows of {self.table.name} are cut short") from error
         except DecodeError as error:
@@ -98,6 +120,13 @@ class Rows:
     def _image(self, present: bytes) -> _Image:
         there = [at for at, is_there in enumerate(bits(present, len(self._columns))) if is_there]
         return _Image(there, self._layouts, [self._columns[at].nullable for at in there])
+
+
+def _parted(rows: list[Row], counts: list[int]) -> list[list[Row]]:
+    """Rows in lists, as many in each as it had images; an UPDATE's pair is one row."""
+    images = sum(counts) // len(rows) if rows else 1
+    each = iter(rows)
+    return [list(islice(each, count // images)) for count in counts]
 
 
 class _Reader(Protocol):

@@ -175,11 +175,12 @@ class _Flow:
             for event in events:
                 assembler.feed(event)
                 size += len(event)
-                if len(assembler.open) > _PIECE or (size > _PIECE_BYTES and assembler.open):
-                    yield from self._pieces(assembler)
-                    size = 0
                 if _ends(assembler, until):
                     break
+            assembler.flush()
+            if len(assembler.open) > _PIECE or (size > _PIECE_BYTES and assembler.open):
+                yield from self._pieces(assembler)
+                size = 0
             if events:
                 self._heard_at = time.time_ns() // 1000
             full = len(assembler.done) >= _PIECE or size > _PIECE_BYTES or not events
@@ -208,6 +209,7 @@ class _Flow:
 
     def _handed(self, assembler: Assembler) -> Batch:
         """What is complete, and how to go on after it."""
+        assembler.flush()
         changes, assembler.done = assembler.done, []
         if changes:
             self._commit_time = changes[-1].transaction.commit_time

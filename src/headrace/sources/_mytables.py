@@ -87,6 +87,7 @@ class Tables:
         self._declared = resume.declared()
         self._used: set[str] = set()  # tables of which rows were read as they are declared
         self._readings: dict[bytes, Reading] = {}
+        self._latest: dict[str, Table] = {}  # as each was described last
         self.state = State(
             resume.copies,
             resume.errored,
@@ -126,7 +127,7 @@ class Tables:
             if path not in self.state.errored:
                 self.cannot_read(path, str(error))
             return Reading(path, self._last_known(path)), []
-        table = self._register(table)
+        table = self._latest[path] = self._register(table)
         self._used.add(path)
         told: list[Told] = []
         later = self.state.told_later.get(path, [])
@@ -136,6 +137,8 @@ class Tables:
                 told_later=_left_out(self.state.told_later, path),
             )
             told += [(Op.SCHEMA, table, schema(table) | said) for said in later or [{}]]
+        if path in self.state.former:
+            told.append(self._forgotten(path, table))
         readable = path not in self.state.errored
         return Reading(path, table, Rows(table, types) if readable else None), told
 
@@ -217,9 +220,13 @@ class Tables:
         self._set(copies=self.state.copies | {path: Copy(begun=True, done=True)})
         self._declare(path, self._catalog.declared(effect.path.schema, effect.path.table))
         if path in self.state.former and (table := self._now(effect.path)) is not None:
-            self._set(former=tuple(each for each in self.state.former if each != path))
-            told.append((Op.TRUNCATE, table, {"snapshot": True, "relations": []}))
+            told.append(self._forgotten(path, table))
         return told + self._columns_told(effect, said, end)
+
+    def _forgotten(self, path: str, table: Table) -> Told:
+        """Rows of an earlier table of the name are in the log: these are none of the new one's."""
+        self._set(former=tuple(each for each in self.state.former if each != path))
+        return Op.TRUNCATE, table, {"snapshot": True, "relations": []}
 
     def _altered(self, effect: Effect, said: dict[str, Any], end: Place) -> list[Told]:
         path = str(effect.path)
@@ -296,18 +303,18 @@ class Tables:
             return None
         columns = [(column.name, column.type) for column in declared.columns]
         table = self._catalog.table_of(path.schema, path.table, columns, declared)
-        table = self._register(table)
+        table = self._latest[str(path)] = self._register(table)
         self._set(versions=self.state.versions | {str(path): table.version})
         return table
 
     def _last_known(self, path: str) -> Table | None:
-        read = [each for each in self._readings.values() if each.path == path and each.table]
-        if read:
-            return read[-1].table
+        if path in self._latest:
+            return self._latest[path]
         schema_name, _, name = path.partition(".")
         return self._now(Path(schema_name, name))
 
     def _forget(self, path: str) -> None:
+        self._latest.pop(path, None)
         self._declare(path, None)
         self._set(
             copies=_left_out(self.state.copies, path),

@@ -33,6 +33,7 @@ from ._binlog import (
 from ._mycatalog import Gtids
 from ._myddl import Dml, read
 from ._myresume import Place, Resume, file_number
+from ._myrows import Row
 from ._mysettings import SYSTEM_SCHEMAS
 from ._mytables import Reading, Tables, Told
 from ._pgannotations import annotated
@@ -79,8 +80,20 @@ class Begun(msgspec.Struct):
     handed: int = 0  # changes that were handed over already
 
 
+class _Waiting(msgspec.Struct, frozen=True, gc=False):
+    """Rows that are not decoded yet; no event: their transaction ends."""
+
+    begun: Begun
+    reading: Reading | None = None
+    event: RowsEvent | None = None
+    position: MysqlPosition | None = None
+    data: bytes = b""
+
+
 class Assembler:
     """Collects what the stream says into changes.
+
+    Rows wait until `flush`, since many events decoded together cost much less than one by one.
 
     `done` holds complete transactions, up to `place`; `open` the one that has begun.
     """
@@ -89,6 +102,7 @@ class Assembler:
         self.tables = tables
         self.done: list[Change] = []
         self.open: list[Change] = []
+        self._waiting: list[_Waiting] = []
         self.file, self.end = resume.file, resume.position  # where the next event begins
         self.born = resume.born
         self.gtids = gtids
@@ -137,6 +151,7 @@ class Assembler:
     def take_open(self) -> list[Change]:
         """The changes of the open transaction so far, but one: the last must be known as such."""
         begun = self._begun
+        self.flush()
         if begun is None or begun.holds:
             return []
         taken, self.open = self.open[:-1], self.open[-1:]
@@ -275,6 +290,7 @@ class Assembler:
                 self._rolled_back(begun, 0)
                 self._committed()
                 return
+        self.flush()
         if found := _XA.match(sql):
             self._branch(begun, found["verb"].upper(), xid(found["xid"]))
         elif found := _SAVEPOINT.fullmatch(sql):
@@ -286,6 +302,7 @@ class Assembler:
 
     def _rolled_back(self, begun: Begun, kept: int) -> None:
         """Forget changes of the open transaction, all but the first `kept`."""
+        self.flush()
         if kept < begun.handed:
             raise ProtocolError(
                 f"{self.file}:{self._at}: a transaction is rolled back of which a part is stored"
@@ -328,11 +345,17 @@ class Assembler:
         begun = self._begun
         if begun is None:
             raise ProtocolError("a transaction ended that had not begun")
+        if self._waiting:
+            self._waiting.append(_Waiting(begun))
+        else:
+            self._complete()
+        self._ended(begun)
+
+    def _complete(self) -> None:
         if self.open:
             _set(self.open[-1], "last", True)
             self.done += self.open
             self.open = []
-        self._ended(begun)
 
     def _ended(self, begun: Begun) -> None:
         if not begun.skipped:
@@ -353,6 +376,7 @@ class Assembler:
                 self._decided(begun, name, commits=verb == "COMMIT")
 
     def _was_prepared(self, event: XaPrepare) -> None:
+        self.flush()
         begun = self._begun
         if begun is None:
             raise ProtocolError("an XA transaction was prepared that had not begun")
@@ -407,19 +431,48 @@ class Assembler:
             raise ProtocolError(f"rows of table {event.table_id}, which was not described")
         if reading.table is None or (begun.skipped and not begun.holds):
             return
-        if reading.rows is None:
-            self._undecoded(reading, event, data)
-            return
-        try:
-            rows = reading.rows.read(event)
-        except DecodeError as error:
-            self._cannot_read(reading, error, event, data)
-            return
         if reading.annotates:
-            self._annotated(rows)
+            self._annotated(reading, event)
             return
-        operation, table, transaction = _OPERATIONS[event.kind], reading.table, begun.transaction
         position = MysqlPosition(self.file, self._at, begun.gtid, begun.position)
+        self._waiting.append(_Waiting(begun, reading, event, position, data))
+
+    def flush(self) -> None:
+        """Turn the rows that wait into changes."""
+        waiting, self._waiting = self._waiting, []
+        found = self._decoded(waiting)
+        for at, each in enumerate(waiting):
+            if each.reading is None:
+                self._complete()
+                continue
+            rows = found.get(at)
+            if isinstance(rows, list) and each.reading.path not in self.tables.state.errored:
+                self._add(each, rows)
+            else:
+                self._undecoded(each, rows if isinstance(rows, DecodeError) else None)
+
+    def _decoded(self, waiting: list[_Waiting]) -> dict[int, list[Row] | DecodeError]:
+        """The rows of each event that can be read, by its place; alike ones are read at once."""
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for at, each in enumerate(waiting):
+            reading, event = each.reading, each.event
+            if reading is None or event is None or reading.rows is None:
+                continue
+            key = (id(reading), event.header.kind, event.present, event.present_after)
+            alike.setdefault(key, []).append(at)
+        found: dict[int, list[Row] | DecodeError] = {}
+        for places in alike.values():
+            found |= _read([waiting[at] for at in places], places)
+        return found
+
+    def _add(self, each: _Waiting, rows: list[Row]) -> None:
+        reading, event, begun = each.reading, each.event, each.begun
+        position = each.position
+        assert reading is not None
+        assert reading.table is not None
+        assert event is not None
+        assert position is not None
+        operation, table, transaction = _OPERATIONS[event.kind], reading.table, begun.transaction
         # All by position: this is the one statement that runs for every row.
         self.open += [
             Change(operation, table, key, before, kind, after, changed, unchanged,
@@ -429,32 +482,38 @@ class Assembler:
         ]  # fmt: skip
         begun.ordinal += len(rows)
 
-    def _cannot_read(
-        self, reading: Reading, error: DecodeError, event: RowsEvent, data: bytes
-    ) -> None:
-        if reading.annotates:
-            self._annotated([(None, None, BeforeKind.NONE, b"{}", None, ())])
-            return
-        self.tables.cannot_read(reading.path, str(error))
-        passed = Reading(reading.path, reading.table)
-        for number, known in self._readings.items():
-            if known.path == reading.path:
-                self._readings[number] = passed
-        self._undecoded(passed, event, data)
-
-    def _undecoded(self, reading: Reading, event: RowsEvent, data: bytes) -> None:
+    def _undecoded(self, each: _Waiting, error: DecodeError | None) -> None:
         """Keep the bytes, so that nothing is passed over that is not in the log."""
+        reading, event, begun = each.reading, each.event, each.begun
+        assert reading is not None
         assert reading.table is not None
+        assert event is not None
+        assert each.position is not None
+        if error is not None and reading.path not in self.tables.state.errored:
+            self.tables.cannot_read(reading.path, str(error))
+            self._readings = {
+                number: Reading(known.path, known.table) if known.path == reading.path else known
+                for number, known in self._readings.items()
+            }
+            errored = self.tables.state.errored
+            self.settled = msgspec.structs.replace(self.settled, errored=errored)
         kept = {
             "error": self.tables.state.errored.get(reading.path, ""),
             "operation": _OPERATIONS[event.kind],
-            "binlog": base64.b64encode(data or event.data[event.at : event.end]).decode(),
+            "binlog": base64.b64encode(each.data or event.data[event.at : event.end]).decode(),
         }
-        self._say([(Op.MESSAGE, reading.table, kept)])
+        begun.ordinal += 1
+        where = (begun.transaction, begun.ordinal, each.position)
+        self.open.append(spoken(Op.MESSAGE, reading.table, kept, where))
 
-    def _annotated(self, rows: list[Any]) -> None:
+    def _annotated(self, reading: Reading, event: RowsEvent) -> None:
         begun = self._begun
         assert begun is not None
+        assert reading.rows is not None
+        try:
+            rows = reading.rows.read(event)
+        except DecodeError:
+            rows = [(None, None, BeforeKind.NONE, b"{}", None, ())]  # told as no annotation
         for _, _, _, after, _, _ in rows:
             if after is None:
                 continue  # the row was deleted again
@@ -470,12 +529,29 @@ class Assembler:
     def _say(self, told: list[Told]) -> None:
         """Add changes that are not about a row."""
         begun = self._begun
-        if begun is None or begun.skipped:
+        if not told or begun is None or begun.skipped:
             return
+        self.flush()
         position = MysqlPosition(self.file, self._at, begun.gtid, begun.position)
         for op, table, said in told:
             begun.ordinal += 1
             self.open.append(spoken(op, table, said, (begun.transaction, begun.ordinal, position)))
+
+
+def _read(alike: list[_Waiting], places: list[int]) -> dict[int, list[Row] | DecodeError]:
+    """The rows of events of one kind; where one cannot be read, the others can."""
+    rows = alike[0].reading.rows if alike[0].reading else None
+    events = [each.event for each in alike if each.event is not None]
+    assert rows is not None
+    try:
+        return dict(zip(places, rows.read_all(events), strict=True))
+    except DecodeError as error:
+        if len(alike) == 1:
+            return {places[0]: error}
+    found: dict[int, list[Row] | DecodeError] = {}
+    for at, each in zip(places, alike, strict=True):
+        found |= _read([each], [at])
+    return found
 
 
 def spoken(

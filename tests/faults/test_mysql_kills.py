@@ -1,0 +1,113 @@
+"""MariaDB through kills of the server and of the capture, with DDL from beside the writers."""
+
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from headrace.log import LogReader
+from headrace.replay import Replay, TableName
+from headrace.sources._myresume import Resume, decode, file_number
+from headrace.testing import wait_until
+from headrace.testing.mariadb import MariadbDatabase, MariadbServer
+from tests.faults import mysqlwork
+from tests.faults.mysqlwork import TABLES, Workload
+from tests.sources.mariacapturing import copied_rows, ordered
+
+ROOT = Path(__file__).parents[2]
+
+
+class Captor:
+    """A capturing process, seen from outside."""
+
+    def __init__(self, database: MariadbDatabase, data_dir: Path) -> None:
+        self._errors = data_dir.with_suffix(".errors")
+        with self._errors.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.mysqlcaptor", str(data_dir), database.url],
+                stdin=subprocess.PIPE,
+                stderr=errors,
+                cwd=ROOT,
+            )
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.kill()
+        self._end()
+
+    def stop(self) -> None:
+        """Let it end in order."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._end() == 0, self._errors.read_text()[-2000:]
+
+    def expect_running(self) -> None:
+        """It must not have ended by itself."""
+        assert self._process.poll() is None, self._errors.read_text()[-2000:]
+
+    def _end(self) -> int:
+        code = self._process.wait(timeout=60)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return code
+
+
+def stored(data_dir: Path) -> Resume | None:
+    """How far the log is, as another process sees it."""
+    if not (data_dir / "CURRENT").exists():
+        return None
+    with LogReader.open(data_dir) as log:
+        resume = log.resume("faults")
+    found = None if resume is None else decode(resume)
+    return found if isinstance(found, Resume) else None
+
+
+def catch_up(database: MariadbDatabase, data_dir: Path, captor: Captor) -> None:
+    """Wait until the log has everything."""
+    file, position, *_ = database.execute("SHOW MASTER STATUS")[0]
+    end = file_number(file), position
+
+    def arrived() -> bool:
+        captor.expect_running()
+        resume = stored(data_dir)
+        return resume is not None and resume.place >= end and not resume.to_copy
+
+    wait_until(arrived, timeout=60, message=f"the log reaches {end}")
+
+
+@pytest.mark.slow
+@pytest.mark.requirement("S0-28", "S0-29", "S0-30")
+def test_killed_again_and_again_the_log_still_equals_the_database(
+    own_mariadb: MariadbServer, tmp_path: Path, seed: int
+) -> None:
+    dice = Random(seed)
+    data_dir = tmp_path / "log"
+    with own_mariadb.database() as database:
+        for table in TABLES:
+            mysqlwork.create(database, table)
+        with Workload(database, seed) as load:
+            for turn in range(5):
+                captor = Captor(database, data_dir)
+                load.progress(dice.randint(1, 15))
+                if turn in (1, 3):
+                    own_mariadb.restart("immediate" if turn == 1 else "fast")
+                    load.progress()
+                captor.expect_running()
+                captor.kill()
+                load.progress(dice.randint(1, 5))
+        mysqlwork.settle(database)
+        captor = Captor(database, data_dir)
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS last (id int PRIMARY KEY); INSERT INTO last VALUES (1)"
+        )
+        catch_up(database, data_dir, captor)
+        captor.stop()
+        with LogReader.open(data_dir) as log:
+            replay = Replay.of(log.read(0, limit=1 << 30))
+        assert replay.surprises == []
+        expected = copied_rows(database, tmp_path / "other")
+        for table in (*TABLES, "last"):
+            rows = replay.rows(TableName("faults", database.name, table))
+            assert ordered(rows) == expected.get(table, []), table
