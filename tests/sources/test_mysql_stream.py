@@ -34,6 +34,7 @@ def test_a_transaction_is_named_by_its_gtid_and_stands_at_its_place(
         assert isinstance(first.position, MysqlPosition)
         told = first.position.to_json()
         assert (told["file"], told["gtid"], told["begin"]) == (file, gtid, begin)
+        assert isinstance(second.position, MysqlPosition)
         assert begin < first.position.position < second.position.position
         assert first.transaction.commit_time > 1_700_000_000_000_000
         assert first.table.origin.startswith("mysql:")

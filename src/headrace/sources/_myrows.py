@@ -76,13 +76,13 @@ class Rows:
         try:
             any_null = False
             images: tuple[_Rows, ...] = ()
-            counts = []  # of images, for each event
+            counts = []  # of rows, for each event
             for each in events:
                 end, nulls, rows = reader.walk(each.data, each.at, each.end)
-                if end != each.end:
+                if end != each.end or len(rows[0]) % reader.per_row:
                     raise ValueError("rows do not end where their event does")
                 any_null = any_null or nulls
-                counts.append(len(rows[0]))
+                counts.append(len(rows[0]) // reader.per_row)
                 if images:
                     for known, more in zip(images, rows, strict=True):
                         known.extend(more)
@@ -123,15 +123,14 @@ class Rows:
 
 
 def _parted(rows: list[Row], counts: list[int]) -> list[list[Row]]:
-    """Rows in lists, as many in each as it had images; an UPDATE's pair is one row."""
-    images = sum(counts) // len(rows) if rows else 1
     each = iter(rows)
-    return [list(islice(each, count // images)) for count in counts]
+    return [list(islice(each, count)) for count in counts]
 
 
 class _Reader(Protocol):
     """Reads events of one kind with one set of columns."""
 
+    per_row: int  # images in the walk's first list that make one row
     walk: Walk
 
     def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]: ...
@@ -228,6 +227,8 @@ def _keys(writer: _Writer | None, columns: _Columns, count: int) -> Sequence[byt
 
 
 class _Inserts:
+    per_row = 1
+
     def __init__(self, table: _Described, image: _Image) -> None:
         self.walk = walk([image.fields])
         self._image = image
@@ -249,6 +250,8 @@ class _Inserts:
 
 
 class _Deletes:
+    per_row = 1
+
     def __init__(self, table: _Described, image: _Image) -> None:
         self.walk = walk([image.fields])
         self._image = image
@@ -283,6 +286,8 @@ class _Changes(dict[tuple[bool, ...], tuple[str, ...]]):
 class _Updates:
     """Updates whose old and new images have the same columns: all are read as one list."""
 
+    per_row = 2
+
     def __init__(self, table: _Described, image: _Image) -> None:
         self.walk = walk([image.fields])
         self._image = image
@@ -293,8 +298,6 @@ class _Updates:
         self._changes = _Changes([table.names[at] for at in chosen])
 
     def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]:
-        if len(rows[0]) % 2:
-            raise ValueError("an update without a new row")
         columns = self._image.texts(rows[0], nulls=nulls)
         if not columns:
             return [(None, None, _NONE, b"{}", (), self._missing)] * (len(rows[0]) // 2)
@@ -315,6 +318,8 @@ class _Updates:
 
 class _PartialUpdates:
     """Updates whose new image has other columns than the old one."""
+
+    per_row = 1
 
     def __init__(self, table: _Described, old: _Image, new: _Image) -> None:
         self.walk = walk([old.fields, new.fields])

@@ -25,7 +25,8 @@ from ._myresume import Copy, Declared, Place, Restart, Resume, file_number, pack
 from ._mysession import Session
 from ._mysettings import MysqlSettings
 from ._mytables import Tables, schema
-from ._mytransactions import Assembler, spoken
+from ._mytransactions import Assembler
+from ._mywaiting import spoken
 
 _PIECE = 8192  # changes; a longer transaction is handed over in pieces
 _PIECE_BYTES = 8 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import time
 from typing import Any
@@ -23,7 +22,6 @@ from ._binlog import (
     Query,
     Rotate,
     RowsEvent,
-    RowsKind,
     TableMap,
     XaPrepare,
     Xid,
@@ -33,61 +31,22 @@ from ._binlog import (
 from ._mycatalog import Gtids
 from ._myddl import Dml, read
 from ._myresume import Place, Resume, file_number
-from ._myrows import Row
 from ._mysettings import SYSTEM_SCHEMAS
 from ._mytables import Reading, Tables, Told
+from ._mywaiting import Begun, Waiting, decoded, spoken
+from ._myxa import XA, Prepared, xid
 from ._pgannotations import annotated
 
-_OPERATIONS = {
-    RowsKind.INSERT: Op.INSERT,
-    RowsKind.UPDATE: Op.UPDATE,
-    RowsKind.DELETE: Op.DELETE,
-}
 _TABLE_MAP = 19
 _HEAD = 19  # bytes of an event's header
 _TABLE_ID, _MAP_FLAGS = 6, 2  # bytes
 _CHECKSUM = 4  # bytes
 _set = msgspec.structs.force_setattr
 
-_XA = re.compile(r"XA\s+(?P<verb>START|BEGIN|END|COMMIT|ROLLBACK)\s+(?P<xid>[^ ]+)", re.IGNORECASE)
-_XA_PART = re.compile(r"(?P<hex>x?)'(?P<text>[^']*)'", re.IGNORECASE)
 _SAVEPOINT = re.compile(r"SAVEPOINT\s+(?P<name>.+)", re.IGNORECASE | re.DOTALL)
 _ROLLBACK_TO = re.compile(
     r"ROLLBACK\s+TO\s+(?:SAVEPOINT\s+)?(?P<name>.+)", re.IGNORECASE | re.DOTALL
 )
-
-
-class Prepared(msgspec.Struct, frozen=True):
-    """An XA transaction whose rows are known and whose end is not."""
-
-    changes: list[Change]
-    file: str
-    begin: int
-
-
-class Begun(msgspec.Struct):
-    """What has begun and not ended."""
-
-    file: str
-    position: int  # where it begins
-    gtid: str
-    skipped: bool  # it is in the log already
-    transaction: Transaction
-    holds: bool = False  # an XA branch: nothing of it may go before its end is known
-    committing: bool = False  # it goes on until a COMMIT
-    ordinal: int = 0
-    savepoints: dict[str, int] = {}
-    handed: int = 0  # changes that were handed over already
-
-
-class _Waiting(msgspec.Struct, frozen=True, gc=False):
-    """Rows that are not decoded yet; no event: their transaction ends."""
-
-    begun: Begun
-    reading: Reading | None = None
-    event: RowsEvent | None = None
-    position: MysqlPosition | None = None
-    data: bytes = b""
 
 
 class Assembler:
@@ -102,7 +61,7 @@ class Assembler:
         self.tables = tables
         self.done: list[Change] = []
         self.open: list[Change] = []
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting | None] = []  # None: the transaction before it ends
         self.file, self.end = resume.file, resume.position  # where the next event begins
         self.born = resume.born
         self.gtids = gtids
@@ -291,7 +250,7 @@ class Assembler:
                 self._committed()
                 return
         self.flush()
-        if found := _XA.match(sql):
+        if found := XA.match(sql):
             self._branch(begun, found["verb"].upper(), xid(found["xid"]))
         elif found := _SAVEPOINT.fullmatch(sql):
             begun.savepoints[found["name"]] = begun.handed + len(self.open)
@@ -346,7 +305,7 @@ class Assembler:
         if begun is None:
             raise ProtocolError("a transaction ended that had not begun")
         if self._waiting:
-            self._waiting.append(_Waiting(begun))
+            self._waiting.append(None)
         else:
             self._complete()
         self._ended(begun)
@@ -435,76 +394,34 @@ class Assembler:
             self._annotated(reading, event)
             return
         position = MysqlPosition(self.file, self._at, begun.gtid, begun.position)
-        self._waiting.append(_Waiting(begun, reading, event, position, data))
+        self._waiting.append(Waiting(begun, reading, reading.table, event, position, data))
 
     def flush(self) -> None:
         """Turn the rows that wait into changes."""
         waiting, self._waiting = self._waiting, []
-        found = self._decoded(waiting)
+        found = decoded(waiting)
         for at, each in enumerate(waiting):
-            if each.reading is None:
+            if each is None:
                 self._complete()
                 continue
             rows = found.get(at)
             if isinstance(rows, list) and each.reading.path not in self.tables.state.errored:
-                self._add(each, rows)
-            else:
-                self._undecoded(each, rows if isinstance(rows, DecodeError) else None)
-
-    def _decoded(self, waiting: list[_Waiting]) -> dict[int, list[Row] | DecodeError]:
-        """The rows of each event that can be read, by its place; alike ones are read at once."""
-        alike: dict[tuple[object, ...], list[int]] = {}
-        for at, each in enumerate(waiting):
-            reading, event = each.reading, each.event
-            if reading is None or event is None or reading.rows is None:
+                self.open += each.changes(rows)
                 continue
-            key = (id(reading), event.header.kind, event.present, event.present_after)
-            alike.setdefault(key, []).append(at)
-        found: dict[int, list[Row] | DecodeError] = {}
-        for places in alike.values():
-            found |= _read([waiting[at] for at in places], places)
-        return found
+            if isinstance(rows, DecodeError):
+                self._cannot_read(each.reading.path, rows)
+            self.open.append(each.kept(self.tables.state.errored.get(each.reading.path, "")))
 
-    def _add(self, each: _Waiting, rows: list[Row]) -> None:
-        reading, event, begun = each.reading, each.event, each.begun
-        position = each.position
-        assert reading is not None
-        assert reading.table is not None
-        assert event is not None
-        assert position is not None
-        operation, table, transaction = _OPERATIONS[event.kind], reading.table, begun.transaction
-        # All by position: this is the one statement that runs for every row.
-        self.open += [
-            Change(operation, table, key, before, kind, after, changed, unchanged,
-                   transaction, at, position)
-            for at, (key, before, kind, after, changed, unchanged)
-            in enumerate(rows, begun.ordinal + 1)
-        ]  # fmt: skip
-        begun.ordinal += len(rows)
-
-    def _undecoded(self, each: _Waiting, error: DecodeError | None) -> None:
-        """Keep the bytes, so that nothing is passed over that is not in the log."""
-        reading, event, begun = each.reading, each.event, each.begun
-        assert reading is not None
-        assert reading.table is not None
-        assert event is not None
-        assert each.position is not None
-        if error is not None and reading.path not in self.tables.state.errored:
-            self.tables.cannot_read(reading.path, str(error))
-            self._readings = {
-                number: Reading(known.path, known.table) if known.path == reading.path else known
-                for number, known in self._readings.items()
-            }
-            errored = self.tables.state.errored
-            self.settled = msgspec.structs.replace(self.settled, errored=errored)
-        kept = {
-            "error": self.tables.state.errored.get(reading.path, ""),
-            "operation": _OPERATIONS[event.kind],
-            "binlog": base64.b64encode(each.data or event.data[event.at : event.end]).decode(),
+    def _cannot_read(self, path: str, error: DecodeError) -> None:
+        if path in self.tables.state.errored:
+            return
+        self.tables.cannot_read(path, str(error))
+        self._readings = {
+            number: Reading(known.path, known.table) if known.path == path else known
+            for number, known in self._readings.items()
         }
-        begun.ordinal += 1
-        where = (begun.transaction, begun.ordinal, each.position)
-        self.open.append(spoken(Op.MESSAGE, reading.table, kept, where))
+        errored = self.tables.state.errored
+        self.settled = msgspec.structs.replace(self.settled, errored=errored)
 
     def _annotated(self, reading: Reading, event: RowsEvent) -> None:
         begun = self._begun
@@ -536,41 +453,6 @@ class Assembler:
         for op, table, said in told:
             begun.ordinal += 1
             self.open.append(spoken(op, table, said, (begun.transaction, begun.ordinal, position)))
-
-
-def _read(alike: list[_Waiting], places: list[int]) -> dict[int, list[Row] | DecodeError]:
-    """The rows of events of one kind; where one cannot be read, the others can."""
-    rows = alike[0].reading.rows if alike[0].reading else None
-    events = [each.event for each in alike if each.event is not None]
-    assert rows is not None
-    try:
-        return dict(zip(places, rows.read_all(events), strict=True))
-    except DecodeError as error:
-        if len(alike) == 1:
-            return {places[0]: error}
-    found: dict[int, list[Row] | DecodeError] = {}
-    for at, each in zip(places, alike, strict=True):
-        found |= _read([each], [at])
-    return found
-
-
-def spoken(
-    op: Op, table: Table, said: dict[str, Any], where: tuple[Transaction, int, MysqlPosition]
-) -> Change:
-    """A change that is not about a row; `where`: transaction, ordinal, position."""
-    content = msgspec.json.encode(said)
-    return Change(op, table, None, None, BeforeKind.NONE, content, None, (), *where)
-
-
-def xid(text: str) -> str:
-    """The name of an XA transaction, however it is written: X'6162',X'',1."""
-    parts = [
-        part["text"].lower() if part["hex"] else part["text"].encode().hex()
-        for part in _XA_PART.finditer(text)
-    ]
-    number = text.rpartition(",")[2]
-    gtrid, bqual = [*parts, "", ""][:2]
-    return f"{gtrid}.{bqual}.{number if number.isdecimal() else 1}"
 
 
 def _content(image: bytes) -> bytes:
