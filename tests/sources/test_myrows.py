@@ -183,6 +183,23 @@ def test_columns_that_an_image_leaves_out_are_absent_and_not_null(
         assert changed == (() if set(new) <= set(old) else None)
 
 
+@given(tables_with_rows(), st.sampled_from(sorted(KINDS)))
+def test_events_read_together_say_what_each_says(
+    case: tuple[list[ColumnType], list[list[Any]]], kind: int
+) -> None:
+    columns, written = case
+    images = [image(columns, row) * (2 if kind == 31 else 1) for row in written]
+    several = [event(kind, len(columns), data) for data in [*images, b"", b"".join(images)]]
+    rows = decoder(columns, keys=[columns[0].name])
+    assert rows.read_all(several) == [rows.read(each) for each in several]
+
+
+def test_an_update_without_its_new_row_is_refused_beside_another_one() -> None:
+    columns = [ColumnType("c", TINY, 0, True)]
+    with pytest.raises(ProtocolError):
+        decoder(columns).read_all([event(31, 1, b"\0\x01"), event(31, 1, b"\0\x02")])
+
+
 def test_a_text_that_says_null_is_not_null() -> None:
     columns = [
         ColumnType("id", LONG, 0, False),
