@@ -16,7 +16,10 @@ SLOTS = 4  # places for events at each change: before it, its table, itself, aft
 
 
 class Lsn(int):
-    """A place in PostgreSQL's write-ahead log: a number that prints as 0/16B3748."""
+    """A place in PostgreSQL's write-ahead log: a number that prints as 0/16B3748.
+
+    Of other sources it is a number that orders the same way, and no address of anything.
+    """
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -64,7 +67,7 @@ class TableColumn(msgspec.Struct, frozen=True):
 
     name: str
     type: str
-    type_id: int  # of pg_type
+    type_id: int  # of pg_type; 0: another source's
     modifier: int  # precision, length …, as PostgreSQL packs them; -1: none
     key: bool
 
@@ -72,7 +75,7 @@ class TableColumn(msgspec.Struct, frozen=True):
 class TableSchema(msgspec.Struct, frozen=True):
     """A table's columns from here on."""
 
-    id: int  # no other table of the source has it
+    id: int  # PostgreSQL's or SQLite's number for it, or made of its name; no other table has it
     source: str  # its name in the config
     schema: str
     name: str
@@ -129,7 +132,7 @@ class Begin(_Placed, frozen=True):
     """A transaction's changes follow."""
 
     timestamp: int  # of the commit: PostgreSQL does not tell the start; microseconds since 1970
-    xid: int  # 0: it has none, as a copy
+    xid: int  # 0: it has none, as a copy, or as MySQL, which names transactions
 
 
 class Commit(_Placed, frozen=True):

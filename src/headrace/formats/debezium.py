@@ -1,17 +1,27 @@
-"""The envelope that Debezium 3 writes for PostgreSQL, with schemas disabled.
+"""The envelope that Debezium 3 writes for PostgreSQL and MySQL, with schemas disabled.
 
 Consumers of Debezium's topics find the keys they know, in the order they know. The values of
-rows are Headrace's own: decimals as text, times as ISO 8601.
+rows are Headrace's own: decimals as text, times as ISO 8601. SQLite, which Debezium does not know,
+has the keys that all its connectors share.
 """
 
+import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
 
-from ..event import Change, Op, Table
+from ..event import (
+    Change,
+    EventTablePosition,
+    MysqlPosition,
+    Op,
+    PostgresPosition,
+    SqlitePosition,
+    Table,
+)
 from ._line import one_line
 from ._tables import PerTable
 from .facts import Facts
@@ -91,19 +101,15 @@ class _Source:
         connector = CONNECTORS.get(table.connector, table.connector)
         self._start = _members(version=facts.version, connector=connector, name=table.source)
         self._database = _members(db=table.database)
-        self._table = _members(schema=table.schema, table=table.name)
+        # Of MySQL and MariaDB, `db` says it all.
+        schema = {} if table.connector == "mysql" else {"schema": table.schema}
+        self._table = _members(**schema, table=table.name)
 
     def block(self, change: Change) -> bytes:
         """The block of one change."""
-        transaction, position = change.transaction, change.position
-        committed = transaction.commit_time
-        # Debezium tells the last commit before this transaction, which only someone knows who has
-        # followed from there. This transaction's own commit orders the same way.
-        sequence = rb"[\"%d\",\"%d\"]" % (position.commit, position.own)
-        return (
-            b'{%b,"ts_ms":%d,"snapshot":"%b",%b,"sequence":"%b","ts_us":%d,"ts_ns":%d,%b,'
-            b'"txId":%b,"lsn":%d,"xmin":null,"origin":null,"origin_lsn":null}'
-        ) % (
+        committed = change.transaction.commit_time
+        sequence, place = _PLACES[type(change.position)](change)
+        return _BLOCK % (
             self._start,
             committed // 1000,
             b"true" if _copied(change) else b"false",
@@ -112,10 +118,60 @@ class _Source:
             committed,
             committed * 1000,
             self._table,
-            # What is not a transaction of the server, as a copy, has a name instead of a number.
-            transaction.id.encode() if transaction.id.isdecimal() else b"null",
-            position.own,
+            place,
         )
+
+
+_BLOCK = b'{%b,"ts_ms":%d,"snapshot":"%b",%b,"sequence":%b,"ts_us":%d,"ts_ns":%d,%b%b}'
+
+
+# --- places: the value of `sequence`, and the members that only this source has -----------------
+
+
+def _in_postgres(change: Change) -> tuple[bytes, bytes]:
+    at, transaction = change.position, change.transaction.id
+    lsn = at.lsn if isinstance(at, PostgresPosition | EventTablePosition) else 0
+    # What is not a transaction of the server, as a copy, has a name instead of a number.
+    return _sequence(change), b',"txId":%b,"lsn":%d,"xmin":null,"origin":null,"origin_lsn":null' % (
+        transaction.encode() if transaction.isdecimal() else b"null",
+        lsn,
+    )
+
+
+def _in_mysql(change: Change) -> tuple[bytes, bytes]:
+    at = change.position
+    assert isinstance(at, MysqlPosition)
+    gtid = _mariadb_gtid(at.gtid)
+    return b"null", _MYSQL % (
+        int(gtid[1]) if gtid else 0,
+        _encode(at.gtid) if at.gtid else b"null",
+        _encode(at.file),
+        at.position,
+        # Debezium counts the rows of an event of the binary log, we those of the transaction.
+        change.ordinal - 1,
+    )
+
+
+_MYSQL = b',"server_id":%d,"gtid":%b,"file":%b,"pos":%d,"row":%d,"thread":null,"query":null'
+_mariadb_gtid = re.compile(r"\d+-(\d+)-\d+").fullmatch  # domain, server and number
+
+
+def _in_sqlite(change: Change) -> tuple[bytes, bytes]:
+    return _sequence(change), b""
+
+
+def _sequence(change: Change) -> bytes:
+    # Debezium tells the last commit before this transaction, which only someone knows who has
+    # followed from there. This transaction's own commit orders the same way.
+    return rb'"[\"%d\",\"%d\"]"' % (change.position.commit, change.position.own)
+
+
+_PLACES: dict[type, Callable[[Change], tuple[bytes, bytes]]] = {
+    PostgresPosition: _in_postgres,
+    EventTablePosition: _in_postgres,
+    MysqlPosition: _in_mysql,
+    SqlitePosition: _in_sqlite,
+}
 
 
 def _members(**values: str) -> bytes:

@@ -12,10 +12,12 @@ from a server or a log and hands them over.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import ClassVar, Protocol
 
 import msgspec
 
+from ..errors import ConfigError
 from ..event import BeforeKind, Change, Op, PostgresPosition, Table, format_lsn
 from ._etlkinds import (
     CASCADE,
@@ -38,6 +40,7 @@ from ._etlkinds import (
     decode,
 )
 from ._line import one_line
+from ._tables import PerTable
 
 __all__ = [
     "CASCADE",
@@ -129,6 +132,7 @@ class _EtlStream:
 
     def __init__(self) -> None:
         self._described: dict[tuple[str, int], int] = {}  # a table: its version
+        self._named: dict[tuple[str, int], tuple[str, str]] = {}  # those whose number is made
         self._statement = 0  # where the TRUNCATE begins
         self._emptied: list[int] = []
 
@@ -139,7 +143,7 @@ class _EtlStream:
             self._statement, self._emptied = begin, []
         if not wanted:
             return ()
-        self._emptied.append(change.table.relation)
+        self._emptied.append(table_id(change.table))
         return self._introduced(change)
 
     def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
@@ -162,6 +166,7 @@ class _EtlStream:
                 return [_unsupported(change)]
             case Op.SCHEMA:
                 self._described[_table(change)] = change.table.version
+                self._expect_own_number(change.table)
                 return [_relation(change, _ITSELF)]
         return [*self._introduced(change), _row(change)]
 
@@ -170,7 +175,20 @@ class _EtlStream:
         if self._described.get(table) == change.table.version:
             return ()
         self._described[table] = change.table.version
+        self._expect_own_number(change.table)
         return [_relation(change, _TABLE)]
+
+    def _expect_own_number(self, table: Table) -> None:
+        if table.relation:
+            return
+        name = (table.schema, table.name)
+        other = self._named.setdefault((table.source, table_id(table)), name)
+        if other != name:
+            raise ConfigError(
+                f"the tables {'.'.join(other)} and {'.'.join(name)} of source {table.source} have "
+                f"the same table_id {table_id(table)}, which is made of their names",
+                hint="Read them by two streams, or leave one of them out.",
+            )
 
     def _truncated(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         """One event for a statement, at its last table."""
@@ -233,7 +251,7 @@ def _head(kind: str, change: Change, slot: int, *, lsn: int | None = None) -> st
 
 def _row(change: Change) -> bytes:
     """Insert, Update or Delete."""
-    table, row = change.table.relation, change.after or b"{}"
+    table, row = table_id(change.table), change.after or b"{}"
     match change.op:
         case Op.UPDATE:
             head = _head("Update", change, _ITSELF).encode()
@@ -276,7 +294,7 @@ def _schema(table: Table) -> TableSchema:
         TableColumn(column.name, column.type, column.type_id, column.modifier, column.key)
         for column in table.columns
     )
-    return TableSchema(table.relation, table.source, table.schema, table.name, columns)
+    return TableSchema(table_id(table), table.source, table.schema, table.name, columns)
 
 
 def _truncate(change: Change, options: int, relations: Sequence[int]) -> bytes:
@@ -312,4 +330,13 @@ def _drops(change: Change) -> bool:
 
 
 def _table(change: Change) -> tuple[str, int]:
-    return change.table.source, change.table.relation
+    return change.table.source, table_id(change.table)
+
+
+def _made_id(table: Table) -> int:
+    name = f"{table.schema}\0{table.name}".encode()
+    return table.relation or int.from_bytes(blake2b(name, digest_size=4).digest()) or 1
+
+
+table_id = PerTable(_made_id)
+"""The source's number for a table; where it has none, as MySQL, 32 bits made of its name."""

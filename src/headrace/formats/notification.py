@@ -24,7 +24,8 @@ OPERATIONS: Mapping[Op, str] = {
     Op.MESSAGE: "MESSAGE",
 }
 
-DEFAULT_SCHEMAS = frozenset({"public", ""})  # a table outside is named with its schema
+# A table outside is named with its schema. `main` is SQLite's; MySQL has no default of its own.
+DEFAULT_SCHEMAS = frozenset({"public", "main", ""})
 
 _ON_REQUEST = frozenset(op.value for op in ON_REQUEST)
 # Members of an enum, looked up once: on Python 3.11 that takes as long as a call.
