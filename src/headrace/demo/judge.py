@@ -13,6 +13,7 @@ from rich.text import Text
 from ..event import Change
 from ..log import Log
 from ..replay import Replay, TableName
+from .database import Database
 from .delta import has_each_once, prove_delta
 from .proof import Verdict, prove
 
@@ -27,15 +28,15 @@ class Lakes(NamedTuple):
 
 
 def judge(
-    console: Console, log: Log, url: str, names: Sequence[TableName], lakes: Lakes | None
+    console: Console, log: Log, database: Database, names: Sequence[TableName], lakes: Lakes | None
 ) -> bool:
     """Compare, show the outcome, and return whether everything is equal."""
     replay, operations = _replayed(log)
     counted = ", ".join(f"{count:,} {op}" for op, count in operations.most_common())
     say(console, f"the log has {operations.total():,} changes: {counted}")
-    verdicts = {"log replays to": prove(url, replay, names)}
+    verdicts = {"log replays to": prove(database, replay, names)}
     if lakes:
-        verdicts["Delta table has"] = prove_delta(url, lakes.tables, names)
+        verdicts["Delta table has"] = prove_delta(database, lakes.tables, names)
     console.print(_table(verdicts))
     for column, column_verdicts in verdicts.items():
         _tell_differences(console, column, column_verdicts)

