@@ -263,6 +263,8 @@ class MysqlShop:
                 return value.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
             case float():
                 return Decimal(repr(value))
+            case Decimal() if _is_large(declared):
+                return int(value)
         return value if self.is_document(declared) else json_value(value)
 
     def arrow(self, declared: str) -> pa.DataType:
@@ -278,6 +280,11 @@ class MysqlShop:
         return declared == "json"
 
 
+def _is_large(declared: str) -> bool:
+    """Whether its numbers are larger than those of Arrow, which takes them for decimals."""
+    return _width("", declared) == "bigint unsigned"
+
+
 def _value(declared: str, value: Any) -> Any:
     """A value of the driver as Python would have it."""
     if declared == "json":
@@ -286,6 +293,8 @@ def _value(declared: str, value: Any) -> Any:
         return bool(value)
     if declared.startswith("set("):
         return value.split(",") if value else []
+    if _is_large(declared):
+        return Decimal(value)
     return value.replace(tzinfo=UTC) if declared.startswith("timestamp") else value
 
 
