@@ -382,6 +382,12 @@ def test_notifications_name_the_table_as_people_do(told: Told) -> None:
     assert messages[3]["beforeData"]["name"] == "Ann"
 
 
+def test_a_schema_that_is_called_main_is_the_default_of_sqlite_alone() -> None:
+    table = make_table(schema="main")
+    message = of(Notification(), make_change(table=table, after={"id": 1}))
+    assert message["tableName"] == "main.users"
+
+
 def test_a_changed_key_names_the_one_that_is_gone(told: Told) -> None:
     feed = [of(Changefeed(), change) for change in told.rows]
     assert [event["key"] for event in feed] == [f"users:{id}" for id in (2, 2, 3, 1, 4)]

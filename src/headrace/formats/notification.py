@@ -24,8 +24,8 @@ OPERATIONS: Mapping[Op, str] = {
     Op.MESSAGE: "MESSAGE",
 }
 
-# A table outside is named with its schema. `main` is SQLite's; MySQL has no default of its own.
-DEFAULT_SCHEMAS = frozenset({"public", "main", ""})
+# A table outside is named with its schema. MySQL has no default: each table is of a database.
+DEFAULT_SCHEMAS = {"postgres": "public", "sqlite": "main"}
 
 _ON_REQUEST = frozenset(op.value for op in ON_REQUEST)
 # Members of an enum, looked up once: on Python 3.11 that takes as long as a call.
@@ -78,7 +78,12 @@ _openings = PerTable(_openings_of)
 
 
 def _name(table: Table) -> str:
-    return table.name if table.schema in DEFAULT_SCHEMAS else f"{table.schema}.{table.name}"
+    return table.name if in_default_schema(table) else f"{table.schema}.{table.name}"
+
+
+def in_default_schema(table: Table) -> bool:
+    """Whether its bare name is enough."""
+    return table.schema in ("", DEFAULT_SCHEMAS.get(table.connector))
 
 
 def _before(change: Change) -> bytes:

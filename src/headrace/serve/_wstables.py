@@ -5,7 +5,7 @@ from glob import escape
 from typing import NamedTuple
 
 from ..event import Table
-from ..formats.notification import DEFAULT_SCHEMAS
+from ..formats.notification import in_default_schema
 from ._wsmessages import Code, Rejected
 from .filter import named
 
@@ -40,7 +40,7 @@ def _meant(known: Sequence[Table], name: str) -> list[Table]:
     return [
         table
         for table in known
-        if (table.name == name and table.schema in DEFAULT_SCHEMAS) or _path(table) == name
+        if (table.name == name and in_default_schema(table)) or _path(table) == name
     ]
 
 
