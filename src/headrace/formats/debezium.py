@@ -129,13 +129,14 @@ _BLOCK = b'{%b,"ts_ms":%d,"snapshot":"%b",%b,"sequence":%b,"ts_us":%d,"ts_ns":%d
 
 
 def _in_postgres(change: Change) -> tuple[bytes, bytes]:
-    at, transaction = change.position, change.transaction.id
-    lsn = at.lsn if isinstance(at, PostgresPosition | EventTablePosition) else 0
+    transaction, at = change.transaction.id, change.position
+    assert isinstance(at, PostgresPosition | EventTablePosition)
     # What is not a transaction of the server, as a copy, has a name instead of a number.
-    return _sequence(change), b',"txId":%b,"lsn":%d,"xmin":null,"origin":null,"origin_lsn":null' % (
-        transaction.encode() if transaction.isdecimal() else b"null",
-        lsn,
-    )
+    number = transaction.encode() if transaction.isdecimal() else b"null"
+    return _sequence(change), _POSTGRES % (number, at.lsn)
+
+
+_POSTGRES = b',"txId":%b,"lsn":%d,"xmin":null,"origin":null,"origin_lsn":null'
 
 
 def _in_mysql(change: Change) -> tuple[bytes, bytes]:
