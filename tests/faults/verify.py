@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
+from headrace.demo.postgres import PostgresShop
 from headrace.demo.proof import prove
 from headrace.event import Change, Op, PostgresPosition
 from headrace.log import LogReader
@@ -28,7 +29,7 @@ def verify(
     if not surprises:
         assert not replay.surprises, replay.surprises[:5]
     names = [TableName(SOURCE, "public", table) for table in tables]
-    verdicts = prove(database.url, replay, names)
+    verdicts = prove(PostgresShop(database.url), replay, names)
     assert all(verdict.equal for verdict in verdicts), [v for v in verdicts if not v.equal]
     return replay
 
