@@ -30,7 +30,7 @@ def test_an_event_is_one_message_with_its_sequence_as_id(site: Site) -> None:
     assert response.headers["x-headrace-epoch"] == site.log.epoch
     first, *messages, end = response.text.split("\n\n")
     assert (first, end) == ("retry: 1000", "")
-    assert [re.fullmatch(r"id: (\d+)\ndata: (\{.*\})", m, re.DOTALL) is not None for m in messages]
+    assert all(re.fullmatch(r"id: \d+\ndata: \{.*\}", message) for message in messages)
     assert [message.split("\n")[0] for message in messages] == ["id: 1", "id: 2"]
     assert [event["type"] for event in parse(response.text)] == ["PUT", "DELETE"]
 
