@@ -83,6 +83,13 @@ class Writer:
             [make_change(op, table=self.table(table), key={"id": pk}, after=row, **self._moment())]
         )
 
+    def put_from(self, source: str, table: str, pk: str) -> int:
+        """A row of another source; returns its sequence."""
+        described = self.log.register(msgspec.structs.replace(make_table(table), source=source))
+        row = {"id": pk}
+        change = make_change(table=described, key=row, after=row, **self._moment())
+        return self.log.append(source, Batch([change], b"resume"))
+
     def delete(self, table: str, pk: str) -> int:
         """A row that is gone; returns the change's sequence."""
         key = {"id": pk}

@@ -69,6 +69,14 @@ def test_tables_and_filters_hold(place: Place, clients: Clients, transport: str)
     assert take(client.changes(after=2, transport=transport), 2) == [3, 4]
 
 
+def test_one_source_alone_can_be_asked_for(place: Place, clients: Clients, transport: str) -> None:
+    place.writer.put("orders", "1")
+    place.writer.put_from("crm", "orders", "1")
+    place.writer.put("orders", "2")
+    assert take(clients().changes(source="crm", transport=transport), 1) == [2]
+    assert take(clients().changes(source="shop", transport=transport), 2) == [1, 3]
+
+
 @pytest.mark.requirement("S3-30")
 def test_it_reconnects_after_1_2_4_and_then_every_8_seconds(
     place: Place, clients: Clients, transport: str

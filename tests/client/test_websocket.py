@@ -99,6 +99,8 @@ def test_what_the_protocol_cannot_ask_is_refused_at_once(place: Place) -> None:
         client.changes(transport="websocket")
     with pytest.raises(ConfigError, match="no other filters"):
         client.changes(["users"], transport="websocket", trigger="api_*")
+    with pytest.raises(ConfigError, match="no other filters"):
+        client.changes(["users"], transport="websocket", source="shop")
     with pytest.raises(ConfigError, match="notification"):
         client.changes(["users"], transport="websocket", format="entity")
 

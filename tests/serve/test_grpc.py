@@ -187,6 +187,16 @@ def test_filters_hold_and_the_reader_hears_how_far_it_was_scanned(
     assert [e.sequence for e in place.poll(event_type="entity:upd*").events] == [3]
 
 
+def test_one_source_alone_can_be_asked_for(place: Place, writer: Writer) -> None:
+    writer.put("orders", "1")
+    writer.put_from("crm", "orders", "1")
+    writer.put("orders", "2")
+    assert [e.sequence for e in place.poll(source="crm").events] == [2]
+    assert [e.sequence for e in place.poll(source="shop", tables=["orders"]).events] == [1, 3]
+    assert take(place.subscribe(source="crm"), 1) == [2]
+    assert place.poll(source="cr*").events == []  # a name, no pattern
+
+
 def test_rows_read_by_a_copy_are_inserts(place: Place, writer: Writer) -> None:
     writer.put("users", "alice", Op.READ)
     assert len(place.poll(operations=[v1.INSERT]).events) == 1

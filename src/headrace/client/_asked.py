@@ -15,6 +15,7 @@ FORMATS = {"sse": "canonical", "websocket": "notification", "grpc": "protobuf"}
 class Filters(TypedDict, total=False):
     """Which changes, beyond their tables; what is left out always holds."""
 
+    source: str  # one alone, by its name in the config
     operations: Sequence[str]  # insert, update, delete, …
     event_type: str  # of entities, a pattern such as entity:*
     entity_type: str

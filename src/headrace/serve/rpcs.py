@@ -206,6 +206,7 @@ def _filter(request: Asked) -> Filter:
     for number in request.operations:
         _expect(number in _OPS, "operations", number, "must be INSERT, UPDATE, DELETE or DDL")
     return Filter(
+        source=request.source,
         tables=tuple(request.tables),
         operations=frozenset().union(*(_OPS[number] for number in request.operations)),
         key_prefix=request.key_prefix,

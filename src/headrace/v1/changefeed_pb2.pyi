@@ -29,7 +29,7 @@ BEGIN: Operation
 COMMIT: Operation
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "together")
+    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "together", "source")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class SubscribeRequest(_message.Message):
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     after: int
     tables: _containers.RepeatedScalarFieldContainer[str]
     operations: _containers.RepeatedScalarFieldContainer[Operation]
@@ -52,7 +53,8 @@ class SubscribeRequest(_message.Message):
     trigger: str
     changed_fields: _containers.RepeatedScalarFieldContainer[str]
     together: bool
-    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ..., together: _Optional[bool] = ...) -> None: ...
+    source: str
+    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ..., together: _Optional[bool] = ..., source: _Optional[str] = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
     __slots__ = ("event", "scanned", "gap", "events")
@@ -67,7 +69,7 @@ class SubscribeResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[CDCEvent, _Mapping]] = ..., scanned: _Optional[int] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ..., events: _Optional[_Iterable[_Union[CDCEvent, _Mapping]]] = ...) -> None: ...
 
 class PollRequest(_message.Message):
-    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "wait_ms")
+    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "wait_ms", "source")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +81,7 @@ class PollRequest(_message.Message):
     TRIGGER_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     after: int
     tables: _containers.RepeatedScalarFieldContainer[str]
     operations: _containers.RepeatedScalarFieldContainer[Operation]
@@ -90,7 +93,8 @@ class PollRequest(_message.Message):
     trigger: str
     changed_fields: _containers.RepeatedScalarFieldContainer[str]
     wait_ms: int
-    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ..., wait_ms: _Optional[int] = ...) -> None: ...
+    source: str
+    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ..., wait_ms: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class PollResponse(_message.Message):
     __slots__ = ("events", "scanned", "latest_sequence", "epoch", "gap")
