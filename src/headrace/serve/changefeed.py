@@ -11,7 +11,7 @@ from litestar.response import Stream
 from ..event import Op
 from ..formats import Changefeed
 from ..formats.changefeed import ChangefeedEvent
-from .access import access_of, admin
+from .access import access_of, admin, whole
 from .asked import asked_after
 from .body import read_body
 from .filter import Filter
@@ -110,7 +110,12 @@ async def stream(request: Request[Any, Any, Any]) -> Stream:
     return event_stream(service.feed, frames(subscription, access, pace=pace, gap=gap_comment))
 
 
-@get("/changefeed/stats", operation_class=asks(NoQuery), responses=answers(ChangefeedStats))
+@get(
+    "/changefeed/stats",
+    guards=[whole],
+    operation_class=asks(NoQuery),
+    responses=answers(ChangefeedStats),
+)
 async def stats(request: Request[Any, Any, Any]) -> ChangefeedStats:
     """How much the feed holds."""
     service = Service.of(request)
