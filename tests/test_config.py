@@ -19,9 +19,9 @@ from headrace.config import (
     Config,
     Pipeline,
     Server,
+    WebSocket,
     load,
     parse,
-    settings_of,
     sink_class,
     sink_types,
     source_class,
@@ -29,6 +29,7 @@ from headrace.config import (
 )
 from headrace.errors import ConfigError
 from headrace.model import EntityType, Model, Parent, Selection
+from headrace.plugins import settings_of
 from headrace.secret import Secret
 
 ROOT = Path(__file__).parent.parent
@@ -126,6 +127,13 @@ def test_a_variable_keeps_characters_that_mean_something_in_yaml(
 
 def test_a_doubled_dollar_is_a_plain_one(config: Load) -> None:
     assert config(SOURCE + 'data_dir: "/tmp/$${HOME}"').data_dir == Path("/tmp/${HOME}")
+
+
+def test_the_times_of_the_websocket_are_settings_of_the_server(config: Load) -> None:
+    text = SOURCE + "server: {port: 4000, websocket: {ping_seconds: 5, pong_seconds: 12.5}}"
+    server = config(text).server
+    assert server == Server(port=4000, websocket=WebSocket(ping_seconds=5, pong_seconds=12.5))
+    assert config(SOURCE + "server: {websocket: }").server == Server()
 
 
 @pytest.mark.parametrize(
@@ -448,6 +456,31 @@ def test_an_entity_given_twice_is_not_silently_overwritten(config: Load) -> None
         ),
         (SOURCE + "server: {port: }", "headrace.server.port: expected a whole number, got nothing"),
         (
+            SOURCE + "server: {websocket: {ping: 1}}",
+            "headrace.server.websocket: no setting called ping; did you mean ping_seconds?",
+        ),
+        (
+            SOURCE + "server: {websocket: {ping_seconds: 90}}",
+            "headrace.server.websocket.ping_seconds: expected a number <= 60.0, got 90",
+        ),
+        (
+            SOURCE + "server: {websocket: {pong_seconds: 0}}",
+            "headrace.server.websocket.pong_seconds: expected a number > 0.0, got 0",
+        ),
+        (
+            SOURCE + "server: {websocket: {held_seconds: 100000}}",
+            "headrace.server.websocket.held_seconds: expected a number <= 86400.0, got 100000",
+        ),
+        (
+            SOURCE + "server: {websocket: {degraded_events: 20000}}",
+            "headrace.server.websocket: degraded_events 20000 is above critical_events 10000; "
+            "set it to at most that",
+        ),
+        (
+            SOURCE + "server: {websocket: 3}",
+            "headrace.server.websocket: expected settings, got 3",
+        ),
+        (
             SOURCE + "cdc: {enabled: 1}",
             "headrace.cdc.enabled: expected true or false, got 1",
         ),
@@ -634,7 +667,8 @@ def written(value: object) -> str:
 def test_the_docs_name_every_setting_with_its_default() -> None:
     sections = ("sources", "server", "cdc", "model", "pipeline")
     assert documented("The file") == defaults(Config, *sections)
-    assert documented("server") == defaults(Server)
+    assert documented("server") == defaults(Server, "websocket")
+    assert documented("server: websocket") == defaults(WebSocket)
     assert documented("cdc") == defaults(Cdc)
     assert documented("model") == defaults(Model, "entities")
     assert documented("model: entities") == defaults(EntityType, "name")

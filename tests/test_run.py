@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.config import Cdc, Config, Server
+from headrace.config import Cdc, Config, Server, WebSocket
 from headrace.errors import SourceError
 from headrace.event import (
     Batch,
@@ -25,6 +25,7 @@ from headrace.log import Log
 from headrace.model import Model
 from headrace.run import News, check_model, formats, retain, server_settings
 from headrace.secret import Secret
+from headrace.serve import Rules
 from headrace.sources import Phase, Status
 from headrace.sources.postgres import Postgres
 
@@ -123,6 +124,28 @@ def test_every_setting_of_the_server_reaches_it() -> None:
         require_key=True,
     )
     settings = server_settings(config(server=server, enabled=False, batch_size=7))
-    told = msgspec.structs.asdict(settings)
-    del told["websocket"]  # its times are the protocol's own, and only tests change them
+    told = msgspec.structs.asdict(settings) | {"websocket": server.websocket}
     assert told == {**msgspec.structs.asdict(server), "enabled": False, "batch_size": 7}
+
+
+def test_every_setting_of_the_websocket_reaches_it() -> None:
+    given = WebSocket(
+        auth_seconds=1,
+        ping_seconds=2,
+        pong_seconds=3,
+        status_seconds=4,
+        degraded_events=5,
+        critical_events=6,
+        held_seconds=7,
+        held_events=8,
+    )
+    rules = server_settings(config(server=Server(websocket=given))).websocket
+    assert msgspec.structs.astuple(rules) == msgspec.structs.astuple(given)
+
+
+@pytest.mark.requirement("S3-13", "S3-15", "S3-31", "S3-32")
+def test_the_websocket_keeps_the_times_of_its_protocol_unless_told_otherwise() -> None:
+    rules = server_settings(config()).websocket
+    assert rules == Rules()
+    assert (rules.ping, rules.pong) == (30, 60)
+    assert (rules.held_seconds, rules.held_events) == (300, 10_000)

@@ -1,24 +1,21 @@
 """The config: one YAML file, read once and checked whole before anything starts."""
 
 import dataclasses
-import importlib
 import itertools
 import os
-import pkgutil
 import re
-import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-import yaml
 from msgspec import Meta
 
-from . import sinks, sources
+from . import plugins, sinks, sources, yamlfile
 from .errors import ConfigError, nearest
 from .model import EntityType, Model, Selection
+from .plugins import settings_of
 from .secret import MASK, Secret
 from .sinks import Sink
 from .sources import Source
@@ -33,6 +30,28 @@ _REFERENCE = re.compile(r"\$?\$\{[^}]*\}?")  # whatever looks like one, `$${` be
 
 T = TypeVar("T")
 Positive = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class WebSocket(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `server.websocket`: how long a client may take, and what is held for it."""
+
+    auth_seconds: Seconds = 10.0
+    # Clients and proxies take a longer silence for a lost connection.
+    ping_seconds: Annotated[float, Meta(gt=0, le=60)] = 30.0
+    pong_seconds: Seconds = 60.0
+    status_seconds: Seconds = 30.0
+    degraded_events: Annotated[int, Meta(ge=1)] = 1000
+    critical_events: Annotated[int, Meta(ge=1)] = 10_000
+    held_seconds: Seconds = 300.0
+    held_events: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+
+    def __post_init__(self) -> None:
+        if self.degraded_events > self.critical_events:
+            raise ValueError(
+                f"degraded_events {self.degraded_events} is above critical_events "
+                f"{self.critical_events}; set it to at most that"
+            )
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +64,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     stall_seconds: Positive = 90.0
     allow_remote: bool = False
     require_key: bool = False
+    websocket: WebSocket = WebSocket()
 
     @property
     def url(self) -> str:
@@ -138,20 +158,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 def load(path: Path | str) -> Config:
     """Read and check a config file; a ConfigError names every problem found in it."""
     file = Path(path)
-    try:
-        content = yaml.load(file.read_text("utf-8"), Loader=_Loader)
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"there is no config file {file}", hint="Name another one with --config."
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read") from error
-    except yaml.MarkedYAMLError as error:
-        # Its own text shows the lines around the mistake, and they may hold a password.
-        raise ConfigError(f"{file} is not YAML: {_where_in_file(error)}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML") from error
-    return parse(content, folder=file.parent, environment=os.environ)
+    return parse(yamlfile.read(file), folder=file.parent, environment=os.environ)
 
 
 def parse(content: object, *, folder: Path, environment: Mapping[str, str]) -> Config:
@@ -201,65 +208,24 @@ def _expect_own_paths(placed: Iterable[Sink]) -> None:
 
 def source_types() -> list[str]:
     """Every `type` that a source may have: the public modules of `headrace.sources`."""
-    return _types(sources)
+    return plugins.types(sources)
 
 
 def source_class(type_name: str) -> type[Source]:
     """The class behind a source's `type`."""
-    plugin: type[Source] = _plugin(sources, type_name)
+    plugin: type[Source] = plugins.class_of(sources, type_name)
     return plugin
 
 
 def sink_types() -> list[str]:
     """Every `type` that a sink may have: the public modules of `headrace.sinks`."""
-    return _types(sinks)
+    return plugins.types(sinks)
 
 
 def sink_class(type_name: str) -> type[Sink]:
     """The class behind a sink's `type`."""
-    plugin: type[Sink] = _plugin(sinks, type_name)
+    plugin: type[Sink] = plugins.class_of(sinks, type_name)
     return plugin
-
-
-def _types(package: ModuleType) -> list[str]:
-    modules = pkgutil.iter_modules(package.__path__)
-    return sorted(module.name for module in modules if not module.name.startswith("_"))
-
-
-def _plugin(package: ModuleType, type_name: str) -> Any:
-    return importlib.import_module(f"{package.__name__}.{type_name}").plugin
-
-
-class Setting(NamedTuple):
-    """One setting of a section."""
-
-    name: str
-    type: Any
-    required: bool
-    default: Any
-
-
-def settings_of(section: type) -> dict[str, Setting]:
-    """The settings of a section: the fields of its class."""
-    types = typing.get_type_hints(section, include_extras=True)
-    if dataclasses.is_dataclass(section):
-        # What a part of the program hands over, and nobody sets, says so of itself.
-        fields = [f for f in dataclasses.fields(section) if f.metadata.get("setting", True)]
-        defaults = {field.name: _default(field) for field in fields}
-    else:
-        unset = getattr(section, "NOT_SETTINGS", ())
-        struct_fields = [f for f in msgspec.structs.fields(section) if f.name not in unset]
-        defaults = {field.name: _default(field) for field in struct_fields}
-    absent = (dataclasses.MISSING, msgspec.NODEFAULT)
-    return {
-        name: Setting(name, types[name], default in absent, default)
-        for name, default in defaults.items()
-    }
-
-
-def _default(field: Any) -> Any:
-    made = field.default_factory
-    return field.default if made in (dataclasses.MISSING, msgspec.NODEFAULT) else made()
 
 
 class _Check:
@@ -280,13 +246,19 @@ class _Check:
                 sources, "source", f"{ROOT}.sources", given.pop("sources", None), needed=needed
             )
         }
-        sections["server"] = self._section(Server, f"{ROOT}.server", given.pop("server", None))
+        sections["server"] = self._server(f"{ROOT}.server", given.pop("server", None))
         sections["cdc"] = cdc = self._section(Cdc, f"{ROOT}.cdc", given.pop("cdc", None))
         model = self._model(f"{ROOT}.model", given.pop("model", None), sections["sources"])
         sections["model"] = model.selected(cdc) if model and cdc else model
         if "pipeline" in given:
             sections["pipeline"] = self._pipeline(f"{ROOT}.pipeline", given.pop("pipeline"))
         return self._section(Config, ROOT, given, built=sections)
+
+    def _server(self, where: str, content: object) -> Server | None:
+        given = self._mapping(where, content)
+        inside = f"{where}.websocket"
+        websocket = self._section(WebSocket, inside, given.pop("websocket", None))
+        return self._section(Server, where, given, built={"websocket": websocket})
 
     def _model(self, where: str, content: object, named: Iterable[Any]) -> Model | None:
         given = self._mapping(where, content)
@@ -347,14 +319,14 @@ class _Check:
         return self._section(chosen, where, given, built={"name": name}) if chosen else None
 
     def _class(self, package: ModuleType, where: str, given: object) -> type | None:
-        types = _types(package)
+        types = plugins.types(package)
         known = ", ".join(types)
         if given is None:
             self.problems.append(f"{where}: this setting is missing; there are: {known}")
             return None
         name = self._value(where, str, given)
         if name in types:
-            plugin: type = _plugin(package, name)
+            plugin: type = plugins.class_of(package, name)
             return plugin
         if name is not None:
             self.problems.append(f"{where}: no type called {_shown(given)}; there are: {known}")
@@ -479,22 +451,3 @@ def _shown(value: object) -> str:
         value = Secret(value).masked_url()
     text = str(msgspec.json.encode(value, enc_hook=str), "utf-8")
     return text if len(text) <= 60 else text[:59] + "…"
-
-
-def _where_in_file(error: yaml.MarkedYAMLError) -> str:
-    mark = error.problem_mark or error.context_mark
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"{place}{error.problem or error.context}"
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain YAML in which a name given twice is a mistake, not an overwriting."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                problem = f"{key.value} is given twice"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)

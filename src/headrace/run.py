@@ -18,14 +18,14 @@ import msgspec
 from . import keys
 from .apart import Apart
 from .capture import Capture
-from .config import Config
+from .config import Config, WebSocket
 from .errors import ConfigError, LogError, SourceError
 from .formats.catalogue import Formats
 from .formats.facts import Facts, Server
 from .keys import Key, Scope, Wanted
 from .log import Log, Trimmed
 from .model import Model
-from .serve import BackgroundServer, ServerSettings, create_app
+from .serve import BackgroundServer, Rules, ServerSettings, create_app
 from .sources import Phase, Status
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,20 @@ def server_settings(config: Config) -> ServerSettings:
         stall_seconds=server.stall_seconds,
         allow_remote=server.allow_remote,
         require_key=server.require_key,
+        websocket=_rules(server.websocket),
+    )
+
+
+def _rules(websocket: WebSocket) -> Rules:
+    return Rules(
+        auth=websocket.auth_seconds,
+        ping=websocket.ping_seconds,
+        pong=websocket.pong_seconds,
+        status=websocket.status_seconds,
+        degraded_at=websocket.degraded_events,
+        critical_at=websocket.critical_events,
+        held_seconds=websocket.held_seconds,
+        held_events=websocket.held_events,
     )
 
 
