@@ -10,6 +10,7 @@ import pytest
 from headrace.event import Op
 from headrace.formats.canonical import CanonicalChange
 from headrace.formats.changefeed import TYPES
+from headrace.serve._http import LARGEST_HEAD, REQUEST_SECONDS, STALLED_SECONDS
 from headrace.serve.run import GRACE_SECONDS, KEEP_ALIVE_SECONDS
 from tests.serve.conftest import Site
 
@@ -105,6 +106,10 @@ def test_deployment_covers_server_sent_events_behind_proxies() -> None:
 def test_what_deployment_says_of_the_server_is_so(shared: Site) -> None:
     assert f"cut off after {GRACE_SECONDS} seconds" in DEPLOYMENT
     assert f"keeps idle connections for {KEEP_ALIVE_SECONDS} s" in DEPLOYMENT
+    assert f"gives a request {REQUEST_SECONDS:g} s to come whole" in DEPLOYMENT
+    assert f"takes nothing of its answer for {STALLED_SECONDS:g} s" in DEPLOYMENT
+    assert f"come whole within {REQUEST_SECONDS:g} s" in HTTP
+    assert f"headers may have {LARGEST_HEAD >> 10} KiB" in HTTP
     headers = shared.get("/changefeed/stream").headers
     assert headers["x-accel-buffering"] == "no"
     assert headers["cache-control"] == "no-cache"

@@ -11,6 +11,7 @@ import uvicorn
 from litestar import Litestar
 
 from ..errors import ConfigError, HeadraceError
+from ._http import STALLED_SECONDS, BoundedProtocol
 from ._wsframes import FramesProtocol
 from ._wsmessages import LARGEST_MESSAGE
 from .grpc import GrpcServer
@@ -91,6 +92,7 @@ class _Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             lifespan="on",
+            http=BoundedProtocol,
             ws=FramesProtocol,
             ws_max_size=LARGEST_MESSAGE,
             ws_ping_interval=None,  # sessions have pings of their own
@@ -136,9 +138,15 @@ def _bind(settings: ServerSettings) -> socket.socket:
     host, port = settings.host, settings.port
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        listening = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         raise _refused(error, host, port) from error
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # For every connection it accepts: a client that vanished without a word acknowledges
+        # nothing, and would otherwise be found after a quarter of an hour.
+        milliseconds = int(STALLED_SECONDS * 1000)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    return listening
 
 
 def _refused(error: OSError, host: str, port: int) -> ConfigError:

@@ -1,0 +1,115 @@
+"""HTTP connections with bounds: uvicorn waits for ever for a request of any size."""
+
+import asyncio
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from .problems import Problem
+
+REQUEST_SECONDS = 30.0  # for a request to come whole, from its first byte or the connection's start
+LARGEST_HEAD = 64 << 10  # bytes of a request before its body; uvicorn's parser has no bound
+# A client that takes nothing of its answer for so long is gone. Longer than a reader works on what
+# it has; whoever comes back later goes on where it was.
+STALLED_SECONDS = 300.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Uvicorn's HTTP, which lets go of clients that neither send nor take what they should."""
+
+    _in_head = _in_request = False
+    _head_size = 0
+    _coming: asyncio.TimerHandle | None = None  # runs until the request is whole
+    _stalled: asyncio.TimerHandle | None = None  # runs while the client takes nothing
+
+    def connection_made(  # type: ignore[override]  # as uvicorn's own
+        self, transport: asyncio.Transport
+    ) -> None:
+        """A client is here, and may say nothing for only so long."""
+        super().connection_made(transport)
+        self._coming = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is gone."""
+        self._has_come()
+        self._takes_again()
+        super().connection_lost(exc)
+
+    # --- its requests ---
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; what is not whole yet must be so in time."""
+        super().data_received(data)
+        if self._in_head:
+            self._head_size += len(data)
+            if self._head_size > LARGEST_HEAD:
+                self._refuse(431, "head_too_large", f"a head has at most {LARGEST_HEAD} bytes")
+        if self._in_request and self._coming is None:
+            self._coming = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        self._in_head = self._in_request = True
+        self._head_size = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Its body follows, if it has one."""
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Its last byte."""
+        self._in_request = False
+        self._has_come()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, as everything is answered: in JSON."""
+        self._refuse(400, "bad_request", msg)
+
+    def _has_come(self) -> None:
+        if self._coming is not None:
+            self._coming.cancel()
+            self._coming = None
+
+    def _too_slow(self) -> None:
+        self._refuse(408, "request_timeout", f"a request must come within {REQUEST_SECONDS:g} s")
+
+    def _refuse(self, status: int, error: str, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        cycle: RequestResponseCycle | None = self.cycle
+        # Where an answer is on its way, another one would be a part of it.
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(_answer(status, Problem(error, message)))
+        self._in_head = self._in_request = False
+        self.transport.close()
+
+    # --- its answers ---
+
+    def pause_writing(self) -> None:
+        """The client does not take what is sent."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._takes_again()
+        super().resume_writing()
+
+    def _takes_again(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+
+def _answer(status: int, problem: Problem) -> bytes:
+    body = msgspec.json.encode(problem)
+    headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return STATUS_LINE[status] + headers % len(body) + body
