@@ -17,6 +17,8 @@ from rich.console import Console
 from headrace.testing import PostgresDatabase, PostgresServer, Setting, postgres_installs
 
 from . import (
+    delivery,
+    delivery_report,
     formats,
     headrace_run,
     lake,
@@ -57,6 +59,22 @@ class Part(StrEnum):
     LAKE_SNAPSHOT = "lake-snapshot"
     LAKE_IDLE = "lake-idle"
     FORMATS = "formats"
+    DELIVERY = "delivery"
+    DELIVERY_DELAY = "delivery-delay"
+    DELIVERY_FANOUT = "delivery-fanout"
+    DELIVERY_IDLE = "delivery-idle"
+    DELIVERY_SLOW = "delivery-slow"
+
+
+# What has parts of its own.
+WHOLE = {
+    Part.DELIVERY: (
+        Part.DELIVERY_DELAY,
+        Part.DELIVERY_FANOUT,
+        Part.DELIVERY_IDLE,
+        Part.DELIVERY_SLOW,
+    )
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +196,45 @@ class Bench:
         console.print(f"formats: {changes:,} changes")
         return formats.measure(changes=changes, turns=self.runs * formats.TURNS)
 
+    def delivery_delay(self) -> Section:
+        """From commit to many clients."""
+        seconds = self._short(delivery.SECONDS)
+        console.print(f"delivery-delay: {delivery.SUBSCRIBERS} clients, {seconds:.0f} s for each")
+        with temporary_folder() as folder:
+            measured = delivery.delays(self.database, folder, seconds=seconds)
+        return delivery_report.delays(
+            measured, subscribers=delivery.SUBSCRIBERS, rate=delivery.RATE
+        )
+
+    def delivery_fanout(self) -> Section:
+        """As much as one process can tell."""
+        seconds = self._short(delivery.OFFER_SECONDS)
+        with temporary_folder() as folder:
+            measured = delivery.fanout(self.database, folder, seconds=seconds, say=console.print)
+        return delivery_report.fanout(measured)
+
+    def delivery_idle(self) -> Section:
+        """Clients that are only there."""
+        subscribers = max(1, round(delivery.IDLE * min(1.0, self.scale.factor)))
+        seconds = self._short(delivery.IDLE_SECONDS)
+        console.print(f"delivery-idle: {subscribers:,} clients")
+        with temporary_folder() as folder:
+            measured = delivery.idle(
+                self.database, folder, subscribers=subscribers, seconds=seconds
+            )
+        return delivery_report.idle(measured)
+
+    def delivery_slow(self) -> Section:
+        """Clients that stop reading."""
+        console.print(f"delivery-slow: {delivery.STUCK} clients of each protocol")
+        with temporary_folder() as folder:
+            measured = delivery.slow(self.database, folder, seconds=self._short(delivery.SECONDS))
+        return delivery_report.slow(measured, stuck=delivery.STUCK)
+
+    def _short(self, seconds: float) -> float:
+        """A duration at this scale."""
+        return max(1.0, seconds * min(1.0, self.scale.factor * 4))
+
     def _race(
         self, name: str, runners: Mapping[str, Callable[[int, Path], Outcome]]
     ) -> list[Runner]:
@@ -206,6 +263,12 @@ def temporary_folder() -> Iterator[Path]:
         shutil.rmtree(folder)
 
 
+def parts(only: Sequence[Part] | None) -> list[Part]:
+    """What is measured: each part of what was asked for, or everything."""
+    asked = only or [part for part in Part if part not in WHOLE]
+    return [part for each in asked for part in WHOLE.get(each, (each,))]
+
+
 def measure(
     part: Part, server: PostgresServer, bench_of: Callable[[PostgresDatabase], Bench]
 ) -> Section:
@@ -213,7 +276,7 @@ def measure(
     with server.database() as database:
         workload.create(database)
         bench = bench_of(database)
-        parts = {
+        measurements = {
             Part.STREAM: bench.stream,
             Part.SNAPSHOT: bench.snapshot,
             Part.LATENCY: bench.latency,
@@ -222,8 +285,12 @@ def measure(
             Part.LAKE_SNAPSHOT: bench.lake_snapshot,
             Part.LAKE_IDLE: bench.lake_idle,
             Part.FORMATS: bench.formats,
+            Part.DELIVERY_DELAY: bench.delivery_delay,
+            Part.DELIVERY_FANOUT: bench.delivery_fanout,
+            Part.DELIVERY_IDLE: bench.delivery_idle,
+            Part.DELIVERY_SLOW: bench.delivery_slow,
         }
-        section = parts[part]()
+        section = measurements[part]()
     console.print(report.terminal(section))
     return section
 
@@ -243,7 +310,7 @@ def main(
     install = postgres_installs()[POSTGRES]
     facts = machine.facts(install, shlex.join(["python", "-m", "bench", *sys.argv[1:]]))
     with PostgresServer(install, settings=SETTINGS) as server:
-        chosen, sizes = only or list(Part), rows or lake.SIZES
+        chosen, sizes = parts(only), rows or lake.SIZES
         sections = [
             measure(part, server, lambda database: Bench(database, Scale(scale), runs, sizes))
             for part in chosen
