@@ -173,6 +173,14 @@ def test_a_method_that_is_not_taken_gets_json_and_the_ones_that_are(
         assert refused.json()["error"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize("path", ["/v1/cursors/x", "/v1/keys", "/changefeed"])
+def test_options_names_every_method_that_a_path_takes(shared: Site, path: str) -> None:
+    described = shared.get("/openapi.json").json()["paths"][path.replace("/x", "/{name}")]
+    answer = shared.http.options(path)
+    allowed = answer.headers["allow"].split(", ")
+    assert (answer.status_code, set(allowed)) == (204, {*map(str.upper, described), "OPTIONS"})
+
+
 # --- whatever is sent ---------------------------------------------------------------------------
 
 WORDS = [

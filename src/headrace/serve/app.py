@@ -3,10 +3,12 @@
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
-from litestar import Litestar, Router
+from litestar import Litestar, Request, Response, Router
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
+from litestar.routes import HTTPRoute
 
 from ..errors import HeadraceError
 from ..formats.catalogue import Formats
@@ -123,6 +125,7 @@ def create_app(
             access.admitted,
         ],
         middleware=[access.holding],
+        before_request=_options,
         state=State({"service": service, "streams": websocket.Streams(service)}),
         lifespan=[following],
         exception_handlers={
@@ -135,3 +138,13 @@ def create_app(
         openapi_config=openapi.config(),
         logging_config=None,
     )
+
+
+async def _options(request: Request[Any, Any, Any]) -> Response[None] | None:
+    """Answer OPTIONS with every method of a path; Litestar knows of its first route's alone."""
+    if request.method != "OPTIONS":
+        return None
+    asked = request.scope["path_template"]
+    routes = (route for route in request.app.routes if isinstance(route, HTTPRoute))
+    methods = {method for route in routes if route.path_format == asked for method in route.methods}
+    return Response(None, status_code=204, headers={"Allow": ", ".join(sorted(methods))})

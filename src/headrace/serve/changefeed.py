@@ -16,7 +16,15 @@ from .asked import asked_after
 from .body import read_body
 from .filter import Filter
 from .grant import Grant
-from .openapi import LAST_EVENT_ID, NO_CURSOR, answers, asks
+from .openapi import (
+    EVENT_STREAM,
+    LAST_EVENT_ID,
+    NO_CURSOR,
+    SWITCHED_OFF,
+    WITH_BODY,
+    answers,
+    asks,
+)
 from .query import UINT64, NoQuery, PollQuery, StreamQuery, read_query
 from .service import Service
 from .sse import Pace, event_stream, frames, gap_comment, resume_after
@@ -42,7 +50,8 @@ class ChangefeedStats(msgspec.Struct, frozen=True):
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to delete: every event with a sequence strictly below `before_sequence`."""
 
-    before_sequence: Annotated[int, msgspec.Meta(ge=0)]
+    # A bound beyond an int64 cannot be checked by msgspec.
+    before_sequence: Annotated[int, msgspec.Meta(ge=0, extra_json_schema={"maximum": UINT64})]
     force: bool = False  # even what a named cursor still needs
 
     def __post_init__(self) -> None:
@@ -91,7 +100,7 @@ async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
 @get(
     "/changefeed/stream",
     operation_class=asks(StreamQuery, header=LAST_EVENT_ID),
-    responses=answers(ChangefeedEvent, media_type="text/event-stream") | NO_CURSOR,
+    responses=answers(ChangefeedEvent, media_type=EVENT_STREAM) | NO_CURSOR,
 )
 async def stream(request: Request[Any, Any, Any]) -> Stream:
     """The same events as they come, each `data: {JSON}` with its sequence as `id:`."""
@@ -114,7 +123,7 @@ async def stream(request: Request[Any, Any, Any]) -> Stream:
     "/changefeed/stats",
     guards=[whole],
     operation_class=asks(NoQuery),
-    responses=answers(ChangefeedStats),
+    responses=answers(ChangefeedStats) | SWITCHED_OFF,
 )
 async def stats(request: Request[Any, Any, Any]) -> ChangefeedStats:
     """How much the feed holds."""
@@ -129,7 +138,7 @@ async def stats(request: Request[Any, Any, Any]) -> ChangefeedStats:
     status_code=200,
     guards=[admin],
     operation_class=asks(NoQuery, body=Retention),
-    responses=answers(Retained),
+    responses=answers(Retained) | SWITCHED_OFF | WITH_BODY,
 )
 async def retention(request: Request[Any, Any, Any]) -> Retained:
     """Delete every event below a sequence, but none that a named cursor still needs."""

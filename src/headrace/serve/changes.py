@@ -13,7 +13,7 @@ from .access import Access, access_of
 from .asked import asked_after, asked_filter, asked_format
 from .feed import BLOCK
 from .grant import Grant
-from .openapi import LAST_EVENT_ID, NO_CURSOR, answers, asks
+from .openapi import EVENT_STREAM, LAST_EVENT_ID, NO_CURSOR, answers, asks
 from .query import ChangesQuery, ChangesStreamQuery, read_query
 from .service import Service
 from .sse import Pace, event_stream, frames, gap_event, resume_after
@@ -45,7 +45,7 @@ class EventsPage(msgspec.Struct, frozen=True):
 
 @get(
     "/v1/changes",
-    operation_class=asks(ChangesQuery),
+    operation_class=asks(ChangesQuery, lines=NDJSON),
     responses=answers(ChangesPage | EventsPage) | NO_CURSOR,
 )
 async def changes(request: Request[Any, Any, Any]) -> Response[Any]:
@@ -64,7 +64,7 @@ async def changes(request: Request[Any, Any, Any]) -> Response[Any]:
 @get(
     "/v1/changes/stream",
     operation_class=asks(ChangesStreamQuery, header=LAST_EVENT_ID),
-    responses=answers(dict[str, Any], media_type="text/event-stream") | NO_CURSOR,
+    responses=answers(dict[str, Any], media_type=EVENT_STREAM) | NO_CURSOR,
 )
 async def changes_stream(request: Request[Any, Any, Any]) -> Stream:
     """The same changes as they come, each `data: {JSON}` with its sequence as `id:`."""

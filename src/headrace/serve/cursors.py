@@ -17,7 +17,7 @@ from .asked import asked_filter, asked_format, expect_own, known_cursor, may, ow
 from .body import read_body
 from .grant import Grant
 from .groups import Group, Held
-from .openapi import NO_CURSOR, answers, asks, problem
+from .openapi import NO_CURSOR, WITH_BODY, answers, asks, problem
 from .problems import Problem, Refused, invalid_parameter
 from .query import LeaseQuery, Name, NoQuery, read_query, read_value
 from .service import Service
@@ -25,6 +25,7 @@ from .subscription import Subscription
 
 MOST_CURSORS = 1000  # of one key: each of them holds back trimming
 _NAME = Name("a cursor")
+_PATH = {"name": _NAME}
 
 _HELD = {409: problem("It is ahead, or consumers hold leases.")}
 
@@ -96,7 +97,7 @@ async def listed(request: Request[Any, Any, Any]) -> CursorList:
 
 @get(
     "/v1/cursors/{name:str}",
-    operation_class=asks(NoQuery),
+    operation_class=asks(NoQuery, path=_PATH),
     responses=answers(CursorView) | NO_CURSOR,
 )
 async def cursor(request: Request[Any, Any, Any]) -> CursorView:
@@ -108,8 +109,8 @@ async def cursor(request: Request[Any, Any, Any]) -> CursorView:
 
 @put(
     "/v1/cursors/{name:str}",
-    operation_class=asks(NoQuery, body=CursorPut),
-    responses=answers(CursorView) | _HELD,
+    operation_class=asks(NoQuery, path=_PATH, body=CursorPut),
+    responses=answers(CursorView) | _HELD | WITH_BODY,
 )
 async def moved(request: Request[Any, Any, Any]) -> CursorView:
     """Make a cursor, or note how far its consumer has come; it is durable when this answers."""
@@ -137,7 +138,7 @@ async def moved(request: Request[Any, Any, Any]) -> CursorView:
 @delete(
     "/v1/cursors/{name:str}",
     status_code=200,
-    operation_class=asks(NoQuery),
+    operation_class=asks(NoQuery, path=_PATH),
     responses=answers(CursorView) | NO_CURSOR,
 )
 async def dropped(request: Request[Any, Any, Any]) -> CursorView:
@@ -154,7 +155,7 @@ async def dropped(request: Request[Any, Any, Any]) -> CursorView:
 @post(
     "/v1/cursors/{name:str}/lease",
     status_code=200,
-    operation_class=asks(LeaseQuery),
+    operation_class=asks(LeaseQuery, path=_PATH),
     responses=answers(LeasePage) | NO_CURSOR | _HELD,
 )
 async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -184,8 +185,8 @@ async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
 @post(
     "/v1/cursors/{name:str}/ack",
     status_code=200,
-    operation_class=asks(NoQuery, body=Ack),
-    responses=answers(AckPage) | NO_CURSOR,
+    operation_class=asks(NoQuery, path=_PATH, body=Ack),
+    responses=answers(AckPage) | NO_CURSOR | WITH_BODY,
 )
 async def acked(request: Request[Any, Any, Any]) -> AckPage:
     """Note that a consumer is done with events that it leased; durable when this answers."""

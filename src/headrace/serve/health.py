@@ -43,11 +43,14 @@ class LogHealth(msgspec.Struct, frozen=True):
 
 
 class HealthReport(msgspec.Struct, frozen=True):
-    """The answer of /health; the worst source decides."""
+    """The answer of /health; the worst source decides.
+
+    Whoever has no key where one is needed, or one of a part only, is told the verdict alone.
+    """
 
     status: Verdict
-    sources: list[SourceHealth]
-    log: LogHealth
+    sources: list[SourceHealth] | msgspec.UnsetType = msgspec.UNSET
+    log: LogHealth | msgspec.UnsetType = msgspec.UNSET
 
 
 class Health:

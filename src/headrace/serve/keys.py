@@ -13,24 +13,33 @@ from ..errors import ConfigError
 from ..keys import Limits, Listed, Made, Scope, Wanted
 from .access import access_of, admin
 from .body import read_body
-from .openapi import answers, asks, problem
+from .openapi import WITH_BODY, answers, asks, problem
 from .problems import Problem, Refused, invalid_parameter
 from .query import NoQuery, read_query
 from .service import Service
 
 logger = logging.getLogger(__name__)
 
+
+def _described(**schema: Any) -> msgspec.Meta:
+    """What /openapi.json says of a field; `keys` checks it, in its own words."""
+    return msgspec.Meta(extra_json_schema=schema)
+
+
+Plain = Annotated[str, _described(minLength=1, maxLength=keys.LONGEST_TEXT)]
+Duration = Annotated[str, _described(pattern="^[0-9]{1,12}[smhd]$")]
+Scopes = Annotated[tuple[Literal["cdc:read", "cdc:admin"], ...], _described(minItems=1)]
 Rate = Annotated[float, msgspec.Meta(ge=keys.LEAST, le=keys.MOST)] | None
 
 
 class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a new key is to be good for."""
 
-    name: str = ""
-    tables: list[str] = []  # globs; none: all
-    tenant: str | None = None
-    scopes: tuple[Literal["cdc:read", "cdc:admin"], ...] = ("cdc:read",)
-    expires: str | None = None  # such as 90d; None: when it is revoked
+    name: Annotated[str, _described(maxLength=keys.LONGEST_TEXT)] = ""
+    tables: list[Plain] = []  # globs; none: all
+    tenant: Plain | None = None
+    scopes: Scopes = ("cdc:read",)
+    expires: Duration | None = None  # such as 90d; None: when it is revoked
     connections: Annotated[int, msgspec.Meta(ge=1, le=keys.MOST)] | None = None
     requests_per_second: Rate = None
     events_per_second: Rate = None
@@ -50,7 +59,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Rotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long the old key stays valid beside the new one."""
 
-    overlap: str = "1h"
+    overlap: Duration = "1h"
 
 
 class KeyMade(msgspec.Struct, frozen=True):
@@ -70,7 +79,7 @@ class KeyList(msgspec.Struct, frozen=True):
     "/v1/keys",
     guards=[admin],
     operation_class=asks(NoQuery, body=NewKey),
-    responses=answers(KeyMade, status=201),
+    responses=answers(KeyMade, status=201) | WITH_BODY,
 )
 async def create(request: Request[Any, Any, Any]) -> Response[KeyMade]:
     """Make a key. The answer is the only place where it is ever shown."""
@@ -113,7 +122,7 @@ async def revoke(request: Request[Any, Any, Any]) -> Listed:
     "/v1/keys/{id:str}/rotate",
     guards=[admin],
     operation_class=asks(NoQuery, body=Rotation),
-    responses=answers(KeyMade, status=201) | {404: problem("There is no such key.")},
+    responses=answers(KeyMade, status=201) | WITH_BODY | {404: problem("There is no such key.")},
 )
 async def rotate(request: Request[Any, Any, Any]) -> Response[KeyMade]:
     """Make a key with the rights of another, which stays valid for a while."""

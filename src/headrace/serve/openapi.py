@@ -1,5 +1,6 @@
 """What /openapi.json says of routes that read their query and body themselves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.openapi.spec import (
     Components,
     OpenAPIMediaType,
+    OpenAPIResponse,
     OpenAPIType,
     Operation,
     Parameter,
@@ -26,14 +28,20 @@ from litestar.openapi.spec import (
 
 from .. import __version__
 from .problems import Problem
-from .query import NoQuery, defaults, read_query, rules
+from .query import UINT64, NoQuery, Rule, defaults, read_query, rules
 
 PATH = "/openapi.json"
+EVENT_STREAM = "text/event-stream"
 
 LAST_EVENT_ID = Parameter(
     name="Last-Event-ID",
     param_in="header",
-    schema=Schema(type=OpenAPIType.INTEGER, minimum=0),
+    schema=Schema(
+        one_of=[
+            Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=UINT64),
+            Schema(type=OpenAPIType.STRING, max_length=0),  # none yet
+        ]
+    ),
     description="The last sequence a reconnecting client has; it wins over the cursor.",
 )
 
@@ -61,17 +69,29 @@ def config() -> OpenAPIConfig:
 def asks(
     query: type[msgspec.Struct],
     *,
+    path: Mapping[str, Rule] | None = None,
     header: Parameter | None = None,
     body: type[msgspec.Struct] | None = None,
+    lines: str | None = None,
 ) -> type[Operation]:
-    """An operation with these parameters and this body."""
+    """An operation with these parameters and this body; `lines` may be asked for by Accept."""
 
     @dataclass
     class Asked(Operation):
         def __post_init__(self) -> None:
             declared = [*(self.parameters or []), *_parameters(query)]
+            for parameter in declared:
+                if isinstance(parameter, Parameter) and path and parameter.name in path:
+                    parameter.schema = path[parameter.name].schema()
             self.parameters = [*declared, header] if header else declared
             self.request_body = _request_body(body) if body else None
+            good = (self.responses or {}).get("200")
+            if isinstance(good, OpenAPIResponse) and good.content:
+                if EVENT_STREAM in good.content:
+                    _as_messages(good.content[EVENT_STREAM])
+                if lines:
+                    text = Schema(type=OpenAPIType.STRING, description="One JSON document a line.")
+                    good.content[lines] = OpenAPIMediaType(schema=text)
 
     return Asked
 
@@ -80,17 +100,18 @@ def answers(
     document: Any, *, status: int = 200, media_type: str = "application/json"
 ) -> dict[int, ResponseSpec]:
     """What a route answers to a good request, and to a bad one."""
+    good = ResponseSpec(
+        document, description="What was asked for.", media_type=media_type, generate_examples=False
+    )
     return {
-        status: ResponseSpec(
-            document,
-            description="What was asked for.",
-            media_type=media_type,
-            generate_examples=False,
-        ),
         400: problem("What was wrong, and why."),
         401: problem("A valid API key is needed."),
         403: problem("The key, the host or the page's origin may not ask this."),
+        408: problem("The request did not come whole in time."),
         429: problem("The key has used up its limits; Retry-After says for how long."),
+        431: problem("The request's line and headers are too large."),
+        503: problem("Something that Headrace stands on does not work now."),
+        status: good,
     }
 
 
@@ -99,7 +120,9 @@ def problem(description: str) -> ResponseSpec:
     return ResponseSpec(Problem, description=description, generate_examples=False)
 
 
-NO_CURSOR = {404: problem("There is no such cursor.")}
+NO_CURSOR = {404: problem("There is no such cursor, or the changefeed is switched off.")}
+SWITCHED_OFF = {404: problem("The changefeed is switched off.")}
+WITH_BODY = {413: problem("The body is too large.")}
 
 
 def _only_there(connection: ASGIConnection[Any, Any, Any, Any], route: BaseRouteHandler) -> None:
@@ -114,10 +137,24 @@ def _parameters(query: type[msgspec.Struct]) -> list[Parameter]:
     for name, rule in rules(query).items():
         schema, default = rule.schema(), defaults(query)[name]
         schema.default = default if isinstance(default, int | str) else None
-        parameters.append(
-            Parameter(name=name, param_in="query", schema=schema, description=rule.about)
-        )
+        parameter = Parameter(name=name, param_in="query", schema=schema, description=rule.about)
+        if schema.type is OpenAPIType.ARRAY:
+            parameter.style, parameter.explode = "form", False  # between commas
+        parameters.append(parameter)
     return parameters
+
+
+def _as_messages(stream: OpenAPIMediaType) -> None:
+    """Describe a stream by one of its messages, as a client's parser tells it."""
+    data = Schema(
+        type=OpenAPIType.STRING, content_media_type="application/json", content_schema=stream.schema
+    )
+    text = Schema(type=OpenAPIType.STRING)
+    stream.schema = Schema(
+        type=OpenAPIType.OBJECT,
+        properties={"id": text, "event": text, "data": data},
+        required=["data"],
+    )
 
 
 def _request_body(body: type[msgspec.Struct]) -> RequestBody:
@@ -129,24 +166,32 @@ def _request_body(body: type[msgspec.Struct]) -> RequestBody:
         name: _field(field) for name, field in document["properties"].items()
     }
     schema = Schema(
-        type=OpenAPIType.OBJECT, properties=properties, required=document.get("required")
+        type=OpenAPIType.OBJECT,
+        properties=properties,
+        required=document.get("required"),
+        additional_properties=document.get("additionalProperties"),
     )
     return RequestBody({"application/json": OpenAPIMediaType(schema=schema)}, required=True)
 
 
-def _item(item: dict[str, Any]) -> Schema:
-    kind = OpenAPIType(item.get("type", "string"))
-    return Schema(type=kind, minimum=item.get("minimum"), enum=item.get("enum"))
+_WORDS = {
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "pattern": "pattern",
+    "enum": "enum",
+    "minLength": "min_length",
+    "maxLength": "max_length",
+    "minItems": "min_items",
+}  # of JSON Schema, and what Litestar calls them
 
 
 def _field(field: dict[str, Any]) -> Schema:
     choices = field.get("anyOf", [field])
-    shape = next(choice for choice in choices if choice["type"] != "null")
-    kinds = [OpenAPIType(choice["type"]) for choice in choices]
+    shape = next(choice for choice in choices if choice.get("type") != "null")
+    kinds = [OpenAPIType(choice.get("type", "string")) for choice in choices]
     items = shape.get("items")
     return Schema(
         type=kinds if len(kinds) > 1 else kinds[0],
-        minimum=shape.get("minimum"),
-        maximum=shape.get("maximum"),
-        items=_item(items) if items else None,
+        items=_field(items) if items else None,
+        **{ours: shape[word] for word, ours in _WORDS.items() if word in shape},
     )

@@ -11,7 +11,7 @@ from ..sources import Status
 from .access import OPEN, admin, tells_all, whole
 from .body import read_body
 from .health import HealthReport, Verdict
-from .openapi import answers, asks
+from .openapi import WITH_BODY, answers, asks, problem
 from .problems import Problem, Refused
 from .query import NoQuery, read_query
 from .service import Service
@@ -36,6 +36,12 @@ class CopyAccepted(msgspec.Struct, frozen=True):
     tables: list[str]
 
 
+_NO_COPY = {
+    404: problem("There is no such source, or it has no such table."),
+    409: problem("This server does not capture its sources."),
+}
+
+
 @get("/v1/sources", guards=[whole], operation_class=asks(NoQuery), responses=answers(SourceList))
 async def sources(request: Request[Any, Any, Any]) -> SourceList:
     """How every source is doing."""
@@ -49,7 +55,7 @@ async def sources(request: Request[Any, Any, Any]) -> SourceList:
     status_code=202,
     guards=[admin],
     operation_class=asks(NoQuery, body=CopyRequest),
-    responses=answers(CopyAccepted, status=202),
+    responses=answers(CopyAccepted, status=202) | WITH_BODY | _NO_COPY,
 )
 async def snapshot(request: Request[Any, Any, Any]) -> CopyAccepted:
     """Copy tables of a source again."""
@@ -71,24 +77,17 @@ async def snapshot(request: Request[Any, Any, Any]) -> CopyAccepted:
     return CopyAccepted(name, asked.tables)
 
 
-class HealthVerdict(msgspec.Struct, frozen=True):
-    """What /health tells whoever has no key where one is needed, or one of a part only."""
-
-    status: Verdict
-
-
 @get(
     "/health",
     opt=OPEN,
     operation_class=asks(NoQuery),
-    responses=answers(HealthReport | HealthVerdict)
-    | answers(HealthReport | HealthVerdict, status=503),
+    responses=answers(HealthReport) | answers(HealthReport, status=503),
 )
-async def health(request: Request[Any, Any, Any]) -> Response[HealthReport | HealthVerdict]:
+async def health(request: Request[Any, Any, Any]) -> Response[HealthReport]:
     """Whether capture keeps up; 503 when it does not."""
     service = Service.of(request)
     read_query(request, NoQuery)
     report = service.health.report(service.statuses(), service.log)
     status = 503 if report.status is Verdict.UNHEALTHY else 200
-    told = report if tells_all(request) else HealthVerdict(report.status)
+    told = report if tells_all(request) else HealthReport(report.status)
     return Response(told, status_code=status, media_type="application/json")

@@ -151,7 +151,7 @@ class Names:
         return "must be one or more names between commas"
 
     def schema(self) -> Schema:
-        return Schema(type=OpenAPIType.STRING)
+        return _several(Schema(type=OpenAPIType.STRING, pattern="^[^,]+$"))
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Globs:
         return "must be one or more patterns between commas, such as public.*,orders"
 
     def schema(self) -> Schema:
-        return Schema(type=OpenAPIType.STRING)
+        return _several(Schema(type=OpenAPIType.STRING, pattern="^[^,]+$"))
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,12 @@ class Operations:
         return f"must be one or more of {known}, between commas"
 
     def schema(self) -> Schema:
-        return Schema(type=OpenAPIType.STRING, description=self.expects())
+        known = [op.value.lower() for op in Op if op in self.known]
+        return _several(Schema(type=OpenAPIType.STRING, enum=known))
+
+
+def _several(each: Schema) -> Schema:
+    return Schema(type=OpenAPIType.ARRAY, items=each, min_items=1)
 
 
 # --- one struct a route --------------------------------------------------------------------------
@@ -238,6 +243,11 @@ Trigger = Annotated[str, Some("only what was made so; a pattern, such as api_*")
 ChangedFields = Annotated[tuple[str, ...], Names("only where one of these columns changed")]
 CursorName = Annotated[str | None, Name("a named cursor to begin after")]
 FormatName = Annotated[str, Word(catalogue.NAMES, "how each change is written down")]
+# Events of `etl` stand for no single row, so nobody can lease them.
+LeasedFormatName = Annotated[
+    str,
+    Word(tuple(name for name in catalogue.NAMES if name != "etl"), "how each change is written"),
+]
 Markers = Annotated[
     bool, Flag("with format=savegress: also events where transactions begin and end")
 ]
@@ -324,7 +334,7 @@ class LeaseQuery(msgspec.Struct, frozen=True, kw_only=True):
     tenant_id: TenantId = None
     trigger: Trigger = "*"
     changed_fields: ChangedFields = ()
-    format: FormatName = "canonical"
+    format: LeasedFormatName = "canonical"
 
 
 class RangesQuery(msgspec.Struct, frozen=True, kw_only=True):

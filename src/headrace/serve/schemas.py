@@ -6,7 +6,7 @@ import msgspec
 from litestar import Request, Response, get
 
 from ..formats import catalogue
-from .openapi import answers, asks
+from .openapi import answers, asks, problem
 from .problems import Problem, Refused
 from .query import NoQuery, read_query
 
@@ -29,7 +29,8 @@ async def listed(request: Request[Any, Any, Any]) -> SchemaList:
 @get(
     "/schemas/{file:str}",
     operation_class=asks(NoQuery),
-    responses=answers(dict[str, Any], media_type=SCHEMA),
+    responses=answers(dict[str, Any], media_type=SCHEMA)
+    | {404: problem("There is no such schema.")},
 )
 async def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The JSON Schema (draft 2020-12) of a format's events."""
