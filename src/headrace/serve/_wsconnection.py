@@ -30,7 +30,6 @@ from ._wsmessages import (
 from ._wssession import POLICY, Act, Check, Clock, Close, Open, Report, Send, Session, Wait
 from ._wstables import choose
 from .access import Access, authenticate
-from .feed import BLOCK
 from .filter import Filter, both
 from .grant import Grant
 from .problems import Refused
@@ -271,10 +270,11 @@ class Connection:
         feed = self._service.feed
         try:
             while not feed.closing and not subscription.ended:
-                page = await subscription.next(BLOCK, room=PAGE_BYTES)
+                page = await subscription.live(room=PAGE_BYTES)
                 await self._send_page(page)
                 kept.sent = page.scanned
                 wait = self.access.spend(len(page.deliveries)) if page.deliveries else 0.0
+                del page  # it may be large, and nothing may come for long
                 if wait:
                     await asyncio.sleep(wait)
                 await feed.wait(subscription.scanned, math.inf)
@@ -286,7 +286,7 @@ class Connection:
             lost = gap(*page.gap, log_first=self._service.log.first_sequence)
             await self._protocol.write(framed([self._session.error(lost).message]))
         if page.deliveries:
-            await self._protocol.write(framed(page.payloads))
+            await self._protocol.write(page.once(_frames))
 
     async def _stop(self) -> None:
         """Send no more events."""
@@ -331,6 +331,10 @@ class Connection:
             at = entries[-1].sequence
         seen = max(at - sent, 1)
         return count if at >= latest else count * (latest - sent) // seen
+
+
+def _frames(page: Page) -> bytes:
+    return framed(page.payloads)
 
 
 def _test(filter: Filter, grant: Grant, service: Service) -> Wants:

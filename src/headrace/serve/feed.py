@@ -15,6 +15,7 @@ from ..formats import AnyFormat, Format
 from ..formats.entities import Entities
 from ..log import LogReader
 from ..model import Model
+from .page import Pages
 from .renderings import Renderings, image_size
 
 BLOCK = 256  # changes; reading and encoding one holds the event loop for about 3 ms
@@ -83,6 +84,10 @@ class Feed:
         self.log = log
         self.entities = Entities(model or Model())
         self.renderings = Renderings(log)
+        self.pages = Pages()
+        # How far the log went when readers were last woken. Those who follow it go so far and no
+        # further, so that all of them get the same page.
+        self.latest = log.latest_sequence
         self.epoch = log.epoch
         self.closing = False
         self.waiting = 0  # how many subscriptions wait for a change now
@@ -101,6 +106,7 @@ class Feed:
         self.closing = False
         with self._lock:
             self._loop = asyncio.get_running_loop()
+        self.latest = self.log.latest_sequence
 
     def close(self) -> None:
         """End every wait and every stream; must be called on the event loop."""
@@ -126,14 +132,20 @@ class Feed:
         """Until the log goes beyond `after`; False at `until` (loop time) or when closing."""
         self.waiting += 1
         try:
-            async with asyncio.timeout_at(None if until == math.inf else until):
-                while self.log.latest_sequence <= after and not self.closing:
-                    await self._arrival.wait()
+            if until == math.inf:
+                await self._beyond(after)
+            else:
+                async with asyncio.timeout_at(until):
+                    await self._beyond(after)
         except TimeoutError:
             return False
         finally:
             self.waiting -= 1
         return not self.closing
+
+    async def _beyond(self, after: int) -> None:
+        while self.latest <= after and not self.closing:
+            await self._arrival.wait()
 
     async def read(self, after: int, upto: int) -> list[Entry]:
         """Some of the next entries; none beyond `upto`, which is committed; [] if none is left."""
@@ -183,6 +195,7 @@ class Feed:
 
     def _wake(self) -> None:
         self._waking = False
+        self.latest = self.log.latest_sequence
         pause = min(self.waiting * PAUSE_PER_READER, LONGEST_PAUSE)
         self._rested = asyncio.get_running_loop().time() + pause
         self._arrival.set()

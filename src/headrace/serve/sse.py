@@ -13,9 +13,10 @@ from litestar.response import Stream
 from .access import Access
 from .feed import Feed
 from .query import UINT64, Whole, read_value
-from .subscription import Delivery, Gap, Page, Subscription
+from .subscription import Gap, Page, Subscription
 
 RETRY_MS = 1000
+PAGE_BYTES = 256 << 10  # of events on their way to one client, besides what its socket has
 _LAST_EVENT_ID = Whole(0, UINT64, "the last sequence the client has")
 
 
@@ -54,10 +55,11 @@ async def frames(
     yield b"retry: %d\n\n" % RETRY_MS
     until = asyncio.get_running_loop().time() + pace.seconds
     cursor = subscription.scanned
-    async for page in subscription.follow(until=until, idle=pace.idle):
+    async for page in subscription.follow(until=until, idle=pace.idle, room=PAGE_BYTES):
         yield _frame(page, cursor, gap)
-        cursor = page.scanned
-        await access.pay(len(page.deliveries))
+        cursor, count = page.scanned, len(page.deliveries)
+        del page  # it may be large, and nothing may come for long
+        await access.pay(count)
     if subscription.scanned > cursor:
         yield b"id: %d\n\n" % subscription.scanned
 
@@ -73,26 +75,26 @@ def gap_event(gap: Gap) -> bytes:
 
 
 def _frame(page: Page, cursor: int, gap: Callable[[Gap], bytes]) -> bytes:
-    parts = _messages(page.deliveries)
-    if page.gap:
-        parts.insert(0, gap(page.gap))
-    # An id alone dispatches nothing, but a client that reconnects begins there: past all that
-    # its filter left out.
-    last = page.deliveries[-1].sequence if page.deliveries else cursor
-    if page.scanned > last:
-        parts.append(b"id: %d\n\n" % page.scanned)
-    if not page.deliveries and not page.gap:
-        parts.append(b": heartbeat\n\n")
-    return b"".join(parts)
+    missing = gap(page.gap) if page.gap else b""
+    if page.deliveries:
+        return missing + page.once(_messages)
+    return missing + _scanned(page, cursor) + (b"" if page.gap else b": heartbeat\n\n")
 
 
-def _messages(deliveries: list[Delivery]) -> list[bytes]:
+def _messages(page: Page) -> bytes:
     # Of several events at one sequence only the last names it: whoever is cut off between them
     # reconnects before the first.
-    following = [delivery.sequence for delivery in deliveries[1:]] + [0]
-    return [
+    following = [delivery.sequence for delivery in page.deliveries[1:]] + [0]
+    parts = [
         b"data: %b\n\n" % payload
         if sequence == next_one
         else b"id: %d\ndata: %b\n\n" % (sequence, payload)
-        for (sequence, payload), next_one in zip(deliveries, following, strict=False)
+        for (sequence, payload), next_one in zip(page.deliveries, following, strict=False)
     ]
+    return b"".join(parts) + _scanned(page, page.deliveries[-1].sequence)
+
+
+def _scanned(page: Page, told: int) -> bytes:
+    # An id alone dispatches nothing, but a client that reconnects begins there: past all that
+    # its filter left out.
+    return b"id: %d\n\n" % page.scanned if page.scanned > told else b""

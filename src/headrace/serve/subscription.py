@@ -7,47 +7,20 @@ the next page when it has sent the last one, so a slow client holds back nobody 
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from ..errors import LogError
-from ..formats import AnyFormat
+from ..formats import AnyFormat, StreamFormat, TransactionFormat
 from ..formats.entity import Entity
 from .feed import BLOCK, Entry, Feed
 from .filter import Filter, both
 from .grant import EVERYTHING, Grant
+from .page import Delivery, Gap, Page, Place
 from .telling import telling
+
+__all__ = ["GRANT_SECONDS", "PAGE_BYTES", "Delivery", "Gap", "Page", "Subscription"]
 
 GRANT_SECONDS = 1.0  # a reader whose grant may end looks again after so long at the latest
 PAGE_BYTES = 8 << 20  # a page ends after the change that goes beyond this
-
-
-class Delivery(NamedTuple):
-    """An event as its reader gets it; several may stand at one sequence."""
-
-    sequence: int
-    payload: bytes
-
-
-class Gap(NamedTuple):
-    """Sequences, both ends included, that were trimmed before this reader came to them."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What a reader gets at once, in commit order; never a part of what stands at a sequence."""
-
-    deliveries: list[Delivery]
-    scanned: int  # everything up to here is delivered, or not wanted, or lost in the gap
-    gap: Gap | None = None
-
-    @property
-    def payloads(self) -> list[bytes]:
-        """The encoded events alone."""
-        return [delivery.payload for delivery in self.deliveries]
 
 
 class Subscription:
@@ -74,6 +47,10 @@ class Subscription:
         self._passes = both(wanted, grant.predicate(feed.entities))
         told = grant.format(format, feed.entities)
         self._telling = telling(feed, told, concerns=filter.concerns, passes=self._passes)
+        # What others remember of their stream cannot be shared.
+        alike = feed.number(told), filter, grant.tables, grant.tenant
+        alone = isinstance(told, StreamFormat | TransactionFormat)
+        self._kind = None if alone else feed.pages.kind(alike)
 
     @property
     def end(self) -> int:
@@ -113,22 +90,47 @@ class Subscription:
         now = asyncio.get_running_loop().time
         beat = now() + idle
         while not self._feed.closing:
-            page = await self.next(BLOCK, until=beat, room=room)
+            page = await self.live(until=beat, room=room)
             if page.deliveries or page.gap or now() >= beat:
                 yield page
                 beat = now() + idle
+            del page  # it may be large, and nothing may come for long
             if now() >= until or self.complete:
                 return
             await self._arrival(min(beat, until))
 
-    async def next(self, limit: int, *, until: float = math.inf, room: int = PAGE_BYTES) -> Page:
-        """What there is of the next events, without waiting for more.
+    async def live(self, *, until: float = math.inf, room: int = PAGE_BYTES) -> Page:
+        """What there is for those who follow the log, who all go as far as they were woken for.
+
+        A reader who wants the same as one before him, from the same place on, gets the same page.
+        """
+        end, feed = min(self.end, self._feed.latest), self._feed
+        if self._kind is None or self.ended or self.scanned + 1 < feed.log.first_sequence:
+            return await self._read(BLOCK, end, until=until, room=room)
+        place = Place(self._kind, self.scanned, end, BLOCK, room)
+        page = feed.pages.get(place)
+        if page is not None:
+            self.scanned = page.scanned
+            return page
+        page = await self._read(BLOCK, end, until=until, room=room)
+        if page.gap is None and not self.ended:
+            feed.pages.keep(place, page)
+        return page
+
+    async def next(self, limit: int) -> Page:
+        """What there is of the next events, without waiting for more."""
+        return await self._read(limit, self.end)
+
+    async def _read(
+        self, limit: int, end: int, *, until: float = math.inf, room: int = PAGE_BYTES
+    ) -> Page:
+        """What there is of the next events up to `end`, and how far that is.
 
         The page ends with the change that brings it to `limit` events, or beyond where several
         stand at one sequence, or with the one that leaves no `room` (bytes). A filter may pass over
         millions of changes; at `until` (loop time) the search pauses.
         """
-        now, end = asyncio.get_running_loop().time, self.end
+        now, rested = asyncio.get_running_loop().time, self.scanned
         deliveries: list[Delivery] = []
         gap: Gap | None = None
         while self.scanned < end and len(deliveries) < limit and room > 0 and now() < until:
@@ -146,7 +148,8 @@ class Subscription:
                 if not deliveries:
                     raise
                 break  # what stands before it comes first
-            if self.scanned < end:
+            if end > self.scanned >= rested + BLOCK:
+                rested = self.scanned
                 await asyncio.sleep(0)  # other requests come between two blocks
         return Page(deliveries, self.scanned, gap)
 
