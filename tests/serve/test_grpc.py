@@ -24,7 +24,7 @@ from headrace.errors import ConfigError
 from headrace.event import Op
 from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts
-from headrace.formats.protobuf import cdc_event
+from headrace.formats.protobuf import Protobuf
 from headrace.keys import Limits, Wanted
 from headrace.log import Log
 from headrace.model import Model
@@ -130,7 +130,11 @@ def test_a_subscriber_gets_every_change_as_an_event(place: Place, writer: Writer
     writer.put("users", "alice", Op.UPDATE, name="Bob")
     writer.delete("users", "alice")
     events = [response.event for response in place.subscribe(limit=3)]
-    expected = [cdc_event(change, Facts()) for change in writer.log.read(0, limit=10)]
+    format = Protobuf(Facts())
+    expected = [
+        v1.CDCEvent.FromString(format.encode(change) or b"")
+        for change in writer.log.read(0, limit=10)
+    ]
     assert events == expected
     assert [event.operation for event in events] == [v1.INSERT, v1.UPDATE, v1.DELETE]
     assert list(place.poll().events) == expected
@@ -156,12 +160,13 @@ def test_an_asynchronous_client_reads_the_same(place: Place, writer: Writer) -> 
 
 def test_events_are_encoded_once_for_all(place: Place, writer: Writer, monkeypatch: Any) -> None:
     encoded: list[int] = []
+    encode = Protobuf.encode
 
-    def counting(change: Any, facts: Facts) -> Any:
+    def counting(self: Protobuf, change: Any) -> Any:
         encoded.append(change.sequence)
-        return cdc_event(change, facts)
+        return encode(self, change)
 
-    monkeypatch.setattr(rpcs, "cdc_event", counting)
+    monkeypatch.setattr(Protobuf, "encode", counting)
     writer.put_many("users", 5)
     for _ in range(3):
         assert sequences(place.subscribe(limit=5)) == [1, 2, 3, 4, 5]

@@ -1,19 +1,21 @@
-"""The Savegress event as a protobuf message (`headrace/v1/changefeed.proto`)."""
+"""The Savegress event as a protobuf message (`headrace/v1/changefeed.proto`).
+
+Messages written one after the other are one message: what all changes of a table share, what is a
+change's own, and its rows are each written by themselves.
+"""
 
 import json
-import math
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from google.protobuf.struct_pb2 import Struct
-
-from ..event import Change
+from ..event import Change, Table
 from ..v1 import changefeed_pb2 as v1
+from ._struct import framed, written
+from ._tables import PerTable
 from .facts import Facts
-from .savegress import OPERATIONS, ddl, metadata, position
+from .savegress import OPERATIONS, Metadata, ddl, own_metadata, position, table_metadata
 
-# Parsers give up at messages a hundred deep; an object within an object takes three.
-DEEPEST = 30
+_BEFORE, _AFTER = v1.CDCEvent.BEFORE_FIELD_NUMBER, v1.CDCEvent.AFTER_FIELD_NUMBER
 
 
 @dataclass(frozen=True)
@@ -21,41 +23,54 @@ class Protobuf:
     """Events as messages: bytes and not lines of text, so no stream of lines can carry them."""
 
     facts: Facts
+    _shared: PerTable[bytes] = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "protobuf"
     media_type: ClassVar[str] = "application/x-protobuf"
 
+    def __post_init__(self) -> None:
+        """Make room for what all changes of a table share."""
+        object.__setattr__(self, "_shared", PerTable(lambda table: _head(table, self.facts)))
+
+    def __reduce__(self) -> tuple[type["Protobuf"], tuple[Facts]]:
+        return Protobuf, (self.facts,)
+
     def encode(self, change: Change) -> bytes | None:
-        """The change as one serialized message; None for what is not carried."""
-        event = cdc_event(change, self.facts)
-        # Deterministic: a map has no order of its own.
-        return None if event is None else event.SerializeToString(deterministic=True)
+        """The change as one serialized CDCEvent; None for what Savegress does not carry."""
+        operation = OPERATIONS.get(change.op)
+        if operation is None:
+            return None
+        event, rows = _own(change, operation), b""
+        if operation == "DDL":
+            _tell_ddl(event, change)
+        else:
+            rows = _tell_images(event, change)
+        return b"%b%b%b" % (self._shared(change.table), _serialized(event), rows)
 
 
-def cdc_event(change: Change, facts: Facts) -> v1.CDCEvent | None:
-    """The change as a message; None for what Savegress does not carry."""
-    operation = OPERATIONS.get(change.op)
-    if operation is None:
-        return None
-    table, transaction = change.table, change.transaction
-    event = v1.CDCEvent(
+def _head(table: Table, facts: Facts) -> bytes:
+    return _serialized(
+        v1.CDCEvent(
+            source=table.connector,
+            schema=table.schema,
+            table=table.name,
+            metadata=_texts(table_metadata(table, facts)),
+        )
+    )
+
+
+def _own(change: Change, operation: str) -> v1.CDCEvent:
+    seconds, rest = divmod(change.transaction.commit_time, 1_000_000)
+    return v1.CDCEvent(
         id=change.id,
-        source=table.connector,
-        schema=table.schema,
-        table=table.name,
         operation=operation,
-        transaction_id=transaction.id,
+        timestamp={"seconds": seconds, "nanos": rest * 1000},
+        transaction_id=change.transaction.id,
         # Its messages have the fields of the JSON, under the connector's name.
-        position=v1.Position(**{table.connector: position(change)}),
-        metadata={name: _text(value) for name, value in metadata(change, facts).items()},
+        position={change.table.connector: position(change)},
+        metadata=_texts(own_metadata(change)),
         sequence=change.sequence,
     )
-    event.timestamp.FromMicroseconds(transaction.commit_time)
-    if operation == "DDL":
-        _tell_ddl(event, change)
-    else:
-        _tell_images(event, change)
-    return event
 
 
 def _tell_ddl(event: v1.CDCEvent, change: Change) -> None:
@@ -65,50 +80,30 @@ def _tell_ddl(event: v1.CDCEvent, change: Change) -> None:
         event.ddl_command = told.ddl_command
 
 
-def _tell_images(event: v1.CDCEvent, change: Change) -> None:
+def _tell_images(event: v1.CDCEvent, change: Change) -> bytes:
+    """Put the rows into an event as JSON; returns them as its Structs."""
+    rows = b""
     if change.before is not None:
         event.before_json = change.before
-        _fill(event.before, change.before)
+        rows = _row(_BEFORE, change.before)
     if change.after is not None:
         event.after_json = change.after
-        _fill(event.after, change.after)
+        rows += _row(_AFTER, change.after)
+    return rows
 
 
-def _fill(struct: Struct, image: bytes) -> None:
-    """Put a row into a Struct; one too deep for any parser stays in the JSON beside it alone."""
-    try:
-        row = json.loads(image, parse_int=_number, parse_float=_number)
-        columns = _fitting(row, depth=1)
-    except RecursionError:
-        return
-    struct.SetInParent()  # a row without columns is not the same as none
-    struct.update(columns)
+def _row(number: int, image: bytes) -> bytes:
+    row = written(image)
+    return b"" if row is None else framed(number, row)
 
 
-def _number(digits: str) -> float | str:
-    """The number as a Struct holds it; one beyond a double's range keeps its digits, as text."""
-    number = float(digits)
-    return number if math.isfinite(number) else digits
+def _texts(told: Metadata) -> dict[str, str]:
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in told.items()
+    }
 
 
-def _fitting(value: Any, depth: int) -> Any:
-    """The value as a message can hold it: what lies too deep becomes JSON text."""
-    match value:
-        case str():
-            return _valid(value)
-        case dict() | list() if depth > DEEPEST:
-            return _valid(json.dumps(value, ensure_ascii=False))
-        case dict():
-            return {_valid(name): _fitting(each, depth + 1) for name, each in value.items()}
-        case list():
-            return [_fitting(each, depth + 1) for each in value]
-    return value
-
-
-def _valid(text: str) -> str:
-    # A `json` column may hold half a surrogate pair, which is no Unicode; a message may not.
-    return text if text.isascii() else text.encode(errors="replace").decode()
-
-
-def _text(value: str | int | tuple[str, ...]) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _serialized(event: v1.CDCEvent) -> bytes:
+    # A map has no order of its own.
+    return event.SerializeToString(deterministic=True)

@@ -99,7 +99,7 @@ def _head(table: Table, facts: Facts) -> _Head:
         for op, name in OPERATIONS.items()
         for kind in BeforeKind
     }
-    return _Head(ends, _encode(_table_metadata(table, facts))[:-1])
+    return _Head(ends, _encode(table_metadata(table, facts))[:-1])
 
 
 def _content(change: Change) -> bytes:
@@ -151,15 +151,15 @@ def _position(change: Change) -> bytes:
 Metadata = dict[str, str | int | tuple[str, ...]]
 
 
-def metadata(change: Change, facts: Facts) -> Metadata:
-    """All that is told beside the change."""
-    told = _table_metadata(change.table, facts)
-    told["captured_at"] = iso(change.transaction.captured_at)
+def own_metadata(change: Change) -> Metadata:
+    """All that is told beside the change, and not beside every other one of its table."""
+    told: Metadata = {"captured_at": iso(change.transaction.captured_at)}
     told |= _particulars(change.op, change.before_kind)
     return told | {"unchanged": change.unchanged} if change.unchanged else told
 
 
-def _table_metadata(table: Table, facts: Facts) -> Metadata:
+def table_metadata(table: Table, facts: Facts) -> Metadata:
+    """What is told beside every change of a table."""
     server = facts.server(table.source)
     told: Metadata = {
         "connector_version": facts.version,

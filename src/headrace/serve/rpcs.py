@@ -17,8 +17,8 @@ from google.protobuf.message import DecodeError, Message
 
 from ..errors import HeadraceError
 from ..event import Change, Op, Table
-from ..formats.facts import Facts
-from ..formats.protobuf import cdc_event
+from ..formats._struct import framed
+from ..formats.protobuf import Protobuf
 from ..formats.savegress import OPERATIONS
 from ..v1 import changefeed_pb2 as v1
 from .access import Access, authenticate, unauthenticated
@@ -61,17 +61,15 @@ _CODES = {
 class Events:
     """A format: messages that hold one event, as field 1."""
 
-    facts: Facts
+    event: Protobuf
 
     name: ClassVar[str] = "protobuf"
     media_type: ClassVar[str] = "application/x-protobuf"
 
     def encode(self, change: Change) -> bytes | None:
         """A SubscribeResponse with the event; None for what is not carried."""
-        event = cdc_event(change, self.facts)
-        if event is None:
-            return None
-        return v1.SubscribeResponse(event=event).SerializeToString(deterministic=True)
+        event = self.event.encode(change)
+        return None if event is None else framed(1, event)
 
 
 class ChangeFeed:
@@ -79,7 +77,7 @@ class ChangeFeed:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._format = Events(service.formats.facts)
+        self._format = Events(Protobuf(service.formats.facts))
 
     async def subscribe(self, request: bytes, context: Context) -> None:
         """Every change after a sequence, until the client goes or has had its `limit`."""
