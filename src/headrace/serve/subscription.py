@@ -17,9 +17,9 @@ from .grant import EVERYTHING, Grant
 from .page import Delivery, Gap, Page, Place
 from .telling import telling
 
-__all__ = ["GRANT_SECONDS", "PAGE_BYTES", "Delivery", "Gap", "Page", "Subscription"]
+__all__ = ["GRANT_SECONDS", "PAGE_BYTES", "Delivery", "Gap", "Page", "Subscription", "spanning"]
 
-GRANT_SECONDS = 1.0  # a reader whose grant may end looks again after so long at the latest
+GRANT_SECONDS = 0.5  # a reader whose grant may end looks again after so long at the latest
 PAGE_BYTES = 8 << 20  # a page ends after the change that goes beyond this
 
 
@@ -80,7 +80,8 @@ class Subscription:
             if not wait or not await self._arrival(until):
                 break
             following = await self.next(limit)
-            page = Page(following.deliveries, following.scanned, page.gap or following.gap)
+            gap = spanning(page.gap, following.gap)
+            page = Page(following.deliveries, following.scanned, gap)
         return page
 
     async def follow(
@@ -128,18 +129,20 @@ class Subscription:
 
         The page ends with the change that brings it to `limit` events, or beyond where several
         stand at one sequence, or with the one that leaves no `room` (bytes). A filter may pass over
-        millions of changes; at `until` (loop time) the search pauses.
+        millions of changes; at `until` (loop time) the search pauses. When the reader may see
+        nothing any more, nothing of it counts: whoever goes on for him must not miss it.
         """
-        now, rested = asyncio.get_running_loop().time, self.scanned
+        now, begun = asyncio.get_running_loop().time, self.scanned
+        rested = begun
         deliveries: list[Delivery] = []
         gap: Gap | None = None
         while self.scanned < end and len(deliveries) < limit and room > 0 and now() < until:
             if self.ended:
-                return Page([], self.scanned, gap)
+                break
             entries = await self._feed.read(self.scanned, end)
             first = entries[0].sequence if entries else end + 1
             if first > self.scanned + 1:
-                gap = Gap(gap.first if gap else self.scanned + 1, first - 1)
+                gap = spanning(gap, Gap(self.scanned + 1, first - 1))
                 self.scanned = first - 1
             try:
                 ready = await self._telling.ready(entries)
@@ -151,6 +154,9 @@ class Subscription:
             if end > self.scanned >= rested + BLOCK:
                 rested = self.scanned
                 await asyncio.sleep(0)  # other requests come between two blocks
+        if self.ended:
+            self.scanned = begun
+            return Page([], begun)
         return Page(deliveries, self.scanned, gap)
 
     async def _arrival(self, until: float) -> bool:
@@ -180,3 +186,10 @@ class Subscription:
             if room <= 0 or len(deliveries) >= limit:
                 break
         return room
+
+
+def spanning(one: Gap | None, other: Gap | None) -> Gap | None:
+    """One gap for two, the first of which lies before the other."""
+    if one is None or other is None:
+        return one or other
+    return Gap(one.first, other.last)
