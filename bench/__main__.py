@@ -18,6 +18,7 @@ from headrace.testing import PostgresDatabase, PostgresServer, Setting, postgres
 
 from . import (
     delivery,
+    delivery_grpc,
     delivery_report,
     formats,
     headrace_run,
@@ -64,6 +65,7 @@ class Part(StrEnum):
     DELIVERY_FANOUT = "delivery-fanout"
     DELIVERY_IDLE = "delivery-idle"
     DELIVERY_SLOW = "delivery-slow"
+    DELIVERY_GRPC = "delivery-grpc"
 
 
 # What has parts of its own.
@@ -73,6 +75,7 @@ WHOLE = {
         Part.DELIVERY_FANOUT,
         Part.DELIVERY_IDLE,
         Part.DELIVERY_SLOW,
+        Part.DELIVERY_GRPC,
     )
 }
 
@@ -231,6 +234,13 @@ class Bench:
             measured = delivery.slow(self.database, folder, seconds=self._short(delivery.SECONDS))
         return delivery_report.slow(measured, stuck=delivery.STUCK)
 
+    def delivery_grpc(self) -> Section:
+        """The same log to one subscriber and to many."""
+        console.print("delivery-grpc: one subscriber and many, beside a bare server")
+        factor = min(1.0, self.scale.factor)
+        with temporary_folder() as folder:
+            return delivery_grpc.deliveries(folder, factor=factor, runs=self.runs)
+
     def _short(self, seconds: float) -> float:
         """A duration at this scale."""
         return max(1.0, seconds * min(1.0, self.scale.factor * 4))
@@ -289,6 +299,7 @@ def measure(
             Part.DELIVERY_FANOUT: bench.delivery_fanout,
             Part.DELIVERY_IDLE: bench.delivery_idle,
             Part.DELIVERY_SLOW: bench.delivery_slow,
+            Part.DELIVERY_GRPC: bench.delivery_grpc,
         }
         section = measurements[part]()
     console.print(report.terminal(section))

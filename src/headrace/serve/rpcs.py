@@ -99,10 +99,12 @@ class ChangeFeed:
                 page = _cut(whole, request.limit - sent if request.limit else 0)
                 messages = _messages(page, told, together=request.together)
                 await _write(messages, access, context)
-                sent, told = sent + len(page.deliveries), page.scanned
+                count, told = len(page.deliveries), page.scanned
+                del whole, page, messages  # they may be large, and nothing may come for long
+                sent += count
                 if request.limit and sent == request.limit:
                     return
-                await self._rest(access.spend(len(page.deliveries)), access)
+                await self._rest(access.spend(count), access)
         raise _stopping() if access.valid() else unauthenticated()
 
     async def _polled(self, raw: bytes, context: Context) -> bytes:
@@ -251,10 +253,14 @@ def _joined(page: Page) -> list[bytes]:
     messages = []
     while page.deliveries:
         fitting = _fitting(page)
-        # Framed as field 1, and here they are field 4; the rest of the frame is the same.
-        messages.append(b"".join(_EVENTS + payload[1:] for payload in fitting.payloads))
+        messages.append(fitting.once(_together))
         page = Page(page.deliveries[len(fitting.deliveries) :], page.scanned)
     return messages
+
+
+def _together(page: Page) -> bytes:
+    # Framed as field 1, and here they are field 4; the rest of the frame is the same.
+    return b"".join(_EVENTS + payload[1:] for payload in page.payloads)
 
 
 def _fitting(page: Page) -> Page:
