@@ -61,11 +61,11 @@ class Grant:
         if isinstance(format, TransactionFormat):
             permitted = self.predicate(entities)
             return format if permitted is None else _Permitted(format, self, entities, permitted)
-        if self.tenant is None:
+        if not self.tables and self.tenant is None:
             return format
         if isinstance(format, StreamFormat):
-            return _TenantStream(format, entities)
-        return _Tenant(format, entities)
+            return _OwnStream(format, entities)
+        return _OwnChanges(format, entities)
 
 
 EVERYTHING = Grant()
@@ -101,13 +101,13 @@ class _Permitted:
 
 
 @dataclass(frozen=True)
-class _Tenant:
-    """Changes whose annotations name no other row."""
+class _OwnChanges:
+    """Changes whose annotations name no other row: that might be one that may not be seen."""
 
     format: Format
     entities: Entities = field(compare=False)
 
-    name: ClassVar[str] = "tenant"
+    name: ClassVar[str] = "own"
     media_type: ClassVar[str] = "application/json"
 
     def encode(self, change: Change) -> bytes | None:
@@ -116,13 +116,13 @@ class _Tenant:
 
 
 @dataclass(frozen=True)
-class _TenantStream:
+class _OwnStream:
     """The same for a stream, which also hears of changes that it does not tell."""
 
     format: StreamFormat
     entities: Entities = field(compare=False)
 
-    name: ClassVar[str] = "tenant"
+    name: ClassVar[str] = "own"
     media_type: ClassVar[str] = "application/json"
 
     def open(self) -> Stream:
@@ -151,8 +151,13 @@ class _OwnEvents:
 
 
 def _blank(change: Change) -> Change:
-    """Where a change stands, and nothing of what it is."""
+    """Where a change stands, and nothing of what it is.
+
+    A TRUNCATE stays one: a stream tells of it for the tables that it was told of before.
+    """
     transaction = msgspec.structs.replace(change.transaction, metadata=None)
+    if change.op is Op.TRUNCATE:
+        return msgspec.structs.replace(change, transaction=transaction)
     return msgspec.structs.replace(
         change, op=Op.MESSAGE, key=None, before=None, after=None, transaction=transaction
     )

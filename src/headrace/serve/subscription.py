@@ -44,9 +44,12 @@ class Subscription:
         whole = isinstance(format, Entity)
         self._wants = filter.entity.wants if whole and filter.entity else None
         wanted = filter.plain() if whole else filter.predicate(feed.entities)
-        self._passes = both(wanted, grant.predicate(feed.entities))
+        visible = grant.predicate(feed.entities)
+        self._passes = both(wanted, visible)
         told = grant.format(format, feed.entities)
-        self._telling = telling(feed, told, concerns=filter.concerns, passes=self._passes)
+        self._telling = telling(
+            feed, told, concerns=filter.concerns, passes=self._passes, visible=visible
+        )
         # What others remember of their stream cannot be shared.
         alike = feed.number(told), filter, grant.tables, grant.tenant
         alone = isinstance(told, StreamFormat | TransactionFormat)

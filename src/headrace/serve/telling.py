@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..event import Change, ends_piece
+import msgspec
+
+from ..event import Change, Op, ends_piece
 from ..formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from ..formats.entities import Test
-from .feed import Entry, Feed
+from .feed import BLOCK, Entry, Feed
 from .renderings import Rendering, render
 
 
@@ -24,17 +26,24 @@ class Telling(Protocol):
 
 
 def telling(
-    feed: Feed, format: AnyFormat, *, concerns: Test, passes: Test | None = None
+    feed: Feed,
+    format: AnyFormat,
+    *,
+    concerns: Test,
+    passes: Test | None = None,
+    visible: Test | None = None,
 ) -> Telling:
     """The way that suits a format.
 
-    The reader wants, and may see, the changes that pass (None: all of them). Of those that do not
-    concern it, not even marks are told.
+    The reader may see the changes that are visible, and wants those of them that pass (None: all).
+    Of changes that do not concern it, and of transactions without a visible one, not even marks
+    are told.
     """
     if isinstance(format, TransactionFormat):
         return _Whole(feed, format)
     if isinstance(format, StreamFormat):
-        return _Streamed(feed, format, concerns, passes)
+        streamed = _Streamed(feed, format, concerns, passes)
+        return streamed if visible is None else _Limited(streamed, feed, visible)
     return _Single(feed, format)
 
 
@@ -73,9 +82,13 @@ class _Streamed:
         return entries
 
     def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
-        if not self._concerns(entry.change):
+        return self.told(entry.change, wanted=wanted)
+
+    def told(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+        """The events of a change, and of what the first one needed."""
+        if not self._concerns(change):
             return ()
-        told = self._stream.encode(entry.change, wanted=wanted)
+        told = self._stream.encode(change, wanted=wanted)
         if self._seen:
             told, self._seen = [*self._seen, *told], []
         return told
@@ -88,6 +101,67 @@ class _Streamed:
                 wanted = self._passes is None or self._passes(entry.change)
                 self._seen += self._stream.see(entry.change, wanted=wanted)
             after = entries[-1].sequence
+
+
+class _Limited:
+    """A stream for a reader who may not see everything: it hears only of its own transactions.
+
+    One begins with the first change that is visible. Where it ends is told if its begin was.
+    """
+
+    def __init__(self, streamed: _Streamed, feed: Feed, visible: Test) -> None:
+        self._streamed = streamed
+        self._feed = feed
+        self._visible = visible
+        self._begun = False
+        self._told: int | None = None  # the transaction whose begin was told, perhaps earlier
+
+    async def ready(self, entries: list[Entry]) -> list[Entry]:
+        ready = await self._streamed.ready(entries)
+        if ready and not self._begun:
+            self._begun = True
+            first = ready[0].change
+            if await self._seen_before(first):
+                self._told = _transaction(first)
+        return ready
+
+    def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
+        change = entry.change
+        transaction = _transaction(change)
+        if not self._visible(change):
+            ends = change.last and self._told == transaction
+            # A TRUNCATE of several tables is told at the last of them, visible or not.
+            if not ends and change.op is not Op.TRUNCATE:
+                return ()
+            unmarked = msgspec.structs.replace(change, ordinal=0, last=ends)
+            return self._streamed.told(unmarked, wanted=False)
+        begins, self._told = self._told != transaction, transaction
+        told = self._streamed.told(change, wanted=wanted)
+        if begins and change.ordinal > 1:
+            mark = msgspec.structs.replace(change, op=Op.MESSAGE, ordinal=1, last=False)
+            return [*self._streamed.told(mark, wanted=False), *told]
+        return told
+
+    async def _seen_before(self, first: Change) -> bool:
+        """Whether a change of the same transaction that stands before it is visible.
+
+        The search goes backwards: a page mostly ends with a visible change.
+        """
+        begin, at = _transaction(first), first.sequence - 1
+        while at > begin:
+            after = max((at - 1) // BLOCK * BLOCK, begin)
+            entries = await self._feed.read(after, at)
+            if not entries:
+                break  # they were trimmed
+            if any(self._visible(entry.change) for entry in reversed(entries)):
+                return True
+            at = after
+        return False
+
+
+def _transaction(change: Change) -> int:
+    """What tells transactions apart: the sequence before the first change."""
+    return change.sequence - change.ordinal
 
 
 class _Whole:
