@@ -8,7 +8,7 @@ import pytest
 
 from headrace.client import Client, Event, Gap
 from headrace.client._asked import Asked
-from headrace.client._told import Progress, Scanned
+from headrace.client._told import SEEN, Progress, Scanned
 from headrace.errors import (
     ChangesTrimmed,
     ConfigError,
@@ -145,6 +145,19 @@ def test_an_event_that_comes_again_is_skipped() -> None:
     ]
     assert progress.take(Scanned(9)) is None
     assert progress.after == 9
+
+
+@pytest.mark.requirement("S1-41")
+def test_all_that_a_new_connection_may_repeat_is_remembered() -> None:
+    progress = Progress(5, None)
+    # As over the WebSocket, whose events name no sequence: all of these may come again.
+    many = [Event(f"evt_{number}", 5, None) for number in range(SEEN + 100)]
+    assert [progress.take(each) for each in many] == many
+    assert [progress.take(each) for each in many] == [None] * len(many)
+    progress.take(Scanned(SEEN + 105))
+    later = [Event(f"evt_later_{number}", number, None) for number in range(SEEN)]
+    assert [progress.take(each) for each in later] == later
+    assert progress.take(many[0]) is not None  # forgotten: it cannot come again
 
 
 def test_an_event_without_an_id_is_never_taken_for_another() -> None:

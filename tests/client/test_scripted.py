@@ -2,20 +2,26 @@
 
 import asyncio
 import itertools
+import json
 import shutil
 import socket
 import ssl
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from websockets.sync.server import ServerConnection, serve
 
 from headrace.client import AsyncClient, Client
 from headrace.errors import ServerAbsent
+from headrace.v1 import changefeed_pb2 as v1
+from headrace.v1.changefeed_pb2_grpc import ChangeFeedServicer, add_ChangeFeedServicer_to_server
 from tests.client.conftest import Both, Sleep
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Headrace-Epoch: e\r\n\r\n"
@@ -61,8 +67,10 @@ def scripted(*answers: bytes, tls: ssl.SSLContext | None = None) -> Iterator[Scr
 
 
 @contextmanager
-def client_of(kind: str, url: str, sleep: Sleep = lambda seconds: None) -> Iterator[Any]:
-    client = KINDS[kind](url, grpc="", sleep=sleep)
+def client_of(
+    kind: str, url: str, sleep: Sleep = lambda seconds: None, *, at: str = ""
+) -> Iterator[Any]:
+    client = KINDS[kind](url, grpc=at, sleep=sleep)
     yield client
     if isinstance(client, Both):
         client.close()
@@ -84,6 +92,66 @@ def test_what_a_broken_connection_repeats_is_skipped(kind: str) -> None:
         events.close()
     assert [(each.id, each.sequence) for each in got] == [("a", 4), ("b", 4), ("c", 5), ("d", 6)]
     assert ["after=0" in script.asked[0], "after=4" in script.asked[1]] == [True, True]
+
+
+@contextmanager
+def websocket_telling(*turns: Sequence[str]) -> Iterator[str]:
+    """A server of the WebSocket that tells each connection some events, and closes it."""
+    told = iter(turns)
+
+    def talk(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.send('{"type":"auth_success"}')
+        connection.recv()
+        connection.send('{"type":"subscription_confirmed","sequence":4,"epoch":"e"}')
+        for id in next(told, ()):
+            connection.send(json.dumps({"type": "cdc_event", "eventId": id}))
+
+    with serve(talk, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.requirement("S1-41")
+def test_what_a_websocket_repeats_is_skipped(kind: str) -> None:
+    with (
+        websocket_telling(["a", "b"], ["a", "b", "c"], ["c", "d"]) as url,
+        client_of(kind, url) as client,
+    ):
+        events = client.changes(["users"], transport="websocket", after=4)
+        assert [each.id for each in itertools.islice(events, 4)] == ["a", "b", "c", "d"]
+        events.close()
+
+
+class Repeating(ChangeFeedServicer):
+    """Tells each call some events, and breaks off."""
+
+    def __init__(self, *turns: Sequence[str]) -> None:
+        self._turns = iter(turns)
+
+    def Subscribe(self, request: Any, context: Any) -> Iterator[v1.SubscribeResponse]:  # noqa: N802
+        context.send_initial_metadata((("x-headrace-epoch", "e"),))
+        for id in next(self._turns, ()):
+            yield v1.SubscribeResponse(events=[v1.CDCEvent(id=id, sequence=5)])
+        context.abort(grpc.StatusCode.UNAVAILABLE, "broken off")
+
+
+@pytest.mark.requirement("S1-41")
+def test_what_grpc_repeats_is_skipped(kind: str) -> None:
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_ChangeFeedServicer_to_server(Repeating(["a", "b"], ["b", "c"], ["c", "d"]), server)
+    target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with client_of(kind, "http://127.0.0.1:1", at=target) as client:
+            events = client.changes(transport="grpc")
+            assert [each.id for each in itertools.islice(events, 4)] == ["a", "b", "c", "d"]
+            events.close()
+    finally:
+        server.stop(None).wait()
 
 
 def test_an_event_that_breaks_off_was_never_told(kind: str) -> None:

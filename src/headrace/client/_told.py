@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ..errors import ChangesTrimmed, FeedReplaced
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before each attempt to reconnect; the last one repeats
-SEEN = 10_000  # ids that are remembered
+SEEN = 10_000  # ids that are remembered, and always all that a new connection may repeat
 
 
 class Event(NamedTuple):
@@ -52,6 +52,7 @@ class Progress:
         self._epoch = ""
         self._attempts = 0
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._beyond = 0  # events since there is this place to go on from: they may come again
 
     def take(self, told: Told) -> Event | None:
         """Note what was told; an event that is new comes back."""
@@ -62,11 +63,12 @@ class Progress:
                 self.begun = True
             case Gap():
                 self._tell(told)
-                self.after = max(self.after, told.last)
+                self._reach(told.last)
             case Scanned(sequence):
-                self.after = max(self.after, sequence)
+                self._reach(sequence)
             case Event():
-                self.after = max(self.after, told.sequence)
+                self._reach(told.sequence)
+                self._beyond += 1
                 self.last_id = told.id
                 return told if self._is_new(told.id) else None
         return None
@@ -81,13 +83,17 @@ class Progress:
         self._attempts += 1
         return seconds
 
+    def _reach(self, sequence: int) -> None:
+        if sequence > self.after:
+            self.after, self._beyond = sequence, 0
+
     def _is_new(self, id: str) -> bool:
         if not id:
             return True
         if id in self._seen:
             return False
         self._seen[id] = None
-        if len(self._seen) > SEEN:
+        while len(self._seen) > max(SEEN, self._beyond):
             self._seen.popitem(last=False)
         return True
 
