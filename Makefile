@@ -22,7 +22,7 @@ demo: .venv/.installed-demo
 	@$(BIN)/headrace demo $(ARGS)
 
 test: .venv/.installed-dev
-	@$(SETUP) postgresql spark chromium ws
+	@$(SETUP) postgresql spark chromium ws proxies
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/.installed-dev

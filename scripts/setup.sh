@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Makes sure that what is not Python's is there: scripts/setup.sh NEED...
-# (python, postgresql, java, spark, chromium, ws)
+# (python, postgresql, java, spark, chromium, ws, proxies)
 #
 # On Debian, as root or with passwordless sudo, a missing package is installed. Elsewhere one line
 # says what to install, and the script fails. Outside CI, PostgreSQL 15, the Java that Spark needs,
-# Chromium and the Node package ws may be missing: the tests that need them are then skipped, and
-# the demo goes without Spark.
+# Chromium, the Node package ws, nginx and Caddy may be missing: the tests that need them are then
+# skipped, and the demo goes without Spark.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -131,12 +131,35 @@ EOF
     echo "setup: the tests that need it are skipped" >&2
 }
 
+# The tests look for them there, if the machine has none of its own.
+PROXIES_FOLDER=.venv/proxies
+
+need_proxies() {
+    need_proxy nginx sbin && need_proxy caddy bin
+}
+
+need_proxy() { # need_proxy PACKAGE FOLDER: takes the program out of the package, and starts nothing
+    if command -v "$1" >/dev/null || [ -x "$PROXIES_FOLDER/usr/$2/$1" ]; then return; fi
+    if command -v apt-get >/dev/null && command -v dpkg >/dev/null; then
+        echo "setup: taking $1 out of Debian's package into $PROXIES_FOLDER"
+        mkdir -p "$PROXIES_FOLDER"
+        if (cd "$PROXIES_FOLDER" && apt-get -qq download "$1" && dpkg -x "$1"_*.deb .) \
+            >/dev/null 2>&1; then return; fi
+    fi
+    if [ -n "${CI:-}" ]; then
+        missing "$1" "$1"
+        return 1
+    fi
+    echo "setup: tests behind $1 are skipped; to run them install it" \
+        "(Debian: apt-get install $1)" >&2
+}
+
 for need in "$@"; do
     case $need in
-        python | postgresql | java | spark | chromium | ws) "need_$need" ;;
+        python | postgresql | java | spark | chromium | ws | proxies) "need_$need" ;;
         *)
             echo "setup: no such need: $need; there are: python, postgresql, java, spark," \
-                "chromium, ws" >&2
+                "chromium, ws, proxies" >&2
             exit 2
             ;;
     esac
