@@ -4,7 +4,6 @@ Plain sockets. The ones that time what comes are told by epoll; the ones that on
 all sockets a few times a second, so that a delivery costs them next to nothing.
 """
 
-import array
 import json
 import re
 import resource
@@ -13,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -25,12 +24,15 @@ Manner = Literal["time", "count", "hold", "ignore"]
 
 LIMIT = 150.0  # seconds for everything to come
 LOOK_SECONDS = 0.05
+# Those who time what comes rest so long between two looks, and note it later by as much. Else
+# every single delivery would wake their process, at the server's expense.
+REST_SECONDS = 0.001
 SMALL_BUFFER = 4096  # of those who read nothing, so that it is the server that must wait
 PER_ADDRESS = 20_000  # connections from one loopback address, which has some 28,000 ports
 
 END = b'"version":1}'  # the end of every event, in both protocols
 _STAMP = re.compile(rb'"stamp":(\d+)')
-_READ = 1 << 18
+_READ = 1 << 16  # more would be mapped anew each time
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,42 +147,51 @@ class Crowd:
         self._waiting = len(sockets)  # who have not got everything
         self._deliveries = len(sockets) * events
         self._bytes = 0
-        self._delays = array.array("q")  # microseconds
         self._first = self._last = 0.0
-        self._cpu = 0.0
+        self._cpu = self._ended = 0.0
 
     def count(self) -> Told:
         """Look at all sockets now and then."""
         while self._goes_on():
             time.sleep(LOOK_SECONDS)
             for number in self._sockets:
-                if data := self._read(number):
-                    chunk = self._rest[number] + data
-                    self._note(number, chunk.count(END))
-                    self._rest[number] = chunk[1 - len(END) :]
+                self._take(number)
         return self._told()
 
     def time(self) -> Told:
-        """Read each as soon as something is there, and compare clocks."""
-        epoll = select.epoll()
-        for number in self._sockets:
-            epoll.register(number, select.EPOLLIN)
-        stamps, delays = _STAMP.findall, self._delays
-        with epoll:
+        """Read each as soon as something is there, and compare clocks.
+
+        All get the same events in the same order, so the stamps are read by one alone: for the
+        others it is enough to note how many came when.
+        """
+        arrivals: dict[int, list[tuple[int, int]]] = {number: [] for number in self._sockets}
+        reader, stamps = next(iter(self._sockets)), list[int]()
+        text = b""
+        with select.epoll() as epoll:
+            for number in self._sockets:
+                epoll.register(number, select.EPOLLIN)
             while self._goes_on():
+                time.sleep(REST_SECONDS)
                 for number, _ in epoll.poll(1.0):
-                    data = self._read(number)
-                    arrived = time.time_ns() // 1000
-                    chunk = self._rest[number] + data
-                    end = chunk.rfind(END) + len(END)
-                    if end < len(END):
-                        self._rest[number] = chunk
-                        continue
-                    self._rest[number] = chunk[end:]
-                    found = [arrived - int(stamp) for stamp in stamps(chunk, 0, end)]
-                    delays.extend(found)
-                    self._note(number, len(found))
-        return self._told(delays)
+                    data, events = self._take(number)
+                    arrivals[number].append((time.time_ns() // 1000, events))
+                    if number == reader:
+                        text += data
+                        end = text.rfind(END) + 1
+                        stamps += map(int, _STAMP.findall(text, 0, end))
+                        text = text[end:]
+        return self._told(delays(stamps, arrivals.values()))
+
+    def _take(self, number: int) -> tuple[bytes, int]:
+        """What has come to a subscriber, and how many events end in it."""
+        data = self._read(number)
+        if not data:
+            return data, 0
+        chunk = self._rest[number] + data
+        events = chunk.count(END)
+        self._rest[number] = chunk[1 - len(END) :]
+        self._note(number, events)
+        return data, events
 
     def _read(self, number: int) -> bytes:
         try:
@@ -195,9 +206,9 @@ class Crowd:
     def _note(self, number: int, events: int) -> None:
         if not events:
             return
-        self._last = time.monotonic()
+        self._last, self._ended = time.monotonic(), time.process_time()
         if not self._first:
-            self._first, self._cpu = self._last, time.process_time()
+            self._first, self._cpu = self._last, self._ended
         left = self._left[number] = self._left[number] - events
         if left < 0:
             raise MeasurementFailed(f"a subscriber got {-left} events too many")
@@ -208,18 +219,28 @@ class Crowd:
             raise MeasurementFailed(f"{self._waiting} subscribers did not get everything")
         return self._waiting > 0
 
-    def _told(self, delays: Sequence[int] = ()) -> Told:
-        cpu = time.process_time() - self._cpu
+    def _told(self, microseconds: Iterable[int] = ()) -> Told:
+        cpu = self._ended - self._cpu
         return Told(
             self._deliveries,
             self._last - self._first,
             cpu,
             self._bytes / self._deliveries,
-            spread(delays),
+            spread(microseconds),
         )
 
 
-def spread(microseconds: Sequence[int]) -> dict[str, float]:
+def delays(stamps: Sequence[int], arrivals: Iterable[Sequence[tuple[int, int]]]) -> Iterator[int]:
+    """How long each event took to each subscriber, who noted how many came when."""
+    for noted in arrivals:
+        at = 0
+        for arrived, events in noted:
+            for stamp in stamps[at : at + events]:
+                yield arrived - stamp
+            at += events
+
+
+def spread(microseconds: Iterable[int]) -> dict[str, float]:
     """Percentiles in milliseconds: of each the smallest value that so many do not exceed."""
     ordered = sorted(microseconds)
     ranks = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9, "worst": 100.0} if ordered else {}

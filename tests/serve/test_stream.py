@@ -1,14 +1,18 @@
 """GET /changefeed/stream: server-sent events."""
 
 import asyncio
+import fcntl
 import json
 import re
 import socket
 import statistics
+import sys
+import termios
 import threading
 import time
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.event import Op
 from headrace.testing import wait_until
@@ -232,6 +236,36 @@ def test_a_client_that_does_not_read_holds_back_nobody_else(site: Site) -> None:
                 site.writer.put("users", str(number), photo="x" * (1 << 18))
             assert len(quick.await_events(40, timeout=60)) == 40
             assert site.get("/changefeed/stats").json()["total_events"] == 40
+
+
+def stuck(site: Site) -> list[HttpToolsProtocol]:
+    """The connections whose clients have no room for more."""
+    connected = list(site.server._server.server_state.connections)
+    return [each for each in connected if isinstance(each, HttpToolsProtocol) and is_full(each)]
+
+
+def is_full(connection: HttpToolsProtocol) -> bool:
+    return connection.flow.write_paused
+
+
+def kept(connection: HttpToolsProtocol) -> int:
+    """Bytes that the server, and its kernel, keep for a client."""
+    unsent = fcntl.ioctl(
+        connection.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4)
+    )
+    return connection.transport.get_write_buffer_size() + int.from_bytes(unsent, sys.byteorder)
+
+
+def test_a_client_that_does_not_read_costs_little(site: Site) -> None:
+    # Half of it would be more than the client may cost, wherever it were kept.
+    for number in range(250):
+        site.writer.put("users", str(number), photo="x" * 20_000)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(site.address)
+        slow.sendall(f"GET /changefeed/stream?{STAY} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        connections = wait_until(lambda: stuck(site), message="it is stuck")
+        assert [kept(each) < 2 << 20 for each in connections] == [True]
 
 
 def test_a_slow_client_gets_everything_in_the_end(site: Site) -> None:

@@ -19,6 +19,7 @@ from .service import Service
 from .settings import ServerSettings
 
 GRACE_SECONDS = 3  # for a client that does not take the end of its stream
+UNSENT_BYTES = 256 << 10  # that the kernel takes for a client beyond what is on its way
 KEEP_ALIVE_SECONDS = 75  # longer than a reverse proxy keeps an idle connection
 
 
@@ -146,6 +147,9 @@ def _bind(settings: ServerSettings) -> socket.socket:
         # nothing, and would otherwise be found after a quarter of an hour.
         milliseconds = int(STALLED_SECONDS * 1000)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        # Also for every connection: else the kernel keeps up to 4 MB for one that reads nothing.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     return listening
 
 

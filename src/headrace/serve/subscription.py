@@ -93,23 +93,26 @@ class Subscription:
         """Pages as they come, until `until` (loop time); an empty one after `idle` idle seconds."""
         now = asyncio.get_running_loop().time
         beat = now() + idle
-        while not self._feed.closing:
+        looks = math.inf if self._grant.valid is None else GRANT_SECONDS
+        while not self._feed.closing and not self.ended:
             page = await self.live(until=beat, room=room)
             if page.deliveries or page.gap or now() >= beat:
                 yield page
                 beat = now() + idle
             del page  # it may be large, and nothing may come for long
-            if now() >= until or self.complete:
+            if now() >= until or (self._upto is not None and self.scanned >= self._upto):
                 return
-            await self._arrival(min(beat, until))
+            await self._feed.wait(self.scanned, min(beat, until, now() + looks))
 
     async def live(self, *, until: float = math.inf, room: int = PAGE_BYTES) -> Page:
         """What there is for those who follow the log, who all go as far as they were woken for.
 
-        A reader who wants the same as one before him, from the same place on, gets the same page.
+        A reader who wants the same as one before, from the same place on, gets the same page. That
+        its grant holds was looked at right before.
         """
-        end, feed = min(self.end, self._feed.latest), self._feed
-        if self._kind is None or self.ended or self.scanned + 1 < feed.log.first_sequence:
+        feed = self._feed
+        end = feed.latest if self._upto is None else min(feed.latest, self._upto)
+        if self._kind is None or self.scanned + 1 < feed.log.first_sequence:
             return await self._read(BLOCK, end, until=until, room=room)
         place = Place(self._kind, self.scanned, end, BLOCK, room)
         page = feed.pages.get(place)
@@ -121,9 +124,9 @@ class Subscription:
             feed.pages.keep(place, page)
         return page
 
-    async def next(self, limit: int) -> Page:
+    async def next(self, limit: int, *, room: int = PAGE_BYTES) -> Page:
         """What there is of the next events, without waiting for more."""
-        return await self._read(limit, self.end)
+        return await self._read(limit, self.end, room=room)
 
     async def _read(
         self, limit: int, end: int, *, until: float = math.inf, room: int = PAGE_BYTES
@@ -192,7 +195,7 @@ class Subscription:
 
 
 def spanning(one: Gap | None, other: Gap | None) -> Gap | None:
-    """One gap for two, the first of which lies before the other."""
+    """One gap for two."""
     if one is None or other is None:
         return one or other
-    return Gap(one.first, other.last)
+    return Gap(min(one.first, other.first), max(one.last, other.last))
