@@ -22,8 +22,10 @@ from headrace.serve import BackgroundServer, ServerSettings, create_app, cursors
 from headrace.serve import groups as sharing
 from headrace.serve.feed import Feed
 from headrace.serve.filter import Filter
-from headrace.serve.groups import Group, Touch
+from headrace.serve.grant import Grant
+from headrace.serve.groups import Consumer, Group, Question
 from headrace.serve.subscription import Subscription
+from headrace.serve.touch import Touch
 from tests.changes import Writer, make_change, opened_writer
 from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader
@@ -143,48 +145,110 @@ def test_retention_stops_at_the_slowest_cursor_and_says_so(site: Site) -> None:
     assert (kept["before_sequence"], kept["held_by"]) == (9, "fast")
 
 
-def test_a_cursor_belongs_to_its_key(site: Site) -> None:
+def test_every_key_has_cursors_of_its_own_and_cannot_tell_which_others_have(site: Site) -> None:
+    site.writer.put_many("users", 5)
+    mine, other = site.key(), site.key()
+    put(site, "billing", 2, headers=mine)
+    body = {"lease": "x", "sequences": [3]}
+    for method, path in (
+        ("GET", "/v1/cursors/{}"),
+        ("DELETE", "/v1/cursors/{}"),
+        ("GET", "/v1/changes?cursor={}"),
+        ("GET", "/changefeed?cursor={}"),
+        ("GET", "/v1/changes/stream?cursor={}"),
+        ("POST", "/v1/cursors/{}/lease"),
+        ("POST", "/v1/cursors/{}/ack"),
+    ):
+        answers = []
+        for name in ("billing", "nothing"):
+            sent = body if path.endswith("ack") else None
+            response = site.http.request(method, path.format(name), headers=other, json=sent)
+            answers.append((error(response), response.text.replace(name, "NAME")))
+        assert answers[0] == answers[1]
+        assert answers[0][0] == (404, "unknown_cursor")
+    owner = site.service.keyring.all()[0].id
+    asked = site.http.get(f"/v1/cursors/billing?owner={owner}", headers=other)
+    assert error(asked) == (404, "unknown_cursor")
+    # The name is not taken: it means another one.
+    assert put(site, "billing", 4, headers=other).json()["sequence"] == 4
+    assert site.http.get("/v1/cursors/billing", headers=mine).json()["sequence"] == 2
+    assert site.http.delete("/v1/cursors/billing", headers=other).json()["sequence"] == 4
+    assert site.http.get("/v1/cursors/billing", headers=mine).json()["sequence"] == 2
+
+
+def test_an_admin_means_its_own_cursor_or_the_only_other_one_or_says_whose(site: Site) -> None:
     site.writer.put_many("users", 5)
     mine, other = site.key(), site.key()
     admin = site.key(scopes=frozenset({Scope.READ, Scope.ADMIN}))
+    first, second, _ = [key.id for key in site.service.keyring.all()]
     put(site, "billing", 2, headers=mine)
-    denied = (403, "permission_denied")
-    assert error(put(site, "billing", 3, headers=other)) == denied
-    for method, path in (
-        ("GET", "/v1/cursors/billing"),
-        ("DELETE", "/v1/cursors/billing"),
-        ("GET", "/v1/changes?cursor=billing"),
-        ("GET", "/changefeed?cursor=billing"),
-        ("GET", "/v1/changes/stream?cursor=billing"),
-        ("POST", "/v1/cursors/billing/lease"),
-    ):
-        assert error(site.http.request(method, path, headers=other)) == denied
-    stolen = {"lease": "x", "sequences": [3]}
-    response = site.http.post("/v1/cursors/billing/ack", json=stolen, headers=other)
-    assert error(response) == denied
-    names = [
-        [each["name"] for each in site.http.get("/v1/cursors", headers=key).json()["cursors"]]
-        for key in (mine, other, admin)
-    ]
-    assert names == [["billing"], [], ["billing"]]
-    assert put(site, "billing", 3, headers=admin).json()["owner"] is not None
+    assert put(site, "billing", 3, headers=admin).json()["owner"] == first
     assert put(site, "billing", 4, headers=mine).status_code == 200  # it is still its own
+    put(site, "billing", 1, headers=other)
+    for path in ("/v1/cursors/billing", "/v1/changes?cursor=billing"):
+        for key in (admin, {}):
+            assert error(site.http.get(path, headers=key)) == (409, "ambiguous_cursor")
+    named = site.http.get(f"/v1/cursors/billing?owner={second}", headers=admin)
+    assert named.json()["sequence"] == 1
+    dropped = site.http.delete(f"/v1/cursors/billing?owner={second}", headers=admin)
+    assert dropped.status_code == 200
+    nobody = site.http.put(
+        "/v1/cursors/billing?owner=key_000000000000", json={"sequence": 1}, headers=admin
+    )
+    assert error(nobody) == (404, "unknown_cursor")
+    # A program without a key has one of its own beside it.
+    site.log.put_cursor(Cursor("billing", 5, 0))
+    assert site.get("/v1/cursors/billing").json()["sequence"] == 5
+    local = site.http.get("/v1/cursors/billing?owner=none", headers=admin)
+    assert local.json()["sequence"] == 5
+    listed = site.get("/v1/cursors").json()["cursors"]
+    assert [(each["name"], each["owner"]) for each in listed] == [
+        ("billing", first),
+        ("billing", None),
+    ]
 
 
-def test_a_rotated_key_keeps_its_cursors_and_their_consumers(site: Site) -> None:
-    site.writer.put_many("users", 3)
+def leased(site: Site, key: dict[str, str], **asked: Any) -> dict[str, Any]:
+    response = site.http.post("/v1/cursors/jobs/lease", params=asked, headers=key)
+    assert response.status_code == 200, response.text
+    page: dict[str, Any] = response.json()
+    return page
+
+
+def acked(site: Site, key: dict[str, str], page: dict[str, Any]) -> Any:
+    body = {"lease": page["lease"], "sequences": held(page)}
+    return site.http.post("/v1/cursors/jobs/ack", json=body, headers=key).json()
+
+
+def test_a_rotated_key_keeps_its_cursors_and_their_leases(site: Site) -> None:
+    """Whichever key leased, before or after: the consumers are the same."""
+    site.writer.put_many("users", 5)
+    keyring = site.service.keyring
     old = site.key(tables=("users",))
     put(site, "jobs", 0, headers=old)
-    leasing = "/v1/cursors/jobs/lease?limit=1"
-    assert held(site.http.post(leasing, headers=old).json()) == [1]
-    keyring = site.service.keyring
-    made = keyring.rotate(keyring.all()[0].id, overlap=0)
+    first = leased(site, old, limit=1)
+    made = keyring.rotate(keyring.all()[0].id, overlap=60)
     assert made is not None
     new = {"X-API-Key": made.secret}
-    assert site.http.post(leasing, headers=old).status_code == 401
-    # The old key's leases end with it.
-    assert held(site.http.post(leasing, headers=new).json()) == [1]
-    assert site.http.get("/v1/cursors/jobs", headers=new).json()["sequence"] == 0
+    second = leased(site, new, limit=2)
+    assert (held(first), held(second)) == ([1], [2, 3])
+    keyring.revoke(keyring.all()[0].id)  # as when the overlap is over
+    assert site.http.post("/v1/cursors/jobs/lease", headers=old).status_code == 401
+    assert acked(site, new, second) == {"sequence": 0, "lost": []}
+    assert acked(site, new, first) == {"sequence": 3, "lost": []}
+    assert held(leased(site, new)) == [4, 5]
+
+
+def test_what_a_revoked_key_holds_is_handed_on(site: Site) -> None:
+    site.writer.put_many("users", 3)
+    key, admin = site.key(), site.key(scopes=frozenset({Scope.READ, Scope.ADMIN}))
+    put(site, "jobs", 0, headers=key)
+    assert held(leased(site, key, limit=2, lease_ms=3_600_000)) == [1, 2]
+    assert held(leased(site, admin)) == [3]
+    site.service.keyring.revoke(site.service.keyring.all()[0].id)
+    again = leased(site, admin)
+    assert held(again) == [1, 2]
+    assert acked(site, admin, again) == {"sequence": 2, "lost": []}
 
 
 def test_one_key_has_only_so_many_cursors(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,6 +480,9 @@ def test_a_group_that_was_cut_off_loses_nothing(
 # --- whatever happens ----------------------------------------------------------------------------
 
 
+EVERYTHING = Question(Canonical(), Filter(), Grant())
+
+
 class Shared:
     """A cursor, its consumers, and a clock that tests move."""
 
@@ -433,11 +500,10 @@ class Shared:
         cursor = self.log.cursor("jobs")
         assert cursor is not None
         feed = Feed(self.log)
-        subscription = Subscription(feed, Canonical(), filter=Filter(), after=cursor.sequence)
-        self.group = Group(feed, self.log, cursor, subscription)
+        self.group = Group(feed, self.log, cursor, EVERYTHING)
 
     async def lease(self, limit: int, seconds: float) -> bool:
-        leased = await self.group.lease("x", limit=limit, seconds=seconds, wait=0)
+        leased = await self.group.lease(Consumer("x"), limit=limit, seconds=seconds, wait=0)
         assert leased.gap is None
         handed = [delivery.sequence for delivery in leased.deliveries]
         self.expect_order(handed)
@@ -471,8 +537,7 @@ class Shared:
 
 
 def touched(change: Change) -> set[Any]:
-    touch = Touch.of(change)
-    return {(touch.table, row) for row in touch.rows}
+    return set(Touch.of(change).rows)
 
 
 STEPS = st.one_of(

@@ -301,6 +301,15 @@ class _ToldOperation(msgspec.Struct):
     changed_fields: tuple[str, ...]
 
 
+class _ToldCascade(msgspec.Struct):
+    updated: tuple[msgspec.Raw, ...]
+    deleted: tuple[msgspec.Raw, ...]
+
+
+class _ToldOthers(msgspec.Struct):
+    cascade: _ToldCascade
+
+
 class _Told(msgspec.Struct):
     event_type: str
     entity: _ToldEntity
@@ -308,6 +317,13 @@ class _Told(msgspec.Struct):
 
 
 _told = msgspec.json.Decoder(_Told).decode
+_others = msgspec.json.Decoder(_ToldOthers).decode
+
+
+def tells_of_others(event: bytes) -> bool:
+    """Whether a rendered event tells of other rows than its entity's own."""
+    cascade = _others(event).cascade
+    return bool(cascade.updated or cascade.deleted)
 
 
 @dataclass(frozen=True)

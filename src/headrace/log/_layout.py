@@ -37,9 +37,9 @@ def table_key(version: int) -> bytes:
     return b"table:%010d" % version
 
 
-def cursor_key(name: str) -> bytes:
-    """Where a named cursor is kept."""
-    return b"cursor:" + name.encode()
+def cursor_key(name: str, owner: str | None) -> bytes:
+    """Where a named cursor is kept; every owner has names of its own."""
+    return b"cursor:" + (name if owner is None else f"{name}:{owner}").encode()
 
 
 def api_key(id: str) -> bytes:

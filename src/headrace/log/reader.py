@@ -49,6 +49,11 @@ class Cursor(msgspec.Struct, frozen=True):
     reached: int = 0
     waiting: tuple[int, ...] = ()
 
+    @property
+    def id(self) -> tuple[str, str | None]:
+        """What tells it from all others: two owners may use the same name."""
+        return self.name, self.owner
+
 
 class Piece(msgspec.Struct, frozen=True):
     """Neighbouring changes as the log stores them."""
@@ -211,9 +216,9 @@ class LogReader:
         """Every named cursor."""
         return [msgspec.json.decode(value, type=Cursor) for _, value in self._scan(b"cursor:")]
 
-    def cursor(self, name: str) -> Cursor | None:
-        """One named cursor; None: nobody has set it."""
-        stored = self._state.get(layout.cursor_key(name))
+    def cursor(self, name: str, owner: str | None = None) -> Cursor | None:
+        """One named cursor of an owner's; None: nobody has set it."""
+        stored = self._state.get(layout.cursor_key(name, owner))
         return None if stored is None else msgspec.json.decode(stored, type=Cursor)
 
     def keys(self) -> list[Key]:

@@ -127,10 +127,8 @@ class Log(LogReader):
             return Trimmed(removed, before, held_by)
 
     def move_cursor(self, name: str, sequence: int) -> Cursor:
-        """Remember that a named consumer has everything up to `sequence`."""
-        known = self.cursor(name)
-        owner = None if known is None else known.owner
-        return self.put_cursor(Cursor(name, sequence, 0, owner))
+        """Remember that a named consumer on this machine has everything up to `sequence`."""
+        return self.put_cursor(Cursor(name, sequence, 0))
 
     def put_cursor(self, cursor: Cursor) -> Cursor:
         """Keep a cursor as it is now; returns it with the time. Durable when this returns."""
@@ -138,17 +136,17 @@ class Log(LogReader):
         if not 0 <= sequence <= self._latest:
             raise LogError(f"cursor {name!r}: sequence {sequence} is not in 0..{self._latest}")
         kept = msgspec.structs.replace(cursor, updated_at=time.time_ns() // 1000)
-        self._put(layout.cursor_key(name), msgspec.json.encode(kept))
+        self._put(layout.cursor_key(*cursor.id), msgspec.json.encode(kept))
         return kept
 
     def put_key(self, key: Key) -> None:
         """Keep an API key, or what has become of it."""
         self._put(layout.api_key(key.id), msgspec.json.encode(key))
 
-    def drop_cursor(self, name: str) -> None:
+    def drop_cursor(self, name: str, owner: str | None = None) -> None:
         """Forget a named consumer: it no longer holds back trimming."""
         batch = WriteBatch(raw_mode=True)
-        batch.delete(layout.cursor_key(name), self._family)
+        batch.delete(layout.cursor_key(name, owner), self._family)
         with self._turn, self._failing():
             self._write_durably(batch)
 

@@ -62,6 +62,10 @@ class Access:
         """Whether it still holds now: a key may expire, or be revoked."""
         return self.key is None or self._keyring is None or self._keyring.valid(self.key)
 
+    def lasting(self) -> bool:
+        """Whether whoever holds it still has a valid key, if only one that it was rotated to."""
+        return self.key is None or self._keyring is None or self._keyring.held(self.key.holder)
+
     def admit(self) -> None:
         """Count a request; Refused (429) when the key asks too often or owes for events."""
         if self.key is None or self._keyring is None:

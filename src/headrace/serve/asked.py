@@ -7,7 +7,7 @@ from ..log import Cursor
 from .access import Access
 from .filter import Filter
 from .problems import Problem, Refused, invalid_parameter
-from .query import ChangesQuery, ChangesStreamQuery, LeaseQuery
+from .query import NO_KEY, ChangesQuery, ChangesStreamQuery, LeaseQuery
 from .service import Service
 
 
@@ -49,21 +49,38 @@ def asked_after(service: Service, access: Access, *, after: int, cursor: str | N
     return known_cursor(service, access, cursor).sequence
 
 
-def known_cursor(service: Service, access: Access, name: str) -> Cursor:
-    """A cursor of the client's; Refused when there is none, or it is another key's."""
-    known = service.log.cursor(name)
+def known_cursor(
+    service: Service, access: Access, name: str, *, whose: str | None = None
+) -> Cursor:
+    """The cursor that a client means; Refused when there is none, or only another key's."""
+    known = found_cursor(service, access, name, whose=whose)
     if known is None:
         hint = f'PUT /v1/cursors/{name} with {{"sequence": 0}} makes it.'
         raise Refused(404, Problem("unknown_cursor", f"there is no cursor {name!r}", hint=hint))
-    expect_own(access, known)
     return known
 
 
-def expect_own(access: Access, known: Cursor) -> None:
-    """Refuse a cursor that another key made."""
-    if not may(access, known):
-        message = f"cursor {known.name!r} belongs to another API key"
-        raise Refused(403, Problem("permission_denied", message))
+def found_cursor(
+    service: Service, access: Access, name: str, *, whose: str | None = None
+) -> Cursor | None:
+    """The cursor that a client means by a name, if there is one.
+
+    It is the client's own. An admin who has none of this name means the only other one, or names
+    its owner. Of others' cursors nobody else can tell whether they are there.
+    """
+    log, own = service.log, owner(access)
+    if whose is not None:
+        owned_by = None if whose == NO_KEY else whose
+        return log.cursor(name, owned_by) if access.admin or owned_by == own else None
+    known = log.cursor(name, own)
+    if known is not None or not access.admin:
+        return known
+    named = [each for each in log.cursors() if each.name == name]
+    if len(named) > 1:
+        message = f"{len(named)} keys have a cursor {name!r}"
+        hint = f"owner=ID says whose is meant; owner={NO_KEY} means that of programs without a key."
+        raise Refused(409, Problem("ambiguous_cursor", message, hint=hint))
+    return named[0] if named else None
 
 
 def may(access: Access, known: Cursor) -> bool:

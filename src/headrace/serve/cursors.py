@@ -1,6 +1,7 @@
 """Named cursors: how far consumers have come, kept by the server; and leases for those that share.
 
-A cursor belongs to the key that made it. Nothing that a cursor still needs is trimmed.
+A cursor belongs to the key that made it, and every key has names of its own. Nothing that a cursor
+still needs is trimmed.
 """
 
 import asyncio
@@ -13,21 +14,20 @@ from litestar import Request, Response, delete, get, post, put
 from ..formats import StreamFormat
 from ..log import Cursor
 from .access import Access, access_of
-from .asked import asked_filter, asked_format, expect_own, known_cursor, may, owner
+from .asked import asked_filter, asked_format, found_cursor, known_cursor, may, owner
 from .body import read_body
 from .grant import Grant
-from .groups import Group, Held
+from .groups import Consumer, Group, Held, Question
 from .openapi import NO_CURSOR, WITH_BODY, answers, asks, problem
 from .problems import Problem, Refused, invalid_parameter
-from .query import LeaseQuery, Name, NoQuery, read_query, read_value
+from .query import CursorQuery, LeaseQuery, Name, NoQuery, read_query, read_value
 from .service import Service
-from .subscription import Subscription
 
 MOST_CURSORS = 1000  # of one key: each of them holds back trimming
 _NAME = Name("a cursor")
 _PATH = {"name": _NAME}
 
-_HELD = {409: problem("It is ahead, or consumers hold leases.")}
+_HELD = {409: problem("It is ahead, consumers hold leases, or several keys have such a cursor.")}
 
 
 class CursorView(msgspec.Struct, frozen=True):
@@ -92,45 +92,50 @@ async def listed(request: Request[Any, Any, Any]) -> CursorList:
     service, access = Service.of(request), access_of(request)
     read_query(request, NoQuery)
     known = await asyncio.to_thread(service.log.cursors)
+    # One's own last: whoever looks a name up among them finds its own.
+    own = owner(access)
+    known.sort(key=lambda cursor: (cursor.owner == own, cursor.name, cursor.owner or ""))
     return CursorList([_view(service, cursor) for cursor in known if may(access, cursor)])
 
 
 @get(
     "/v1/cursors/{name:str}",
-    operation_class=asks(NoQuery, path=_PATH),
+    operation_class=asks(CursorQuery, path=_PATH),
     responses=answers(CursorView) | NO_CURSOR,
 )
 async def cursor(request: Request[Any, Any, Any]) -> CursorView:
     """How far a consumer has come."""
-    read_query(request, NoQuery)
-    service = Service.of(request)
-    return _view(service, known_cursor(service, access_of(request), _name(request)))
+    query = read_query(request, CursorQuery)
+    service, access, name = Service.of(request), access_of(request), _name(request)
+    return _view(service, known_cursor(service, access, name, whose=query.owner))
 
 
 @put(
     "/v1/cursors/{name:str}",
-    operation_class=asks(NoQuery, path=_PATH, body=CursorPut),
-    responses=answers(CursorView) | _HELD | WITH_BODY,
+    operation_class=asks(CursorQuery, path=_PATH, body=CursorPut),
+    responses=answers(CursorView) | NO_CURSOR | _HELD | WITH_BODY,
 )
 async def moved(request: Request[Any, Any, Any]) -> CursorView:
     """Make a cursor, or note how far its consumer has come; it is durable when this answers."""
     service, access, name = Service.of(request), access_of(request), _name(request)
-    read_query(request, NoQuery)
+    whose = read_query(request, CursorQuery).owner
     asked = await read_body(request, CursorPut)
     latest = service.log.latest_sequence
     if asked.sequence > latest:
         message = f"sequence must be at most {latest}, the newest in the log"
         raise invalid_parameter("sequence", str(asked.sequence), message)
-    async with service.groups.turn(name):
-        known = service.log.cursor(name)
+    if whose is None:
+        meant = found_cursor(service, access, name) or Cursor(name, 0, 0, owner(access))
+    else:
+        meant = known_cursor(service, access, name, whose=whose)
+    async with service.groups.turn(meant.id):
+        known = service.log.cursor(*meant.id)
         if known is None:
             _room(service, access)
         else:
-            expect_own(access, known)
             _expect_forward(service, known, asked)
-        await service.groups.forget(name)
-        made_by = owner(access) if known is None else known.owner
-        kept = Cursor(name, asked.sequence, 0, made_by)
+        await service.groups.forget(meant.id)
+        kept = Cursor(meant.name, asked.sequence, 0, meant.owner)
         # In a thread: it waits for the disk.
         return _view(service, await asyncio.to_thread(service.log.put_cursor, kept))
 
@@ -138,17 +143,17 @@ async def moved(request: Request[Any, Any, Any]) -> CursorView:
 @delete(
     "/v1/cursors/{name:str}",
     status_code=200,
-    operation_class=asks(NoQuery, path=_PATH),
+    operation_class=asks(CursorQuery, path=_PATH),
     responses=answers(CursorView) | NO_CURSOR,
 )
 async def dropped(request: Request[Any, Any, Any]) -> CursorView:
     """Forget a cursor: it no longer holds back trimming. Answers where it stood."""
     service, access, name = Service.of(request), access_of(request), _name(request)
-    read_query(request, NoQuery)
-    async with service.groups.turn(name):
-        known = known_cursor(service, access, name)
-        await service.groups.forget(name)
-        await asyncio.to_thread(service.log.drop_cursor, name)
+    whose = read_query(request, CursorQuery).owner
+    async with service.groups.turn(known_cursor(service, access, name, whose=whose).id):
+        known = known_cursor(service, access, name, whose=whose)  # somebody may have been quicker
+        await service.groups.forget(known.id)
+        await asyncio.to_thread(service.log.drop_cursor, *known.id)
         return _view(service, known)
 
 
@@ -164,8 +169,9 @@ async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
     query = read_query(request, LeaseQuery)
     group = await _group(service, access, name, query)
     seconds = query.lease_ms / 1000
+    consumer = Consumer(query.consumer, access.valid, access.lasting)
     leased = await group.lease(
-        query.consumer, limit=query.limit, seconds=seconds, wait=query.wait_ms / 1000
+        consumer, limit=query.limit, seconds=seconds, wait=query.wait_ms / 1000
     )
     access.spend(len(leased.deliveries))
     body = b'{"lease":%b,"consumer":%b,"expires_at":%d,"events":[%b],"sequence":%d,' % (
@@ -185,18 +191,18 @@ async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
 @post(
     "/v1/cursors/{name:str}/ack",
     status_code=200,
-    operation_class=asks(NoQuery, path=_PATH, body=Ack),
+    operation_class=asks(CursorQuery, path=_PATH, body=Ack),
     responses=answers(AckPage) | NO_CURSOR | WITH_BODY,
 )
 async def acked(request: Request[Any, Any, Any]) -> AckPage:
     """Note that a consumer is done with events that it leased; durable when this answers."""
     service, access, name = Service.of(request), access_of(request), _name(request)
-    read_query(request, NoQuery)
+    whose = read_query(request, CursorQuery).owner
     asked = await read_body(request, Ack)
-    known = known_cursor(service, access, name)
-    group = service.groups.find(name)
+    known = known_cursor(service, access, name, whose=whose)
+    group = service.groups.find(known.id)
     if group is None:
-        # Nothing was leased since the server started: what is not acked by now comes again.
+        # Nobody has leased anything lately: what is not acked by now comes again.
         return AckPage(known.sequence, [each for each in asked.sequences if not _done(known, each)])
     done = await group.ack(asked.lease, asked.sequences)
     return AckPage(done.cursor.sequence, done.lost)
@@ -210,20 +216,20 @@ async def _group(service: Service, access: Access, name: str, query: LeaseQuery)
             f"events of format {query.format} stand for no single row, so nobody can lease them"
         )
         raise invalid_parameter("format", query.format, message)
-    question = (format, filter, grant)
-    async with service.groups.turn(name):
-        known = known_cursor(service, access, name)
-        group = service.groups.asking(name, question)
-        if group is None:
-            if service.groups.held(name):
-                message = f"the consumers of cursor {name!r} ask for another format or filter"
-                hint = "All consumers of a cursor must ask for the same."
-                raise Refused(409, Problem("other_question", message, hint=hint))
-            subscription = Subscription(
-                service.feed, format, filter=filter, after=known.sequence, grant=grant
-            )
-            group = service.groups.begin(known, question, subscription)
-        return group
+    question = Question(format, filter, Grant(grant.tables, grant.tenant))
+    groups, whose = service.groups, query.owner
+    async with groups.turn(known_cursor(service, access, name, whose=whose).id):
+        known = known_cursor(service, access, name, whose=whose)  # it may be gone by now
+        group = groups.asking(known.id, question)
+        if group is not None:
+            return group
+        if groups.held(known.id):
+            message = f"the consumers of cursor {name!r} ask for another format or filter"
+            hint = "All consumers of a cursor must ask for the same."
+            raise Refused(409, Problem("other_question", message, hint=hint))
+        # An ack may be on its way to the disk: what the next group begins with is read after it.
+        await groups.forget(known.id)
+        return groups.begin(known_cursor(service, access, name, whose=whose), question)
 
 
 def _expect_forward(service: Service, known: Cursor, asked: CursorPut) -> None:
@@ -232,7 +238,7 @@ def _expect_forward(service: Service, known: Cursor, asked: CursorPut) -> None:
     if asked.sequence < known.sequence:
         message = f"cursor {known.name!r} is at {known.sequence} and goes back only with force"
         raise Refused(409, Problem("cursor_ahead", message))
-    if service.groups.held(known.name):
+    if service.groups.held(known.id):
         message = f"consumers hold leases of cursor {known.name!r}"
         hint = "Ack what is leased, or put the cursor with force: the leases end then."
         raise Refused(409, Problem("cursor_leased", message, hint=hint))
@@ -261,5 +267,5 @@ def _view(service: Service, known: Cursor) -> CursorView:
         service.log.latest_sequence,
         known.updated_at,
         known.owner,
-        service.groups.held(known.name),
+        service.groups.held(known.id),
     )

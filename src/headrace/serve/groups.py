@@ -3,68 +3,73 @@
     lease -> events that nobody holds, in order -> ack -> the cursor moves to the lowest not acked
 
 A row's later change is never handed out while an earlier one of the same row is leased and not
-acked, except together with it. A lease that expires is handed on. Leases live in memory: a restart
-ends them all. What was acked is durable.
+acked, except together with it. A lease that expires is handed on; so is one whose holder has no
+valid key any more. Leases live in memory: a restart ends them all. What was acked is durable.
 """
 
 import asyncio
 import secrets
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from ..event import Change
-from ..formats.key import previous_primary_key, primary_key
+from ..formats import AnyFormat, TransactionFormat
 from ..log import Cursor, Log
 from .feed import Feed
-from .subscription import Delivery, Gap, Subscription
+from .filter import Filter
+from .grant import Grant
+from .subscription import GRANT_SECONDS, Delivery, Gap, Subscription, spanning
+from .touch import Busy, Touch, Touches
 
 WINDOW = 1000  # events; what lies further beyond the lowest that is not acked has to wait
 WINDOW_BYTES = 8 << 20
+AHEAD_BYTES = 64 << 10  # of events that nobody has yet; others are read again when they are due
 PROGRESS = 10_000  # changes that a filter left out while a consumer waits, until that is kept
+IDLE_SECONDS = 60.0  # after which a group without leases is forgotten: the disk knows all of it
 
 
-class Touch(NamedTuple):
-    """The rows that a change is about."""
+class Question(NamedTuple):
+    """What the consumers of a cursor ask for, all of them alike."""
 
-    table: tuple[str, str, str]
-    rows: frozenset[str]  # none: the whole table
+    format: AnyFormat
+    filter: Filter
+    grant: Grant  # one that does not end: every request is checked for itself
 
-    @classmethod
-    def of(cls, change: Change) -> "Touch":
-        """An update that replaces a key is about two rows."""
-        table = (change.table.source, change.table.schema, change.table.name)
-        if not change.key:
-            return cls(table, frozenset())
-        keys = (primary_key(change), previous_primary_key(change))
-        return cls(table, frozenset(key for key in keys if key is not None))
-
-
-class Busy:
-    """Rows and tables of which an earlier change is not acked."""
-
-    def __init__(self) -> None:
-        self._rows: set[tuple[Hashable, str]] = set()
-        self._touched: set[Hashable] = set()
-        self._whole: set[Hashable] = set()
-
-    def add(self, touch: Touch) -> None:
-        """What comes later for these rows has to wait."""
-        self._touched.add(touch.table)
-        self._rows.update((touch.table, row) for row in touch.rows)
-        if not touch.rows:
-            self._whole.add(touch.table)
-
-    def blocks(self, touch: Touch) -> bool:
-        """Whether a change has to wait."""
-        if not touch.rows:
-            return touch.table in self._touched
-        return touch.table in self._whole or any(
-            (touch.table, row) in self._rows for row in touch.rows
+    def reading(self, feed: Feed, *, after: int, upto: int | None = None) -> Subscription:
+        """The events that answer it."""
+        return Subscription(
+            feed, self.format, filter=self.filter, after=after, upto=upto, grant=self.grant
         )
+
+
+def _always() -> bool:
+    return True
+
+
+class Consumer(NamedTuple):
+    """Who asks for events."""
+
+    name: str
+    valid: Callable[[], bool] = _always  # whether it may still be handed anything
+    lasting: Callable[[], bool] = _always  # whether what it leased is still its own
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A lease that was given."""
+
+    id: str
+    consumer: Consumer
+    until: float  # loop time
+
+    def lives(self, now: float) -> bool:
+        return self.until > now and self.consumer.lasting()
 
 
 @dataclass(slots=True)
@@ -73,10 +78,10 @@ class _Item:
 
     sequence: int
     touch: Touch
-    payloads: list[bytes] = field(default_factory=list)
-    lease: str = ""
-    consumer: str = ""
-    until: float = 0.0  # loop time
+    events: int
+    size: int  # bytes
+    payloads: list[bytes] = field(default_factory=list)  # none: they are read again
+    hold: _Hold | None = None
 
 
 class Lease(NamedTuple):
@@ -107,116 +112,154 @@ class Acked(NamedTuple):
 class Group:
     """A named cursor whose consumers read with one question."""
 
-    def __init__(self, feed: Feed, log: Log, cursor: Cursor, subscription: Subscription) -> None:
+    def __init__(self, feed: Feed, log: Log, cursor: Cursor, question: Question) -> None:
         self._feed = feed
         self._log = log
         self._cursor = cursor
-        self._subscription = subscription  # begins after the cursor
+        self._question = question
+        self._subscription = question.reading(feed, after=cursor.sequence)
+        together = isinstance(question.format, TransactionFormat)
+        self._touches = Touches(feed, together=together)
         self._waiting = frozenset(cursor.waiting)
         self._items: dict[int, _Item] = {}  # by sequence, in order
         self._size = 0
         self._gap: Gap | None = None
-        self._ended = False
         self._turn = asyncio.Lock()
         self._moved = asyncio.Event()
+        self._asking = 0  # how many consumers ask for events now
+        self._used = 0.0  # loop time
+        self.ended = False  # nothing comes of it any more: another has to begin
 
     @property
     def held(self) -> list[Held]:
-        """Every lease that has not expired."""
-        now = asyncio.get_running_loop().time()
-        leases: dict[str, list[_Item]] = {}
+        """Every lease that is still somebody's."""
+        now, live = asyncio.get_running_loop().time(), self._live()
+        held: dict[str, list[_Item]] = {}
         for item in self._items.values():
-            if item.until > now:
-                leases.setdefault(item.lease, []).append(item)
+            if item.hold is not None and item.hold.id in live:
+                held.setdefault(item.hold.id, []).append(item)
         return [
-            Held(id, items[0].consumer, len(items), int((items[0].until - now) * 1000))
-            for id, items in leases.items()
+            Held(id, live[id].consumer.name, len(items), int((live[id].until - now) * 1000))
+            for id, items in held.items()
         ]
 
-    async def lease(self, consumer: str, *, limit: int, seconds: float, wait: float) -> Lease:
+    def idle(self) -> bool:
+        """Whether nobody has used it for a while, and nobody holds a lease."""
+        if self._asking or self._turn.locked() or self._live():
+            return False
+        return asyncio.get_running_loop().time() - self._used >= IDLE_SECONDS
+
+    async def lease(self, consumer: Consumer, *, limit: int, seconds: float, wait: float) -> Lease:
         """Events for a consumer; when there are none, what becomes free within `wait` seconds."""
-        until = asyncio.get_running_loop().time() + wait
-        while True:
-            async with self._turn:
-                if self._ended:
-                    break
-                self._moved.clear()
-                items = await self._free(limit)
-                if items:
-                    return self._handed(items, consumer, seconds)
-                # Not for every commit that a filter leaves out: each time waits for the disk.
-                await self._note_progress(PROGRESS)
-            if not await self._chance(until):
-                break
-        async with self._turn:
-            await self._note_progress(1)
-        return Lease("", [], self._cursor, self._told_gap())
+        with self._used_now():
+            return await self._leased(consumer, limit, seconds, wait)
 
     async def ack(self, lease: str, sequences: Iterable[int]) -> Acked:
         """Note, durably, that a consumer is done with events; twice does no harm."""
-        async with self._turn:
-            asked = set(sequences)
-            if self._ended:
-                return Acked(self._cursor, sorted(asked))
-            known = asked & self._items.keys()
-            done = {each for each in known if self._items[each].lease == lease}
-            # What this group has not come to yet, and none before a restart had acked.
-            unknown = {each for each in asked if each > self._subscription.scanned}
-            unknown = {each for each in unknown if not self._was_acked(each)}
-            if done:
-                await self._store(self._items.keys() - done, max(done))
-            for sequence in done:
-                self._size -= sum(map(len, self._items.pop(sequence).payloads))
-            self._moved.set()
-            return Acked(self._cursor, sorted((known - done) | unknown))
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing comes of it any more: another has to begin."""
-        return self._ended or self._subscription.ended
+        with self._used_now():
+            async with self._turn:
+                return await self._acked(lease, set(sequences))
 
     async def end(self) -> None:
         """Hand out nothing more, and take no acks."""
         async with self._turn:
-            self._ended = True
-            self._items.clear()
-            self._moved.set()
+            self.drop()
+
+    def drop(self) -> None:
+        """The same for one that nobody uses now."""
+        self.ended = True
+        self._items.clear()
+        self._moved.set()
+
+    @contextmanager
+    def _used_now(self) -> Iterator[None]:
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
+            self._used = asyncio.get_running_loop().time()
+
+    # --- leases ---
+
+    async def _leased(self, consumer: Consumer, limit: int, seconds: float, wait: float) -> Lease:
+        until = asyncio.get_running_loop().time() + wait
+        while True:
+            async with self._turn:
+                if self.ended:
+                    break
+                self._moved.clear()
+                items = await self._free(limit)
+                if items and consumer.valid():
+                    return self._handed(items, consumer, seconds)
+                self._lighten()
+                # Not for every commit that a filter leaves out: each time waits for the disk.
+                await self._note_progress(PROGRESS)
+            if not consumer.valid() or not await self._chance(until):
+                break
+        if not consumer.valid():
+            return Lease("", [], self._cursor)
+        async with self._turn:
+            await self._note_progress(1)
+        return Lease("", [], self._cursor, self._told_gap())
+
+    def _handed(self, items: list[_Item], consumer: Consumer, seconds: float) -> Lease:
+        until = asyncio.get_running_loop().time() + seconds
+        hold = _Hold(f"lease_{secrets.token_hex(12)}", consumer, until)
+        deliveries = [Delivery(item.sequence, each) for item in items for each in item.payloads]
+        for item in items:
+            item.hold, item.payloads = hold, []
+        self._lighten()
+        return Lease(hold.id, deliveries, self._cursor, self._told_gap())
+
+    def _told_gap(self) -> Gap | None:
+        gap, self._gap = self._gap, None
+        return gap
+
+    def _live(self) -> dict[str, _Hold]:
+        """The leases that are still somebody's."""
+        now = asyncio.get_running_loop().time()
+        holds = {item.hold.id: item.hold for item in self._items.values() if item.hold is not None}
+        return {id: hold for id, hold in holds.items() if hold.lives(now)}
 
     async def _free(self, limit: int) -> list[_Item]:
         """Items that can be handed out now, at most `limit` events unless one alone has more."""
-        if len(self._items) < limit:
-            await self._fill()
         items = self._choose(limit)
-        while not items and await self._fill():
+        if sum(item.events for item in items) < limit:
+            await self._fill(limit)
             items = self._choose(limit)
-        return items
+        while not items and await self._fill(limit):
+            items = self._choose(limit)
+        return [item for item in items if item.payloads or await self._read_again(item)]
 
     def _choose(self, limit: int) -> list[_Item]:
-        now = asyncio.get_running_loop().time()
+        live = self._live()
         busy, chosen, room = Busy(), list[_Item](), limit
         for item in self._items.values():
             if room <= 0:
                 break
-            if item.until > now or busy.blocks(item.touch):
+            held = item.hold is not None and item.hold.id in live
+            if held or busy.blocks(item.touch):
                 busy.add(item.touch)
             else:
                 chosen.append(item)
-                room -= len(item.payloads)
+                room -= item.events
         return chosen
 
-    async def _fill(self) -> bool:
+    # --- what there is ---
+
+    async def _fill(self, limit: int) -> bool:
         """Read on; False: there is nothing more now, or too much is not acked."""
-        room = WINDOW - len(self._items)
-        if room <= 0 or self._size >= WINDOW_BYTES:
+        events, room = min(WINDOW - len(self._items), limit), WINDOW_BYTES - self._size
+        if events <= 0 or room <= 0:
             return False
         before = self._subscription.scanned
         with self._ending():
-            page = await self._subscription.next(room)
-            if page.gap:
-                self._gap = Gap(self._gap.first if self._gap else page.gap.first, page.gap.last)
-            for sequence, payload in page.deliveries:
+            page = await self._subscription.next(events, room=room)
+            self._gap = spanning(self._gap, page.gap)
+            for sequence, together in groupby(page.deliveries, key=attrgetter("sequence")):
                 if not self._was_acked(sequence):
-                    await self._add(sequence, payload)
+                    await self._add(sequence, [delivery.payload for delivery in together])
         return self._subscription.scanned > before
 
     @contextmanager
@@ -226,39 +269,64 @@ class Group:
         try:
             yield
         except BaseException:
-            self._ended = True
+            self.ended = True
             raise
 
     def _was_acked(self, sequence: int) -> bool:
         """Whether something beyond what this group has read was acked before a restart."""
         return sequence <= self._cursor.reached and sequence not in self._waiting
 
-    async def _add(self, sequence: int, payload: bytes) -> None:
-        item = self._items.get(sequence)
-        if item is None:
-            entries = await self._feed.read(sequence - 1, sequence)
-            if not entries:  # trimmed meanwhile, by force
-                self._gap = Gap(self._gap.first if self._gap else sequence, sequence)
-                return
-            item = self._items[sequence] = _Item(sequence, Touch.of(entries[0].change))
-        item.payloads.append(payload)
-        self._size += len(payload)
+    async def _add(self, sequence: int, payloads: list[bytes]) -> None:
+        touch = await self._touches.at(sequence, payloads)
+        if touch is None:  # trimmed meanwhile, by force
+            self._gap = spanning(self._gap, Gap(sequence, sequence))
+            return
+        size = sum(map(len, payloads))
+        self._items[sequence] = _Item(sequence, touch, len(payloads), size, payloads)
+        self._size += size
 
-    def _handed(self, items: list[_Item], consumer: str, seconds: float) -> Lease:
-        id = f"lease_{secrets.token_hex(12)}"
-        until = asyncio.get_running_loop().time() + seconds
-        for item in items:
-            item.lease, item.consumer, item.until = id, consumer, until
-        deliveries = [Delivery(item.sequence, each) for item in items for each in item.payloads]
-        return Lease(id, deliveries, self._cursor, self._told_gap())
+    async def _read_again(self, item: _Item) -> bool:
+        """Read the events of an item once more; False: they were trimmed meanwhile, by force."""
+        at = item.sequence
+        page = await self._question.reading(self._feed, after=at - 1, upto=at).next(1)
+        item.payloads = page.payloads
+        if not item.payloads:
+            self._gap = spanning(self._gap, Gap(at, at))
+            self._size -= self._items.pop(at).size
+        return bool(item.payloads)
 
-    def _told_gap(self) -> Gap | None:
-        gap, self._gap = self._gap, None
-        return gap
+    def _lighten(self) -> None:
+        """Keep little of what nobody has yet: a key may have many cursors."""
+        room = AHEAD_BYTES
+        for item in self._items.values():
+            room -= item.size if item.payloads else 0
+            if room < 0:
+                item.payloads = []
+
+    # --- what is done ---
+
+    async def _acked(self, lease: str, asked: set[int]) -> Acked:
+        if self.ended:
+            return Acked(self._cursor, sorted(asked))
+        known = asked & self._items.keys()
+        done = {each for each in known if self._holds(lease, self._items[each])}
+        # What this group has not come to yet, and none before a restart had acked.
+        unknown = {each for each in asked if each > self._subscription.scanned}
+        unknown = {each for each in unknown if not self._was_acked(each)}
+        if done:
+            await self._store(self._items.keys() - done, max(done))
+        for sequence in done:
+            self._size -= self._items.pop(sequence).size
+        self._moved.set()
+        return Acked(self._cursor, sorted((known - done) | unknown))
+
+    @staticmethod
+    def _holds(lease: str, item: _Item) -> bool:
+        return item.hold is not None and item.hold.id == lease
 
     async def _note_progress(self, least: int) -> None:
         """Let a cursor pass what its filter leaves out, so that it does not hold back trimming."""
-        if self._ended or self._items:
+        if self.ended or self._items:
             return
         if self._subscription.scanned - self._cursor.sequence >= least:
             await self._store(set(), 0)
@@ -283,8 +351,8 @@ class Group:
         now = asyncio.get_running_loop().time
         if now() >= until:
             return False
-        ends = [item.until for item in self._items.values() if item.until > now()]
-        wake = min([until, *ends, now() + 1.0])  # a second: keys end, too
+        ends = [hold.until for hold in self._live().values()]
+        wake = min([until, *ends, now() + GRANT_SECONDS])  # keys end, too
         full = len(self._items) >= WINDOW or self._size >= WINDOW_BYTES
         waits = [asyncio.create_task(_told(self._moved))]
         if not full:
@@ -296,8 +364,7 @@ class Group:
         finally:
             for each in waits:
                 each.cancel()
-        over = now() >= until or self._feed.closing or self._subscription.ended
-        return not over
+        return now() < until and not self._feed.closing
 
 
 async def _told(event: asyncio.Event) -> bool:
@@ -305,41 +372,58 @@ async def _told(event: asyncio.Event) -> bool:
 
 
 class Groups:
-    """The cursors of a log that consumers share now."""
+    """The cursors of a log that consumers share now, each under its `id`."""
 
     def __init__(self, feed: Feed, log: Log) -> None:
         self._feed = feed
         self._log = log
-        self._groups: dict[str, tuple[Hashable, Group]] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
+        self._groups: dict[Hashable, tuple[Question, Group]] = {}
+        # Only while somebody holds or awaits them: anybody may ask for any name.
+        self._turns: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
-    def turn(self, name: str) -> asyncio.Lock:
+    def turn(self, id: Hashable) -> asyncio.Lock:
         """Held by whoever makes, moves or drops a cursor, or begins its group."""
-        return self._turns.setdefault(name, asyncio.Lock())
+        return self._turns.setdefault(id, asyncio.Lock())
 
-    def find(self, name: str) -> Group | None:
-        """The group of a cursor; None: nobody has leased anything since the server started."""
-        _, group = self._groups.get(name, (None, None))
+    def find(self, id: Hashable) -> Group | None:
+        """The group of a cursor; None: nobody has leased anything lately."""
+        _, group = self._groups.get(id, (None, None))
         return None if group is None or group.ended else group
 
-    def held(self, name: str) -> list[Held]:
-        """The leases of a cursor that have not expired."""
-        group = self.find(name)
+    def held(self, id: Hashable) -> list[Held]:
+        """The leases of a cursor that are still somebody's."""
+        group = self.find(id)
         return [] if group is None else group.held
 
-    def asking(self, name: str, question: Hashable) -> Group | None:
+    def asking(self, id: Hashable, question: Question) -> Group | None:
         """The group of a cursor if its consumers ask this question."""
-        asked, _ = self._groups.get(name, (None, None))
-        return self.find(name) if asked == question else None
+        asked, _ = self._groups.get(id, (None, None))
+        return self.find(id) if asked == question else None
 
-    def begin(self, cursor: Cursor, question: Hashable, subscription: Subscription) -> Group:
-        """A new group, in the place of one that holds no leases."""
-        group = Group(self._feed, self._log, cursor, subscription)
-        self._groups[cursor.name] = question, group
+    def begin(self, cursor: Cursor, question: Question) -> Group:
+        """A new group of a cursor that has none, as the cursor is on disk now."""
+        group = Group(self._feed, self._log, cursor, question)
+        self._groups[cursor.id] = question, group
+        self._look_later(cursor.id, group)
         return group
 
-    async def forget(self, name: str) -> None:
+    async def forget(self, id: Hashable) -> None:
         """End a group and its leases: when this returns, it writes its cursor no more."""
-        _, group = self._groups.pop(name, (None, None))
+        _, group = self._groups.get(id, (None, None))
         if group is not None:
             await group.end()
+            self._groups.pop(id, None)
+
+    def _look_later(self, id: Hashable, group: Group) -> None:
+        asyncio.get_running_loop().call_later(IDLE_SECONDS, self._look, id, group)
+
+    def _look(self, id: Hashable, group: Group) -> None:
+        """Forget a group that is not used; otherwise look again later."""
+        _, kept = self._groups.get(id, (None, None))
+        if kept is not group:
+            return
+        if group.ended or group.idle():
+            group.drop()
+            del self._groups[id]
+        else:
+            self._look_later(id, group)

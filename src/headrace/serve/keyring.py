@@ -30,8 +30,12 @@ class Keyring:
         stored = log.keys()
         self._kept = {key.id: key for key in stored}
         self._by_hash = {key.hash: key for key in stored}
+        self._by_holder: dict[str, dict[str, Key]] = {}
+        for key in stored:
+            self._by_holder.setdefault(key.holder, {})[key.id] = key
         if operator is not None:
             self._by_hash[operator.hash] = operator
+            self._by_holder[operator.holder] = {operator.id: operator}
 
     def find(self, secret: str) -> Key | None:
         """The valid key that this is; None whatever is wrong with it."""
@@ -40,6 +44,11 @@ class Keyring:
     def valid(self, key: Key) -> bool:
         """Whether a key that was found earlier still opens anything."""
         return self._by_hash[key.hash].valid(self._clock())
+
+    def held(self, holder: str) -> bool:
+        """Whether a holder still has a valid key: the first one, or one it was rotated to."""
+        now = self._clock()
+        return any(key.valid(now) for key in list(self._by_holder.get(holder, {}).values()))
 
     def all(self) -> list[Key]:
         """Every key of the log, also those that have ended, oldest first."""
@@ -83,3 +92,4 @@ class Keyring:
     def _put(self, key: Key) -> None:
         self._log.put_key(key)  # durable first
         self._kept[key.id] = self._by_hash[key.hash] = key
+        self._by_holder.setdefault(key.holder, {})[key.id] = key

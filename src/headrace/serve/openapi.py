@@ -120,7 +120,10 @@ def problem(description: str) -> ResponseSpec:
     return ResponseSpec(Problem, description=description, generate_examples=False)
 
 
-NO_CURSOR = {404: problem("There is no such cursor, or the changefeed is switched off.")}
+NO_CURSOR = {
+    404: problem("There is no such cursor, or the changefeed is switched off."),
+    409: problem("Several keys have a cursor of this name."),
+}
 SWITCHED_OFF = {404: problem("The changefeed is switched off.")}
 WITH_BODY = {413: problem("The body is too large.")}
 

@@ -241,6 +241,10 @@ EntityTypeName = Annotated[str | None, Some("only this type of entity")]
 TenantId = Annotated[str | None, Some("only this tenant's rows")]
 Trigger = Annotated[str, Some("only what was made so; a pattern, such as api_*")]
 ChangedFields = Annotated[tuple[str, ...], Names("only where one of these columns changed")]
+NO_KEY = "none"  # as an owner; the ids of keys begin otherwise
+Owner = Annotated[
+    str | None, Name(f"for an admin: the id of the key whose cursor is meant, or {NO_KEY}")
+]
 CursorName = Annotated[str | None, Name("a named cursor to begin after")]
 FormatName = Annotated[str, Word(catalogue.NAMES, "how each change is written down")]
 # Events of `etl` stand for no single row, so nobody can lease them.
@@ -317,9 +321,16 @@ class ChangesStreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_ms: Heartbeat = 15_000
 
 
+class CursorQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """/v1/cursors/{name}."""
+
+    owner: Owner = None
+
+
 class LeaseQuery(msgspec.Struct, frozen=True, kw_only=True):
     """POST /v1/cursors/{name}/lease."""
 
+    owner: Owner = None
     consumer: Annotated[str, Name("who asks, for people who look at the leases")] = "consumer"
     limit: Annotated[int, Whole(1, 1000, "at most so many events")] = 100
     lease_ms: Annotated[
