@@ -2,6 +2,7 @@
 
 import logging
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from litestar import Request, Response
@@ -65,14 +66,19 @@ def refuse_http(request: Request[Any, Any, Any], error: HTTPException) -> Respon
 
 def refuse_failed(request: Request[Any, Any, Any], error: HeadraceError) -> Response[Problem]:
     """Something Headrace stands on does not work now."""
-    logger.error("path=%s error=%s", request.url.path, error)
+    logger.error("path=%s error=%s", _path(request), error)
     return _answer(Problem("unavailable", str(error), hint=error.hint or None), 503)
 
 
 def refuse_bug(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
     """A mistake of ours: the log has the details, the answer has none."""
-    logger.error("path=%s", request.url.path, exc_info=error)
+    logger.error("path=%s", _path(request), exc_info=error)
     return _answer(Problem("server_error", "the server failed; its log says why"), 500)
+
+
+def _path(request: Request[Any, Any, Any]) -> str:
+    """As it was sent, percent-encoded: a line end in it would begin a line of the log."""
+    return quote(request.url.path)
 
 
 def _answer(
