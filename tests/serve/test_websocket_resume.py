@@ -122,6 +122,64 @@ def test_without_an_answered_ping_it_begins_where_the_subscription_began(shop: S
         assert ids(talk.events(5)) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.requirement("C-05", "C-21")
+def test_what_the_client_says_counts_more_than_its_pongs(sites: Sites) -> None:
+    site = sites(with_rules(ping=0.1))
+    put(site, 1000)
+    with Talk(site.url) as talk:
+        confirmed = talk.auth().subscribe("orders")
+        put(site, 0, 1, 2, 3)
+        events = talk.events(4)
+        for _ in range(3):  # the answer to the last one is not awaited
+            talk.say(type="pong", timestamp=talk.await_type("ping")["timestamp"])
+    kept, first = {"subscriptionId": confirmed["subscriptionId"]}, confirmed["sequence"]
+    for resume in ({"lastEventId": events[1]["eventId"]}, {"lastSequence": first + 2}):
+        again, talk = back(site, **kept, **resume)
+        with talk:
+            assert again["sequence"] == first + 2
+            assert ids(talk.events(2)) == [2, 3]
+
+
+@pytest.mark.requirement("C-05")
+def test_a_replaced_subscription_leaves_nothing_unsent(shop: Site) -> None:
+    """What was not sent to the one before is sent to the one that replaces it."""
+    with Talk(shop.url) as talk:
+        began = talk.auth().subscribe("orders")["sequence"]
+        # Far more than all buffers on the way take, and nothing of it is read yet.
+        for number in range(200):
+            shop.writer.put("orders", str(number), photo="x" * (1 << 17))
+        talk.say(type="subscribe", tables=["orders"])
+        seen: list[int] = []
+        confirmed = None
+        while len(seen) < 200:
+            message = talk.hear()
+            if message["type"] == "cdc_event":
+                seen.append(int(message["data"]["id"]))
+            elif message["type"] == "subscription_confirmed":
+                confirmed = message
+                assert message["sequence"] == began + len(seen)
+            else:
+                assert message["type"] in ("ping", "connection_status"), message
+        assert confirmed is not None
+        assert seen == list(range(200))
+
+
+@pytest.mark.requirement("C-21")
+def test_a_rotated_key_takes_up_the_subscription(shop: Site) -> None:
+    keyring = shop.service.keyring
+    old = keyring.create(Wanted())
+    with Talk(shop.url) as talk:
+        confirmed = talk.auth(old.secret).subscribe("orders")
+    put(shop, 1)
+    new = keyring.rotate(old.key.id, overlap=3600)
+    assert new is not None
+    with Talk(shop.url) as talk:
+        resume = {"subscriptionId": confirmed["subscriptionId"]}
+        again = talk.auth(new.secret).subscribe("orders", resume=resume)
+        assert again["subscriptionId"] == confirmed["subscriptionId"]
+        assert ids(talk.events(1)) == [1]
+
+
 @pytest.mark.requirement("C-21")
 def test_a_subscription_belongs_to_its_key(shop: Site) -> None:
     keyring = shop.service.keyring
@@ -329,6 +387,19 @@ def test_a_subscription_is_kept_for_five_minutes() -> None:
     now[0] += 0.1
     assert kept.find("sub_1", "key") is None
     assert kept.find("sub_2", "key") is standing
+
+
+def test_one_owners_subscriptions_push_out_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.serve._wsheld.MOST_KEPT", 2)
+    kept = KeptSubscriptions(FOREVER, lambda: 0.0)
+    for id, owner in [("a", "one"), *((str(number), "other") for number in range(4))]:
+        ended = Kept(id, owner, 5, 5)
+        kept.begin(ended)
+        kept.end(ended)
+    assert kept.find("a", "one") is not None
+    assert [kept.find(str(number), "other") is not None for number in range(4)] == [
+        False, False, True, True,
+    ]  # fmt: skip
 
 
 @pytest.mark.requirement("S3-31", "S3-32")

@@ -7,8 +7,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
+
+from uvicorn.protocols.utils import ClientDisconnected
 
 from ..errors import HeadraceError
 from ..event import Op
@@ -54,6 +57,9 @@ class Streams:
         self.service = service
         self.clock = clock or Clock()
         self.kept = KeptSubscriptions(service.settings.websocket, self.clock.seconds)
+        # May look at many changes for each client: one at a time, so that many which come back at
+        # once leave room for everybody else.
+        self.looking_back = ThreadPoolExecutor(1, thread_name_prefix="resume")
         self._connected: set[Connection] = set()
         self._looking: asyncio.TimerHandle | None = None
 
@@ -105,8 +111,8 @@ class Connection:
             with self._held:
                 while await self._turn():
                     pass
-        except OSError:
-            pass  # the client is gone
+        except ClientDisconnected:
+            pass  # there is nobody to tell
         except Exception as error:
             await self._do(self._broken(error))
             raise
@@ -170,11 +176,11 @@ class Connection:
                 return False
         return True
 
-    async def _send(self, message: bytes) -> bool:
-        """Send a message; False: the client takes nothing any more, and was dropped."""
+    async def _send(self, *messages: bytes) -> bool:
+        """Send messages together; False: the client takes nothing any more, and was dropped."""
         try:
             async with asyncio.timeout(self._service.settings.websocket.pong) as self._timer:
-                await self._protocol.write(framed([message]))
+                await self._protocol.write(framed(messages))
         except TimeoutError:
             self._protocol.abort()
             return False
@@ -225,8 +231,8 @@ class Connection:
             return [Send(subscription_rejected(rejected))]
         filter = Filter(tables=choice.globs, operations=ROWS)
         wants = _test(filter, Grant.of(self.access), self._service)
+        await self._stop()  # first: where the one before ends is then known
         start, kept = await self._start(wanted.resume, wants)
-        await self._stop()
         if self._kept is not None and self._kept.id != kept.id:
             self._streams.kept.drop(self._kept)
         self._kept, self._tables, self._wants = kept, len(choice.names), wants
@@ -241,25 +247,29 @@ class Connection:
         confirmed = Confirmed(
             id=kept.id, tables=choice.names, sequence=start.after, epoch=self._service.feed.epoch
         )
-        if not await self._send(self._session.confirm(confirmed).message):
+        # What is lost comes in the same breath: clients move on with the confirmation.
+        lost = [self._session.error(start.lost).message] if start.lost else []
+        if not await self._send(self._session.confirm(confirmed).message, *lost):
             return [Close(POLICY, "not reading")]
         self._delivery = asyncio.create_task(self._deliver(subscription, kept))
         self._delivery.add_done_callback(lambda _: self.stir())
-        return [self._session.error(start.lost)] if start.lost else []
+        return []
 
     async def _start(self, resume: Resume | None, wants: Wants) -> tuple[Start, Kept]:
         log = self._service.log
-        owner = self.access.key.id if self.access.key else None
+        owner = self.access.key.holder if self.access.key else None
         if resume is None:
-            start = Start(log.latest_sequence)
+            # What the one before has not sent yet may be wanted by this one too.
+            start = Start(self._kept.sent if self._kept else log.latest_sequence)
             return start, Kept(subscription_id(), owner, start.after, start.after)
         kept = None
         if resume.subscription_id is not None:
             kept = self._streams.kept.find(resume.subscription_id, owner)
         rules, now = self._service.settings.websocket, self._streams.clock.microseconds()
         window = Window(log, wants, rules, now)
-        # In a thread: it may look at many changes.
-        start = await asyncio.to_thread(window.start, resume, kept, self._service.feed.epoch)
+        start = await asyncio.get_running_loop().run_in_executor(
+            self._streams.looking_back, window.start, resume, kept, self._service.feed.epoch
+        )
         id = kept.id if kept else subscription_id()
         return start, Kept(id, owner, start.after, start.after)
 
@@ -278,8 +288,8 @@ class Connection:
                 if wait:
                     await asyncio.sleep(wait)
                 await feed.wait(subscription.scanned, math.inf)
-        except OSError:
-            pass  # the client is gone; whoever receives is told
+        except ClientDisconnected:
+            pass  # whoever receives is told
 
     async def _send_page(self, page: Page) -> None:
         if page.gap:

@@ -3,9 +3,9 @@
 Nothing is queued for it. How far it had come is remembered, or it says so itself.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from ..event import Change
@@ -14,7 +14,7 @@ from . import _wsmessages as messages
 from ._wsmessages import Rejected, Resume
 from ._wssession import Rules
 
-MOST_KEPT = 20_000  # subscriptions; about 0.5 KB each
+MOST_KEPT = 20_000  # subscriptions of one owner; about 0.5 KB each
 MOST_SCANNED = 100_000  # changes that are searched for an event, about half a second's work
 
 _READ = 1024  # changes at once
@@ -27,9 +27,12 @@ class Kept:
     """A subscription, now or until a while ago, and how far its client has come."""
 
     id: str
-    owner: str | None  # the id of the key; None: a client without one
+    owner: str | None  # the holder of the key; None: a client without one
     sent: int  # everything up to here was given to the socket
     received: int  # the client surely has everything up to here
+
+
+_Away = dict[str, tuple[float, Kept]]  # by id, in the order they ended; with when that was
 
 
 class KeptSubscriptions:
@@ -39,24 +42,24 @@ class KeptSubscriptions:
         self._rules = rules
         self._seconds = seconds
         self._here: dict[str, Kept] = {}
-        self._away: OrderedDict[str, tuple[float, Kept]] = OrderedDict()  # with when they ended
+        self._away: dict[str | None, _Away] = {}  # by owner
 
     def find(self, id: str, owner: str | None) -> Kept | None:
         """One of the same owner's that has not been away for too long."""
         self._forget()
-        kept = self._here.get(id) or self._away.get(id, (0, None))[1]
+        kept = self._here.get(id) or self._away.get(owner, {}).get(id, (0, None))[1]
         return kept if kept is not None and kept.owner == owner else None
 
     def begin(self, kept: Kept) -> None:
         """A client is here; it may take up what another connection of its own left."""
-        self._away.pop(kept.id, None)
+        self._away.get(kept.owner, {}).pop(kept.id, None)
         self._here[kept.id] = kept
 
     def end(self, kept: Kept) -> None:
         """Its connection has ended; nothing happens if another one has taken it up."""
         if self._here.get(kept.id) is kept:
             del self._here[kept.id]
-            self._away[kept.id] = (self._seconds(), kept)
+            self._away.setdefault(kept.owner, {})[kept.id] = (self._seconds(), kept)
             self._forget()
 
     def drop(self, kept: Kept) -> None:
@@ -66,11 +69,14 @@ class KeptSubscriptions:
 
     def _forget(self) -> None:
         before = self._seconds() - self._rules.held_seconds
-        while self._away:
-            ended, kept = next(iter(self._away.values()))
-            if len(self._away) <= MOST_KEPT and ended >= before:
-                return
-            del self._away[kept.id]
+        for owner, away in list(self._away.items()):
+            while away:
+                ended, kept = next(iter(away.values()))
+                if len(away) <= MOST_KEPT and ended >= before:
+                    break
+                del away[kept.id]
+            else:
+                del self._away[owner]
 
 
 class Start(NamedTuple):
@@ -98,18 +104,16 @@ class Window:
         latest = self.log.latest_sequence
         if resume.epoch not in (None, epoch):
             return None
-        known = [
-            sequence
-            for sequence in (resume.last_sequence, kept.received if kept else None)
-            if sequence is not None and sequence <= latest
-        ]
-        least = max(known, default=None)
+        said = resume.last_sequence
+        if said is not None and said > latest:
+            said = None
         if resume.last_event_id is not None:
             # Of what was not sent yet, it cannot be.
-            upto = latest if kept is None else max(kept.sent, least or 0)
-            found = self._find(resume.last_event_id, after=least or 0, upto=upto)
-            return least if found is None else found
-        return least
+            upto = latest if kept is None else max(kept.sent, said or 0)
+            found = self._find(resume.last_event_id, after=said or 0, upto=upto)
+            said = said if found is None else found
+        # A pong tells what has arrived, not what was done with it: the client itself knows better.
+        return said if said is not None or kept is None else kept.received
 
     def _begin(self, position: int | None) -> Start:
         latest, first = self.log.latest_sequence, self.log.first_sequence
@@ -139,11 +143,14 @@ class Window:
         return low
 
     def _newest(self, after: int, latest: int) -> int:
-        """The sequence after which no more events come than are held."""
+        """The sequence after which no more events come than are held.
+
+        Where that would take long to find out, everything is given instead.
+        """
         if latest - after <= self.rules.held_events:
             return after
         count = 0
-        for change in self._backwards(after, latest):
+        for change in islice(self._backwards(after, latest), MOST_SCANNED):
             count += self.wants(change)
             if count > self.rules.held_events:
                 return change.sequence
