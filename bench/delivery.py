@@ -23,7 +23,7 @@ KINDS: tuple[Kind, ...] = ("websocket", "sse")
 OFFERS = (Offer(100, 500), Offer(1000, 50), Offer(100, 1000), Offer(1000, 100))
 OFFER_SECONDS = 10.0
 IDLE, WARM, IDLE_SECONDS = 5000, 200, 10.0
-STUCK, BESIDE = 10, 10  # who stop reading, and who go on
+STUCK, FIRST_STUCK, BESIDE = 20, 5, 10  # who stop reading, who did so before, who go on
 LARGE, LARGE_RATE = 20_000, 100  # bytes of a row, and rows a second: soon more than is kept
 FILL_SECONDS = 30.0  # until the server has in memory all that it keeps for everybody
 
@@ -196,17 +196,21 @@ def slow(database: PostgresDatabase, folder: Path, *, seconds: float) -> list[Sl
 def _slow(at: Place, kind: Kind, seconds: float) -> Slow:
     # First without them: it fills what the server keeps for everybody, and gives the delay
     # that the others have without them.
-    alone = _large(at, kind, max(FILL_SECONDS * min(1.0, seconds / 15), 1.0))
-    before = at.resident + at.unsent
-    with bystanders(at.task(kind, STUCK, manner="ignore")):
-        beside = _large(at, kind, seconds)
+    alone = _large(at, max(FILL_SECONDS * min(1.0, seconds / SECONDS), 1.0))
+    few = at.task(kind, FIRST_STUCK, manner="ignore")
+    many = msgspec.structs.replace(few, subscribers=STUCK, first=1 + FIRST_STUCK)
+    with bystanders(few):  # what the first ones made the server load is not theirs
         time.sleep(1)
-        process, kernel = at.resident, at.unsent
-    each = (process + kernel - before) / STUCK
-    return Slow(kind, each, kernel / STUCK, alone, beside)
+        before, unsent = at.resident, at.unsent
+        with bystanders(many):
+            beside = _large(at, seconds)
+            time.sleep(1)
+            kernel = at.unsent - unsent
+            held = at.resident - before + kernel
+    return Slow(kind, held / STUCK, kernel / STUCK, alone, beside)
 
 
-def _large(at: Place, kind: Kind, seconds: float) -> Told:
+def _large(at: Place, seconds: float) -> Told:
     changes = round(seconds * LARGE_RATE)
     # Those who go on begin where the log ends, so they are clients of the WebSocket.
     task = at.task("websocket", BESIDE, manner="time", events=changes)

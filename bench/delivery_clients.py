@@ -28,6 +28,7 @@ LOOK_SECONDS = 0.05
 # every single delivery would wake their process, at the server's expense.
 REST_SECONDS = 0.001
 SMALL_BUFFER = 4096  # of those who read nothing, so that it is the server that must wait
+APART = 13  # changes between the places at which two of them begin, so that they share nothing
 PER_ADDRESS = 20_000  # connections from one loopback address, which has some 28,000 ports
 
 END = b'"version":1}'  # the end of every event, in both protocols
@@ -44,6 +45,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     key: str = "cdc_" + "0" * 64
     subscribers: int
     manner: Manner
+    first: int = 1  # the number of the first of them, where they begin at different places
     events: int = 0  # that each subscriber must get, where they are timed or counted
 
     def encode(self) -> str:
@@ -77,25 +79,26 @@ def subscribe(task: Task, number: int) -> socket.socket:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
     connection.bind((f"127.0.0.{1 + number // PER_ADDRESS}", 0))
     connection.connect(("127.0.0.1", task.port))
+    after = APART * (task.first + number) if task.manner == "ignore" else None
     if task.kind == "websocket":
-        _converse(connection, task)
+        _converse(connection, task, after)
     else:
-        path = f"/v1/changes/stream?format=notification&tables={task.table}"
+        path = f"/v1/changes/stream?format=notification&tables={task.table}&after={after or 0}"
         _ask(connection, f"GET {path} HTTP/1.1\r\nX-API-Key: {task.key}", expected=b" 200 ")
     connection.setblocking(False)
     return connection
 
 
-def _converse(connection: socket.socket, task: Task) -> None:
+def _converse(connection: socket.socket, task: Task, after: int | None) -> None:
     upgrade = (
         "GET /v1/stream HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13"
     )
     _ask(connection, upgrade, expected=b" 101 ")
-    for message in (
-        {"type": "auth", "apiKey": task.key},
-        {"type": "subscribe", "tables": [task.table]},
-    ):
+    wanted: dict[str, object] = {"type": "subscribe", "tables": [task.table]}
+    if after is not None:
+        wanted["resume"] = {"lastSequence": after}
+    for message in ({"type": "auth", "apiKey": task.key}, wanted):
         connection.sendall(_frame(json.dumps(message).encode()))
         if b"error" in (said := _message(connection)) or b"fail" in said:
             raise MeasurementFailed(f"{message['type']} was answered {said!r}")

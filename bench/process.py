@@ -80,6 +80,8 @@ def child(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 def next_line(process: subprocess.Popen[str]) -> str:

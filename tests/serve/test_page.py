@@ -1,0 +1,141 @@
+"""Pages that readers share: the same for those who want the same, and for nobody else."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.formats import Canonical
+from headrace.formats.etl import Etl
+from headrace.formats.notification import Notification
+from headrace.serve import page as pages
+from headrace.serve.feed import Feed
+from headrace.serve.filter import Filter
+from headrace.serve.grant import Grant
+from headrace.serve.page import Delivery, Page, Pages, Place
+from headrace.serve.subscription import Subscription
+from tests.changes import Writer, opened_writer
+
+ORDERS = Filter(tables=("orders",))
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Writer]:
+    with opened_writer(tmp_path / "log") as writer:
+        yield writer
+
+
+@pytest.fixture
+def feed(writer: Writer) -> Feed:
+    for number in range(10):
+        writer.put("orders" if number % 2 else "users", str(number))
+    return Feed(writer.log)
+
+
+def live(*subscriptions: Subscription) -> list[Page]:
+    """What each gets, one after another."""
+
+    async def read() -> list[Page]:
+        return [await each.live() for each in subscriptions]
+
+    return asyncio.run(read())
+
+
+def test_readers_who_want_the_same_from_the_same_place_get_one_page(feed: Feed) -> None:
+    readers = [Subscription(feed, Notification(), filter=ORDERS, after=2) for _ in range(3)]
+    first, second, third = live(*readers)
+    assert first is second is third
+    assert [each.sequence for each in first.deliveries] == [4, 6, 8, 10]
+    assert [each.scanned for each in readers] == [10, 10, 10]
+    calls: list[Page] = []
+
+    def make(page: Page) -> bytes:
+        calls.append(page)
+        return b"frames"
+
+    assert [each.once(make) for each in (first, second, third)] == [b"frames"] * 3
+    assert calls == [first]
+
+
+@pytest.mark.parametrize(
+    ("filter", "grant", "after"),
+    [
+        (Filter(tables=("users",)), Grant(), 0),
+        (Filter(), Grant(), 0),
+        (ORDERS, Grant(tables=("users",)), 0),
+        (ORDERS, Grant(tenant="t1"), 0),
+        (ORDERS, Grant(tenant="t2"), 0),
+        (ORDERS, Grant(), 1),
+    ],
+)
+def test_whoever_wants_or_may_see_something_else_gets_another_page(
+    feed: Feed, filter: Filter, grant: Grant, after: int
+) -> None:
+    one = Subscription(feed, Notification(), filter=ORDERS, after=0)
+    other = Subscription(feed, Notification(), filter=filter, after=after, grant=grant)
+    alone = Subscription(Feed(feed.log), Notification(), filter=filter, after=after, grant=grant)
+    first, second = live(one, other)
+    assert first is not second
+    assert second == live(alone)[0]
+
+
+def test_another_format_gets_another_page(feed: Feed) -> None:
+    first, second = live(
+        *(
+            Subscription(feed, each, filter=ORDERS, after=0)
+            for each in (Notification(), Canonical())
+        )
+    )
+    assert first.payloads != second.payloads
+
+
+def test_a_stream_that_remembers_what_it_told_is_not_shared(feed: Feed) -> None:
+    first, second = live(*(Subscription(feed, Etl(), filter=ORDERS, after=0) for _ in range(2)))
+    assert first is not second
+    assert len(first.deliveries) == len(second.deliveries) > 0
+
+
+def test_what_was_trimmed_meanwhile_is_told_as_a_gap(feed: Feed, writer: Writer) -> None:
+    early, late = (Subscription(feed, Notification(), filter=ORDERS, after=0) for _ in range(2))
+    live(early)
+    writer.log.trim(5)
+    (page,) = live(late)
+    assert page.gap == (1, 4)
+    assert [each.sequence for each in page.deliveries] == [6, 8, 10]
+
+
+def test_readers_go_as_far_as_they_were_woken_for(feed: Feed, writer: Writer) -> None:
+    one, other = (Subscription(feed, Notification(), filter=ORDERS, after=0) for _ in range(2))
+    (first,) = live(one)
+    writer.put("orders", "meanwhile")
+    (second,) = live(other)
+    assert second is first
+    # Whoever asks once gets all there is.
+    assert asyncio.run(other.next(10)).scanned == 11
+
+
+def test_no_more_pages_are_kept_than_the_bounds_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PAGES_KEPT", 3)
+    monkeypatch.setattr(pages, "BYTES_KEPT", 100)
+    kept = Pages()
+    kind = kept.kind("everything")
+    assert kept.kind("everything") is kind
+    assert kept.kind("something else") is not kind
+
+    def place(number: int) -> Place:
+        return Place(kind, number, number + 1, 256, 1024)
+
+    def keep(number: int, size: int) -> None:
+        kept.keep(place(number), Page([Delivery(number + 1, b"x" * size)], number + 1))
+
+    for number in range(5):
+        keep(number, 10)
+    assert [number for number in range(5) if kept.get(place(number))] == [2, 3, 4]
+    keep(5, 85)
+    assert [number for number in range(6) if kept.get(place(number))] == [4, 5]
+    keep(5, 20)  # instead of the one that was there
+    keep(6, 60)
+    assert [number for number in range(7) if kept.get(place(number))] == [4, 5, 6]
+    kept.clear()
+    assert kept.get(place(6)) is None
