@@ -1,10 +1,11 @@
 """What a key does not allow is never seen, whatever is asked for."""
 
 import json
-import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import httpx
 import msgspec
 import pytest
@@ -13,8 +14,10 @@ from hypothesis import strategies as st
 
 from headrace.event import BeforeKind, Op
 from headrace.formats.catalogue import NAMES
-from headrace.serve import renderings
+from headrace.serve import ServerSettings, renderings
 from headrace.testing import wait_until
+from headrace.v1 import changefeed_pb2 as v1
+from headrace.v1.changefeed_pb2_grpc import ChangeFeedStub
 from tests.changes import COMMIT_TIME
 from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader
@@ -30,6 +33,7 @@ from tests.serve.tenants import (
     append,
     ours,
 )
+from tests.serve.ws import Talk
 
 LINES = {"Accept": "application/x-ndjson"}
 
@@ -218,11 +222,43 @@ def test_a_key_of_some_tables_sees_only_these(shop: Site) -> None:
         ],
     )
     key = shop.key(tables=("public.ord*",))
-    for asked in ({}, {"tables": "*"}, {"tables": "users,orders"}):
+    for asked in ({}, {"tables": "*"}, {"tables": "user*,orders"}):
         assert [each["table"] for each in changes(shop, key, **asked)] == ["orders", "orders"]
-    assert changes(shop, key, tables="users") == []
+    assert changes(shop, key, tables="user*") == []
     page = shop.http.get("/changefeed", headers=key).json()
     assert [each["metadata"]["table"] for each in page["events"]] == ["orders"]
+
+
+@pytest.mark.parametrize("table", ["users", "public.users", "nothing", "public.or.ders", "a.b.c"])
+def test_a_table_that_a_key_may_not_see_is_refused_by_name_wherever_it_is_asked_for(
+    sites: Sites, table: str
+) -> None:
+    shop = sites(ServerSettings(port=0, grpc_port=0), formats=FORMATS)
+    append(shop.writer, [Draft(Op.INSERT, USERS, None, user(OURS, 1))])
+    order = {"tenant_id": OURS, "id": "1", "user_id": "x"}
+    append(shop.writer, [Draft(Op.INSERT, ORDERS, None, order)])
+    key = shop.key(tables=("orders", "x.*"))
+    shop.http.put("/v1/cursors/mine", json={"sequence": 0}, headers=key).raise_for_status()
+    for method, path in (
+        ("GET", "/v1/changes"),
+        ("GET", "/v1/changes/stream"),
+        ("POST", "/v1/cursors/mine/lease"),
+    ):
+        asked = {"tables": f"orders,{table}"}
+        refused = shop.http.request(method, path, params=asked, headers=key)
+        assert (refused.status_code, refused.json()["error"]) == (403, "permission_denied")
+        assert table in refused.json()["message"]
+    with grpc.insecure_channel(shop.server.grpc_target) as channel:
+        metadata = (("x-api-key", key["X-API-Key"]),)
+        with pytest.raises(grpc.RpcError) as denied:
+            ChangeFeedStub(channel).Poll(
+                v1.PollRequest(tables=["orders", table]), timeout=30, metadata=metadata
+            )
+        assert denied.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    with Talk(shop.url) as talk:
+        talk.auth(key["X-API-Key"])
+        rejected = talk.ask(type="subscribe", tables=["orders", table])
+        assert rejected["error"] == "permission_denied"
 
 
 def test_a_stream_that_begins_within_a_truncate_describes_only_tables_that_may_be_seen(
@@ -366,25 +402,25 @@ def test_the_marks_that_somebody_hears_name_only_their_own_transactions(shop: Si
 
 @pytest.mark.parametrize("path", ["/v1/changes/stream", "/changefeed/stream?keep_alive=true"])
 @pytest.mark.parametrize("how", ["revoked", "expired"])
-def test_a_stream_ends_within_a_second_of_its_key(shop: Site, path: str, how: str) -> None:
+def test_a_stream_ends_with_its_key(shop: Site, path: str, how: str) -> None:
     key = shop.key(seconds=1.0 if how == "expired" else None)
     keyring = shop.service.keyring
-    ends = time.time() + 1.0
     with Reader(shop.url + path, key) as reader:
         shop.writer.put("users", "1")
         reader.await_events(1)
         if how == "revoked":
-            ends = time.time()
             keyring.revoke(keyring.all()[-1].id)
             shop.writer.put("users", "2")  # nothing may come any more
-        wait_until(reader.ended.is_set, timeout=5, message="the stream ends")
-        assert time.time() - ends < 1.5  # a second, and what a busy machine takes
+        wait_until(reader.ended.is_set, timeout=30, message="the stream ends")
         assert len(reader.events) == 1
 
 
 def test_a_long_poll_ends_with_its_key(shop: Site) -> None:
-    key = shop.key(seconds=0.5)
-    begun = time.time()
-    asked = {"wait_ms": "20000"}
-    assert shop.http.get("/v1/changes", params=asked, headers=key).json()["count"] == 0
-    assert time.time() - begun < 5
+    key = shop.key()
+    keyring = shop.service.keyring
+    with ThreadPoolExecutor() as pool:
+        asked = {"wait_ms": "60000"}  # longer than this client has patience
+        waiting = pool.submit(shop.http.get, "/v1/changes", params=asked, headers=key)
+        shop.await_waiting()
+        keyring.revoke(keyring.all()[-1].id)
+        assert waiting.result(30).json()["count"] == 0

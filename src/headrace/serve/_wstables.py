@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ..event import Table
 from ..formats.notification import DEFAULT_SCHEMAS
 from ._wsmessages import Code, Rejected
+from .filter import named
 
 
 class Choice(NamedTuple):
@@ -23,7 +24,7 @@ def choose(known: Sequence[Table], names: Sequence[str], allows: Callable[[Table
     it, so that nobody learns the names of others' tables.
     """
     found = {name: _meant(known, name) for name in names}
-    denied = [name for name, tables in found.items() if not any(map(allows, tables or _as(name)))]
+    denied = [name for name, tables in found.items() if not any(map(allows, tables or named(name)))]
     if denied:
         raise _rejected(Code.PERMISSION_DENIED, names, denied)
     missing = [name for name, tables in found.items() if not tables]
@@ -41,12 +42,6 @@ def _meant(known: Sequence[Table], name: str) -> list[Table]:
         for table in known
         if (table.name == name and table.schema in DEFAULT_SCHEMAS) or _path(table) == name
     ]
-
-
-def _as(name: str) -> list[Table]:
-    """A table of that name as it would be, for the question who may see it."""
-    schema, dot, rest = name.partition(".")
-    return [Table("", "", "", "", schema, rest) if dot else Table("", "", "", "", "public", name)]
 
 
 def _paths(tables: Sequence[Table]) -> tuple[str, ...]:

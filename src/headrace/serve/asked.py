@@ -1,18 +1,26 @@
 """What a request asks for: a filter, a format, a place to begin."""
 
+import re
+from collections.abc import Iterable
+
 from ..event import Op
 from ..formats import AnyFormat
 from ..formats.changefeed import ON_REQUEST
 from ..log import Cursor
 from .access import Access
-from .filter import Filter
+from .filter import Filter, named
 from .problems import Problem, Refused, invalid_parameter
 from .query import NO_KEY, ChangesQuery, ChangesStreamQuery, LeaseQuery
 from .service import Service
 
+_WILD = re.compile(r"[*?[]")
 
-def asked_filter(query: ChangesQuery | ChangesStreamQuery | LeaseQuery) -> Filter:
-    """Which changes a request wants."""
+
+def asked_filter(
+    service: Service, access: Access, query: ChangesQuery | ChangesStreamQuery | LeaseQuery
+) -> Filter:
+    """Which changes a request wants; Refused when its key may not see a table that it names."""
+    expect_permitted(service, access, query.tables)
     return Filter(
         source=query.source,
         tables=query.tables,
@@ -23,6 +31,21 @@ def asked_filter(query: ChangesQuery | ChangesStreamQuery | LeaseQuery) -> Filte
         trigger=query.trigger,
         changed_fields=query.changed_fields,
     )
+
+
+def expect_permitted(service: Service, access: Access, tables: Iterable[str]) -> None:
+    """Refuse a table by name that a key may not see; a pattern just leaves it out."""
+    if access.key is None or not access.key.tables:
+        return
+    known = service.log.tables()
+    for name in tables:
+        if _WILD.search(name):
+            continue
+        # Whether there is such a table is told only to those who may see it.
+        meant = [table for table in known if table.matches(name)] or named(name)
+        if not any(map(access.allows, meant)):
+            message = f"this API key may not see the table {name!r:.200}"
+            raise Refused(403, Problem("permission_denied", message))
 
 
 def asked_format(

@@ -87,7 +87,7 @@ def _subscription(
     return Subscription(
         service.feed,
         asked_format(service, query.format, query.operations, markers=query.preserve_transactions),
-        filter=asked_filter(query),
+        filter=asked_filter(service, access, query),
         after=after,
         upto=query.upto,
         grant=Grant.of(access),

@@ -209,7 +209,7 @@ async def acked(request: Request[Any, Any, Any]) -> AckPage:
 
 
 async def _group(service: Service, access: Access, name: str, query: LeaseQuery) -> Group:
-    grant, filter = Grant.of(access), asked_filter(query)
+    grant, filter = Grant.of(access), asked_filter(service, access, query)
     format = asked_format(service, query.format, query.operations)
     if isinstance(format, StreamFormat):
         message = (

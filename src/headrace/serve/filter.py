@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..event import Change, Op
+from ..event import Change, Op, Table
 from ..formats.entities import Entities, Test
 from ..formats.entity import EntityFilter
 from ..formats.key import row_key
@@ -87,6 +87,13 @@ class TableAnswers:
         if answer is None:
             answer = self._known[table.version] = any(map(table.matches, self._globs))
         return answer
+
+
+def named(name: str) -> list[Table]:
+    """The tables that a name could mean, whether or not there are such tables."""
+    dots = [at for at, character in enumerate(name) if character == "."]
+    paths = [(name[:at], name[at + 1 :]) for at in dots] or [("public", name)]
+    return [Table("", "", "", "", schema, table) for schema, table in paths]
 
 
 def both(one: Test | None, other: Test | None) -> Test | None:

@@ -7,8 +7,7 @@ comes out is a whole SubscribeResponse as well as one of the `events` of a PollR
 import asyncio
 import logging
 import math
-import re
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -16,12 +15,13 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from ..errors import HeadraceError
-from ..event import Change, Op, Table
+from ..event import Change, Op
 from ..formats._struct import framed
 from ..formats.protobuf import Protobuf
 from ..formats.savegress import OPERATIONS
 from ..v1 import changefeed_pb2 as v1
 from .access import Access, authenticate, unauthenticated
+from .asked import expect_permitted
 from .filter import Filter
 from .grant import Grant
 from .problems import Problem, Refused, invalid_parameter
@@ -42,7 +42,6 @@ PAGE_BYTES = 512 << 10  # of events on their way to one subscriber
 LARGEST_PAGE = 3 << 20  # clients refuse a message of more than 4 MiB unless told otherwise
 
 _EVENTS = bytes([4 << 3 | 2])  # the tag of SubscribeResponse.events
-_WILD = re.compile(r"[*?[]")
 _OPS: Mapping[int, frozenset[Op]] = {
     v1.Operation.Value(name): frozenset(op for op, told in OPERATIONS.items() if told == name)
     for name in OPERATIONS.values()
@@ -133,7 +132,7 @@ class ChangeFeed:
         return access
 
     def _subscription(self, request: Asked, access: Access) -> Subscription:
-        self._expect_permitted(request.tables, access)
+        expect_permitted(self._service, access, request.tables)
         return Subscription(
             self._service.feed,
             self._format,
@@ -141,18 +140,6 @@ class ChangeFeed:
             after=request.after,
             grant=Grant.of(access),
         )
-
-    def _expect_permitted(self, names: Iterable[str], access: Access) -> None:
-        """Refuse a table by name that the key may not see; a pattern just leaves it out."""
-        if access.key is None or not access.key.tables:
-            return
-        known = self._service.log.tables()
-        for name in names:
-            # Whether there is such a table is told only to those who may see it.
-            meant = [table for table in known if table.matches(name)] or [_as_named(name)]
-            if not _WILD.search(name) and not any(map(access.allows, meant)):
-                message = f"this API key may not see the table {name!r:.200}"
-                raise Refused(403, Problem("permission_denied", message))
 
     def _response(self, page: Page) -> bytes:
         rest = v1.PollResponse(
@@ -193,11 +180,6 @@ def _parsed(raw: bytes, request: R) -> R:
         message = f"these bytes are no {request.DESCRIPTOR.full_name}"
         raise Refused(400, Problem("invalid_message", message)) from error
     return request
-
-
-def _as_named(name: str) -> Table:
-    schema, dot, bare = name.rpartition(".")
-    return Table("", "", "", "", schema if dot else "public", bare)
 
 
 def _filter(request: Asked) -> Filter:
