@@ -77,7 +77,23 @@ def test_a_rotated_key_leaves_both_valid_for_the_overlap() -> None:
 def test_a_rotated_key_does_not_outlive_the_time_it_was_given() -> None:
     old = keys.make(Wanted(seconds=30), now=NOW)
     new, ending = keys.rotate(old.key, overlap=60, now=NOW)
-    assert new.key.expires_at == ending.expires_at == NOW + 30 * SECOND
+    assert new.key.expires_at == ending.ends_at == NOW + 30 * SECOND
+
+
+def test_a_key_that_is_rotated_twice_gives_two_that_live_as_long_as_it_was_given() -> None:
+    for given in (None, 1000):
+        old = keys.make(Wanted(seconds=given), now=NOW)
+        first, ending = keys.rotate(old.key, overlap=60, now=NOW)
+        second, again = keys.rotate(ending, overlap=3600, now=NOW + SECOND)
+        kept = by_hash(again, first.key, second.key)
+        later = NOW + 999 * SECOND
+        assert keys.find(kept, old.secret, now=NOW + 59 * SECOND) == again
+        assert keys.find(kept, old.secret, now=NOW + 60 * SECOND) is None
+        assert keys.find(kept, first.secret, now=later) == first.key
+        assert keys.find(kept, second.secret, now=later) == second.key
+        assert second.key.expires_at == old.key.expires_at
+        assert first.key.holder == second.key.holder == old.key.id
+        assert keys.listed(again, now=NOW).expires_at == NOW + 60 * SECOND
 
 
 def test_a_key_sees_the_tables_it_names() -> None:

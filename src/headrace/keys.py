@@ -57,6 +57,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int  # microseconds since 1970, as all times here
     expires_at: int | None = None
     revoked_at: int | None = None
+    replaced_at: int | None = None  # when the overlap with the key that replaces it is over
     first: str = ""  # id of the key that it was rotated from in the end; "": it is the first
 
     @property
@@ -66,8 +67,14 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
 
     def valid(self, now: int) -> bool:
         """Whether it opens anything at this time."""
-        ended = [moment for moment in (self.expires_at, self.revoked_at) if moment is not None]
-        return now < min(ended, default=now + 1)
+        ends = [moment for moment in (self.ends_at, self.revoked_at) if moment is not None]
+        return now < min(ends, default=now + 1)
+
+    @property
+    def ends_at(self) -> int | None:
+        """When it ends by itself; None: it does not."""
+        ends = [moment for moment in (self.expires_at, self.replaced_at) if moment is not None]
+        return min(ends, default=None)
 
     def allows(self, table: Table) -> bool:
         """Whether it may see a table."""
@@ -130,7 +137,7 @@ def listed(key: Key, *, now: int) -> Listed:
         tenant=key.tenant,
         limits=key.limits,
         created_at=key.created_at,
-        expires_at=key.expires_at,
+        expires_at=key.ends_at,
         revoked_at=key.revoked_at,
     )
 
@@ -155,17 +162,20 @@ def make(wanted: Wanted, *, now: int) -> Made:
 
 
 def rotate(old: Key, *, overlap: float, now: int) -> tuple[Made, Key]:
-    """A new key with the same rights, and the old one, which ends after `overlap` seconds."""
+    """A new key with the same rights, and the old one, which ends after `overlap` seconds.
+
+    One that was rotated before ends no later than it would have.
+    """
     wanted = Wanted(
         name=old.name, scopes=old.scopes, tables=old.tables, tenant=old.tenant, limits=old.limits
     )
     made = make(wanted, now=now)
-    lives_until = now + int(overlap * 1_000_000)
-    if old.expires_at is not None:
-        lives_until = min(lives_until, old.expires_at)
-    # The new key may not outlive what the old one was given.
+    replaced = now + int(overlap * 1_000_000)
+    if old.replaced_at is not None:
+        replaced = min(replaced, old.replaced_at)
+    # The new key may not outlive what the old one was given, which the overlap does not shorten.
     new = msgspec.structs.replace(made.key, expires_at=old.expires_at, first=old.holder)
-    return Made(made.secret, new), msgspec.structs.replace(old, expires_at=lives_until)
+    return Made(made.secret, new), msgspec.structs.replace(old, replaced_at=replaced)
 
 
 def find(kept: Mapping[str, Key], secret: str, *, now: int) -> Key | None:
