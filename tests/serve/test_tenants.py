@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.event import BeforeKind, Op
 from headrace.serve import ServerSettings
+from headrace.serve._wssession import Rules
 from headrace.v1 import changefeed_pb2 as v1
 from headrace.v1.changefeed_pb2_grpc import ChangeFeedStub
 from tests.serve.conftest import Site, Sites
@@ -68,7 +69,8 @@ def _user(tenant: str) -> dict[str, str]:
 
 @pytest.fixture
 def shop(sites: Sites) -> Shop:
-    return Shop(sites(ServerSettings(port=0, grpc_port=0), formats=FORMATS))
+    held = Rules(held_seconds=1e9)  # what tests write is years old
+    return Shop(sites(ServerSettings(port=0, grpc_port=0, websocket=held), formats=FORMATS))
 
 
 # --- by resuming a WebSocket ---------------------------------------------------------------------
