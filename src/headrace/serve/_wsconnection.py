@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 NOTIFICATION = Notification()
 ROWS = frozenset({Op.INSERT, Op.READ, Op.UPDATE, Op.DELETE})
-PAGE_BYTES = 256 << 10  # of events on their way to one client, besides what its socket has
+PAGE_BYTES = 128 << 10  # of events on their way to one client, besides what its socket has
 COUNTED = 1024  # changes that are looked at to count what waits for a client
 LOOK_SECONDS = 0.5  # between two looks at the keys of those who are connected
 CLOSE_SECONDS = 2.0  # for a client to take the news that it must go
