@@ -77,7 +77,7 @@ def unread_calls(site: Site, count: int = STUCK) -> Iterator[None]:
 def _paused(site: Site) -> int:
     connections = list(site.server._server.server_state.connections)
     bounded = [each for each in connections if isinstance(each, _http.BoundedProtocol)]
-    return sum(each.flow is not None and each.flow.write_paused for each in bounded)
+    return sum(each.flow.write_paused for each in bounded)
 
 
 def read_lines(site: Site) -> None:
