@@ -23,6 +23,7 @@ from headrace.errors import ServerAbsent
 from headrace.v1 import changefeed_pb2 as v1
 from headrace.v1.changefeed_pb2_grpc import ChangeFeedServicer, add_ChangeFeedServicer_to_server
 from tests.client.conftest import Both, Sleep
+from tests.needs import missing
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Headrace-Epoch: e\r\n\r\n"
 KINDS: dict[str, Any] = {"sync": Client, "async": Both}
@@ -221,7 +222,7 @@ def test_where_a_cursor_stands_is_asked_for_it_alone(kind: str) -> None:
 def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
     """A server's TLS whose certificate this process trusts."""
     if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate, and is not installed")
+        missing("openssl makes the certificate, and is not installed")
     key, made = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-nodes", "-days", "2", "-subj", "/CN=localhost"]

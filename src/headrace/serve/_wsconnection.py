@@ -259,11 +259,9 @@ class Connection:
             while not feed.closing and not subscription.ended:
                 page = await subscription.live(room=PAGE_BYTES)
                 await self._send_page(page)
-                kept.sent = page.scanned
-                wait = self.access.spend(len(page.deliveries)) if page.deliveries else 0.0
+                kept.sent, count = page.scanned, len(page.deliveries)
                 del page  # it may be large, and nothing may come for long
-                if wait:
-                    await asyncio.sleep(wait)
+                await self.access.pay(count)
                 await feed.wait(subscription.scanned, math.inf)
         except ClientDisconnected:
             pass  # whoever receives is told
