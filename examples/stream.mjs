@@ -29,13 +29,13 @@ export function follow({ url, key, tables, onEvent, onGap = console.warn, onStat
     },
     connection_status: ({ sequence }) => sequence && (resume.lastSequence = sequence),
     ping: ({ timestamp }) => say({ type: "pong", timestamp }),
-    error: (message) => message.details?.gap && onGap(message), // what is lost must be read anew
+    // What is lost must be read anew; after any other error another connection may do better.
+    error: (message) => (message.details?.gap ? onGap(message) : socket.close()),
   };
-  const hear = (message) => answers[message.type]?.(message); // others may come with new versions
   function connect() {
     socket = new WebSocket(url);
     socket.onopen = () => say({ type: "auth", apiKey: key });
-    socket.onmessage = ({ data }) => hear(JSON.parse(data));
+    socket.onmessage = ({ data }, message = JSON.parse(data)) => answers[message.type]?.(message);
     socket.onerror = () => {}; // it closes then
     socket.onclose = () => {
       if (ended) return;

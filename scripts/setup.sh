@@ -165,13 +165,18 @@ need_proxies() {
     need_proxy nginx sbin && need_proxy caddy bin
 }
 
+unpack() { # unpack PACKAGE: its files, below PROXIES_FOLDER
+    mkdir -p "$PROXIES_FOLDER"
+    (cd "$PROXIES_FOLDER" && apt-get -qq download "$1" && dpkg -x "$1"_*.deb .) >/dev/null 2>&1
+}
+
 need_proxy() { # need_proxy PACKAGE FOLDER: takes the program out of the package, and starts nothing
     if command -v "$1" >/dev/null || [ -x "$PROXIES_FOLDER/usr/$2/$1" ]; then return; fi
     if command -v apt-get >/dev/null && command -v dpkg >/dev/null; then
         echo "setup: taking $1 out of Debian's package into $PROXIES_FOLDER"
-        mkdir -p "$PROXIES_FOLDER"
-        if (cd "$PROXIES_FOLDER" && apt-get -qq download "$1" && dpkg -x "$1"_*.deb .) \
-            >/dev/null 2>&1; then return; fi
+        if unpack "$1"; then return; fi
+        # A new machine may never have heard which packages there are.
+        if may_install && apt update >/dev/null 2>&1 && unpack "$1"; then return; fi
     fi
     if [ -n "${CI:-}" ]; then
         missing "$1" "$1"

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from headrace.pipeline.session import check_java
 from headrace.testing import PostgresDatabase, PostgresInstall, PostgresServer, postgres_installs
 from headrace.testing.mariadb import MariadbDatabase, MariadbServer, mariadb_install
+from tests.needs import missing
 
 # How long one example takes says more about the machine's load than about the code.
 hypothesis.settings.register_profile(
@@ -27,12 +28,11 @@ SETTINGS = {"max_prepared_transactions": 10}
 
 def install_of(version: int) -> PostgresInstall:
     """The install of a version; without it the test is skipped, but in CI it fails."""
-    if install := postgres_installs().get(version):
-        return install
-    reason = f"PostgreSQL {version} is not installed (Debian: apt-get install postgresql-{version})"
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+    install = postgres_installs().get(version)
+    if install is None:
+        package = f"postgresql-{version}"
+        missing(f"PostgreSQL {version} is not installed (Debian: apt-get install {package})")
+    return install
 
 
 class Servers:
@@ -125,10 +125,7 @@ def java() -> None:
     """A Java for Spark; without it the test is skipped, but in CI it fails."""
     found = check_java()
     if not found.ok:
-        reason = f"{found.detail}. {found.fix}"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        missing(f"{found.detail}. {found.fix}")
 
 
 @pytest.fixture(scope="session")

@@ -119,6 +119,9 @@ class ProtocolError(SourceError):
 class ServerError(HeadraceError):
     """The running server does not do what a command asked."""
 
+    word: str = ""  # the answer's own for programs, such as unknown_cursor
+    after: float = 0.0  # seconds after which the answer says to ask again
+
 
 class ServerAbsent(ServerError):
     """No Headrace answers at the server's address."""

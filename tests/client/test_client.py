@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.client import Client, Event, Gap
+from headrace.client import AsyncClient, Client, Event, Gap
 from headrace.client._asked import Asked
 from headrace.client._told import SEEN, Progress, Scanned
 from headrace.errors import (
@@ -273,6 +273,10 @@ def test_a_question_that_cannot_be_asked_is_refused_at_once(place: Place, client
         next(client.changes(transport="grpc"))
     with pytest.raises(ConfigError, match="http://"):
         Client("127.0.0.1:3000")
+    for make in (Client, AsyncClient):
+        with pytest.raises(ConfigError, match="no user and no password") as refused:
+            make("http://user:hunter2@127.0.0.1:3000")
+        assert "hunter2" not in f"{refused.value}{refused.value.hint}"
     with pytest.raises(ServerError, match="format must be one of"):
         next(clients().changes(format="no such"))
     assert clients.slept == []

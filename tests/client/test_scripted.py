@@ -23,6 +23,7 @@ from headrace.errors import ServerAbsent
 from headrace.v1 import changefeed_pb2 as v1
 from headrace.v1.changefeed_pb2_grpc import ChangeFeedServicer, add_ChangeFeedServicer_to_server
 from tests.client.conftest import Both, Sleep
+from tests.needs import missing
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-Headrace-Epoch: e\r\n\r\n"
 KINDS: dict[str, Any] = {"sync": Client, "async": Both}
@@ -182,11 +183,46 @@ def test_a_stranger_and_a_tired_proxy_are_tried_again(kind: str) -> None:
     assert slept == [1, 2, 4, 8]
 
 
+BUSY = b"""HTTP/1.1 429 Too Many Requests\r
+Retry-After: 7\r
+Content-Length: 42\r
+\r
+{"error":"rate_limited","message":"later"}"""
+
+
+def test_it_waits_as_long_as_an_answer_asks_and_says_once_why(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    slept: list[float] = []
+    with (
+        caplog.at_level("INFO", "headrace.client"),
+        scripted(BUSY, BUSY, BUSY, BUSY, HEAD + event("a", 1)) as script,
+        client_of(kind, script.url, slept.append) as client,
+    ):
+        events = client.changes(format="entity")
+        assert next(events).id == "a"
+        events.close()
+    assert slept == [7, 7, 7, 8]
+    first, last = (record.message for record in caplog.records)
+    assert "answers 429: later; this is tried again" in first
+    assert last == "connected again after 4 attempts"
+
+
+def test_where_a_cursor_stands_is_asked_for_it_alone(kind: str) -> None:
+    view = b'{"name":"billing","sequence":41}'
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(view), view)
+    with scripted(answer, HEAD + event("a", 42)) as script, client_of(kind, script.url) as client:
+        events = client.changes(format="entity", cursor="billing")
+        assert next(events).sequence == 42
+        events.close()
+    assert script.asked[0] == "/v1/cursors/billing"
+
+
 @pytest.fixture
 def certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
     """A server's TLS whose certificate this process trusts."""
     if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate, and is not installed")
+        missing("openssl makes the certificate, and is not installed")
     key, made = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-nodes", "-days", "2", "-subj", "/CN=localhost"]

@@ -137,3 +137,16 @@ def test_who_comes_back_says_where_it_was() -> None:
     talk = Conversation(None, ["users"], progress)
     resume = json.loads(talk.take('{"type":"auth_success"}').answer)["resume"]
     assert resume == {"lastSequence": 7, "lastEventId": "evt_8"}
+
+
+def test_what_the_log_still_has_is_not_called_trimmed() -> None:
+    told = {"gap": {"first": 3, "last": 5}, "firstSequence": 6, "logFirstSequence": 1}
+    message = {"type": "error", "error": "service_degraded", "message": "", "details": told}
+    talk = Conversation(None, ["users"], Progress(2, None))
+    (gap,) = talk.take(json.dumps(message)).told
+    assert gap == Gap(3, 5, in_log=True)
+    with pytest.raises(ChangesTrimmed, match="no longer held") as raised:
+        Progress(2, None).take(gap)
+    assert "after=2" in raised.value.hint
+    told["logFirstSequence"] = 6
+    assert list(talk.take(json.dumps(message)).told) == [Gap(3, 5)]

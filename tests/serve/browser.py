@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
-import pytest
 import websocket
 
 from headrace.testing import wait_until
+from tests.needs import missing
 
 T = TypeVar("T")
 
@@ -32,14 +32,6 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-
-
-def missing(what: str, fix: str) -> None:
-    """A test that needs what is not there is skipped, but in CI it fails."""
-    reason = f"{what} is not installed ({fix})"
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 # --- the browser ---------------------------------------------------------------------------------
@@ -91,7 +83,7 @@ def browser() -> Iterator[Page]:
     """An empty page of a fresh browser."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
-        missing("Chromium", "Debian: apt-get install chromium")
+        missing("Chromium is not installed (Debian: apt-get install chromium)")
         raise AssertionError  # not reached
     with ExitStack() as stack:
         folder = stack.enter_context(

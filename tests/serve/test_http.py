@@ -193,6 +193,31 @@ def test_a_stream_whose_reader_takes_nothing_is_dropped(
     wait_until(lambda: site.feed.waiting == 0, message="nothing of it is left")
 
 
+def test_a_stream_whose_reader_takes_a_little_all_the_time_is_kept(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_http, "STALLED_SECONDS", 0.5)
+    looks = []
+    look = BoundedProtocol._look_for_less
+
+    def looked(protocol: BoundedProtocol, left: int) -> None:
+        looks.append(left)
+        look(protocol, left)
+
+    monkeypatch.setattr(BoundedProtocol, "_look_for_less", looked)
+    with deaf(site) as client:
+        site.await_waiting()
+        fill(site)
+        wait_until(lambda: bool(stuck(site)), message="it is stuck")
+
+        def went_on() -> bool:
+            assert client.recv(2000)
+            return len(looks) >= 4
+
+        wait_until(went_on, message="it was looked at several times")
+        assert len(connections(site)) == 1
+
+
 def test_a_stream_whose_reader_goes_on_reading_is_kept(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

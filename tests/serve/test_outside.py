@@ -17,7 +17,8 @@ from headrace.keys import Wanted
 from headrace.serve import ServerSettings
 from headrace.testing import free_port, wait_until
 from tests.changes import Writer, opened_writer
-from tests.serve.browser import Front, Page, browser, missing
+from tests.needs import missing
+from tests.serve.browser import Front, Page, browser
 from tests.serve.conftest import Site
 from tests.serve.test_websocket_examples import EXAMPLES, NODE, Following
 from tests.serve.ws import ANY_KEY
@@ -163,7 +164,7 @@ def test_a_page_of_another_site_gets_nothing(page: Page, restarting: Restarting)
 def folder(tmp_path: Path) -> Path:
     """The example where Node finds the package ws beside it."""
     if not WS.is_dir():
-        missing("the Node package ws", "scripts/setup.sh ws")
+        missing("the Node package ws is not installed (scripts/setup.sh ws)")
     folder = tmp_path / "example"
     folder.mkdir()
     shutil.copy(EXAMPLES / "stream.mjs", folder)

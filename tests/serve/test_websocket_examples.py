@@ -16,7 +16,7 @@ from headrace.keys import Wanted
 from headrace.serve import ServerSettings
 from headrace.testing import wait_until
 from tests.changes import opened_writer
-from tests.serve.conftest import Site
+from tests.serve.conftest import Site, Sites
 from tests.serve.ws import ANY_KEY
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -90,6 +90,22 @@ def test_node_follows_a_table_through_a_restart_of_the_server(tmp_path: Path) ->
             wait_until(lambda: len(node.ids) >= 11, timeout=30)
         assert node.ids == [str(number) for number in range(11)]
         assert "gap" not in "".join(node.err)
+
+
+def test_it_connects_again_when_its_subscription_meets_an_error(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = sites()
+    site.writer.table("orders")
+    key, waits = _made(site), [1.0]
+    monkeypatch.setattr(
+        site.service.keyring.limiter, "request", lambda key: waits.pop() if waits else 0.0
+    )
+    with following(site.url, key) as node:
+        node.await_state("connected")
+        site.writer.put("orders", "1")
+        wait_until(lambda: node.ids == ["1"], timeout=30)
+    assert waits == []
 
 
 @pytest.mark.requirement("S3-30")

@@ -70,7 +70,8 @@ class Answer:
     async def expect_success(self) -> None:
         """Raise what the answer says, unless it is a good one."""
         if self.status >= 300:
-            raise refusal(f"{self._what} answers {self.status}", self.status, await self._whole())
+            what, after = f"{self._what} answers {self.status}", self.headers.get("retry-after")
+            raise refusal(what, self.status, await self._whole(), after=after)
 
     async def json(self) -> Any:
         """The answer's document."""
@@ -81,11 +82,13 @@ class Answer:
 
     async def lines(self, silence: float) -> AsyncIterator[bytes]:
         """Whole lines as they come, until the answer ends; `silence` is in seconds."""
+        looked = 0  # a long line comes in many pieces, and each is looked at once
         while True:
-            *whole, rest = bytes(self._body).split(b"\n")
-            self._body[:] = rest
-            for line in whole:
+            while (end := self._body.find(b"\n", looked)) >= 0:
+                line, looked = bytes(self._body[:end]), 0
+                del self._body[: end + 1]
                 yield line.removesuffix(b"\r")
+            looked = len(self._body)
             if not await self._more(silence):
                 return
 

@@ -81,7 +81,8 @@ class Conversation:
     def _refused(self, message: dict[str, Any]) -> Said:
         details = message.get("details") or {}
         if gap := details.get("gap"):
-            return Said([Gap(gap.get("first", 1), gap["last"])])
+            in_log = details.get("logFirstSequence", gap["last"] + 1) <= gap.get("first", 1)
+            return Said([Gap(gap.get("first", 1), gap["last"], in_log)])
         kind = ServerBusy if message["error"] in _PASSING else ServerError
         raise kind(f"the server answers {message['error']}: {message['message']}")
 

@@ -1,10 +1,13 @@
 """What a server tells a reader, and how far that brings it; no input or output here."""
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..errors import ChangesTrimmed, FeedReplaced
+from ..errors import ChangesTrimmed, FeedReplaced, ServerError
+
+logger = logging.getLogger("headrace.client")
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before each attempt to reconnect; the last one repeats
 SEEN = 10_000  # ids that are remembered, and always all that a new connection may repeat
@@ -20,10 +23,11 @@ class Event(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Sequences, both ends included, that were trimmed before this reader came to them."""
+    """Sequences, both ends included, that this reader does not get: mostly they were trimmed."""
 
     first: int
     last: int
+    in_log: bool = False  # a WebSocket holds less than the log: over sse they can still be read
 
 
 class Opened(NamedTuple):
@@ -59,6 +63,8 @@ class Progress:
         match told:
             case Opened(epoch):
                 self._expect_same(epoch)
+                if self._attempts:
+                    logger.info("connected again after %d attempts", self._attempts)
                 self._attempts = 0
                 self.begun = True
             case Gap():
@@ -77,11 +83,15 @@ class Progress:
         """Go on from where a cursor stands."""
         self.after, self.begun = after, True
 
-    def pause(self) -> float:
-        """Seconds to wait before the next attempt to reconnect."""
+    def pause(self, error: ServerError) -> float:
+        """Seconds to wait before the next attempt; an error that would come again is raised."""
+        if not error.retry:
+            raise error
+        if not self._attempts:  # once for all attempts until one connects
+            logger.warning("%s; this is tried again until it works", error)
         seconds = PAUSES[min(self._attempts, len(PAUSES) - 1)]
         self._attempts += 1
-        return seconds
+        return max(seconds, error.after)
 
     def _reach(self, sequence: int) -> None:
         if sequence > self.after:
@@ -98,6 +108,13 @@ class Progress:
         return True
 
     def _tell(self, gap: Gap) -> None:
+        if self._on_gap is None and gap.in_log:
+            raise ChangesTrimmed(
+                f"changes {gap.first}-{gap.last} are no longer held for a WebSocket",
+                hint=f"The log still has them: read on over sse, with after={gap.first - 1}.",
+                first=gap.first,
+                last=gap.last,
+            )
         if self._on_gap is None:
             raise ChangesTrimmed(
                 f"changes {gap.first}-{gap.last} were trimmed before they were read",

@@ -84,17 +84,17 @@ class AsyncClient:
 
     async def _rest(self, error: ServerError, progress: Progress) -> None:
         """Wait before another attempt; an error that would come again is raised."""
-        if not error.retry:
-            raise error
-        await self._sleep(progress.pause())
+        await self._sleep(progress.pause(error))
 
     async def _stands(self, cursor: str, after: int) -> int:
         """Where a cursor stands; one that is not there yet is put at `after`."""
-        cursors = (await self.get("/v1/cursors"))["cursors"]
-        known: dict[str, int] = {each["name"]: each["sequence"] for each in cursors}
-        if cursor not in known:
-            await self.put(cursor_path(cursor), {"sequence": after})
-        return known.get(cursor, after)
+        try:
+            stands: int = (await self.get(cursor_path(cursor)))["sequence"]
+        except ServerError as error:
+            if error.word != "unknown_cursor":
+                raise
+            stands = (await self.put(cursor_path(cursor), {"sequence": after}))["sequence"]
+        return stands
 
     def _told(self, asked: Asked, progress: Progress) -> AsyncGenerator[Told, None]:
         after = progress.after

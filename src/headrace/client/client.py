@@ -160,17 +160,17 @@ class Client:
 
     def _rest(self, error: ServerError, progress: Progress) -> None:
         """Wait before another attempt; an error that would come again is raised."""
-        if not error.retry:
-            raise error
-        self._sleep(progress.pause())
+        self._sleep(progress.pause(error))
 
     def _stands(self, cursor: str, after: int) -> int:
         """Where a cursor stands; one that is not there yet is put at `after`."""
-        cursors = self.get("/v1/cursors")["cursors"]
-        known: dict[str, int] = {each["name"]: each["sequence"] for each in cursors}
-        if cursor not in known:
-            self.put(cursor_path(cursor), {"sequence": after})
-        return known.get(cursor, after)
+        try:
+            stands: int = self.get(cursor_path(cursor))["sequence"]
+        except ServerError as error:
+            if error.word != "unknown_cursor":
+                raise
+            stands = self.put(cursor_path(cursor), {"sequence": after})["sequence"]
+        return stands
 
     def _told(self, asked: Asked, progress: Progress) -> Generator[Told, None, None]:
         after = progress.after
@@ -256,7 +256,8 @@ class Client:
         if answer.status < 300 or (path == "/health" and answer.status == 503):
             return
         what = f"{self.url}{path} answers {answer.status}"
-        raise refusal(what, answer.status, self._read(answer))
+        after = answer.headers.get("Retry-After")
+        raise refusal(what, answer.status, self._read(answer), after=after)
 
     def _read(self, answer: http.client.HTTPResponse) -> bytes:
         try:

@@ -1,6 +1,9 @@
 """HTTP connections with bounds: uvicorn waits for ever for a request of any size."""
 
 import asyncio
+import socket
+import struct
+import sys
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import (
@@ -11,10 +14,18 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from .problems import Problem
 
+if sys.platform == "linux":
+    import fcntl
+    import termios
+
+_INT = struct.Struct("@i")
 REQUEST_SECONDS = 30.0  # for a request to come whole, from its first byte or the connection's start
 LARGEST_HEAD = 64 << 10  # bytes of a request before its body; uvicorn's parser has no bound
-# A client that takes nothing of its answer for so long is gone. Longer than a reader works on what
-# it has; whoever comes back later goes on where it was.
+EXTENSION = "headrace.http"  # of a request's scope: `let_go` ends a client that takes nothing
+
+# A client that takes nothing of its answer for so long is gone, however slow one that takes a
+# little all the time may be. Longer than a reader works on what it has; whoever comes back later
+# goes on where it was.
 STALLED_SECONDS = 300.0
 
 
@@ -56,6 +67,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_request = True
         self._head_size = 0
         super().on_message_begin()
+        self.scope["extensions"] = {EXTENSION: {"let_go": self.let_go}}
 
     def on_headers_complete(self) -> None:
         """Its body follows, if it has one."""
@@ -96,12 +108,38 @@ class BoundedProtocol(HttpToolsProtocol):
         """The client does not take what is sent."""
         super().pause_writing()
         if self._stalled is None:
-            self._stalled = self.loop.call_later(STALLED_SECONDS, self.transport.abort)
+            self._wait_for_less()
+
+    def _wait_for_less(self) -> None:
+        left = self._untaken()
+        self._stalled = self.loop.call_later(STALLED_SECONDS, self._look_for_less, left)
+
+    def _look_for_less(self, left: int) -> None:
+        # While writing is paused nothing is added, so less is left when the client has taken some.
+        if self._untaken() < left:
+            self._wait_for_less()
+        else:
+            self.transport.abort()
+
+    def _untaken(self) -> int:
+        """Bytes that the client has not taken, those that the kernel has for it included."""
+        left: int = self.transport.get_write_buffer_size()
+        if sys.platform == "linux":
+            # It takes more from us only when it has got rid of a third of what it may keep.
+            connection: socket.socket = self.transport.get_extra_info("socket")
+            asked = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
+            left += int(_INT.unpack(asked)[0])
+        return left
 
     def resume_writing(self) -> None:
         """It does again."""
         self._takes_again()
         super().resume_writing()
+
+    def let_go(self) -> None:
+        """End the answer if the client leaves some of it; else it ends by itself."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
 
     def _takes_again(self) -> None:
         if self._stalled is not None:

@@ -43,15 +43,14 @@ logger = logging.getLogger(__name__)
 
 NOTIFICATION = Notification()
 ROWS = frozenset({Op.INSERT, Op.READ, Op.UPDATE, Op.DELETE})
-PAGE_BYTES = 256 << 10  # of events on their way to one client, besides what its socket has
+PAGE_BYTES = 128 << 10  # of events on their way to one client, besides what its socket has
 COUNTED = 1024  # changes that are looked at to count what waits for a client
-LOOK_SECONDS = 0.5  # between two looks at the keys of those who are connected
 CLOSE_SECONDS = 2.0  # for a client to take the news that it must go
 FAILED = 1011  # a close code of RFC 6455
 
 
 class Streams:
-    """The clients that are connected now, and those that may come back."""
+    """What the connections of clients share, and those that may come back."""
 
     def __init__(self, service: Service, clock: Clock | None = None) -> None:
         self.service = service
@@ -60,28 +59,6 @@ class Streams:
         # May look at many changes for each client: one at a time, so that many which come back at
         # once leave room for everybody else.
         self.looking_back = ThreadPoolExecutor(1, thread_name_prefix="resume")
-        self._connected: set[Connection] = set()
-        self._looking: asyncio.TimerHandle | None = None
-
-    def enter(self, connection: "Connection") -> None:
-        """A client with a key is here; it must go when the key ends."""
-        self._connected.add(connection)
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
-
-    def leave(self, connection: "Connection") -> None:
-        """A client is gone."""
-        self._connected.discard(connection)
-        if not self._connected and self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-
-    def _look(self) -> None:
-        # One look for all: that every connection looks by itself would keep a core busy.
-        self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
-        for connection in self._connected:
-            if not connection.access.valid():
-                connection.stir()
 
 
 class Connection:
@@ -132,6 +109,9 @@ class Connection:
         if failure := self._failed():
             return await self._do(self._broken(failure))
         if not self.access.valid():
+            if not self._protocol.writable.is_set():  # it would not take the news either
+                self._protocol.abort()
+                return False
             return await self._do(session.ended())
         if self._streams.clock.seconds() >= session.next_at:
             return await self._do(session.elapse(self._kept.sent if self._kept else None))
@@ -201,14 +181,11 @@ class Connection:
     def _check(self, auth: Auth) -> Sequence[Act]:
         try:
             self.access = self._authenticated(auth)
-            self._held.enter_context(self.access.connected())
+            self._held.enter_context(self.access.connected(self.stir))
         except Refused as refused:
             if refused.status_code == 429:
                 return self._session.refuse(refused.problem.message)
             return self._session.deny()
-        if self.access.key is not None:
-            self._streams.enter(self)
-            self._held.callback(self._streams.leave, self)
         return self._session.admit()
 
     def _authenticated(self, auth: Auth) -> Access:
@@ -282,11 +259,9 @@ class Connection:
             while not feed.closing and not subscription.ended:
                 page = await subscription.live(room=PAGE_BYTES)
                 await self._send_page(page)
-                kept.sent = page.scanned
-                wait = self.access.spend(len(page.deliveries)) if page.deliveries else 0.0
+                kept.sent, count = page.scanned, len(page.deliveries)
                 del page  # it may be large, and nothing may come for long
-                if wait:
-                    await asyncio.sleep(wait)
+                await self.access.pay(count)
                 await feed.wait(subscription.scanned, math.inf)
         except ClientDisconnected:
             pass  # whoever receives is told

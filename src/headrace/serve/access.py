@@ -16,14 +16,14 @@ from litestar.types import Scope as RequestScope
 
 from ..event import Table
 from ..keys import Key, Scope
+from ._http import EXTENSION
 from .keyring import Keyring
+from .live import LOOK_SECONDS, End
 from .problems import Problem, Refused
 from .service import Service
 from .settings import is_loopback
 
 Connection = ASGIConnection[Any, Any, Any, Any]
-
-LOOK_SECONDS = 0.5  # between two looks whether a key that waits has ended
 
 _LIKE_A_KEY = re.compile(r"cdc_[0-9a-f]{16}", re.IGNORECASE)  # also a part of one
 _KEY_NAMES = {"api_key", "apikey", "api-key", "x-api-key", "access_token", "authorization"}
@@ -76,8 +76,12 @@ class Access:
             raise rate_limited("this API key asks for more than its limits allow", wait)
 
     @contextmanager
-    def connected(self) -> Iterator[None]:
-        """Count a connection for as long as it stands; Refused (429) when there are too many."""
+    def connected(self, end: End | None = None) -> Iterator[None]:
+        """Count a connection for as long as it stands; Refused (429) when there are too many.
+
+        `end` is called when the key ends before it: the client may take nothing, so that whoever
+        sends to it never comes to look at the key.
+        """
         if self.key is None or self._keyring is None:
             yield
             return
@@ -85,10 +89,14 @@ class Access:
         if not limiter.connect(self.key):
             most = self.key.limits.connections
             raise rate_limited(f"this API key may have {most} connections at once", 1.0)
+        if end is not None:
+            self._keyring.live.enter(self.key, end)
         try:
             yield
         finally:
             limiter.disconnect(self.key)
+            if end is not None:
+                self._keyring.live.leave(self.key, end)
 
     def spend(self, events: int) -> float:
         """Count events that were sent; returns the seconds to wait before sending more."""
@@ -142,12 +150,15 @@ def rate_limited(message: str, wait: float) -> Refused:
 OPEN = {"open": True}  # `opt` of a route that asks for the key itself, or for none
 
 
-def admitted(connection: Connection, route: BaseRouteHandler) -> None:
+async def admitted(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse whoever has no valid key where one is needed, or has used it up for now."""
     if not route.opt.get("open"):
         access = access_of(connection)
         access.admit()
-        connection.scope["state"]["held"].enter_context(access.connected())
+        # On the event loop, where those who are connected are counted and looked after.
+        extensions: Any = connection.scope.get("extensions") or {}
+        end = extensions.get(EXTENSION, {}).get("let_go")
+        connection.scope["state"]["held"].enter_context(access.connected(end))
 
 
 def admin(connection: Connection, route: BaseRouteHandler) -> None:

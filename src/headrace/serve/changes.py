@@ -20,6 +20,7 @@ from .sse import Pace, event_stream, frames, gap_event, resume_after
 from .subscription import Page, Subscription
 
 NDJSON = "application/x-ndjson"
+PIECE_BYTES = 256 << 10  # of lines on their way to one client, besides what its socket has
 PAGE = 1000  # changes in a JSON answer unless `limit` says otherwise
 
 
@@ -110,10 +111,12 @@ async def _lines(
 ) -> Response[Any]:
     """A page when there is a limit; else everything there is, in pieces."""
     service, access = Service.of(request), access_of(request)
-    page = await subscription.page(query.limit or BLOCK, wait=query.wait_ms / 1000)
+    wait = query.wait_ms / 1000
     if query.limit is not None:
+        page = await subscription.page(query.limit, wait=wait)
         access.spend(len(page.deliveries))
         return Response(_joined(page), media_type=NDJSON, headers=service.headers(page))
+    page = await subscription.page(BLOCK, wait=wait, room=PIECE_BYTES)
     subscription.end_at(service.log.latest_sequence)
     headers = service.headers(page, scanned=subscription.end)
     return Stream(_pieces(page, subscription, access), media_type=NDJSON, headers=headers)
@@ -123,7 +126,7 @@ async def _pieces(page: Page, subscription: Subscription, access: Access) -> Asy
     yield _joined(page)
     while not subscription.complete:
         await access.pay(len(page.deliveries))
-        page = await subscription.next(BLOCK)
+        page = await subscription.next(BLOCK, room=PIECE_BYTES)
         if page.gap:
             # Breaking off is the only notice left: the headers are sent.
             raise LogError(

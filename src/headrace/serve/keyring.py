@@ -10,6 +10,7 @@ from .. import keys
 from ..keys import Key, Made, Wanted
 from ..log import Log
 from .limits import Limiter
+from .live import Live
 
 
 def _now() -> int:
@@ -24,6 +25,7 @@ class Keyring:
     ) -> None:
         """Read the keys; `clock` tells microseconds since 1970."""
         self.limiter = Limiter()
+        self.live = Live(self.valid)
         self._log = log
         self._changing = threading.Lock()  # or a rotation could bring a revoked key back
         self._clock = clock

@@ -24,6 +24,7 @@ from .access import Access, authenticate, unauthenticated
 from .asked import expect_permitted
 from .filter import Filter
 from .grant import Grant
+from .live import LOOK_SECONDS
 from .problems import Problem, Refused, invalid_parameter
 from .query import MOST, UINT64, WAIT
 from .service import Service
@@ -37,8 +38,8 @@ Context = grpc.aio.ServicerContext[Any, bytes]
 Asked = v1.SubscribeRequest | v1.PollRequest
 
 IDLE_SECONDS = 15.0  # after which a reader that wanted nothing hears how far that was
-LOOK_SECONDS = 0.5  # at a key that may have ended
 PAGE_BYTES = 512 << 10  # of events on their way to one subscriber
+END_SECONDS = 2.0  # for a client to take the status that ends its call
 LARGEST_PAGE = 3 << 20  # clients refuse a message of more than 4 MiB unless told otherwise
 
 _EVENTS = bytes([4 << 3 | 2])  # the tag of SubscribeResponse.events
@@ -71,6 +72,38 @@ class Events:
         return None if event is None else framed(1, event)
 
 
+class Writing:
+    """A call's messages, on their way to a client that may not take them."""
+
+    def __init__(self, access: Access, context: Context) -> None:
+        self._access = access
+        self._context = context
+        self._waiting: asyncio.Timeout | None = None
+
+    async def write(self, messages: list[bytes]) -> None:
+        """Send as fast as the client has room."""
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                for message in messages:
+                    # A client that takes its time may not outlive its key.
+                    if not self._access.valid():
+                        raise unauthenticated()
+                    # It waits until the client has room for it, and so do we.
+                    await self._context.write(message)
+        except TimeoutError as error:
+            raise unauthenticated() from error
+        except grpc.aio.InternalError as error:
+            # The client vanished meanwhile: the call ends as one that it has cancelled.
+            raise asyncio.CancelledError from error
+        finally:
+            self._waiting = None
+
+    def let_go(self) -> None:
+        """End the call if the client leaves a message untaken; else it ends by itself."""
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+
 class ChangeFeed:
     """What the service does, on the server's event loop."""
 
@@ -89,7 +122,8 @@ class ChangeFeed:
     async def _subscribed(self, raw: bytes, context: Context) -> None:
         access = self._admitted(context)
         request = _parsed(raw, v1.SubscribeRequest())
-        with access.connected():
+        writing = Writing(access, context)
+        with access.connected(writing.let_go):
             subscription = self._subscription(request, access)
             await context.send_initial_metadata(self._metadata())
             sent, told = 0, request.after
@@ -97,7 +131,7 @@ class ChangeFeed:
             async for whole in pages:
                 page = _cut(whole, request.limit - sent if request.limit else 0)
                 messages = _messages(page, told, together=request.together)
-                await _write(messages, access, context)
+                await writing.write(messages)
                 count, told = len(page.deliveries), page.scanned
                 del whole, page, messages  # they may be large, and nothing may come for long
                 sent += count
@@ -205,19 +239,6 @@ def _expect(right: bool, name: str, value: object, rule: str) -> None:
         raise invalid_parameter(name, str(value), f"{name} {rule}, and not {value!r:.200}")
 
 
-async def _write(messages: list[bytes], access: Access, context: Context) -> None:
-    for message in messages:
-        # A client that takes its time may not outlive its key.
-        if not access.valid():
-            raise unauthenticated()
-        # It waits until the client has room for it, and so do we.
-        try:
-            await context.write(message)
-        except grpc.aio.InternalError as error:
-            # The client vanished meanwhile: the call ends as one that it has cancelled.
-            raise asyncio.CancelledError from error
-
-
 def _messages(page: Page, told: int, *, together: bool) -> list[bytes]:
     """A page for a subscriber who has heard of everything up to `told`."""
     messages = _joined(page) if together else page.payloads
@@ -270,7 +291,13 @@ async def _answered(answer: Awaitable[T], context: Context) -> T:
     except Refused as refused:
         code = _CODES.get(refused.status_code, grpc.StatusCode.INTERNAL)
         problem = refused.problem
-        await context.abort(code, _words(problem.message, problem.hint), _named(problem.error))
+        words = _words(problem.message, problem.hint)
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await context.abort(code, words, _named(problem.error))
+        except TimeoutError as error:
+            # It is on its way behind what the client has not taken; nobody waits for that.
+            raise asyncio.CancelledError from error
     except HeadraceError as error:
         logger.error("grpc error=%s", error)
         words = _words(str(error), error.hint)

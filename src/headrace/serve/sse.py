@@ -16,7 +16,7 @@ from .query import UINT64, Whole, read_value
 from .subscription import Gap, Page, Subscription
 
 RETRY_MS = 1000
-PAGE_BYTES = 256 << 10  # of events on their way to one client, besides what its socket has
+PAGE_BYTES = 128 << 10  # of events on their way to one client, besides what its socket has
 _LAST_EVENT_ID = Whole(0, UINT64, "the last sequence the client has")
 
 
@@ -56,9 +56,10 @@ async def frames(
     until = asyncio.get_running_loop().time() + pace.seconds
     cursor = subscription.scanned
     async for page in subscription.follow(until=until, idle=pace.idle, room=PAGE_BYTES):
-        yield _frame(page, cursor, gap)
+        frame = [_frame(page, cursor, gap)]
         cursor, count = page.scanned, len(page.deliveries)
-        del page  # it may be large, and nothing may come for long
+        del page  # it may be large, and the client may take nothing for long
+        yield frame.pop()
         await access.pay(count)
     if subscription.scanned > cursor:
         yield b"id: %d\n\n" % subscription.scanned

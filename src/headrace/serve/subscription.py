@@ -75,14 +75,14 @@ class Subscription:
         """Whether the reader may see nothing any more: its key has expired, or was revoked."""
         return self._grant.ended
 
-    async def page(self, limit: int, *, wait: float = 0) -> Page:
+    async def page(self, limit: int, *, wait: float = 0, room: int = PAGE_BYTES) -> Page:
         """The next changes; when there are none, what arrives within `wait` seconds."""
         until = asyncio.get_running_loop().time() + wait
-        page = await self.next(limit)
+        page = await self.next(limit, room=room)
         while not page.deliveries and not self.complete:
             if not wait or not await self._arrival(until):
                 break
-            following = await self.next(limit)
+            following = await self.next(limit, room=room)
             gap = spanning(page.gap, following.gap)
             page = Page(following.deliveries, following.scanned, gap)
         return page
@@ -97,9 +97,10 @@ class Subscription:
         while not self._feed.closing and not self.ended:
             page = await self.live(until=beat, room=room)
             if page.deliveries or page.gap or now() >= beat:
-                yield page
+                handed = [page]
+                del page  # it may be large, and its reader may need long for the next
+                yield handed.pop()
                 beat = now() + idle
-            del page  # it may be large, and nothing may come for long
             if now() >= until or (self._upto is not None and self.scanned >= self._upto):
                 return
             await self._feed.wait(self.scanned, min(beat, until, now() + looks))
