@@ -27,7 +27,7 @@ from headrace.columns import (
 )
 from headrace.errors import ConfigError, DecodeError
 from headrace.event import Column, Reference, Table
-from headrace.sources._pgvalues import SESSION_SETTINGS, TYPES_SQL, PgType, encoder, pg_types
+from headrace.sources.postgres.values import SESSION_SETTINGS, TYPES_SQL, PgType, encoder, pg_types
 
 UTC = dt.UTC
 STRING, INSTANT = pa.string(), pa.timestamp("us", tz="UTC")

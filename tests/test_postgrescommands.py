@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app
 from headrace.config import load
-from headrace.sources import _pgddl
+from headrace.sources.postgres import ddl
 from headrace.testing import PostgresDatabase
 
 
@@ -123,7 +123,7 @@ def test_a_schema_that_an_administrator_has_made_will_do_and_stays(site: Site) -
 def test_both_ways_of_capturing_may_share_a_database(site: Site) -> None:
     """The event trigger of logical replication has functions in the same schema."""
     with psycopg.connect(site.database.url, autocommit=True) as connection:
-        connection.execute(_pgddl.SETUP)
+        connection.execute(ddl.SETUP)
         connection.execute(f"GRANT ALL ON SCHEMA headrace TO {site.owner}")
     before = site.objects()
     assert site.command("install", "shop").exit_code == 0

@@ -36,14 +36,14 @@ def install(
     from contextlib import closing
 
     from .errors import SourceRefused
-    from .sources import _pgeinstall
+    from .sources.postgres_events import install
 
     found = _source(config, source)
     with closing(found.catalog()) as catalog:
         if print_only:
-            typer.echo(_pgeinstall.statements(catalog, found))
+            typer.echo(install.statements(catalog, found))
             return
-        installed = _pgeinstall.install(catalog, found)
+        installed = install.install(catalog, found)
     for path in installed.triggers:
         typer.echo(f"{path} tells its changes to {found.schema}.events")
     missing = installed.refused | installed.waiting
@@ -58,14 +58,14 @@ def remove(
     """Drop the triggers, the functions and the event table with all that is in it."""
     from contextlib import closing
 
-    from .sources import _pgeinstall
+    from .sources.postgres_events import install
 
     found = _source(config, source)
     with closing(found.catalog()) as catalog:
         if print_only:
-            typer.echo(_pgeinstall.removal(catalog, found.schema))
+            typer.echo(install.removal(catalog, found.schema))
             return
-        for path in _pgeinstall.uninstall(catalog, found.schema):
+        for path in install.uninstall(catalog, found.schema):
             typer.echo(f"{path} tells its changes no more")
 
 

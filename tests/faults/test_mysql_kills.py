@@ -9,7 +9,7 @@ import pytest
 
 from headrace.log import LogReader
 from headrace.replay import Replay, TableName
-from headrace.sources._myresume import Resume, decode, file_number
+from headrace.sources.mysql.resume import Resume, decode, file_number
 from headrace.testing import wait_until
 from headrace.testing.mariadb import MariadbDatabase, MariadbServer
 from tests.faults import mysqlwork

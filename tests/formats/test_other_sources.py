@@ -50,7 +50,7 @@ def told(
     """The changes of the workload, of each source in turn."""
     folder: Path = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr("headrace.sources._pgestream._WATCH_SECONDS", 0.05)
+        patch.setattr("headrace.sources.postgres_events.stream._WATCH_SECONDS", 0.05)
         yield workload(place_of(request.param, stack, request, folder), request.param, folder)
 
 

@@ -143,7 +143,7 @@ def test_delta_tables_equal_the_servers_tables(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headrace.sources._pgestream._WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.sources.postgres_events.stream._WATCH_SECONDS", 0.05)
     place = places(kind)
     with session(place) as writer:
         for statement in first(kind):

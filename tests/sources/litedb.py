@@ -21,9 +21,9 @@ from headrace.event import Change, Op
 from headrace.log import Log
 from headrace.replay import Replay, Row, TableName
 from headrace.sources import Phase, Source, Status
-from headrace.sources._liteconnect import rows as rows_from
-from headrace.sources._liteinstall import is_stale
 from headrace.sources.sqlite import Sqlite, alter, install
+from headrace.sources.sqlite.connect import rows as rows_from
+from headrace.sources.sqlite.install import is_stale
 from headrace.testing import Value, wait_until
 
 SOURCE = "shop"

@@ -14,8 +14,8 @@ from headrace.event import Change, Op
 from headrace.log import Log
 from headrace.replay import Replay, Row, TableName
 from headrace.sources import Phase, Status
-from headrace.sources._myresume import Resume, decode, file_number
 from headrace.sources.mysql import Mysql
+from headrace.sources.mysql.resume import Resume, decode, file_number
 from headrace.testing import wait_until
 from headrace.testing.mariadb import MariadbDatabase
 from tests.sources.mariaplaces import mysql

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.event import Column, Table, parse_lsn
-from headrace.sources._pgoutput import Relation
-from headrace.sources._pgrows import Rows
-from headrace.sources._pgvalues import SESSION_SETTINGS, TYPES_SQL, PgType, encoder, pg_types
+from headrace.sources.postgres.pgoutput import Relation
+from headrace.sources.postgres.rows import Rows
+from headrace.sources.postgres.values import SESSION_SETTINGS, TYPES_SQL, PgType, encoder, pg_types
 from headrace.testing import PostgresDatabase
 
 WORKLOAD = """

@@ -7,7 +7,7 @@ from typing import TypeVar
 import pytest
 
 from headrace.errors import DecodeError, ProtocolError, SourceRefused
-from headrace.sources._binlog import (
+from headrace.sources.mysql.binlog import (
     UNKNOWN,
     Event,
     Format,
@@ -29,8 +29,8 @@ from headrace.sources._binlog import (
     Xid,
     parse,
 )
-from headrace.sources._mygtid import MariadbGtid, MysqlGtid, MysqlGtids
-from headrace.sources._myrows import Row
+from headrace.sources.mysql.gtid import MariadbGtid, MysqlGtid, MysqlGtids
+from headrace.sources.mysql.rows import Row
 from tests.sources.binlogs.reading import (
     FILES,
     HEADER_SIZE,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.errors import DecodeError, ProtocolError, SourceRefused
 from headrace.event import Column, Table
-from headrace.sources._binlog import (
+from headrace.sources.mysql.binaryjson import json_text
+from headrace.sources.mysql.binlog import (
     UNKNOWN,
     Format,
     Header,
@@ -22,9 +23,8 @@ from headrace.sources._binlog import (
     inner_events,
     parse,
 )
-from headrace.sources._mycolumns import ColumnType, MappedColumn, columns_of
-from headrace.sources._myjson import json_text
-from headrace.sources._myrows import Rows
+from headrace.sources.mysql.columns import ColumnType, MappedColumn, columns_of
+from headrace.sources.mysql.rows import Rows
 from tests.sources.binlogs.reading import FILES, parsed, raw_events
 
 KINDS = [

@@ -25,7 +25,7 @@ class TestPostgres(SourceContract):
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A look for new tables every moment."""
-        monkeypatch.setattr("headrace.sources._pgstream._WATCH_SECONDS", 0.05)
+        monkeypatch.setattr("headrace.sources.postgres.stream._WATCH_SECONDS", 0.05)
 
     @pytest.fixture
     def place(self, stoppable: PostgresServer, servers: Servers) -> Iterator[Place]:

@@ -32,7 +32,7 @@ class TestPostgresEvents(SourceContract):
     @pytest.fixture(autouse=True)
     def soon(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A look for new tables every moment."""
-        monkeypatch.setattr("headrace.sources._pgestream._WATCH_SECONDS", 0.05)
+        monkeypatch.setattr("headrace.sources.postgres_events.stream._WATCH_SECONDS", 0.05)
 
     @pytest.fixture
     def place(self, replica: PostgresServer, servers: Servers) -> Iterator[Place]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
-from headrace.sources._myddl import Ddl, Dml, Path, Verb, read
+from headrace.sources.mysql.ddl import Ddl, Dml, Path, Verb, read
 
 T, OTHER = Path("d", "t"), Path("x", "y")
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from headrace.errors import DecodeError, ProtocolError
 from headrace.event import BeforeKind, Column, Table
-from headrace.sources._binlog import Header, RowsEvent, RowsKind
-from headrace.sources._mycodes import BLOB, DOUBLE, LONG, LONGLONG, TINY, VARCHAR
-from headrace.sources._mycolumns import ColumnType
-from headrace.sources._myrows import Rows
+from headrace.sources.mysql.binlog import Header, RowsEvent, RowsKind
+from headrace.sources.mysql.codes import BLOB, DOUBLE, LONG, LONGLONG, TINY, VARCHAR
+from headrace.sources.mysql.columns import ColumnType
+from headrace.sources.mysql.rows import Rows
 
 KINDS = {30: RowsKind.INSERT, 31: RowsKind.UPDATE, 32: RowsKind.DELETE}
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)

@@ -13,8 +13,8 @@ from tests.sources.mariacapturing import captured, copied_rows, image
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A position moves at once, also by what is not captured."""
-    monkeypatch.setattr("headrace.sources._mystream._IDLE_SECONDS", 0.02)
-    monkeypatch.setattr("headrace.sources._mystream._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.sources.mysql.stream._IDLE_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.sources.mysql.stream._WAIT_SECONDS", 0.05)
 
 
 def told(change: Change) -> tuple[Any, ...]:

@@ -21,9 +21,9 @@ from tests.sources.mariaplaces import mysql
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A position moves at once, also by what is not captured; nobody waits long."""
-    monkeypatch.setattr("headrace.sources._mystream._IDLE_SECONDS", 0.02)
-    monkeypatch.setattr("headrace.sources._mystream._WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("headrace.sources._mydump._PATIENCE", 0.5)
+    monkeypatch.setattr("headrace.sources.mysql.stream._IDLE_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.sources.mysql.stream._WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.sources.mysql.dump._PATIENCE", 0.5)
     monkeypatch.setattr("headrace.capture._LONGEST_WAIT", 0.5)
 
 

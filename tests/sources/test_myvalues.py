@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
-from headrace.sources import _mycodes as t
-from headrace.sources._mycharsets import charset_of, decoder
-from headrace.sources._mycolumns import (
+from headrace.sources.mysql import codes as t
+from headrace.sources.mysql.charsets import charset_of, decoder
+from headrace.sources.mysql.columns import (
     ColumnType,
     DeclaredColumn,
     MappedColumn,
     columns_of,
     declared_type,
 )
-from headrace.sources._mydecimals import decimal_size, decimals
-from headrace.sources._mylayouts import layout, shortest
-from headrace.sources._myvalues import select_expression, text_encoder
+from headrace.sources.mysql.decimals import decimal_size, decimals
+from headrace.sources.mysql.layouts import layout, shortest
+from headrace.sources.mysql.values import select_expression, text_encoder
 
 
 def shown(column: ColumnType, *values: Any) -> list[bytes]:

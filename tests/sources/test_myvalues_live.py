@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.sources._binlog import UNKNOWN, Event, Format, parse
-from headrace.sources._mycharsets import _TABLES, decoder, is_ascii_superset
-from headrace.sources._mycolumns import DeclaredColumn
-from headrace.sources._myvalues import select_expression
+from headrace.sources.mysql.binlog import UNKNOWN, Event, Format, parse
+from headrace.sources.mysql.charsets import _TABLES, decoder, is_ascii_superset
+from headrace.sources.mysql.columns import DeclaredColumn
+from headrace.sources.mysql.values import select_expression
 from headrace.testing.mariadb import MariadbDatabase
 from tests.sources.binlogs.reading import parsed, rows, selected, taken_apart
 from tests.sources.binlogs.record import RecordedTable

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError
-from headrace.sources._pgoutput import (
+from headrace.sources.postgres.pgoutput import (
     Begin,
     Commit,
     Ignored,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import DecodeError, ProtocolError
 from headrace.event import BeforeKind, Column, Table
-from headrace.sources._pgrows import Rows
+from headrace.sources.postgres.rows import Rows
 from tests.sources.recorded import decoder, text_tuple
 
 COPY_ESCAPES = (r"\b", r"\f", r"\n", r"\r", r"\t", r"\v", r"\\")

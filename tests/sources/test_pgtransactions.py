@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import DecodeError, ProtocolError
 from headrace.event import Change, Op, Table
-from headrace.sources._pgannotations import LIMIT
-from headrace.sources._pgoutput import Begin, Commit, Relation, parse
-from headrace.sources._pgtransactions import Assembler
+from headrace.sources.postgres.annotations import LIMIT
+from headrace.sources.postgres.pgoutput import Begin, Commit, Relation, parse
+from headrace.sources.postgres.transactions import Assembler
 from tests.changes import wal_position
 from tests.conftest import Servers
 from tests.sources.capturing import image

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
-from headrace.sources._pgvalues import PgType, encoder, pg_types
+from headrace.sources.postgres.values import PgType, encoder, pg_types
 
 BOOL, BYTEA, INT8, INT4, TEXT, OID, JSON, POINT, BOX = 16, 17, 20, 23, 25, 26, 114, 600, 603
 FLOAT4, FLOAT8, DATE, TIME, TIMESTAMP, TIMESTAMPTZ = 700, 701, 1082, 1083, 1114, 1184

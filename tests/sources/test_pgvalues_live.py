@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from headrace.errors import DecodeError
-from headrace.sources._pgvalues import SESSION_SETTINGS, TYPES_SQL, encoder, pg_types
+from headrace.sources.postgres.values import SESSION_SETTINGS, TYPES_SQL, encoder, pg_types
 from headrace.testing import PostgresDatabase
 
 Connection = psycopg.Connection[tuple[Any, ...]]

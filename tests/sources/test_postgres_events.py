@@ -11,8 +11,8 @@ import pytest
 from headrace.errors import PositionLost
 from headrace.event import Batch, BeforeKind, Change, EventTablePosition, Op
 from headrace.secret import Secret
-from headrace.sources._pgeoutbox import Outbox
 from headrace.sources.postgres_events import PostgresEvents
+from headrace.sources.postgres_events.outbox import Outbox
 from headrace.testing import PostgresDatabase, Reading, reading, session
 from tests.conftest import Servers
 from tests.sources.capturing import captured, image
@@ -35,7 +35,7 @@ def place_of(database: PostgresDatabase, **settings: Any) -> PostgresPlace:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look for new tables every moment."""
-    monkeypatch.setattr("headrace.sources._pgestream._WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.sources.postgres_events.stream._WATCH_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from tests.sources.writing import BIG, create, writers
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of four blocks, so that small tables have several, and a look a moment."""
-    monkeypatch.setattr("headrace.sources._pgcopy.RANGE_BLOCKS", 4)
-    monkeypatch.setattr("headrace.sources._pgstream._WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.sources.postgres.copying.RANGE_BLOCKS", 4)
+    monkeypatch.setattr("headrace.sources.postgres.stream._WATCH_SECONDS", 0.05)
 
 
 class Interrupted:

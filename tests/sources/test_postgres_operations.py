@@ -74,7 +74,7 @@ def test_the_server_hears_what_is_stored(shop: Captured) -> None:
 def test_the_slot_moves_while_only_other_tables_are_written(
     shop: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sources._pgreceive._IDLE_ADVANCE", 0.1)
+    monkeypatch.setattr("headrace.sources.postgres.receive._IDLE_ADVANCE", 0.1)
     shop.restart()
     shop.until_streaming()
     before = shop.log.latest_sequence
@@ -95,7 +95,7 @@ def test_a_heartbeat_moves_the_slot_of_a_server_that_has_gone_quiet(
     shop.capture.stop()
     # The server tells how far it is once after the noise, which is too early to take a step, and
     # then not for half a minute.
-    monkeypatch.setattr("headrace.sources._pgreceive._IDLE_ADVANCE", 1.0)
+    monkeypatch.setattr("headrace.sources.postgres.receive._IDLE_ADVANCE", 1.0)
     name = f"beating_{shop.database.name}"
     settings: dict[str, Any] = {"name": name, "tables": ("public.*",), "heartbeat_seconds": 0.2}
     with captured(shop.database, tmp_path / "other", **settings) as feed:
@@ -347,7 +347,7 @@ def test_a_server_on_a_new_timeline_halts(own_server: PostgresServer, tmp_path: 
 def test_a_source_whose_last_table_is_dropped_goes_on_with_the_next(
     pg: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sources._pgstream._WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.sources.postgres.stream._WATCH_SECONDS", 0.05)
     pg.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
     with captured(pg, tmp_path) as feed:
         pg.execute("DROP TABLE users")

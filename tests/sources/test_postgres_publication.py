@@ -20,7 +20,7 @@ from tests.sources.capturing import Captured, captured, postgres
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for new tables all the time."""
-    monkeypatch.setattr("headrace.sources._pgstream._WATCH_SECONDS", 0.1)
+    monkeypatch.setattr("headrace.sources.postgres.stream._WATCH_SECONDS", 0.1)
 
 
 @pytest.fixture

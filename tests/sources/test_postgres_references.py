@@ -272,7 +272,7 @@ LOOKS: LiteralString = """
 def test_a_commit_that_waits_for_a_standby_shows_its_foreign_keys_all_the_same(
     own_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sources._pgcatalog._UNSEEN_SECONDS", 20.0)
+    monkeypatch.setattr("headrace.sources.postgres.catalog._UNSEEN_SECONDS", 20.0)
     with own_server.database() as database:
         database.execute("CREATE TABLE parents (id int PRIMARY KEY)")
         database.execute("CREATE TABLE children (id int PRIMARY KEY, parent int)")

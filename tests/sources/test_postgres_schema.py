@@ -349,7 +349,7 @@ def test_a_forged_word_of_ddl_does_not_stop_the_capture(shop: Captured, column: 
 def test_a_renamed_table_goes_on_under_its_new_name(
     pg: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sources._pgstream._WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.sources.postgres.stream._WATCH_SECONDS", 0.05)
     pg.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
     pg.execute("INSERT INTO users VALUES (1, 'a'), (2, 'b')")
     with captured(pg, tmp_path) as feed:

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import SourceError
 from headrace.event import Batch, Op
-from headrace.sources import _pgslot
+from headrace.sources.postgres import slot
 from headrace.testing import PostgresDatabase, wait_until
 from tests.changes import wal_position
 from tests.sources.capturing import (
@@ -26,8 +26,8 @@ WAITS: LiteralString = """
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of four blocks, so that small tables have several, and a look a moment."""
-    monkeypatch.setattr("headrace.sources._pgcopy.RANGE_BLOCKS", 4)
-    monkeypatch.setattr("headrace.sources._pgstream._WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.sources.postgres.copying.RANGE_BLOCKS", 4)
+    monkeypatch.setattr("headrace.sources.postgres.stream._WATCH_SECONDS", 0.05)
 
 
 # --- the first copy ------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_what_is_committed_between_a_copys_point_and_its_start_is_not_lost(
 ) -> None:
     create(pg, "users", rows=10)
     with captured(pg, tmp_path) as feed:
-        create_point = _pgslot.create_point
+        create_point = slot.create_point
 
         def slow_point(*given: Any) -> Any:
             point = create_point(*given)
@@ -190,7 +190,7 @@ def test_what_is_committed_between_a_copys_point_and_its_start_is_not_lost(
             wait_until(lambda: not pg.execute(sent), message="all is sent")
             return point
 
-        monkeypatch.setattr(_pgslot, "create_point", slow_point)
+        monkeypatch.setattr(slot, "create_point", slow_point)
         create(pg, "orders", rows=10)
         feed.until(
             lambda: any(c.table == "public.orders" and c.done for c in feed.status.copies),

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.event import Column, Table
-from headrace.sources._binlog import (
+from headrace.sources.mysql.binlog import (
     UNKNOWN,
     Event,
     Format,
@@ -18,9 +18,9 @@ from headrace.sources._binlog import (
     inner_events,
     parse,
 )
-from headrace.sources._mycolumns import DeclaredColumn, columns_of
-from headrace.sources._myrows import Row, Rows
-from headrace.sources._myvalues import text_encoder
+from headrace.sources.mysql.columns import DeclaredColumn, columns_of
+from headrace.sources.mysql.rows import Row, Rows
+from headrace.sources.mysql.values import text_encoder
 from tests.sources.binlogs.record import RecordedTable
 
 HERE = Path(__file__).parent

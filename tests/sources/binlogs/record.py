@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pymysql
 
-from headrace.sources._mycolumns import DeclaredColumn
-from headrace.sources._myvalues import select_expression
+from headrace.sources.mysql.columns import DeclaredColumn
+from headrace.sources.mysql.values import select_expression
 
 HERE = Path(__file__).parent
 SCHEMA = "recorded"

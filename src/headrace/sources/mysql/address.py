@@ -1,0 +1,197 @@
+"""How to reach a MySQL or MariaDB server, and what its errors mean to us."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+from ...errors import ConfigError, PositionLost, SourceError, SourceRefused, SourceReplaced
+from ...errors import SourceUnavailable as Unavailable
+from ...secret import Secret
+
+try:
+    import pymysql
+    from pymysql.err import MySQLError
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        "a source of type mysql needs PyMySQL: pip install 'headrace[mysql]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
+    from pymysql.cursors import Cursor
+
+_OFF = ("0", "off", "false", "no")
+_SCHEMES = ("mysql", "mariadb")
+_OPTIONS = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify", "unix_socket"})
+
+# Values come as they are in the binary log, and a long copy or an idle stream is no mistake.
+_SESSION = (
+    "SET SESSION time_zone = '+00:00', sql_mode = '', wait_timeout = 31536000,"
+    " net_write_timeout = 3600, net_read_timeout = 3600, lock_wait_timeout = 20,"
+    " character_set_results = utf8mb4, autocommit = 1"
+)
+_NO_TIMEOUT = {
+    True: "SET SESSION max_statement_time = 0",
+    False: "SET SESSION max_execution_time = 0",
+}
+
+_CONNECT_SECONDS = 10
+_READ_SECONDS = 7200
+
+_DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1370, 1698, 1820, 1862, 3118})
+_BINLOG = 1236
+_LOST = (
+    "could not find first log file name",
+    "purged required binary logs",
+    "purged binary logs",
+    "could not find gtid state",
+    "start position",  # beyond the end of the file
+    "impossible position",
+    "position > file size",
+    # Where no event begins, the server reads whatever stands there as the head of one.
+    "max_allowed_packet",
+    "bogus data",
+)
+_DIVERGED = ("not in the master's binlog", "diverged", "has more gtids than")
+_TWICE = "same server_uuid/server_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server is and how sessions there are set up."""
+
+    url: Secret
+
+    @property
+    def plausible(self) -> bool:
+        """Whether the url can be read at all."""
+        try:
+            parts = self._parts()
+            known = _OPTIONS.issuperset(parse_qs(parts.query))
+            return parts.scheme in _SCHEMES and known and (parts.port or 3306) > 0
+        except ValueError:
+            return False
+
+    @property
+    def host(self) -> str:
+        """The server's name; a socket is a server on this machine."""
+        return unquote(self._parts().hostname or "") or "localhost"
+
+    @property
+    def database(self) -> str:
+        """The database in the url; "": none."""
+        return unquote(self._parts().path.strip("/"))
+
+    def connect(self) -> Connection[Cursor]:
+        """A session in autocommit that shows values as the binary log has them."""
+        try:
+            connection = pymysql.connect(**self._arguments())
+        except (MySQLError, OSError, RuntimeError) as error:
+            raise _connecting_failed(error) from error
+        try:
+            run(connection, _SESSION)
+            version = str(run(connection, "SELECT VERSION()")[0][0])
+            run(connection, _NO_TIMEOUT["mariadb" in version.lower()])
+        except SourceError:
+            connection.close()
+            raise
+        return connection
+
+    def _parts(self) -> SplitResult:
+        return urlsplit(self.url.reveal())
+
+    def _arguments(self) -> dict[str, Any]:
+        parts = self._parts()
+        options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        return {
+            "host": self.host,
+            "port": parts.port or 3306,
+            "user": unquote(parts.username or ""),
+            "password": unquote(parts.password or ""),
+            "unix_socket": options.get("unix_socket"),
+            "ssl": _tls(options),
+            "ssl_disabled": options.get("ssl") in _OFF,  # else it is used where the server has it
+            "charset": "utf8mb4",
+            "connect_timeout": _CONNECT_SECONDS,
+            "read_timeout": _READ_SECONDS,
+            "autocommit": True,
+            "program_name": "headrace",
+        }
+
+
+def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
+    """How to encrypt; None: not at all, or without looking at certificates."""
+    if options.get("ssl") in _OFF or not any(name.startswith("ssl") for name in options):
+        return None
+    context = ssl.create_default_context(cafile=options.get("ssl_ca"))
+    verifies = options["ssl_verify"] not in _OFF if "ssl_verify" in options else "ssl_ca" in options
+    if not verifies:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if "ssl_cert" in options:
+        context.load_cert_chain(options["ssl_cert"], options.get("ssl_key"))
+    return context
+
+
+def run(connection: Connection[Cursor], statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """The rows of a statement."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(statement, parameters or None)
+            return list(cursor.fetchall())
+    except (MySQLError, OSError) as error:
+        raise classify(error, "the server refused a question") from error
+
+
+def quoted(*names: str) -> str:
+    """Names as a statement has them: `shop`.`orders`."""
+    return ".".join(f"`{name.replace('`', '``')}`" for name in names)
+
+
+def classify(error: Exception, what: str) -> SourceError:
+    """Our error for one of the server's."""
+    code, message = _told(error)
+    return error_for(code, f"{what}: {message}")
+
+
+def error_for(code: int, message: str) -> SourceError:
+    """Our error for a code and message of the server's."""
+    if code == _BINLOG:
+        return _dumping_failed(message)
+    if code in _DENIED:
+        return SourceRefused(message)
+    # Whatever else goes wrong on a server (it stops, a table changes under a copy, a lock is not
+    # to be had, the disk is full) may be gone the next time.
+    return Unavailable(message)
+
+
+def _dumping_failed(message: str) -> SourceError:
+    small = message.lower()
+    if any(words in small for words in _LOST):
+        return PositionLost(message)
+    if any(words in small for words in _DIVERGED):
+        return SourceReplaced(message)
+    if _TWICE in small:
+        return SourceRefused(
+            message, hint="Another reader has the same server_id; set server_id of the source."
+        )
+    return Unavailable(message)
+
+
+def _connecting_failed(error: Exception) -> SourceError:
+    code, message = _told(error)
+    message = f"cannot connect: {message}"
+    # RuntimeError: an authentication of the server's that needs another package.
+    if code in _DENIED or isinstance(error, RuntimeError):
+        return SourceRefused(message)
+    return Unavailable(message)
+
+
+def _told(error: Exception) -> tuple[int, str]:
+    arguments = error.args
+    if len(arguments) >= 2 and isinstance(arguments[0], int):
+        return arguments[0], str(arguments[1]).strip().partition("\n")[0]
+    return 0, str(error).strip().partition("\n")[0] or type(error).__name__

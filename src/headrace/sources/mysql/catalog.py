@@ -1,0 +1,278 @@
+"""What a MySQL or MariaDB server says about itself and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from ...errors import SourceRefused
+from ...event import Column, Reference, Table
+from .address import quoted, run
+from .columns import DeclaredColumn
+from .dump import force_close
+from .gtid import MariadbGtids, MysqlGtids
+from .resume import Declared, Place, file_number
+from .settings import SYSTEM_SCHEMAS
+
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
+    from pymysql.cursors import Cursor
+
+Gtids = MysqlGtids | MariadbGtids
+
+# Engines whose rows a consistent snapshot shows.
+_TRANSACTIONAL = frozenset({"innodb", "rocksdb", "tokudb", "ndbcluster"})
+
+_TABLES = """
+    SELECT TABLE_SCHEMA, TABLE_NAME, COALESCE(ENGINE, ''), COALESCE(TABLE_ROWS, -1)
+    FROM information_schema.TABLES
+    WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND TABLE_SCHEMA NOT IN ({system})
+    ORDER BY 1, 2"""
+_ONE = """
+    SELECT COALESCE(ENGINE, '') FROM information_schema.TABLES
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+      AND TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')"""
+_COLUMNS = """
+    SELECT COLUMN_NAME, COLUMN_TYPE, COALESCE(CHARACTER_SET_NAME, '')
+    FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+    ORDER BY ORDINAL_POSITION"""
+_KEY = """
+    SELECT COLUMN_NAME FROM information_schema.STATISTICS
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_NAME = 'PRIMARY'
+    ORDER BY SEQ_IN_INDEX"""
+_REFERENCES = """
+    SELECT CONSTRAINT_NAME, COLUMN_NAME, REFERENCED_TABLE_SCHEMA, REFERENCED_TABLE_NAME,
+           REFERENCED_COLUMN_NAME
+    FROM information_schema.KEY_COLUMN_USAGE
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND REFERENCED_TABLE_NAME IS NOT NULL
+    ORDER BY CONSTRAINT_NAME, ORDINAL_POSITION"""
+# MariaDB's JSON is text with this constraint.
+_DOCUMENTS = """
+    SELECT CONSTRAINT_NAME FROM information_schema.CHECK_CONSTRAINTS
+    WHERE CONSTRAINT_SCHEMA = %s AND TABLE_NAME = %s
+      AND LOWER(CHECK_CLAUSE) = LOWER(CONCAT('json_valid(`', CONSTRAINT_NAME, '`)'))"""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Who the server is."""
+
+    mariadb: bool
+    version: str
+    uuid: str  # MySQL's server_uuid; MariaDB's server_uid, which another network card changes
+    number: int  # server_id
+    domain: int  # MariaDB's gtid_domain_id
+    folds: bool  # whether it keeps names in small letters
+    image: str  # binlog_row_image
+
+    @property
+    def identity(self) -> str:
+        """What must be the same for as long as it is the same server.
+
+        A MariaDB has no name of its own: when its files were begun tells it from others.
+        """
+        return f"mariadb:{self.number}:{self.domain}" if self.mariadb else f"mysql:{self.uuid}"
+
+    @property
+    def origin(self) -> str:
+        """The identity that its tables carry, which is kept from the first start on."""
+        return f"mysql:{self.uuid or uuid4()}"
+
+    def parse_gtids(self, text: str) -> Gtids:
+        """A set of transactions in the server's own text."""
+        return MariadbGtids.parse(text) if self.mariadb else MysqlGtids.parse(text)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Where a server's binary log ends."""
+
+    file: str
+    position: int
+    gtids: str
+
+    @property
+    def place(self) -> Place:
+        """What orders it among others."""
+        return file_number(self.file), self.position
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A table that is there."""
+
+    schema: str
+    name: str
+    transactional: bool
+    estimated_rows: int
+
+    @property
+    def path(self) -> str:
+        """database.table, as the config and the status write it."""
+        return f"{self.schema}.{self.name}"
+
+
+class Catalog:
+    """Questions to a server, over a session of their own."""
+
+    def __init__(self, connection: Connection[Cursor], *, source: str, origin: str = "") -> None:
+        self._connection = connection
+        self._source = source
+        self._origin = origin
+        self._server: Server | None = None
+
+    def close(self) -> None:
+        """End the session."""
+        force_close(self._connection)
+
+    def of(self, origin: str) -> Catalog:
+        """The same session, for tables of this origin."""
+        return Catalog(self._connection, source=self._source, origin=origin)
+
+    def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+        return run(self._connection, query, *parameters)
+
+    def variables(self, *names: str) -> dict[str, str]:
+        """Global settings of the server; those it does not know are left out."""
+        wanted = ", ".join(["%s"] * len(names))
+        query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({wanted})"
+        return {str(name).lower(): str(value) for name, value in self.rows(query, *names)}
+
+    def server(self) -> Server:
+        """Who the server is."""
+        if self._server is None:
+            self._server = self._asked()
+        return self._server
+
+    def _asked(self) -> Server:
+        version = str(self.rows("SELECT VERSION()")[0][0])
+        known = self.variables(
+            "server_uuid",
+            "server_uid",
+            "server_id",
+            "gtid_domain_id",
+            "lower_case_table_names",
+            "binlog_row_image",
+        )
+        return Server(
+            mariadb="mariadb" in version.lower(),
+            version=version,
+            uuid=known.get("server_uuid") or known.get("server_uid", ""),
+            number=int(known["server_id"]),
+            domain=int(known.get("gtid_domain_id", "0")),
+            folds=known.get("lower_case_table_names", "0") != "0",
+            image=known.get("binlog_row_image", "FULL").upper(),
+        )
+
+    def end(self) -> End:
+        """Where the binary log ends now."""
+        # MySQL 8.4 knows only the second one, MariaDB and older servers only the first.
+        newer = not self.server().mariadb and _version(self.server().version) >= (8, 2)
+        found = self.rows("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")
+        if not found:
+            raise SourceRefused("the server writes no binary log (log_bin is off)")
+        file, position, *rest = found[0]
+        if self.server().mariadb:
+            gtids = str(self.rows("SELECT @@global.gtid_binlog_pos")[0][0] or "")
+        else:
+            gtids = str(rest[2] if len(rest) > 2 else "").replace("\n", "")
+        return End(str(file), int(position), gtids)
+
+    def gtids_at(self, file: str, position: int) -> str:
+        """MariaDB: the last transactions before a place."""
+        found = self.rows("SELECT BINLOG_GTID_POS(%s, %s)", file, position)
+        return str(found[0][0] or "")
+
+    def files(self) -> dict[str, int]:
+        """The files of the binary log that are still there, with their sizes."""
+        return {str(row[0]): int(row[1]) for row in self.rows("SHOW BINARY LOGS")}
+
+    def candidates(self, wants: Callable[[str, str], bool]) -> list[Found]:
+        """Tables that are wanted."""
+        system = ", ".join(f"'{schema}'" for schema in sorted(SYSTEM_SCHEMAS))
+        return [
+            Found(schema, name, engine.lower() in _TRANSACTIONAL, int(rows))
+            for schema, name, engine, rows in self.rows(_TABLES.format(system=system))
+            if wants(schema, name)
+        ]
+
+    def declared(self, schema: str, name: str) -> Declared | None:
+        """A table as it is now; None: there is none."""
+        found = self.rows(_ONE, schema, name)
+        if not found:
+            return None
+        documents = (
+            {row[0] for row in self.rows(_DOCUMENTS, schema, name)}
+            if self.server().mariadb
+            else set()
+        )
+        columns = tuple(
+            DeclaredColumn(column, kind, charset, column in documents)
+            for column, kind, charset in self.rows(_COLUMNS, schema, name)
+        )
+        key = tuple(row[0] for row in self.rows(_KEY, schema, name))
+        references = _references(self.rows(_REFERENCES, schema, name))
+        transactional = str(found[0][0]).lower() in _TRANSACTIONAL
+        # Asked last: whatever the answers above show has happened before this.
+        return Declared(columns, key, references, transactional, self.end().place)
+
+    def hold(self, schema: str, name: str) -> None:
+        """Keep a table's definition as it is to the end of this session's transaction."""
+        self.rows(f"SELECT 1 FROM {quoted(schema, name)} LIMIT 0")
+
+    def table(self, schema: str, name: str, declared: Declared) -> Table:
+        """The table of a description."""
+        columns = [(column.name, column.type) for column in declared.columns]
+        return self.table_of(schema, name, columns, declared)
+
+    def table_of(
+        self, schema: str, name: str, columns: Iterable[tuple[str, str]], declared: Declared
+    ) -> Table:
+        """A table with these columns, and the key and foreign keys that it is declared with."""
+        # MariaDB declares a document as text, and its values are told as documents.
+        documents = {(column.name, column.type) for column in declared.columns if column.json}
+        typed = tuple(
+            Column(each, "json" if (each, kind) in documents else kind, each in declared.key)
+            for each, kind in columns
+        )
+        names = {column.name for column in typed}
+        return Table(
+            self._source,
+            "mysql",
+            self._origin,
+            schema,
+            schema,
+            name,
+            typed,
+            "full" if self.server().image == "FULL" else "default",
+            references=tuple(r for r in declared.references if names.issuperset(r.columns)),
+        )
+
+    def sourceless(self, database: str) -> Table:
+        """The table of changes that belong to no table."""
+        return Table(self._source, "mysql", self._origin, database, "", "")
+
+
+def _references(rows: list[tuple[Any, ...]]) -> tuple[Reference, ...]:
+    found: dict[str, list[tuple[Any, ...]]] = {}
+    for constraint, *rest in rows:
+        found.setdefault(constraint, []).append(tuple(rest))
+    references = [
+        Reference(
+            tuple(part[0] for part in parts),
+            parts[0][1],
+            parts[0][2],
+            tuple(part[3] for part in parts),
+        )
+        for parts in found.values()
+    ]
+    return tuple(dict.fromkeys(references))
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, _, rest = text.partition(".")
+    minor = rest.partition(".")[0]
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)

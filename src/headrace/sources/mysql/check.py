@@ -1,0 +1,233 @@
+"""What `headrace check` looks at on a MySQL or MariaDB server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...errors import HeadraceError, SourceRefused
+from .. import Finding
+from .address import quoted
+from .catalog import Catalog, Found
+from .settings import MysqlSettings
+
+_OLDEST = {True: (10, 5), False: (8, 0)}  # MariaDB, MySQL
+_A_DAY = 86_400
+_CASCADES = """
+    SELECT TABLE_NAME, CONSTRAINT_NAME, DELETE_RULE, UPDATE_RULE
+    FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE CONSTRAINT_SCHEMA = %s
+      AND (DELETE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
+           OR UPDATE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT'))
+    ORDER BY 1, 2"""
+_SETTINGS = (
+    "log_bin",
+    "binlog_format",
+    "binlog_row_image",
+    "binlog_row_metadata",
+    "binlog_row_value_options",
+    "binlog_expire_logs_seconds",
+    "expire_logs_days",
+    "server_id",
+    "gtid_mode",
+    "log_slave_updates",
+    "log_replica_updates",
+)
+
+
+def check(source: MysqlSettings) -> list[Finding]:
+    """Every setting and privilege that capturing needs, with the statement that mends it."""
+    try:
+        connection = source.address.connect()
+    except HeadraceError as error:
+        fix = "Check the source's url, the user's host, and that the server listens there."
+        return [Finding("connection", ok=False, detail=str(error), fix=fix)]
+    catalog = Catalog(connection, source=source.name)
+    try:
+        return list(_Check(source, catalog).findings())
+    finally:
+        catalog.close()
+
+
+class _Check:
+    """The looks at one server."""
+
+    def __init__(self, source: MysqlSettings, catalog: Catalog) -> None:
+        self._source = source
+        self._catalog = catalog
+        self._known = catalog.variables(*_SETTINGS)
+
+    def findings(self) -> Iterator[Finding]:
+        """All of them, in the order in which they matter."""
+        yield Finding("connection", ok=True, detail=self._source.url.masked_url())
+        yield self._version()
+        yield self._log_bin()
+        yield self._server_id()
+        yield self._format()
+        yield self._image()
+        yield self._metadata()
+        yield self._retention()
+        yield self._replication()
+        if self._known.get("log_bin") == "ON":
+            yield from self._status()
+        yield self._gtid()
+        yield self._copying()
+        yield from self._tables()
+
+    def _is(self, name: str, wanted: str, fix: str) -> Finding:
+        value = self._known.get(name, "")
+        ok = value.upper() == wanted
+        return Finding(name, ok=ok, detail=value or "unknown", fix="" if ok else fix)
+
+    def _version(self) -> Finding:
+        server = self._catalog.server()
+        numbers = tuple(int(part) for part in server.version.split(".")[:2])
+        oldest = _OLDEST[server.mariadb]
+        ok = numbers >= oldest
+        name = "MariaDB" if server.mariadb else "MySQL"
+        fix = f"Upgrade the server to {name} {oldest[0]}.{oldest[1]} or later."
+        return Finding("version", ok=ok, detail=f"{name} {server.version}", fix="" if ok else fix)
+
+    def _log_bin(self) -> Finding:
+        return self._is(
+            "log_bin", "ON", "log_bin = mysql-bin  # in my.cnf, then restart the server"
+        )
+
+    def _server_id(self) -> Finding:
+        number = self._known.get("server_id", "0")
+        ok = number != "0"
+        return Finding(
+            "server_id", ok=ok, detail=number, fix="" if ok else "SET GLOBAL server_id = 1;"
+        )
+
+    def _format(self) -> Finding:
+        fix = "SET GLOBAL binlog_format = ROW;  -- and in my.cnf; sessions take it when they begin"
+        return self._is("binlog_format", "ROW", fix)
+
+    def _image(self) -> Finding:
+        image = self._known.get("binlog_row_image", "FULL").upper()
+        partial = "PARTIAL_JSON" in self._known.get("binlog_row_value_options", "").upper()
+        fix = "SET GLOBAL binlog_row_value_options = '';" if partial else ""
+        detail = {
+            "FULL": "old and new rows are whole",
+            "NOBLOB": "large columns that did not change are left out",
+            "MINIMAL": "columns that did not change are left out, and old rows are keys",
+        }.get(image, image)
+        if partial:
+            detail = "changes of JSON columns are sent in parts"
+        return Finding("binlog_row_image", ok=not partial, detail=f"{image}: {detail}", fix=fix)
+
+    def _metadata(self) -> Finding:
+        fix = "SET GLOBAL binlog_row_metadata = FULL;  -- and in my.cnf"
+        found = self._is("binlog_row_metadata", "FULL", fix)
+        if found.ok:
+            return found
+        detail = f"{found.detail}: columns have no names in the binary log, so a table that is "
+        detail += "altered while Headrace lags behind has to be copied again"
+        return Finding(found.name, ok=False, detail=detail, fix=fix)
+
+    def _retention(self) -> Finding:
+        days = float(self._known.get("expire_logs_days", "0") or 0)
+        seconds = (
+            int(float(self._known.get("binlog_expire_logs_seconds", "0") or 0)) or days * _A_DAY
+        )
+        ok = not seconds or seconds >= _A_DAY
+        detail = f"kept for {seconds / _A_DAY:g} days" if seconds else "kept until it is purged"
+        fix = "SET GLOBAL binlog_expire_logs_seconds = 604800;  -- a week, and in my.cnf"
+        return Finding("binary log", ok=ok, detail=detail, fix="" if ok else fix)
+
+    def _replication(self) -> Finding:
+        user = self._user()
+        grants = " ".join(str(row[0]).upper() for row in self._catalog.rows("SHOW GRANTS"))
+        ok = "REPLICATION SLAVE" in grants or "ALL PRIVILEGES ON *.*" in grants
+        detail = f"user {user} {'may' if ok else 'may not'} read the binary log"
+        fix = f"GRANT REPLICATION SLAVE ON *.* TO {user};"
+        return Finding("replication privilege", ok=ok, detail=detail, fix="" if ok else fix)
+
+    def _status(self) -> Iterator[Finding]:
+        try:
+            self._catalog.end()
+            self._catalog.files()
+        except SourceRefused as error:
+            fix = f"GRANT REPLICATION CLIENT ON *.* TO {self._user()};"
+            yield Finding("status privilege", ok=False, detail=str(error), fix=fix)
+            return
+        yield Finding("status privilege", ok=True, detail="may ask where the binary log ends")
+        yield self._filters()
+        yield self._replica()
+
+    def _filters(self) -> Finding:
+        mariadb = self._catalog.server().mariadb
+        newer = not mariadb and self._catalog.server().version >= "8.2"
+        row = self._catalog.rows("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")[0]
+        told = [
+            f"{name} = {value}"
+            for name, value in zip(("binlog_do_db", "binlog_ignore_db"), row[2:4], strict=True)
+            if value
+        ]
+        fix = "Remove binlog_do_db and binlog_ignore_db from my.cnf, then restart the server."
+        detail = "; ".join(told) or "none"
+        return Finding("filters", ok=not told, detail=detail, fix=fix if told else "")
+
+    def _replica(self) -> Finding:
+        logs = self._known.get("log_slave_updates") or self._known.get("log_replica_updates", "ON")
+        try:
+            following = bool(self._catalog.rows("SHOW SLAVE STATUS"))
+        except HeadraceError:
+            following = False  # it may not be asked, or has another name for it
+        ok = logs == "ON" or not following
+        detail = "logs what it replicates" if logs == "ON" else "logs its own changes only"
+        fix = "log_slave_updates = ON  # in my.cnf, then restart the server"
+        return Finding("replica", ok=ok, detail=detail, fix="" if ok else fix)
+
+    def _gtid(self) -> Finding:
+        mode = "ON" if self._catalog.server().mariadb else self._known.get("gtid_mode", "OFF")
+        ok = mode == "ON" or self._source.follow == "position"
+        fix = "SET GLOBAL gtid_mode = ON;  -- in the steps of MySQL's manual, or follow: position"
+        detail = f"{mode}, followed by {self._source.follow}"
+        return Finding("gtid", ok=ok, detail=detail, fix="" if ok else fix)
+
+    def _copying(self) -> Finding:
+        if self._catalog.server().mariadb:
+            return Finding("snapshot", ok=True, detail="without a lock")
+        grants = " ".join(str(row[0]).upper() for row in self._catalog.rows("SHOW GRANTS"))
+        ok = "RELOAD" in grants or "ALL PRIVILEGES ON *.*" in grants or "LOCK TABLES" in grants
+        detail = "a lock of some milliseconds" if ok else "may not lock for the moment it begins"
+        fix = f"GRANT RELOAD ON *.* TO {self._user()};"
+        return Finding("snapshot", ok=ok, detail=detail, fix="" if ok else fix)
+
+    def _tables(self) -> Iterator[Finding]:
+        found = self._catalog.candidates(self._source.wants)
+        if not found:
+            detail = f"no table matches {', '.join(self._source.tables)}"
+            fix = "Check `tables` of the source, and that its user may read the tables."
+            yield Finding("tables", ok=False, detail=detail, fix=fix)
+        for table in found:
+            yield self._table(table)
+        for schema in sorted({table.schema for table in found}):
+            yield from self._cascades(schema)
+
+    def _table(self, table: Found) -> Finding:
+        what, name = f"table {table.path}", quoted(table.schema, table.name)
+        try:
+            self._catalog.hold(table.schema, table.name)
+        except SourceRefused as error:
+            fix = f"GRANT SELECT ON {name} TO {self._user()};"
+            return Finding(what, ok=False, detail=str(error), fix=fix)
+        declared = self._catalog.declared(table.schema, table.name)
+        if declared is None or declared.key:
+            return Finding(what, ok=True, detail="has a primary key")
+        fix = f"ALTER TABLE {name} ADD COLUMN row_id bigint AUTO_INCREMENT PRIMARY KEY;"
+        return Finding(what, ok=False, detail="has no primary key: its rows have no name", fix=fix)
+
+    def _cascades(self, schema: str) -> Iterator[Finding]:
+        for table, constraint, deleting, updating in self._catalog.rows(_CASCADES, schema):
+            if not self._source.wants(schema, table):
+                continue
+            detail = f"{constraint}: ON DELETE {deleting}, ON UPDATE {updating}; what InnoDB does "
+            detail += "by itself is not in the binary log"
+            fix = f"ALTER TABLE {quoted(schema, table)} DROP FOREIGN KEY {quoted(constraint)};"
+            fix += "  -- and let the application or a trigger do it"
+            yield Finding(f"foreign key of {schema}.{table}", ok=False, detail=detail, fix=fix)
+
+    def _user(self) -> str:
+        name, _, host = str(self._catalog.rows("SELECT CURRENT_USER()")[0][0]).rpartition("@")
+        return f"'{name}'@'{host}'"

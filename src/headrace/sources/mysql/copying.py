@@ -1,0 +1,252 @@
+"""Copying tables at a point: a snapshot, and the place in the binary log that it shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pymysql.err import MySQLError
+
+from ...errors import SourceRefused, SourceUnavailable
+from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
+from .address import Address, classify, error_for, quoted, run
+from .catalog import Catalog, End, Found
+from .dump import Packets, force_close
+from .resume import Declared
+from .values import Encode, select_expression, text_encoder
+
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
+    from pymysql.cursors import Cursor
+
+_COM_QUERY = 0x03
+_BATCH_ROWS = 4096
+_BATCH_BYTES = 2 << 20
+_WAIT_SECONDS = 0.5  # between two looks whether it has been closed
+_SILENCE = 3600.0  # seconds
+_ERROR, _EOF = 0xFF, 0xFE
+_LONGEST_EOF = 9
+_label = msgspec.json.Encoder().encode
+
+_ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"
+_SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
+
+
+class Copier:
+    """A session that shows tables as they were at one place of the binary log."""
+
+    def __init__(self, connection: Connection[Cursor], end: End) -> None:
+        self._connection = connection
+        self.end = end
+        self._packets: Packets | None = None
+        self._closed = False
+        self._heard = time.monotonic()
+
+    @classmethod
+    def open(cls, address: Address, catalog: Catalog, tables: Sequence[Found]) -> Copier:
+        """Begin a snapshot, or keep a table that has none from being written."""
+        connection = address.connect()
+        try:
+            if all(table.transactional for table in tables):
+                end = _snapshot(connection, address, catalog, tables)
+            else:
+                # Its rows are as they are: nobody may write while they are read.
+                names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
+                run(connection, f"LOCK TABLES {names}")
+                end = catalog.end()
+            _expect_nothing_prepared(catalog)
+        except Exception:
+            force_close(connection)
+            raise
+        return cls(connection, end)
+
+    def hold(self, table: Found) -> None:
+        """Keep a table's definition as it is until the copy is done."""
+        run(self._connection, f"SELECT 1 FROM {quoted(table.schema, table.name)} LIMIT 0")
+
+    def rows(self, table: Table, declared: Declared) -> Iterator[list[Change]]:
+        """The rows, some thousands at a time; each list is a transaction of its own."""
+        reading = _Reading(table, declared, self.end)
+        try:
+            for packets in self._query(_statement(table, declared)):
+                yield from reading.take(packets)
+            yield reading.cut()
+        except OSError as error:
+            raise SourceUnavailable(f"the connection broke in a copy: {error}") from error
+
+    def _query(self, statement: str) -> Iterator[list[bytes]]:
+        """The rows of a statement as the server sends them."""
+        connection: Any = self._connection
+        try:
+            connection._execute_command(_COM_QUERY, statement.encode())
+        except MySQLError as error:
+            raise classify(error, "copy failed") from error
+        self._heard = time.monotonic()
+        packets_of = self._packets = self._packets or Packets(connection)
+        head = 2  # the columns are told, then an end, then come the rows
+        while not self._closed:
+            packets = packets_of.receive(_WAIT_SECONDS)
+            if packets is None:
+                self._expect_heard()
+                continue
+            self._heard = time.monotonic()
+            rows: list[bytes] = []
+            for packet in packets:
+                if packet[0] == _ERROR:
+                    raise _refused(packet)
+                if packet[0] == _EOF and len(packet) < _LONGEST_EOF:
+                    head -= 1
+                    if not head:
+                        yield rows
+                        return
+                elif head == 1:
+                    rows.append(packet)
+            yield rows
+
+    def _expect_heard(self) -> None:
+        if time.monotonic() - self._heard > _SILENCE:
+            raise SourceUnavailable(f"the server has sent no row for {_SILENCE:.0f} s")
+
+    def wake(self) -> None:
+        """End a copy from another thread."""
+        self._closed = True
+
+    def close(self) -> None:
+        """Let go of the snapshot."""
+        self._closed = True
+        force_close(self._connection)
+
+
+def _snapshot(
+    connection: Connection[Cursor], address: Address, catalog: Catalog, tables: Sequence[Found]
+) -> End:
+    run(connection, _ISOLATION)
+    if catalog.server().mariadb:
+        run(connection, _SNAPSHOT)
+        return _snapshot_end(connection, catalog)
+    locking = address.connect()
+    try:
+        _lock(locking, tables)
+        run(connection, _SNAPSHOT)
+        return catalog.end()
+    finally:
+        force_close(locking)  # unlocks
+
+
+def _snapshot_end(connection: Connection[Cursor], catalog: Catalog) -> End:
+    """MariaDB knows where in the binary log a snapshot stands, so nothing has to be locked."""
+    status = {
+        str(name).lower(): str(value)
+        for name, value in run(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'")
+    }
+    file, position = status.get("binlog_snapshot_file", ""), status["binlog_snapshot_position"]
+    if not file:
+        raise SourceRefused("the server writes no binary log (log_bin is off)")
+    return End(file, int(position), catalog.gtids_at(file, int(position)))
+
+
+def _lock(connection: Connection[Cursor], tables: Sequence[Found]) -> None:
+    """Keep everybody from writing, for as long as it takes to begin a snapshot."""
+    try:
+        run(connection, "FLUSH TABLES WITH READ LOCK")
+    except SourceRefused:
+        names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
+        if names:
+            run(connection, f"LOCK TABLES {names}")
+
+
+def _expect_nothing_prepared(catalog: Catalog) -> None:
+    """The rows of an XA transaction stand where it was prepared, and count when it commits."""
+    with suppress(SourceRefused):  # MySQL lets not everybody ask
+        if prepared := catalog.rows("XA RECOVER"):
+            raise SourceUnavailable(
+                f"{len(prepared)} XA transactions are prepared: a copy begins when they are decided"
+            )
+
+
+class _Reading:
+    """Rows of one table, collected into batches."""
+
+    def __init__(self, table: Table, declared: Declared, end: End) -> None:
+        self._table = table
+        self._encoders = [text_encoder(column) for column in declared.columns]
+        self._image = _template([column.name for column in declared.columns])
+        self._keys = [at for at, column in enumerate(table.columns) if column.key]
+        self._key = _template([table.columns[at].name for at in self._keys])
+        self._end = end
+        self._position = MysqlPosition(end.file, end.position, "", end.position)
+        self._packets: list[bytes] = []
+        self._bytes = 0
+        self._number = 0
+
+    def take(self, packets: list[bytes]) -> Iterator[list[Change]]:
+        """Add rows; gives batches that are full."""
+        for packet in packets:
+            self._packets.append(packet)
+            self._bytes += len(packet)
+            if len(self._packets) >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES:
+                yield self.cut()
+
+    def cut(self) -> list[Change]:
+        """The rows so far, as a transaction."""
+        packets, self._packets, self._bytes = self._packets, [], 0
+        if not packets:
+            return []
+        self._number += 1
+        path = f"{self._table.schema}.{self._table.name}"
+        name = f"snapshot-{self._end.file}:{self._end.position}-{path}-{self._number}"
+        now = time.time_ns() // 1000
+        transaction = Transaction(name, now, now)
+        last = len(packets)
+        return [
+            self._change(packet, transaction, at, last=at == last)
+            for at, packet in enumerate(packets, 1)
+        ]
+
+    def _change(
+        self, packet: bytes, transaction: Transaction, ordinal: int, *, last: bool
+    ) -> Change:
+        values = _values(packet, self._encoders)
+        key = self._key % tuple([values[at] for at in self._keys]) if self._keys else None
+        image = self._image % tuple(values)
+        return Change(Op.READ, self._table, key, None, BeforeKind.NONE, image, None, (),
+                      transaction, ordinal, self._position, last)  # fmt: skip
+
+
+def _values(packet: bytes, encoders: Sequence[Encode]) -> list[bytes]:
+    """The columns of a row of the text protocol, as JSON."""
+    values = []
+    at = 0
+    for encode in encoders:
+        size = packet[at]
+        at += 1
+        if size == 0xFB:
+            values.append(b"null")
+            continue
+        if size > 0xFB:
+            width = {0xFC: 2, 0xFD: 3, 0xFE: 8}[size]
+            size = int.from_bytes(packet[at : at + width], "little")
+            at += width
+        end = at + size
+        values.append(encode(packet[at:end]))
+        at = end
+    return values
+
+
+def _template(names: Sequence[str]) -> bytes:
+    labels = [_label(name).replace(b"%", b"%%") + b":%b" for name in names]
+    return b"{%b}" % b",".join(labels)
+
+
+def _statement(table: Table, declared: Declared) -> str:
+    columns = ", ".join(select_expression(each, quoted(each.name)) for each in declared.columns)
+    return f"SELECT {columns} FROM {quoted(table.schema, table.name)}"
+
+
+def _refused(packet: bytes) -> Exception:
+    code = int.from_bytes(packet[1:3], "little")
+    message = packet[3:].decode(errors="replace")
+    return error_for(code, f"copy failed: {message[6:] if message.startswith('#') else message}")

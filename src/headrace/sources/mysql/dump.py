@@ -1,0 +1,200 @@
+"""The socket: packets of the server, and the binary log that it sends like to a replica."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pymysql.err import MySQLError
+
+from ...errors import SourceUnavailable
+from .address import Address, classify, error_for, run
+from .gtid import MariadbGtids, MysqlGtids
+
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
+    from pymysql.cursors import Cursor
+
+_COM_BINLOG_DUMP = 0x12
+_COM_REGISTER_SLAVE = 0x15
+_COM_BINLOG_DUMP_GTID = 0x1E
+_THROUGH_GTID = 0x04
+
+_WHOLE = 0xFFFFFF  # bytes of a packet that goes on in the next one
+_RECEIVE = 1 << 18
+_OK, _END, _ERROR = 0x00, 0xFE, 0xFF
+_MOST_POSITION = (1 << 32) - 1  # the command has 32 bits for it
+_PATIENCE = 20.0  # seconds beyond the heartbeats that did not come
+FIRST = 4  # where the first event of a file begins
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the binary log to begin."""
+
+    file: str
+    position: int
+    gtids: MysqlGtids | MariadbGtids | None = None  # given: begin by them, whatever the file
+
+
+class Packets:
+    """What a server sends, cut into packets."""
+
+    def __init__(self, connection: Connection[Cursor]) -> None:
+        self._socket: socket.socket = connection._sock  # type: ignore[attr-defined]
+        self._buffer = b""
+        self._parts: list[bytes] = []  # of a packet that is longer than 16 MB
+        self._timeout: float | None = -1.0
+
+    def receive(self, timeout: float) -> list[bytes] | None:
+        """The packets that have arrived; None: nothing in time. Raises OSError at the end."""
+        if timeout != self._timeout:
+            self._socket.settimeout(timeout)
+            self._timeout = timeout
+        try:
+            data = self._socket.recv(_RECEIVE)
+        except (TimeoutError, BlockingIOError):
+            return None
+        except OSError as error:
+            if type(error).__name__ in ("SSLWantReadError", "SSLWantWriteError"):
+                return None
+            raise
+        if not data:
+            raise ConnectionResetError("the server has closed the connection")
+        return self._cut(self._buffer + data if self._buffer else data)
+
+    def _cut(self, data: bytes) -> list[bytes]:
+        packets = []
+        at, size = 0, len(data)
+        while at + 4 <= size:
+            length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+            end = at + 4 + length
+            if end > size:
+                break
+            packet = data[at + 4 : end]
+            at = end
+            if length == _WHOLE:
+                self._parts.append(packet)
+                continue
+            if self._parts:
+                packet = b"".join([*self._parts, packet])
+                self._parts = []
+            packets.append(packet)
+        self._buffer = data[at:]
+        return packets
+
+    def wake(self) -> None:
+        """End the waiting of another thread."""
+        with suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+
+class Dump:
+    """The binary log as it comes, event by event."""
+
+    def __init__(self, connection: Connection[Cursor], *, stale_seconds: float) -> None:
+        self._connection = connection
+        self._packets = Packets(connection)
+        self._stale_seconds = stale_seconds
+        self._heard = time.monotonic()
+        self._closed = False
+
+    @classmethod
+    def open(
+        cls, address: Address, place: Place, *, replica_id: int, heartbeat_seconds: float
+    ) -> Dump:
+        """Ask for everything from a place on."""
+        connection = address.connect()
+        try:
+            _prepare(connection, place, replica_id, heartbeat_seconds)
+            _ask(connection, place, replica_id)
+        except (MySQLError, OSError) as error:
+            connection.close()
+            raise classify(error, "cannot read the binary log") from error
+        except Exception:
+            connection.close()
+            raise
+        return cls(connection, stale_seconds=heartbeat_seconds * 3 + _PATIENCE)
+
+    def receive(self, timeout: float) -> list[bytes]:
+        """Events that have arrived, header and checksum included; none: nothing in time."""
+        try:
+            packets = self._packets.receive(timeout)
+        except OSError as error:
+            if self._closed:
+                return []
+            raise SourceUnavailable(f"the connection to the server broke: {error}") from error
+        if packets is None:
+            if time.monotonic() - self._heard > self._stale_seconds:
+                raise SourceUnavailable(
+                    f"the server has said nothing for {self._stale_seconds:.0f} s"
+                )
+            return []
+        self._heard = time.monotonic()
+        return [packet[1:] if packet[0] == _OK else self._ended(packet) for packet in packets]
+
+    def _ended(self, packet: bytes) -> bytes:
+        if packet[0] == _ERROR:
+            (code,) = struct.unpack_from("<H", packet, 1)
+            message = packet[3:].decode(errors="replace")
+            if message.startswith("#"):
+                message = message[6:]  # an SQL state
+            raise error_for(code, f"the server does not send its binary log: {message}")
+        raise SourceUnavailable("the server has ended the binary log")
+
+    def wake(self) -> None:
+        """End the waiting of another thread, for good."""
+        self._closed = True
+        self._packets.wake()
+
+    def close(self) -> None:
+        """Let go of the server."""
+        self._closed = True
+        force_close(self._connection)
+
+
+def force_close(connection: Connection[Cursor]) -> None:
+    """End a session without asking: in the middle of an answer nothing can be said."""
+    connection._force_close()  # type: ignore[attr-defined]
+
+
+def _prepare(
+    connection: Connection[Cursor], place: Place, replica_id: int, heartbeat_seconds: float
+) -> None:
+    nanoseconds = round(heartbeat_seconds * 1e9)
+    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"headrace {replica_id}")
+    settings = [
+        f"@master_heartbeat_period = {nanoseconds}",
+        f"@source_heartbeat_period = {nanoseconds}",
+        "@master_binlog_checksum = @@global.binlog_checksum",
+        "@source_binlog_checksum = @@global.binlog_checksum",
+        "@mariadb_slave_capability = 4",  # or the server rewrites events for an old replica
+        f"@slave_uuid = '{identity}'",
+        f"@replica_uuid = '{identity}'",
+    ]
+    if isinstance(place.gtids, MariadbGtids):
+        settings.append(f"@slave_connect_state = '{place.gtids}'")
+        settings.append("@slave_gtid_strict_mode = 0, @slave_gtid_ignore_duplicates = 0")
+    run(connection, f"SET {', '.join(settings)}")
+
+
+def _ask(connection: Any, place: Place, replica_id: int) -> None:
+    registration = struct.pack("<IBBBHII", replica_id, 0, 0, 0, 0, 0, 0)
+    connection._execute_command(_COM_REGISTER_SLAVE, registration)
+    connection._read_ok_packet()
+    if isinstance(place.gtids, MysqlGtids):
+        gtids = place.gtids.encode()
+        head = struct.pack("<HIIQI", _THROUGH_GTID, replica_id, 0, FIRST, len(gtids))
+        connection._execute_command(_COM_BINLOG_DUMP_GTID, head + gtids)
+        return
+    by_gtid = place.gtids is not None
+    file = b"" if by_gtid else place.file.encode()
+    # Beyond 4 GB the command has no number; then the file is read from its start.
+    position = FIRST if by_gtid or place.position > _MOST_POSITION else place.position
+    head = struct.pack("<IHI", position, 0, replica_id)
+    connection._execute_command(_COM_BINLOG_DUMP, head + file)

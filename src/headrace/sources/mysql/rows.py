@@ -1,0 +1,363 @@
+"""Rows of MySQL and MariaDB -> JSON images. No I/O.
+
+The decoder is generated for each version of a table and each set of columns that an event has: it
+walks the rows once, then turns them into JSON a column at a time.
+
+An event may leave columns out (binlog_row_image): what the new image of an update does not have
+and the old one has did not change, so it is taken from there; what neither has is `unchanged`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import islice
+from operator import ne
+from typing import Any, Protocol
+
+import msgspec
+
+from ...errors import DecodeError, ProtocolError
+from ...event import BeforeKind, Table
+from .binlogevents import RowsEvent, RowsKind
+from .columns import ColumnType
+from .layouts import PLAIN, QUOTED, Convert, Layout, layout
+from .tablemap import bits
+from .walk import Field, Walk, walk
+
+# What a row says: key, before, before_kind, after, changed, unchanged, in the order of Change's
+# fields; the same as `_pgrows.Row`.
+Row = tuple[
+    bytes | None,
+    bytes | None,
+    BeforeKind,
+    bytes | None,
+    tuple[str, ...] | None,
+    tuple[str, ...],
+]
+
+_NONE, _KEY, _FULL = BeforeKind.NONE, BeforeKind.KEY, BeforeKind.FULL
+_UPDATE, _INSERT = RowsKind.UPDATE, RowsKind.INSERT
+_quote = msgspec.json.Encoder().encode
+
+_Texts = tuple[bytes, Sequence[bytes]]  # of one column: how an image holds each, and each
+_Columns = dict[int, _Texts]
+_Rows = list[tuple[Any, ...]]
+
+
+class Rows:
+    """Turns the rows of one version of a table into JSON."""
+
+    def __init__(self, table: Table, columns: Sequence[ColumnType]) -> None:
+        """`columns` in the order of the binlog, of which `table.columns` may leave some out."""
+        self.table = table
+        self._columns = tuple(columns)
+        self._layouts = [layout(column) for column in columns]
+        self._described = _Described(table, columns)
+        self._readers: dict[tuple[int, bytes, bytes], _Reader] = {}
+
+    def read(self, event: RowsEvent) -> list[Row]:
+        """The rows of an event, in their order; an UPDATE's pair is one.
+
+        A value that cannot be read raises DecodeError, bytes that are no rows ProtocolError.
+        """
+        return self.read_all([event])[0]
+
+    def read_all(self, events: Sequence[RowsEvent]) -> list[list[Row]]:
+        """The rows of each of some events of one kind that have the same columns.
+
+        Columns are converted for all of them at once, so many small events cost little more than
+        a large one.
+        """
+        event = events[0]
+        reader = self._readers.get((event.header.kind, event.present, event.present_after))
+        if reader is None:
+            reader = self._reader(event)
+        try:
+            any_null = False
+            images: tuple[_Rows, ...] = ()
+            counts = []  # of rows, for each event
+            for each in events:
+                end, nulls, rows = reader.walk(each.data, each.at, each.end)
+                if end != each.end or len(rows[0]) % reader.per_row:
+                    raise ValueError("rows do not end where their event does")
+                any_null = any_null or nulls
+                counts.append(len(rows[0]) // reader.per_row)
+                if images:
+                    for known, more in zip(images, rows, strict=True):
+                        known.extend(more)
+                else:
+                    images = rows
+            found = reader.read(images, nulls=any_null)
+            return [found] if len(counts) == 1 else _parted(found, counts)
+        except (struct.error, IndexError, ValueError) as error:
+            raise ProtocolError(f"rows of {self.table.name} are cut short") from error
+        except DecodeError as error:
+            path = f"{self.table.schema}.{self.table.name}"
+            raise DecodeError(f"{path}: {error}", hint=error.hint) from error
+
+    def _reader(self, event: RowsEvent) -> _Reader:
+        if event.width != len(self._columns):
+            raise ProtocolError(f"rows of {self.table.name} have another number of columns")
+        reader = self._build(event)
+        self._readers[event.header.kind, event.present, event.present_after] = reader
+        return reader
+
+    def _build(self, event: RowsEvent) -> _Reader:
+        old = self._image(event.present)
+        if not any(event.present + event.present_after):
+            # Nothing would say how many rows there are.
+            raise DecodeError(
+                f"{self.table.schema}.{self.table.name}: a row without any column",
+                hint="SET GLOBAL binlog_row_image = FULL; then run `headrace snapshot`.",
+            )
+        if event.kind is not _UPDATE:
+            return (_Inserts if event.kind is _INSERT else _Deletes)(self._described, old)
+        if event.present == event.present_after:
+            return _Updates(self._described, old)
+        return _PartialUpdates(self._described, old, self._image(event.present_after))
+
+    def _image(self, present: bytes) -> _Image:
+        there = [at for at, is_there in enumerate(bits(present, len(self._columns))) if is_there]
+        return _Image(there, self._layouts, [self._columns[at].nullable for at in there])
+
+
+def _parted(rows: list[Row], counts: list[int]) -> list[list[Row]]:
+    each = iter(rows)
+    return [list(islice(each, count)) for count in counts]
+
+
+class _Reader(Protocol):
+    """Reads events of one kind with one set of columns."""
+
+    per_row: int  # images in the walk's first list that make one row
+    walk: Walk
+
+    def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]: ...
+
+
+class _Image:
+    """The columns that an image of an event has, and how they lie."""
+
+    def __init__(
+        self, there: list[int], layouts: Sequence[Layout], nullable: Sequence[bool]
+    ) -> None:
+        self.there = there
+        self._converts = [layouts[at].convert for at in there]
+        self.fields = [
+            Field(layouts[at].code, layouts[at].prefix, null)
+            for at, null in zip(there, nullable, strict=True)
+        ]
+
+    def texts(self, rows: _Rows, *, nulls: bool) -> _Columns:
+        """The rows' columns as JSON; nothing at all where there is no row."""
+        every = zip(self.there, self._converts, zip(*rows, strict=True), strict=bool(rows))
+        if nulls:
+            return {
+                at: _with_nulls(convert, values) if None in values else convert(values)
+                for at, convert, values in every
+            }
+        return {at: convert(values) for at, convert, values in every}
+
+
+def _with_nulls(convert: Convert, values: Sequence[Any]) -> _Texts:
+    known = [value for value in values if value is not None]
+    if not known:
+        return PLAIN, [b"null"] * len(values)
+    each = iter(_plain(convert(known)))
+    return PLAIN, [b"null" if value is None else next(each) for value in values]
+
+
+def _plain(column: _Texts) -> Sequence[bytes]:
+    """A column's texts as JSON."""
+    slot, texts = column
+    return [b'"%b"' % text for text in texts] if slot == QUOTED else texts
+
+
+class _Described:
+    """The columns of a table that images show, and those of its key."""
+
+    def __init__(self, table: Table, columns: Sequence[ColumnType]) -> None:
+        wanted = {column.name: column.key for column in table.columns}
+        self.names = [column.name for column in columns]
+        self._wanted = [at for at, name in enumerate(self.names) if name in wanted]
+        self.keys = [at for at in self._wanted if wanted[self.names[at]]]
+
+    def of(self, *images: _Image) -> list[int]:
+        """The columns that one of the images has, of those that are shown."""
+        there = {at for image in images for at in image.there}
+        return [at for at in self._wanted if at in there]
+
+    def missing(self, *images: _Image) -> tuple[str, ...]:
+        """The names of those that none of the images has."""
+        there = self.of(*images)
+        return tuple(self.names[at] for at in self._wanted if at not in there)
+
+    def writer(self, chosen: Sequence[int]) -> _Writer:
+        return _Writer([self.names[at] for at in chosen], chosen)
+
+    def key_writer(self, *images: _Image) -> _Writer | None:
+        """None: there is no key, or not all of it was sent."""
+        there = self.of(*images)
+        return self.writer(self.keys) if self.keys and set(self.keys) <= set(there) else None
+
+
+class _Writer:
+    """Writes objects of some columns: fills a template with the columns' texts."""
+
+    def __init__(self, names: Sequence[str], chosen: Sequence[int]) -> None:
+        self._labels = [_quote(name).replace(b"%", b"%%") + b":" for name in names]
+        self._chosen = chosen
+        self._templates: dict[tuple[bytes, ...], bytes] = {}
+
+    def write(self, columns: _Columns) -> tuple[list[tuple[bytes, ...]], list[bytes]]:
+        """The texts of each row, and the object that they make."""
+        chosen = [columns[at] for at in self._chosen]
+        slots = tuple([slot for slot, _ in chosen])
+        template = self._templates.get(slots)
+        if template is None:
+            parts = [label + slot for label, slot in zip(self._labels, slots, strict=True)]
+            template = self._templates[slots] = b"{%b}" % b",".join(parts)
+        rows = list(zip(*[texts for _, texts in chosen], strict=True))
+        return rows, [template % row for row in rows]
+
+
+def _keys(writer: _Writer | None, columns: _Columns, count: int) -> Sequence[bytes | None]:
+    return [None] * count if writer is None else writer.write(columns)[1]
+
+
+class _Inserts:
+    per_row = 1
+
+    def __init__(self, table: _Described, image: _Image) -> None:
+        self.walk = walk([image.fields])
+        self._image = image
+        self._writer = table.writer(table.of(image))
+        self._key = table.key_writer(image)
+        self._missing = table.missing(image)
+
+    def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]:
+        columns = self._image.texts(rows[0], nulls=nulls)
+        if not columns:
+            return [(None, None, _NONE, b"{}", None, self._missing)] * len(rows[0])
+        _, images = self._writer.write(columns)
+        keys = _keys(self._key, columns, len(images))
+        missing = self._missing
+        return [
+            (key, None, _NONE, image, None, missing)
+            for key, image in zip(keys, images, strict=True)
+        ]
+
+
+class _Deletes:
+    per_row = 1
+
+    def __init__(self, table: _Described, image: _Image) -> None:
+        self.walk = walk([image.fields])
+        self._image = image
+        self._writer = None if table.missing(image) else table.writer(table.of(image))
+        self._key = table.key_writer(image)
+
+    def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]:
+        columns = self._image.texts(rows[0], nulls=nulls)
+        if self._writer is None or not columns:
+            keys = _keys(self._key if columns else None, columns, len(rows[0]))
+            return [(key, key, _KEY if key else _NONE, None, None, ()) for key in keys]
+        _, images = self._writer.write(columns)
+        keys = _keys(self._key, columns, len(images))
+        return [
+            (key, image, _FULL, None, None, ()) for key, image in zip(keys, images, strict=True)
+        ]
+
+
+class _Changes(dict[tuple[bool, ...], tuple[str, ...]]):
+    """Which columns differ, by a flag for each; there are few such sets in a table's life."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def __missing__(self, flags: tuple[bool, ...]) -> tuple[str, ...]:
+        changed = tuple(name for name, flag in zip(self._names, flags, strict=True) if flag)
+        if len(self) < 10_000:
+            self[flags] = changed
+        return changed
+
+
+class _Updates:
+    """Updates whose old and new images have the same columns: all are read as one list."""
+
+    per_row = 2
+
+    def __init__(self, table: _Described, image: _Image) -> None:
+        self.walk = walk([image.fields])
+        self._image = image
+        chosen = table.of(image)
+        self._writer = table.writer(chosen)
+        self._key = table.key_writer(image)
+        self._missing = table.missing(image)
+        self._changes = _Changes([table.names[at] for at in chosen])
+
+    def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]:
+        columns = self._image.texts(rows[0], nulls=nulls)
+        if not columns:
+            return [(None, None, _NONE, b"{}", (), self._missing)] * (len(rows[0]) // 2)
+        texts, images = self._writer.write(columns)
+        keys = _keys(self._key, columns, len(images))
+        changes = self._changes
+        changed = [
+            changes[tuple(map(ne, was, now))]
+            for was, now in zip(texts[::2], texts[1::2], strict=True)
+        ]
+        # Without all columns, as little is said of the old row as of a row's key.
+        before = keys if self._missing else images
+        kind = (_KEY if self._key else _NONE) if self._missing else _FULL
+        missing = self._missing
+        every = zip(keys[1::2], before[::2], images[1::2], changed, strict=True)
+        return [(key, was, kind, image, names, missing) for key, was, image, names in every]
+
+
+class _PartialUpdates:
+    """Updates whose new image has other columns than the old one."""
+
+    per_row = 1
+
+    def __init__(self, table: _Described, old: _Image, new: _Image) -> None:
+        self.walk = walk([old.fields, new.fields])
+        self._old, self._new = old, new
+        self._writer = table.writer(table.of(old, new))
+        self._key = table.key_writer(old, new)
+        self._old_key = table.key_writer(old)
+        self._old_writer = None if table.missing(old) else table.writer(table.of(old))
+        self._missing = table.missing(old, new)
+        # A column whose old value was not sent may have changed or not.
+        sent = table.of(new)
+        self._compared = sent if set(sent) <= set(table.of(old)) else None
+        self._changes = _Changes([table.names[at] for at in sent])
+
+    def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]:
+        old = self._old.texts(rows[0], nulls=nulls)
+        new = self._new.texts(rows[1], nulls=nulls)
+        merged, count = {**old, **new}, len(rows[0])
+        if not merged:
+            return [(None, None, _NONE, b"{}", (), self._missing)] * count
+        before: Sequence[bytes | None]
+        if self._old_writer is not None:
+            before, kind = self._old_writer.write(old)[1], _FULL
+        else:
+            before, kind = _keys(self._old_key, old, count), _KEY if self._old_key else _NONE
+        images = self._writer.write(merged)[1]
+        keys = _keys(self._key, merged, count)
+        missing = self._missing
+        every = zip(keys, before, images, self._changed(old, new, count), strict=True)
+        return [(key, was, kind, image, names, missing) for key, was, image, names in every]
+
+    def _changed(
+        self, old: _Columns, new: _Columns, count: int
+    ) -> Sequence[tuple[str, ...] | None]:
+        if self._compared is None:
+            return [None] * count
+        if not self._compared:
+            return [()] * count
+        changes = self._changes
+        flags = [map(ne, _plain(old[at]), _plain(new[at])) for at in self._compared]
+        return [changes[flag] for flag in zip(*flags, strict=True)]

@@ -1,0 +1,213 @@
+"""Connecting: to the right server, which still has what follows our position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+import msgspec
+
+from ...errors import PositionLost, SourceRefused, SourceReplaced
+from .binlog import UNKNOWN, Format, parse
+from .catalog import Catalog, End, Found, Server
+from .dump import FIRST, Dump, Place
+from .gtid import MysqlGtids
+from .resume import Copy, Restart, Resume, file_number, packed
+from .settings import MysqlSettings, matches
+
+_PURGED = (
+    "Run `headrace snapshot SOURCE` to start again from a full copy. A longer "
+    "binlog_expire_logs_seconds keeps the binary log for as long as Headrace may stand still."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A server that has turned out to be the right one."""
+
+    source: MysqlSettings
+    catalog: Catalog
+    server: Server
+    resume: Resume  # where to go on
+    fresh: bool  # nothing was read yet: the position is where the first copy will be
+
+    @classmethod
+    def open(cls, source: MysqlSettings, stored: Resume | Restart | None) -> Session:
+        """Connect, make sure who the server is, and that it has what follows our position."""
+        with ExitStack() as stack:
+            origin = stored.origin if isinstance(stored, Resume) else ""
+            catalog = Catalog(source.address.connect(), source=source.name, origin=origin)
+            stack.callback(catalog.close)
+            server = catalog.server()
+            expect_rows(catalog)
+            found = catalog.candidates(source.wants)
+            if not found and stored is None:
+                raise _nothing_matches(source)
+            if isinstance(stored, Resume):
+                resume = _narrowed(verified(source, stored, catalog), source)
+            else:
+                resume = _begin(server, catalog.end(), stored)
+                catalog = catalog.of(resume.origin)
+            # Without a snapshot, what is not copied is what was there before the first start.
+            copying = source.snapshot or stored is not None
+            resume = with_tables(resume, found, copying=copying)
+            if not copying:
+                resume = _with_columns(resume, found, catalog)
+            stack.pop_all()
+        return cls(source, catalog, server, resume, not isinstance(stored, Resume))
+
+    def dump(self, resume: Resume) -> Dump:
+        """The binary log from where the resume stands."""
+        return Dump.open(
+            self.source.address,
+            self._place(resume),
+            replica_id=self.source.replica_id,
+            heartbeat_seconds=self.source.heartbeat_seconds,
+        )
+
+    def _place(self, resume: Resume) -> Place:
+        if resume.prepared:
+            # Their rows have to be read again, wherever they begin.
+            file, position = min(
+                [(resume.file, resume.position), *resume.prepared.values()],
+                key=lambda place: (file_number(place[0]), place[1]),
+            )
+            return Place(file, position)
+        gtids = None if resume.file else self.server.parse_gtids(resume.gtids)
+        return Place(resume.file, resume.position, gtids)
+
+
+def expect_rows(catalog: Catalog) -> None:
+    """Halt where the server's settings would leave rows out of the binary log."""
+    known = catalog.variables("log_bin", "binlog_format")
+    if known.get("log_bin", "OFF") != "ON":
+        raise SourceRefused("the server writes no binary log (log_bin is off)")
+    if known.get("binlog_format", "ROW") != "ROW":
+        raise SourceRefused(f"binlog_format is {known['binlog_format']}, and must be ROW")
+
+
+def verified(source: MysqlSettings, stored: Resume, catalog: Catalog) -> Resume:
+    """Make sure that the server is the one we know, and still has what follows our position.
+
+    Another server that has the same transactions will do, where these are followed by GTID; the
+    resume then has no file until the first event of that server's own is read.
+    """
+    server = catalog.server()
+    if stored.server == server.identity and stored.file:
+        _verify_files(stored, catalog.files())
+        _verify_birth(source, stored)
+        return stored
+    if source.follow != "gtid" or stored.prepared or not stored.gtids:
+        raise SourceReplaced(
+            f"the server is {server.identity}, and our position is of {stored.server}"
+        )
+    _verify_gtids(stored, catalog)
+    return msgspec.structs.replace(stored, server=server.identity, file="", position=0, born=0)
+
+
+def _verify_files(stored: Resume, files: dict[str, int]) -> None:
+    needed = [stored.file, *(file for file, _ in stored.prepared.values())]
+    newest = max(map(file_number, files), default=0)
+    for file in needed:
+        if file not in files and file_number(file) > newest:
+            raise SourceReplaced(f"the binary log was begun anew: {file} is not there yet")
+        if file not in files:
+            raise PositionLost(f"the server has purged {file}", hint=_PURGED)
+    if files[stored.file] < stored.position:
+        raise SourceReplaced(
+            f"{stored.file} ends at {files[stored.file]}, before our position {stored.position}: "
+            "the server was restored, or lost the end of its binary log"
+        )
+
+
+def _verify_birth(source: MysqlSettings, stored: Resume) -> None:
+    """A file that was begun at another time is another file, even if it has the same name."""
+    dump = Dump.open(
+        source.address,
+        Place(stored.file, FIRST),
+        replica_id=source.replica_id,
+        heartbeat_seconds=source.heartbeat_seconds,
+    )
+    with closing(dump):
+        while True:
+            for event in dump.receive(1.0):
+                form = parse(event, UNKNOWN)
+                if not isinstance(form, Format):
+                    continue
+                if stored.born not in (0, form.header.timestamp):
+                    raise SourceReplaced(f"{stored.file} is not the file that was read before")
+                return
+
+
+def _verify_gtids(stored: Resume, catalog: Catalog) -> None:
+    if catalog.server().mariadb:
+        return  # the server itself refuses a position that it does not have
+    known = catalog.variables("gtid_mode", "gtid_executed", "gtid_purged")
+    if known.get("gtid_mode") != "ON":
+        raise SourceRefused("follow: gtid needs gtid_mode = ON")
+    ours = MysqlGtids.parse(stored.gtids)
+    if not ours <= MysqlGtids.parse(known["gtid_executed"]):
+        raise SourceReplaced("the server has not executed all transactions that were read already")
+    if not MysqlGtids.parse(known["gtid_purged"]) <= ours:
+        raise PositionLost("the server has purged transactions that follow", hint=_PURGED)
+
+
+def _nothing_matches(source: MysqlSettings) -> SourceRefused:
+    globs = ", ".join(source.tables)
+    return SourceRefused(
+        f"no table matches {globs}",
+        hint="Check `tables` of the source, and that its user may read the tables.",
+    )
+
+
+def _begin(server: Server, end: End, stored: Restart | None) -> Resume:
+    return Resume(
+        server=server.identity,
+        origin=server.origin,
+        file=end.file,
+        position=end.position,
+        born=0,
+        gtids=end.gtids,
+        copies={},
+        errored={},
+        versions={},
+        catalogue=packed({}),
+        former=stored.tables if stored else (),
+    )
+
+
+def _narrowed(resume: Resume, source: MysqlSettings) -> Resume:
+    """Let go of tables that the config does not name any more; begin halves of copies anew."""
+    gone = [path for path in resume.copies if not matches(path, source.tables, source.database)]
+    copies = {
+        path: Copy(again=True) if copy.begun and not copy.done else copy
+        for path, copy in resume.copies.items()
+        if path not in gone
+    }
+    return msgspec.structs.replace(
+        resume,
+        copies=copies,
+        errored={path: why for path, why in resume.errored.items() if path not in gone},
+        former=(*resume.former, *gone),
+    )
+
+
+def with_tables(resume: Resume, found: Sequence[Found], *, copying: bool) -> Resume:
+    """Add tables that are not known yet."""
+    copies = dict(resume.copies)
+    for table in found:
+        if table.path not in copies:
+            again = table.path in resume.former
+            guess = table.estimated_rows
+            copies[table.path] = (
+                Copy(again=again, estimated_rows=guess) if copying else Copy(begun=True, done=True)
+            )
+    former = tuple(path for path in resume.former if path not in copies)
+    return msgspec.structs.replace(resume, copies=copies, former=former)
+
+
+def _with_columns(resume: Resume, found: Sequence[Found], catalog: Catalog) -> Resume:
+    declared = {table.path: catalog.declared(table.schema, table.name) for table in found}
+    known = {path: each for path, each in declared.items() if each is not None}
+    return msgspec.structs.replace(resume, catalogue=packed(known))

@@ -1,0 +1,90 @@
+"""The settings of a MySQL or MariaDB source."""
+
+from __future__ import annotations
+
+import fnmatch
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from ...errors import ConfigError
+from ...secret import Secret
+from .address import Address
+
+ANNOTATIONS = "headrace_annotations"
+
+_SERVER_IDS = range(2_000_000_000, 4_000_000_000)  # far from what people give to their servers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MysqlSettings:
+    """What the config says, and what follows from it."""
+
+    name: str
+    url: Secret
+    tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("*",)
+    server_id: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0  # 0: made of the name and the url
+    follow: Literal["position", "gtid"] = "position"  # how a place in the binary log is found again
+    snapshot: bool = True  # whether to copy the rows that are there already
+    heartbeat_seconds: Annotated[float, Meta(gt=0, le=600)] = 10.0
+
+    def __post_init__(self) -> None:
+        if not Address(self.url).plausible:
+            # Without the text: what cannot be read may be the password.
+            raise ConfigError(
+                f"the url of source {self.name} is no address of a MySQL or MariaDB server; "
+                "write mysql://user:password@host:3306/database"
+            )
+        if not self.database and not all("." in glob for glob in self.tables):
+            raise ConfigError(
+                f"source {self.name}: its url names no database, so each of `tables` must; "
+                "write database.table, or mysql://user:password@host:3306/database"
+            )
+
+    @property
+    def host(self) -> str:
+        """The server's name in the url; a socket is a server on this machine."""
+        return self.address.host
+
+    @property
+    def database(self) -> str:
+        """The database that a bare table's name means; "": none."""
+        return self.address.database
+
+    @property
+    def address(self) -> Address:
+        """How to reach the server."""
+        return Address(self.url)
+
+    @property
+    def replica_id(self) -> int:
+        """The number under which the server knows us; two readers with one evict each other."""
+        if self.server_id:
+            return self.server_id
+        number = zlib.crc32(f"{self.name} {self.url.reveal()}".encode())
+        return _SERVER_IDS.start + number % len(_SERVER_IDS)
+
+    def wants(self, schema: str, table: str) -> bool:
+        """Whether a table is to be captured."""
+        if table == ANNOTATIONS or schema in SYSTEM_SCHEMAS:
+            return False
+        return matches(f"{schema}.{table}", self.tables, self.database)
+
+
+SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
+
+
+def matches(path: str, globs: Sequence[str], database: str) -> bool:
+    """Whether database.table matches one of the globs; a bare name is of the url's database."""
+    return any(
+        fnmatch.fnmatchcase(path, glob if "." in glob else f"{_plain(database)}.{glob}")
+        for glob in globs
+    )
+
+
+def _plain(name: str) -> str:
+    """A glob that means this name alone."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

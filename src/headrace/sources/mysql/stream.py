@@ -1,0 +1,368 @@
+"""The flow of a MySQL or MariaDB source, from connecting to closing.
+
+A copy always happens at a point: a snapshot and the place in the binary log that it shows. The
+stream is followed up to that place, the rows are read, and the stream goes on. The first copy of a
+database, a copy begun anew after a crash, a renamed table and a table copied again are all this
+one case. A table that is created while the stream is followed is empty, and needs no copy.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import msgspec
+
+from ...errors import DecodeError
+from ...event import Batch, Change, MysqlPosition, Op, Table, Transaction
+from .. import Phase, Register, Status
+from .catalog import End, Found
+from .copying import Copier
+from .dump import Dump
+from .resume import Copy, Declared, Place, Restart, Resume, file_number, packed
+from .session import Session
+from .settings import MysqlSettings
+from .tables import Tables, schema
+from .transactions import Assembler
+from .waiting import spoken
+
+_PIECE = 8192  # changes; a longer transaction is handed over in pieces
+_PIECE_BYTES = 8 << 20
+_WAIT_SECONDS = 0.5
+_LOOK_SECONDS = 5.0  # between two looks how far the server has come
+_IDLE_SECONDS = 5.0  # between two steps of a position without changes
+
+
+class MysqlStream:
+    """An open MySQL or MariaDB source."""
+
+    def __init__(
+        self, source: MysqlSettings, stored: Resume | Restart | None, register: Register
+    ) -> None:
+        self._source = source
+        self._stored = stored
+        self._register = register
+        self._closing = threading.Event()
+        self._flow: _Flow | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        session = Session.open(self._source, self._stored)
+        flow = self._flow = _Flow(session, self._register, self._closing)
+        try:
+            yield from flow.batches()
+        finally:
+            flow.release()
+
+    def ack(self, resume: bytes) -> None:
+        """Everything up to `resume` is durable; when to forget it, the server decides itself."""
+        del resume
+        if self._flow is not None:
+            self._flow.stored()
+
+    def status(self) -> Status:
+        """How it is doing; may be called from any thread."""
+        if self._flow is None:
+            return Status(source=self._source.name, phase=Phase.STARTING)
+        return self._flow.status()
+
+    def close(self) -> None:
+        """End the iteration; may be called from any thread."""
+        self._closing.set()
+        if self._flow is not None:
+            self._flow.interrupt()
+
+
+class _Flow:
+    """Batches of one session: copy what is not copied, then stream."""
+
+    def __init__(self, session: Session, register: Register, closing: threading.Event) -> None:
+        self._session = session
+        self._source = session.source
+        self._register = register
+        self._closing = closing
+        self._phase = Phase.STARTING
+        self._resume = session.resume
+        self._copier: Copier | None = None
+        self._dump: Dump | None = None
+        self._stored_at = self._heard_at = 0
+        self._commit_time = 0  # of the newest change that was handed over; 0: none since caught up
+        self._caught_up = time.time()  # when the log last had all that the server had told of
+        self._server_end: Place = session.resume.place
+        self._lag = 0
+        self._looked = 0.0
+
+    def batches(self) -> Iterator[Batch]:
+        """Everything, for ever."""
+        if not self._session.fresh or not self._resume.to_copy:
+            yield self._batch([])  # remembers the server before anything is read from it
+        first = self._session.fresh
+        while not self._closing.is_set():
+            while self._resume.to_copy and not self._closing.is_set():
+                self._phase = Phase.SNAPSHOT
+                yield from self._copy(first=first)
+                first = False
+            self._phase = Phase.STREAMING
+            yield from self._follow(None)
+
+    def stored(self) -> None:
+        """What was handed over last is durable."""
+        self._stored_at = time.time_ns() // 1000
+
+    def interrupt(self) -> None:
+        """End waiting and copying."""
+        dump, copier = self._dump, self._copier
+        if dump is not None:
+            dump.wake()
+        if copier is not None:
+            copier.wake()
+
+    def release(self) -> None:
+        """Let go of the server."""
+        self._closing.set()
+        self._session.catalog.close()
+
+    def status(self) -> Status:
+        """How it is doing."""
+        since = self._commit_time / 1e6 or self._caught_up
+        return msgspec.structs.replace(
+            self._resume.status(self._source.name, self._phase),
+            lag_bytes=self._lag,
+            lag_seconds=max(time.time() - since, 0.0) if self._lag else 0.0,
+            heard_at=self._heard_at or self._stored_at,
+            stored_at=self._stored_at,
+        )
+
+    def _batch(self, changes: list[Change]) -> Batch:
+        return Batch(changes, self._resume.encode())
+
+    # -- streaming ------------------------------------------------------------------------------
+
+    def _follow(self, until: Place | None) -> Iterator[Batch]:
+        """The stream: up to a place, or until a table has to be copied."""
+        if until is not None and self._resume.place >= until:
+            return
+        with closing(self._session.dump(self._resume)) as dump:
+            self._dump = dump
+            if self._closing.is_set():
+                return
+            yield from self._batches(dump, self._assembler(), until)
+            self._dump = None
+
+    def _assembler(self) -> Assembler:
+        session, resume = self._session, self._resume
+        catalog, server = session.catalog, session.server
+        known = catalog.variables("binlog_row_metadata")
+        tables = Tables(
+            catalog,
+            self._register,
+            resume,
+            wants=self._source.wants,
+            named=known.get("binlog_row_metadata") == "FULL",
+        )
+        nowhere = self._register(catalog.sourceless(self._source.database))
+        gtids = server.parse_gtids(resume.gtids)
+        assembler = Assembler(tables, resume, gtids, nowhere=nowhere)
+        return assembler.folding(server.folds)
+
+    def _batches(self, dump: Dump, assembler: Assembler, until: Place | None) -> Iterator[Batch]:
+        offered = time.monotonic()
+        size = 0
+        while not self._closing.is_set():
+            if _ends(assembler, until):
+                break
+            events = dump.receive(0.0 if assembler.done else _WAIT_SECONDS)
+            for event in events:
+                assembler.feed(event)
+                size += len(event)
+                if _ends(assembler, until):
+                    break
+            assembler.flush()
+            if len(assembler.open) > _PIECE or (size > _PIECE_BYTES and assembler.open):
+                yield from self._pieces(assembler)
+                size = 0
+            if events:
+                self._heard_at = time.time_ns() // 1000
+            full = len(assembler.done) >= _PIECE or size > _PIECE_BYTES or not events
+            idle = time.monotonic() - offered > _IDLE_SECONDS and self._passed(assembler)
+            if (assembler.done and full) or idle:
+                offered, size = time.monotonic(), 0
+                yield self._handed(assembler)
+            self._look(assembler, idle=not events)
+        # In the middle of a transaction that was handed over in part, nothing is complete.
+        if assembler.done or assembler.between_transactions:
+            yield self._handed(assembler)
+
+    def _passed(self, assembler: Assembler) -> bool:
+        """Whether the position moves, if only by what is not captured."""
+        here = (self._resume.file, self._resume.position)
+        return assembler.between_transactions and assembler.after != here
+
+    def _pieces(self, assembler: Assembler) -> Iterator[Batch]:
+        """A large transaction: first what was complete before it, then a part of it."""
+        if assembler.done:
+            yield self._handed(assembler)
+        piece = assembler.take_open()
+        if piece:
+            self._commit_time = piece[-1].transaction.commit_time
+            yield Batch(piece, None)
+
+    def _handed(self, assembler: Assembler) -> Batch:
+        """What is complete, and how to go on after it."""
+        assembler.flush()
+        changes, assembler.done = assembler.done, []
+        if changes:
+            self._commit_time = changes[-1].transaction.commit_time
+        state, (file, position) = assembler.settled, assembler.after
+        self._resume = msgspec.structs.replace(
+            self._resume,
+            file=file,
+            position=position,
+            born=assembler.born_of(file),
+            gtids=str(assembler.gtids),
+            copies=state.copies,
+            errored=state.errored,
+            versions=state.versions,
+            former=state.former,
+            catalogue=state.catalogue,
+            told_later=state.told_later,
+            prepared=assembler.undecided,
+        )
+        return self._batch(changes)
+
+    def _look(self, assembler: Assembler, *, idle: bool) -> None:
+        """Now and then: how far the server has come."""
+        now = time.monotonic()
+        if now - self._looked > _LOOK_SECONDS:
+            self._looked = now
+            end = self._session.catalog.end()
+            self._server_end = end.place
+            self._lag = self._behind(end)
+        if idle and assembler.between_transactions and assembler.place >= self._server_end:
+            self._lag = 0
+            self._caught_up, self._commit_time = time.time(), 0
+
+    def _behind(self, end: End) -> int:
+        """Bytes of the binary log that the log has not."""
+        resume = self._resume
+        if end.file == resume.file:
+            return max(end.position - resume.position, 0)
+        files = self._session.catalog.files()
+        between = [
+            size for file, size in files.items() if file_number(file) >= file_number(resume.file)
+        ]
+        return max(sum(between) - resume.position, 0)
+
+    # -- copying --------------------------------------------------------------------------------
+
+    def _copy(self, *, first: bool) -> Iterator[Batch]:
+        """Take a point, follow the stream up to it, and copy there what it shows."""
+        found = {table.path: table for table in self._session.catalog.candidates(self._wanted)}
+        gone = [path for path in self._resume.to_copy if path not in found]
+        for path in gone:
+            self._resume = _without(self._resume, path)
+        tables = _round([found[path] for path in self._resume.to_copy])
+        if not tables:
+            yield self._batch([])
+            return
+        with closing(Copier.open(self._source.address, self._session.catalog, tables)) as copier:
+            self._copier = copier
+            yield from self._reach(copier.end, first=first)
+            if not self._closing.is_set():
+                yield from self._copied(copier, tables)
+            self._copier = None
+
+    def _wanted(self, schema_name: str, name: str) -> bool:
+        return self._source.wants(schema_name, name)
+
+    def _reach(self, end: End, *, first: bool) -> Iterator[Batch]:
+        if first:
+            self._resume = msgspec.structs.replace(
+                self._resume, file=end.file, position=end.position, born=0, gtids=end.gtids
+            )
+            yield self._batch([])
+            return
+        while self._resume.place < end.place and not self._closing.is_set():
+            yield from self._follow(end.place)
+
+    def _copied(self, copier: Copier, tables: list[Found]) -> Iterator[Batch]:
+        wanted = [table for table in tables if table.path in self._resume.to_copy]
+        for table in wanted:
+            if table.transactional:
+                copier.hold(table)
+        declared = {each.path: self._declared(each) for each in wanted}
+        for table in wanted:
+            columns = declared[table.path]
+            if columns is None:
+                self._resume = _without(self._resume, table.path)
+            else:
+                yield from self._copy_table(copier, table, columns)
+
+    def _declared(self, table: Found) -> Declared | None:
+        return self._session.catalog.declared(table.schema, table.name)
+
+    def _copy_table(self, copier: Copier, found: Found, declared: Declared) -> Iterator[Batch]:
+        path = found.path
+        catalog = self._session.catalog
+        table = self._register(catalog.table(found.schema, found.name, declared))
+        copy = self._resume.copies[path]
+        told: list[Change] = []
+        at = MysqlPosition(copier.end.file, copier.end.position, "", copier.end.position)
+        now = time.time_ns() // 1000
+        name = f"snapshot-{copier.end.file}:{copier.end.position}-{path}"
+        transaction = Transaction(name, now, now)
+        if self._resume.versions.get(path) != table.version:
+            told.append(spoken(Op.SCHEMA, table, schema(table), (transaction, 1, at)))
+        if copy.again:
+            emptied = {"snapshot": True, "relations": []}
+            where = (transaction, len(told) + 1, at)
+            told.append(spoken(Op.TRUNCATE, table, emptied, where))
+        if told:
+            msgspec.structs.force_setattr(told[-1], "last", True)
+        self._resume = msgspec.structs.replace(
+            self._resume,
+            copies=self._resume.copies
+            | {path: Copy(begun=True, estimated_rows=found.estimated_rows)},
+            versions=self._resume.versions | {path: table.version},
+            catalogue=packed(self._resume.declared() | {path: declared}),
+        )
+        yield self._batch(told)
+        yield from self._rows(copier, table, declared, path)
+
+    def _rows(self, copier: Copier, table: Table, declared: Declared, path: str) -> Iterator[Batch]:
+        try:
+            for changes in copier.rows(table, declared):
+                copy = self._resume.copies[path]
+                copy = msgspec.structs.replace(copy, rows=copy.rows + len(changes))
+                self._resume = self._resume.with_copy(path, copy)
+                yield self._batch(changes)
+        except DecodeError as error:
+            self._resume = self._resume.with_error(path, str(error))
+        if self._closing.is_set():
+            return
+        copy = msgspec.structs.replace(self._resume.copies[path], done=True)
+        self._resume = self._resume.with_copy(path, copy)
+        yield self._batch([])
+
+
+def _ends(assembler: Assembler, until: Place | None) -> bool:
+    """Whether the stream has come as far as it should."""
+    if not assembler.between_transactions:
+        return False
+    if until is not None:
+        return assembler.place >= until
+    return assembler.settled.to_copy
+
+
+def _round(tables: list[Found]) -> list[Found]:
+    """Tables that are copied together: all that a snapshot shows, or one that none does."""
+    transactional = [table for table in tables if table.transactional]
+    return transactional or tables[:1]
+
+
+def _without(resume: Resume, path: str) -> Resume:
+    """A table that is not there any more; the stream tells of its end."""
+    copies = {each: copy for each, copy in resume.copies.items() if each != path}
+    former = (*resume.former, path) if resume.copies[path].again else resume.former
+    return msgspec.structs.replace(resume, copies=copies, former=former)

@@ -1,0 +1,464 @@
+"""Events of a binary log -> changes, a transaction at a time. No I/O but catalogue look-ups."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import msgspec
+
+from ...errors import DecodeError, PositionLost, ProtocolError, SourceRefused, SourceReplaced
+from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
+from ..postgres.annotations import annotated
+from .binlog import (
+    UNKNOWN,
+    Event,
+    Format,
+    Gtid,
+    Header,
+    Heartbeat,
+    Incident,
+    Payload,
+    Query,
+    Rotate,
+    RowsEvent,
+    TableMap,
+    XaPrepare,
+    Xid,
+    inner_events,
+    parse,
+)
+from .catalog import Gtids
+from .ddl import Dml, read
+from .resume import Place, Resume, file_number
+from .settings import SYSTEM_SCHEMAS
+from .tables import Reading, Tables, Told
+from .waiting import Begun, Waiting, decoded, spoken
+from .xa import XA, Prepared, xid
+
+_TABLE_MAP = 19
+_HEAD = 19  # bytes of an event's header
+_TABLE_ID, _MAP_FLAGS = 6, 2  # bytes
+_CHECKSUM = 4  # bytes
+_set = msgspec.structs.force_setattr
+
+_SAVEPOINT = re.compile(r"SAVEPOINT\s+(?P<name>.+)", re.IGNORECASE | re.DOTALL)
+_ROLLBACK_TO = re.compile(
+    r"ROLLBACK\s+TO\s+(?:SAVEPOINT\s+)?(?P<name>.+)", re.IGNORECASE | re.DOTALL
+)
+
+
+class Assembler:
+    """Collects what the stream says into changes.
+
+    Rows wait until `flush`, since many events decoded together cost much less than one by one.
+
+    `done` holds complete transactions, up to `place`; `open` the one that has begun.
+    """
+
+    def __init__(self, tables: Tables, resume: Resume, gtids: Gtids, *, nowhere: Table) -> None:
+        self.tables = tables
+        self.done: list[Change] = []
+        self.open: list[Change] = []
+        self._waiting: list[Waiting | None] = []  # None: the transaction before it ends
+        self.file, self.end = resume.file, resume.position  # where the next event begins
+        self.born = resume.born
+        self.gtids = gtids
+        self.settled = tables.state
+        self.prepared: dict[str, Prepared] = {}
+        self.heard_of = (resume.file, resume.position)  # how far the server has told to have come
+        self._pending = dict(resume.prepared)
+        # Where the last complete transaction ends: what stands before it is in the log already.
+        self.after: tuple[str, int] = (resume.file, resume.position)
+        self._skip = resume.place
+        self._form: Format = UNKNOWN
+        self._begun: Begun | None = None
+        self._readings: dict[int, Reading] = {}
+        self._at = 0  # where the event at hand begins
+        self._nowhere = nowhere
+        self._known = (resume.file, resume.born)  # the file whose birth is known, for a look at it
+        self._gtid: Any = None
+        self._folds = False
+
+    def folding(self, folds: bool) -> Assembler:
+        """The same for a server that keeps names in small letters."""
+        self._folds = folds
+        return self
+
+    @property
+    def between_transactions(self) -> bool:
+        """Whether nothing has begun that has not ended."""
+        return self._begun is None
+
+    @property
+    def place(self) -> Place:
+        """How far everything has been read."""
+        return file_number(self.file), self.end
+
+    def feed(self, data: bytes) -> None:
+        """Take one event, header and checksum included."""
+        if data[4] == _TABLE_MAP and self._mapped_before(data):
+            return
+        event = parse(data, self._form)
+        if isinstance(event, RowsEvent):
+            self._moved(event.header)
+            self._changed(event, data)
+        else:
+            self._take(event, data)
+
+    def take_open(self) -> list[Change]:
+        """The changes of the open transaction so far, but one: the last must be known as such."""
+        begun = self._begun
+        self.flush()
+        if begun is None or begun.holds:
+            return []
+        taken, self.open = self.open[:-1], self.open[-1:]
+        begun.handed += len(taken)
+        return taken
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def _mapped_before(self, data: bytes) -> bool:
+        """A short cut: the same table map stands before every statement."""
+        end = len(data) - _CHECKSUM if self._form.checksum else len(data)
+        reading = self.tables.known(data[_HEAD + _TABLE_ID + _MAP_FLAGS : end])
+        if reading is None:
+            return False
+        self._readings[int.from_bytes(data[_HEAD : _HEAD + _TABLE_ID], "little")] = reading
+        size = int.from_bytes(data[9:13], "little")
+        self._reached(int.from_bytes(data[13:17], "little"), size, artificial=False)
+        return True
+
+    def _moved(self, header: Header) -> None:
+        self._reached(header.end, header.size, artificial=bool(header.flags & 0x20))
+
+    def _reached(self, low: int, size: int, *, artificial: bool) -> None:
+        """Note where the event at hand stands, of which only 32 bits are told, or nothing."""
+        self._at = self.end
+        if artificial:
+            return
+        if low:
+            end = (self.end & ~0xFFFFFFFF) | low
+            if end < self.end:
+                end += 1 << 32
+            self._at = end - size
+            self.end = end
+        elif self._begun is not None:
+            self.end += size
+
+    def _take(self, event: Event, data: bytes) -> None:
+        match event:
+            case Rotate():
+                self._rotated(event)
+            case Format():
+                self._described(event)
+            case Heartbeat():
+                self._heard(event)
+            case Payload():
+                self._moved(event.header)
+                self._unpacked(event)
+            case _:
+                self._moved(event.header)
+                self._happened(event, data)
+        if self._begun is None and self.place > self._skip:
+            self.after = (self.file, self.end)  # nothing of a transaction stands before here
+
+    def _happened(self, event: Event, data: bytes) -> None:
+        match event:
+            case Gtid():
+                self._started(event)
+            case Query():
+                self._queried(event)
+            case TableMap():
+                self._mapped(event)
+            case RowsEvent():
+                self._changed(event, data)
+            case Xid():
+                self._committed()
+            case XaPrepare():
+                self._was_prepared(event)
+            case Incident():
+                raise SourceRefused(
+                    f"the server lost events at {self.file}:{self._at}: {event.message}",
+                    hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
+                )
+
+    def _unpacked(self, payload: Payload) -> None:
+        for event in inner_events(payload, self._form):
+            self._happened(event, b"")
+
+    def _rotated(self, event: Rotate) -> None:
+        if self._begun is not None and event.header.timestamp:
+            raise ProtocolError("a file of the binary log ends within a transaction")
+        if event.file != self.file:
+            self.born = 0
+        self.file, self.end = event.file, event.position
+        self.heard_of = (event.file, event.position)
+
+    def _described(self, event: Format) -> None:
+        self._form = event
+        if event.header.end and not event.header.flags & 0x20:
+            self._moved(event.header)
+        file, born = self._known
+        if born and file == self.file and event.header.timestamp not in (born, 0):
+            raise SourceReplaced(f"{self.file} on the server is not the file that was read")
+        self.born = event.header.timestamp or self.born
+        self._readings = {}
+
+    def _heard(self, event: Heartbeat) -> None:
+        if event.file:
+            self.heard_of = (event.file, event.position)
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    def _started(self, event: Gtid) -> None:
+        if self._begun is not None:
+            raise ProtocolError("a transaction began inside another")
+        self._gtid = event.gtid
+        begun = self._begin("" if event.gtid is None else str(event.gtid), event.header)
+        if event.commit_time:
+            _set(begun.transaction, "commit_time", event.commit_time)
+        begun.holds = event.prepared_xa
+        # MariaDB begins with this event what ends with a COMMIT.
+        begun.committing = self._form.mariadb and not event.standalone
+
+    def _begin(self, gtid: str, header: Header) -> Begun:
+        name = gtid or f"{self.file}:{self._at}"
+        now = time.time_ns() // 1000
+        transaction = Transaction(name, header.timestamp * 1_000_000, now)
+        skipped = (file_number(self.file), self._at) < self._skip
+        self._begun = Begun(self.file, self._at, gtid, skipped, transaction, savepoints={})
+        return self._begun
+
+    def _expect_begun(self, header: Header) -> Begun:
+        # Servers without GTIDs begin with BEGIN, and a statement by itself with nothing.
+        return self._begun or self._begin("", header)
+
+    def _queried(self, event: Query) -> None:
+        sql = event.sql.strip()
+        begun = self._expect_begun(event.header)
+        match sql.upper():
+            case "BEGIN":
+                begun.committing = True
+                return
+            case "COMMIT":
+                self._committed()
+                return
+            case "ROLLBACK":
+                self._rolled_back(begun, 0)
+                self._committed()
+                return
+        self.flush()
+        if found := XA.match(sql):
+            self._branch(begun, found["verb"].upper(), xid(found["xid"]))
+        elif found := _SAVEPOINT.fullmatch(sql):
+            begun.savepoints[found["name"]] = begun.handed + len(self.open)
+        elif found := _ROLLBACK_TO.fullmatch(sql):
+            self._rolled_back(begun, begun.savepoints.get(found["name"], 0))
+        else:
+            self._stated(begun, event)
+
+    def _rolled_back(self, begun: Begun, kept: int) -> None:
+        """Forget changes of the open transaction, all but the first `kept`."""
+        self.flush()
+        if kept < begun.handed:
+            raise ProtocolError(
+                f"{self.file}:{self._at}: a transaction is rolled back of which a part is stored"
+            )
+        del self.open[kept - begun.handed :]
+        begun.ordinal = kept
+
+    def _stated(self, begun: Begun, event: Query) -> None:
+        """A statement that is not about the transaction itself."""
+        if not begun.skipped:
+            statement = self._read(event)
+            if isinstance(statement, Dml):
+                self._refuse(statement, event)
+            else:
+                self._say(self.tables.defined(statement, event.sql, self.place))
+                self._readings = {}
+        if not begun.committing:
+            self._committed()
+
+    def _read(self, event: Query) -> Any:
+        try:
+            return read(
+                event.sql, database=event.database, sql_mode=event.sql_mode, folds=self._folds
+            )
+        except DecodeError as error:
+            raise ProtocolError(
+                f"{self.file}:{self._at}: a statement cannot be read: {event.sql[:200]!r}"
+            ) from error
+
+    def _refuse(self, statement: Dml, event: Query) -> None:
+        if statement.path is not None and statement.path.schema in SYSTEM_SCHEMAS:
+            return  # hosted servers write their own heartbeats so
+        raise SourceRefused(
+            f"{self.file}:{self._at}: {statement.verb} was logged as a statement, without its rows",
+            hint="SET GLOBAL binlog_format = ROW; let the sessions that write connect anew, and "
+            "run `headrace snapshot SOURCE` for a full copy.",
+        )
+
+    def _committed(self) -> None:
+        begun = self._begun
+        if begun is None:
+            raise ProtocolError("a transaction ended that had not begun")
+        if self._waiting:
+            self._waiting.append(None)
+        else:
+            self._complete()
+        self._ended(begun)
+
+    def _complete(self) -> None:
+        if self.open:
+            _set(self.open[-1], "last", True)
+            self.done += self.open
+            self.open = []
+
+    def _ended(self, begun: Begun) -> None:
+        if not begun.skipped:
+            self.after = (self.file, self.end)
+            self.settled = self.tables.state
+            if self._gtid is not None:
+                self.gtids = self.gtids.add(self._gtid)
+        self._gtid = None
+        self._begun = None
+
+    # -- XA -------------------------------------------------------------------------------------
+
+    def _branch(self, begun: Begun, verb: str, name: str) -> None:
+        match verb:
+            case "START" | "BEGIN":
+                begun.committing = begun.holds = True
+            case "COMMIT" | "ROLLBACK":
+                self._decided(begun, name, commits=verb == "COMMIT")
+
+    def _was_prepared(self, event: XaPrepare) -> None:
+        self.flush()
+        begun = self._begun
+        if begun is None:
+            raise ProtocolError("an XA transaction was prepared that had not begun")
+        if event.one_phase:
+            begun.holds = False
+            self._committed()
+            return
+        name = f"{event.gtrid.hex()}.{event.bqual.hex()}.{event.format_id}"
+        if not begun.skipped or name in self._pending:
+            self.prepared[name] = Prepared(self.open, begun.file, begun.position)
+        self.open = []
+        self._ended(begun)
+
+    def _decided(self, begun: Begun, name: str, *, commits: bool) -> None:
+        """Rows are logged when they are prepared, and are changes when they are committed."""
+        prepared = self.prepared.pop(name, None) if not begun.skipped else None
+        if prepared is None and commits and not begun.skipped:
+            raise PositionLost(
+                f"{self.file}:{self._at}: an XA transaction is committed that was prepared before "
+                "anything was read: its rows are not known"
+            )
+        if prepared is not None and commits and prepared.changes:
+            metadata = prepared.changes[0].transaction.metadata
+            _set(begun.transaction, "metadata", metadata)
+            at = MysqlPosition(self.file, self._at, begun.gtid, begun.position)
+            for change in prepared.changes:
+                _set(change, "transaction", begun.transaction)
+                _set(change, "position", at)
+            self.open = prepared.changes
+        self._committed()
+
+    def born_of(self, file: str) -> int:
+        """When a file was begun; 0: not known."""
+        return self.born if file == self.file else 0
+
+    @property
+    def undecided(self) -> dict[str, tuple[str, int]]:
+        """Where the prepared transactions begin, for the resume."""
+        return {name: (each.file, each.begin) for name, each in self.prepared.items()}
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def _mapped(self, event: TableMap) -> None:
+        reading, told = self.tables.mapped(event)
+        self._say(told)
+        self._readings[event.id] = reading
+
+    def _changed(self, event: RowsEvent, data: bytes) -> None:
+        begun = self._expect_begun(event.header)
+        reading = self._readings.get(event.table_id)
+        if reading is None:
+            raise ProtocolError(f"rows of table {event.table_id}, which was not described")
+        if reading.table is None or (begun.skipped and not begun.holds):
+            return
+        if reading.annotates:
+            self._annotated(reading, event)
+            return
+        position = MysqlPosition(self.file, self._at, begun.gtid, begun.position)
+        self._waiting.append(Waiting(begun, reading, reading.table, event, position, data))
+
+    def flush(self) -> None:
+        """Turn the rows that wait into changes."""
+        waiting, self._waiting = self._waiting, []
+        found = decoded(waiting)
+        for at, each in enumerate(waiting):
+            if each is None:
+                self._complete()
+                continue
+            rows = found.get(at)
+            if isinstance(rows, list) and each.reading.path not in self.tables.state.errored:
+                self.open += each.changes(rows)
+                continue
+            if isinstance(rows, DecodeError):
+                self._cannot_read(each.reading.path, rows)
+            self.open.append(each.kept(self.tables.state.errored.get(each.reading.path, "")))
+
+    def _cannot_read(self, path: str, error: DecodeError) -> None:
+        if path in self.tables.state.errored:
+            return
+        self.tables.cannot_read(path, str(error))
+        self._readings = {
+            number: Reading(known.path, known.table) if known.path == path else known
+            for number, known in self._readings.items()
+        }
+        errored = self.tables.state.errored
+        self.settled = msgspec.structs.replace(self.settled, errored=errored)
+
+    def _annotated(self, reading: Reading, event: RowsEvent) -> None:
+        begun = self._begun
+        assert begun is not None
+        assert reading.rows is not None
+        try:
+            rows = reading.rows.read(event)
+        except DecodeError:
+            rows = [(None, None, BeforeKind.NONE, b"{}", None, ())]  # told as no annotation
+        for _, _, _, after, _, _ in rows:
+            if after is None:
+                continue  # the row was deleted again
+            content = _content(after)
+            metadata, whole = annotated(begun.transaction.metadata, content)
+            # Nobody has seen the transaction yet, and its changes share this one value.
+            _set(begun.transaction, "metadata", metadata)
+            if not whole:
+                text = content.decode(errors="replace")
+                said = {"prefix": "headrace", "transactional": True, "content": text}
+                self._say([(Op.MESSAGE, self._nowhere, said)])
+
+    def _say(self, told: list[Told]) -> None:
+        """Add changes that are not about a row."""
+        begun = self._begun
+        if not told or begun is None or begun.skipped:
+            return
+        self.flush()
+        position = MysqlPosition(self.file, self._at, begun.gtid, begun.position)
+        for op, table, said in told:
+            begun.ordinal += 1
+            self.open.append(spoken(op, table, said, (begun.transaction, begun.ordinal, position)))
+
+
+def _content(image: bytes) -> bytes:
+    """The annotation in a row of the table: its column `metadata`."""
+    row = msgspec.json.decode(image, type=dict[str, msgspec.Raw])
+    said = bytes(row.get("metadata", b"null"))
+    if said.startswith(b'"'):
+        return msgspec.json.decode(said, type=str).encode()
+    return said

@@ -1,0 +1,135 @@
+"""Values of MySQL and MariaDB as JSON, from the binlog and from SELECT: the same bytes for both.
+
+    INT …, YEAR, BIT    12              DECIMAL    "12.50"      TINYINT(1)  true, false
+    FLOAT, DOUBLE       1.5             BLOB, BINARY, geometry (WKB)  "base64"
+    DATETIME  "2025-01-15 10:30:00"     TIMESTAMP  "2025-01-15T10:30:00Z"
+    DATE  "2025-01-15"    TIME  "-838:59:59"    ENUM  "label"    SET  ["a","b"]
+    JSON      the document
+
+Zero dates and partial ones keep the server's text: "0000-00-00", "2000-00-01 00:00:00".
+
+This module is about what SELECT gives, one value at a time; `layouts` about the binlog's rows.
+A value that cannot be read raises DecodeError, which names the column and never shows the value.
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from collections.abc import Callable
+
+import msgspec
+
+from ...errors import DecodeError
+from .columns import DeclaredColumn, DeclaredType, declared_type
+from .layouts import document, shortest
+from .times import ZERO
+
+Encode = Callable[[bytes], bytes]
+
+_quote = msgspec.json.Encoder().encode
+
+
+def select_expression(column: DeclaredColumn, quoted: str) -> str:
+    """How a SELECT asks for a column so that nothing of its value is lost; `quoted`: its name."""
+    base = declared_type(column.type).base
+    if base in ("float", "double"):
+        return f"{quoted} * 1e0"  # FLOAT alone is shown with six digits; + 0 would lose a -0
+    return f"{quoted} + 0" if base == "bit" else quoted
+
+
+def text_encoder(column: DeclaredColumn) -> Encode:
+    """JSON of what `select_expression` gives over the text protocol.
+
+    The session's time_zone must be +00:00 and its character_set_results utf8mb4.
+    """
+    kind = declared_type(column.type)
+    if column.json:
+        return _named(column, document)
+    encode = _ENCODERS.get(kind.base)
+    if encode is None:
+        raise DecodeError(
+            f"the column {column.name} is of type {kind.base}, which is not read here"
+        )
+    return _named(column, encode(kind))
+
+
+def _named(column: DeclaredColumn, encode: Encode) -> Encode:
+    def named(value: bytes) -> bytes:
+        try:
+            return encode(value)
+        except ValueError:
+            raise DecodeError(
+                f"the column {column.name} has a value that does not read as {column.type}"
+            ) from None
+
+    return named
+
+
+def _integer(kind: DeclaredType) -> Encode:
+    if kind.boolean:
+        return lambda value: b"false" if value == b"0" else b"true"
+    return _whole if kind.zerofill else _same
+
+
+def _same(value: bytes) -> bytes:
+    return value
+
+
+def _whole(value: bytes) -> bytes:
+    return b"%d" % int(value)
+
+
+def _decimal(kind: DeclaredType) -> Encode:
+    return _unfilled if kind.zerofill else _quoted
+
+
+def _unfilled(value: bytes) -> bytes:
+    whole, dot, fraction = value.partition(b".")
+    return b'"%d%b%b"' % (int(whole), dot, fraction)
+
+
+def _quoted(value: bytes) -> bytes:
+    return b'"%b"' % value
+
+
+def _text(value: bytes) -> bytes:
+    return _quote(value.decode())
+
+
+def _timestamp(value: bytes) -> bytes:
+    return _quoted(value) if value.startswith(ZERO) else b'"%bZ"' % value.replace(b" ", b"T")
+
+
+def _labels(value: bytes) -> bytes:
+    return _quote(value.decode().split(",")) if value else b"[]"
+
+
+def _base64(value: bytes) -> bytes:
+    return b'"%b"' % b2a_base64(value, newline=False)
+
+
+def _always(encode: Encode) -> Callable[[DeclaredType], Encode]:
+    return lambda kind: encode
+
+
+_GEOMETRIES = ("geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+               "multipolygon", "geometrycollection")  # fmt: skip
+_ENCODERS: dict[str, Callable[[DeclaredType], Encode]] = {
+    **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint"), _integer),
+    "decimal": _decimal,
+    "double": _always(lambda value: _quote(float(value))),
+    "float": _always(lambda value: _quote(shortest(float(value)))),
+    "bit": _always(_same),
+    "year": _always(_whole),
+    **dict.fromkeys(("date", "time", "datetime", "uuid", "inet4", "inet6"), _always(_quoted)),
+    "timestamp": _always(_timestamp),
+    **dict.fromkeys(
+        ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum"), _always(_text)
+    ),
+    **dict.fromkeys(
+        ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), _always(_base64)
+    ),
+    "set": _always(_labels),
+    "json": _always(_same),
+    **dict.fromkeys(_GEOMETRIES, _always(lambda value: _base64(value[4:]))),
+}

@@ -1,0 +1,115 @@
+"""Rows of a binary log on their way to becoming changes. No I/O.
+
+Many events decoded together cost much less than one by one, so rows wait until enough are there.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+
+from ...errors import DecodeError
+from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
+from .binlog import RowsEvent, RowsKind
+from .rows import Row
+from .tables import Reading
+
+_OPERATIONS = {
+    RowsKind.INSERT: Op.INSERT,
+    RowsKind.UPDATE: Op.UPDATE,
+    RowsKind.DELETE: Op.DELETE,
+}
+
+Read = list[Row] | DecodeError
+"""The rows of an event, or why they cannot be read."""
+
+
+class Begun(msgspec.Struct):
+    """What has begun and not ended."""
+
+    file: str
+    position: int  # where it begins
+    gtid: str
+    skipped: bool  # it is in the log already
+    transaction: Transaction
+    holds: bool = False  # an XA branch: nothing of it may go before its end is known
+    committing: bool = False  # it goes on until a COMMIT
+    ordinal: int = 0
+    savepoints: dict[str, int] = {}
+    handed: int = 0  # changes that were handed over already
+
+
+class Waiting(msgspec.Struct, frozen=True, gc=False):
+    """Rows that are not decoded yet."""
+
+    begun: Begun
+    reading: Reading
+    table: Table
+    event: RowsEvent
+    position: MysqlPosition
+    data: bytes  # the event as it came
+
+    def changes(self, rows: list[Row]) -> list[Change]:
+        """The changes that its rows are."""
+        operation, table, position = _OPERATIONS[self.event.kind], self.table, self.position
+        begun = self.begun
+        transaction, ordinal = begun.transaction, begun.ordinal
+        begun.ordinal += len(rows)
+        # All by position: this is the one statement that runs for every row.
+        return [
+            Change(operation, table, key, before, kind, after, changed, unchanged,
+                   transaction, at, position)
+            for at, (key, before, kind, after, changed, unchanged) in enumerate(rows, ordinal + 1)
+        ]  # fmt: skip
+
+    def kept(self, error: str) -> Change:
+        """Its bytes, so that nothing is passed over that is not in the log."""
+        event, begun = self.event, self.begun
+        said = {
+            "error": error,
+            "operation": _OPERATIONS[event.kind],
+            "binlog": base64.b64encode(self.data or event.data[event.at : event.end]).decode(),
+        }
+        begun.ordinal += 1
+        where = (begun.transaction, begun.ordinal, self.position)
+        return spoken(Op.MESSAGE, self.table, said, where)
+
+
+def decoded(waiting: list[Waiting | None]) -> dict[int, Read]:
+    """The rows of each event that is read at all, by its place; alike ones are read at once."""
+    alike: dict[tuple[object, ...], list[tuple[int, Waiting]]] = {}
+    for at, each in enumerate(waiting):
+        if each is not None and each.reading.rows is not None:
+            event = each.event
+            key = (id(each.reading), event.header.kind, event.present, event.present_after)
+            alike.setdefault(key, []).append((at, each))
+    found: dict[int, Read] = {}
+    for some in alike.values():
+        found |= _read(some)
+    return found
+
+
+def _read(alike: list[tuple[int, Waiting]]) -> dict[int, Read]:
+    """The rows of events of one kind; where one cannot be read, the others can."""
+    rows = alike[0][1].reading.rows
+    assert rows is not None
+    try:
+        found = rows.read_all([each.event for _, each in alike])
+        return {at: these for (at, _), these in zip(alike, found, strict=True)}
+    except DecodeError as error:
+        if len(alike) == 1:
+            return {alike[0][0]: error}
+    one_by_one: dict[int, Read] = {}
+    for each in alike:
+        one_by_one |= _read([each])
+    return one_by_one
+
+
+def spoken(
+    op: Op, table: Table, said: dict[str, Any], where: tuple[Transaction, int, MysqlPosition]
+) -> Change:
+    """A change that is not about a row; `where`: transaction, ordinal, position."""
+    content = msgspec.json.encode(said)
+    return Change(op, table, None, None, BeforeKind.NONE, content, None, (), *where)

@@ -1,0 +1,324 @@
+"""What a PostgreSQL server says about itself, its tables and its types."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+
+from ...event import Column, Reference, Table
+from .address import classify
+from .pgoutput import Relation
+from .rows import Rows
+from .values import TYPES_SQL, PgType, as_utf8, encoder, pg_types
+
+_IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A replication slot as the server shows it."""
+
+    confirmed: int
+    plugin: str
+    database: str
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A table of a publication: what the stream will send of it."""
+
+    schema: str
+    name: str
+    oid: int
+    columns: tuple[str, ...] | None  # None: all of them
+    filter: str | None = None
+
+    @property
+    def path(self) -> str:
+        """schema.table, as the config and the status write it."""
+        return f"{self.schema}.{self.name}"
+
+
+_SLOT = """
+    SELECT coalesce(confirmed_flush_lsn - '0/0', 0)::bigint, plugin, database,
+           coalesce(wal_status = 'lost', false)
+    FROM pg_replication_slots WHERE slot_name = %s"""
+
+_CANDIDATES = """
+    SELECT n.nspname, c.relname, c.oid::bigint
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND NOT c.relispartition
+      AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'headrace')
+    ORDER BY 1, 2"""
+
+_PUBLISHED = """
+    SELECT p.schemaname, p.tablename, c.oid::bigint, coalesce(p.attnames, '{}'), p.rowfilter
+    FROM pg_publication_tables p
+    JOIN pg_namespace n ON n.nspname = p.schemaname
+    JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
+    WHERE p.pubname = %s ORDER BY 1, 2"""
+
+# What a Relation message will say. The catalogs of 15 list generated columns as published, but the
+# server sends none before 18, and then only stored ones; a deferrable key identifies no row to it.
+_COLUMNS = """
+    SELECT a.attname, a.atttypid::bigint, a.atttypmod,
+           coalesce(a.attnum = ANY (i.indkey), false), c.relreplident
+    FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+    LEFT JOIN pg_index i ON i.indrelid = c.oid
+      AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
+               WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE i.indisprimary END
+    WHERE c.oid = %s AND a.attnum > 0 AND NOT a.attisdropped
+      AND (a.attgenerated = '' OR a.attgenerated = 's'
+           AND current_setting('server_version_num')::int >= 180000)
+    ORDER BY a.attnum"""
+
+# Rows of a partition are told as those of the whole table; the server keeps a key towards such a
+# table once more for each of its partitions. A key with PERIOD (18) names no one row.
+_REFERENCES = """
+    SELECT ARRAY(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS c(number, at)
+                 JOIN pg_attribute a ON a.attrelid = k.conrelid AND a.attnum = c.number
+                 ORDER BY c.at),
+           n.nspname, t.relname,
+           ARRAY(SELECT a.attname::text FROM unnest(k.confkey) WITH ORDINALITY AS c(number, at)
+                 JOIN pg_attribute a ON a.attrelid = k.confrelid AND a.attnum = c.number
+                 ORDER BY c.at)
+    FROM pg_constraint k
+    JOIN pg_class t ON t.oid = coalesce(pg_partition_root(k.confrelid)::oid, k.confrelid)
+    JOIN pg_namespace n ON n.oid = t.relnamespace
+    WHERE k.conrelid = %s AND k.contype = 'f'
+      AND coalesce(to_jsonb(k) ->> 'conperiod', 'false') = 'false'
+    ORDER BY k.conkey[1], k.conname"""
+
+_SEEN = "SELECT pg_visible_in_snapshot(%s::text::xid8, pg_current_snapshot())"
+_UNSEEN_SECONDS = 2.0  # far more than a synchronous standby takes
+_LOOK_SECONDS = 0.01
+
+_PARTS = """
+    SELECT format('%%I.%%I', n.nspname, c.relname),
+           pg_relation_size(c.oid) / current_setting('block_size')::int,
+           coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.reltuples::bigint
+    FROM (SELECT relid::oid FROM pg_partition_tree(%s::oid) UNION SELECT %s::oid) t
+    JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind = 'r' ORDER BY c.oid"""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A physical table: a partition, or a table itself."""
+
+    relation: str
+    blocks: int
+    filenode: int
+    estimated_rows: int
+
+
+class Catalog:
+    """Asks the catalogs over one ordinary connection."""
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], *, source: str, origin: str = ""
+    ) -> None:
+        self._connection = connection
+        self._source = source
+        self._origin = origin
+        self._types: dict[int, PgType] = {}
+        self._encoding = ""
+        self._database = connection.info.dbname
+
+    def rows(
+        self, query: LiteralString | sql.Composed, *parameters: object
+    ) -> list[tuple[Any, ...]]:
+        """What a query returns."""
+        try:
+            cursor = self._connection.execute(query, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            raise classify(error, "query failed") from error
+
+    def run(self, statements: LiteralString | sql.Composed) -> None:
+        """Run statements that return nothing."""
+        self.rows(statements)
+
+    def close(self) -> None:
+        """End the session."""
+        self._connection.close()
+
+    def share(self, snapshot: str) -> None:
+        """From here on, see the database as an exported snapshot shows it."""
+        self.run("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        self.run(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+
+    def oldest_unseen(self) -> int:
+        """The oldest transaction that the snapshot in use might not see."""
+        query = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+        return int(self.rows(query)[0][0])
+
+    def row_encoding(self) -> str:
+        """The encoding in which rows are sent."""
+        if not self._encoding:
+            (encoding,) = self.rows("SELECT current_setting('server_encoding')")[0]
+            self._encoding = "SQL_ASCII" if encoding == "SQL_ASCII" else "UTF8"
+        return self._encoding
+
+    def wal_sender_timeout(self) -> float:
+        """Seconds after which the server drops a silent reader; 0: never."""
+        query = "SELECT setting::float8 / 1000 FROM pg_settings WHERE name = 'wal_sender_timeout'"
+        return float(self.rows(query)[0][0])
+
+    def beat(self) -> None:
+        """Write a word into the stream; in a transaction, or the slot would not move past it."""
+        self.rows("SELECT pg_logical_emit_message(true, 'headrace.heartbeat', '')")
+
+    def version(self) -> int:
+        """As server_version_num writes it: 150000 is 15.0."""
+        return int(self.rows("SELECT current_setting('server_version_num')")[0][0])
+
+    def wal_lsn(self) -> int:
+        """How far the server's log reaches."""
+        query = """SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                           ELSE pg_current_wal_lsn() END - '0/0')::bigint"""
+        return int(self.rows(query)[0][0])
+
+    def next_xid(self) -> int:
+        """The next transaction id, with its epoch."""
+        query = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+        return int(self.rows(query)[0][0])
+
+    def slot(self, name: str) -> Slot | None:
+        """A slot; None when there is none of this name."""
+        found = self.rows(_SLOT, name)
+        return Slot(*found[0]) if found else None
+
+    def candidates(self, globs: Sequence[str]) -> list[tuple[str, str]]:
+        """Tables (schema, name) that match any of the globs."""
+        return [(table.schema, table.name) for table in self._candidates(globs)]
+
+    def published(self, publication: str) -> list[Published]:
+        """The tables of a publication."""
+        return [
+            Published(schema, name, oid, tuple(columns), rowfilter)
+            for schema, name, oid, columns, rowfilter in self.rows(_PUBLISHED, publication)
+        ]
+
+    def parts(self, oid: int) -> list[Part]:
+        """The physical tables behind a table."""
+        return [Part(*row) for row in self.rows(_PARTS, oid, oid)]
+
+    def tables(self, publication: str, globs: Sequence[str]) -> list[Table]:
+        """The tables that match any of the globs, also those that are not published yet."""
+        found = {table.path: table for table in self._candidates(globs)}
+        # What is published already may be some of a table's columns, or a partition.
+        found |= {
+            table.path: table for table in self.published(publication) if matches(table.path, globs)
+        }
+        return [self._table(found[path]) for path in sorted(found)]
+
+    def describe(self, published: Published) -> Rows:
+        """The decoder for rows of a published table as it is now."""
+        return self._rows(self._table(published))
+
+    def describe_relation(self, relation: Relation, *, told_by: int) -> Rows:
+        """The decoder for rows that follow a Relation message; `told_by` is its transaction."""
+        if told_by:
+            self._await(told_by)
+        keys = {column.name for column in relation.columns if column.identity}
+        if relation.identity in ("full", "nothing"):
+            # Then the flags do not name the key: all columns have them, or none.
+            keys = {name for name, _, _, key, _ in self.rows(_COLUMNS, relation.id) if key}
+        columns = self._columns(
+            [(c.name, c.name in keys, c.type_id, c.modifier) for c in relation.columns]
+        )
+        table = Published(relation.schema, relation.name, relation.id, None)
+        return self._rows(self._described(table, relation.identity, columns))
+
+    def sourceless(self) -> Table:
+        """The table of changes that belong to no table."""
+        return Table(self._source, "postgres", self._origin, self._database, "", "")
+
+    def _columns(self, columns: Sequence[tuple[str, bool, int, int]]) -> tuple[Column, ...]:
+        names = self._type_names([(oid, modifier) for _, _, oid, modifier in columns])
+        return tuple(
+            Column(name, type_name, key, oid, modifier)
+            for (name, key, oid, modifier), type_name in zip(columns, names, strict=True)
+        )
+
+    def _candidates(self, globs: Sequence[str]) -> list[Published]:
+        found = [Published(schema, name, oid, None) for schema, name, oid in self.rows(_CANDIDATES)]
+        return [table for table in found if matches(table.path, globs)]
+
+    def _await(self, xid: int) -> None:
+        """Wait until the catalogs show what a transaction has done to them.
+
+        It is told of when its commit is written, and seen when synchronous standbys have it too.
+        """
+        end = time.monotonic() + _UNSEEN_SECONDS
+        while not self.rows(_SEEN, xid)[0][0] and time.monotonic() < end:
+            time.sleep(_LOOK_SECONDS)
+
+    def _table(self, published: Published) -> Table:
+        """A table as it is now."""
+        wanted = published.columns
+        found = [
+            row for row in self.rows(_COLUMNS, published.oid) if wanted is None or row[0] in wanted
+        ]
+        identity = _IDENTITIES[found[0][4]] if found else "default"
+        columns = self._columns([(name, key, oid, mod) for name, oid, mod, key, _ in found])
+        return self._described(published, identity, columns)
+
+    def _described(self, published: Published, identity: str, columns: tuple[Column, ...]) -> Table:
+        return Table(
+            self._source,
+            "postgres",
+            self._origin,
+            self._database,
+            published.schema,
+            published.name,
+            columns,
+            identity,
+            published.oid,
+            references=self._references(published.oid, columns),
+        )
+
+    def _references(self, oid: int, columns: tuple[Column, ...]) -> tuple[Reference, ...]:
+        """The foreign keys over these columns, as they are now."""
+        names = {column.name for column in columns}
+        found = [
+            Reference(tuple(own), schema, table, tuple(theirs))
+            for own, schema, table, theirs in self.rows(_REFERENCES, oid)
+            # Columns that are not captured name nothing; nor do those that were renamed since.
+            if names.issuperset(own)
+        ]
+        return tuple(dict.fromkeys(found))
+
+    def _rows(self, table: Table) -> Rows:
+        self._learn(column.type_id for column in table.columns)
+        encoders = [encoder(column.type_id, self._types) for column in table.columns]
+        if self.row_encoding() == "SQL_ASCII":
+            # Nobody has made sure that what passes through as it is can be read.
+            encoders = [encode or as_utf8 for encode in encoders]
+        return Rows(table, encoders)
+
+    def _type_names(self, types: Sequence[tuple[int, int]]) -> list[str]:
+        query = """SELECT coalesce(format_type(oid::oid, modifier), 'unknown')
+                   FROM unnest(%s::bigint[], %s::int[]) WITH ORDINALITY AS t(oid, modifier, at)
+                   ORDER BY at"""
+        oids, modifiers = [oid for oid, _ in types], [modifier for _, modifier in types]
+        return [name for (name,) in self.rows(query, oids, modifiers)]
+
+    def _learn(self, oids: Iterable[int]) -> None:
+        if not all(oid in self._types for oid in oids):
+            self._types = pg_types(self.rows(TYPES_SQL))
+
+
+def matches(path: str, globs: Sequence[str]) -> bool:
+    """Whether schema.table matches one of the globs; a bare name means the schema public."""
+    return any(
+        fnmatch.fnmatchcase(path, glob if "." in glob else f"public.{glob}") for glob in globs
+    )

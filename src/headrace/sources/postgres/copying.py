@@ -1,0 +1,306 @@
+"""Copying tables under one exported snapshot: ranges of blocks, several at once."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from ...errors import DecodeError, SourceError, SourceUnavailable
+from ...event import BeforeKind, Change, Op, Position, PostgresPosition, Transaction, format_lsn
+from .address import Address, classify
+from .catalog import Published
+from .replication import copy_lines
+from .resume import Range
+from .rows import Rows
+from .transactions import end
+
+RANGE_BLOCKS = 2048  # 16 MB of table
+_BATCH_ROWS = 4096
+_BATCH_BYTES = 2 << 20
+
+# A copy that was interrupted goes on after the last ctid it has read. Only this plan reads in the
+# order of the ctids; an index on the columns of a row filter would tempt the planner away from it.
+_IN_ORDER = """
+    SET LOCAL enable_tidscan = on;
+    SET LOCAL enable_seqscan = off;
+    SET LOCAL enable_indexscan = off;
+    SET LOCAL enable_bitmapscan = off;
+    SET LOCAL max_parallel_workers_per_gather = 0"""
+
+# A snapshot shows a table that was rewritten after it as empty; then the server's present word for
+# the table's file is not the snapshot's.
+_REWRITTEN = """
+    SELECT 1 FROM pg_class
+    WHERE oid = %s::regclass AND relfilenode <> pg_relation_filenode(oid)"""
+
+_CHANGED = {"42703", "42P01"}  # undefined_column, undefined_table
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One range of one table, to be read by one worker."""
+
+    table: Published
+    rows: Rows
+    range: Range
+    # Read only rows written by this transaction or a later one, outside `left`: rows that may
+    # have moved out of a range that was not read yet into one that was. 0: read every row.
+    since: int = 0
+    left: tuple[Range, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Rows that a worker has read, and what is left of their range; None: nothing."""
+
+    task: Task
+    changes: list[Change]
+    left: Range | None
+    error: str = ""  # why the table cannot be copied
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The moment the copy shows: a snapshot and the LSN it belongs to."""
+
+    snapshot: str
+    lsn: int
+
+    @property
+    def name(self) -> str:
+        """What tells its transactions from those of another point."""
+        return format_lsn(self.lsn)
+
+    @property
+    def position(self) -> Position:
+        """Where its rows stand in the source."""
+        return PostgresPosition(self.lsn, self.lsn)
+
+    def end(self, change: Change) -> None:
+        """Make a change that nobody has seen yet the last of its transaction."""
+        end(change, self.lsn)
+
+
+class Copier:
+    """Reads tasks with several workers that share one snapshot."""
+
+    def __init__(self, address: Address, point: Point, *, workers: int) -> None:
+        self._address = address
+        self._point = point
+        self._workers = workers
+        self._closed = threading.Event()
+        self._read: queue.Queue[Copied | BaseException | None] = queue.Queue(maxsize=8)
+
+    def close(self) -> None:
+        """Stop the workers after the rows at hand."""
+        self._closed.set()
+
+    def copy(self, tasks: Sequence[Task]) -> Iterator[Copied]:
+        """Read every task; what comes from one range comes in order."""
+        todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        for task in tasks:
+            todo.put(task)
+        connections = [self._session() for _ in range(min(self._workers, len(tasks)))]
+        threads = [
+            threading.Thread(target=self._work, args=(connection, todo), daemon=True)
+            for connection in connections
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            yield from self._collect(len(threads))
+        finally:
+            self._closed.set()
+            self._drain(threads)
+
+    def _collect(self, workers: int) -> Iterator[Copied]:
+        while workers:
+            copied = self._read.get()
+            if isinstance(copied, BaseException):
+                raise copied
+            if copied is None:
+                workers -= 1
+            else:
+                yield copied
+
+    def _drain(self, threads: list[threading.Thread]) -> None:
+        """Let workers that wait to hand something over come to their end."""
+        while any(thread.is_alive() for thread in threads):
+            try:
+                self._read.get(timeout=0.05)
+            except queue.Empty:
+                continue
+
+    def _session(self) -> psycopg.Connection[Any]:
+        """A session that sees the snapshot; all are opened before any reads, as it may vanish."""
+        connection = self._address.connect()
+        try:
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            snapshot = sql.Literal(self._point.snapshot)
+            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
+            connection.execute(_IN_ORDER)
+        except psycopg.Error as error:
+            connection.close()
+            raise classify(error, "cannot share the snapshot") from error
+        return connection
+
+    def _work(self, connection: psycopg.Connection[Any], todo: queue.SimpleQueue[Task]) -> None:
+        held: set[str] = set()
+        try:
+            while not self._closed.is_set():
+                task = todo.get_nowait()
+                if task.range.relation not in held:
+                    _hold(connection, task.range.relation)
+                    held.add(task.range.relation)
+                self._copy_range(connection, task)
+            self._read.put(None)
+        except queue.Empty:
+            self._read.put(None)
+        except psycopg.Error as error:
+            self._read.put(_failure(error))
+        except Exception as error:  # noqa: BLE001 - raised again by whoever collects
+            self._read.put(error)
+        finally:
+            connection.close()
+
+    def _copy_range(self, connection: psycopg.Connection[Any], task: Task) -> None:
+        lines = copy_lines(connection.pgconn, _statement(task).as_bytes(connection))
+        batch = _Reading(task, self._point)
+        try:
+            for line in lines:
+                if batch.take(line):
+                    self._read.put(batch.cut())
+                if self._closed.is_set():
+                    return
+            self._read.put(batch.end())
+        except DecodeError as error:
+            self._read.put(batch.failed(error))
+            for _ in lines:
+                pass  # the rest of the range, before the session can be used again
+
+
+class _Reading:
+    """Rows of one range, collected into batches; each batch is a transaction of its own."""
+
+    def __init__(self, task: Task, point: Point) -> None:
+        self._task = task
+        self._point = point
+        self._position = point.position
+        self._decoder = task.rows.lines()
+        self._lines: list[bytes] = []
+        self._bytes = 0
+        self._start = task.range.start
+
+    def take(self, line: bytes) -> bool:
+        """Add a row; True when the batch is full."""
+        self._lines.append(line)
+        self._bytes += len(line)
+        return len(self._lines) >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES
+
+    def cut(self) -> Copied:
+        """Hand over the batch; the range goes on after its last row."""
+        ctid = self._lines[-1].partition(b"\t")[0].decode()
+        block, _, row = ctid.strip("()").partition(",")
+        left = msgspec.structs.replace(self._task.range, start=f"({block},{int(row) + 1})")
+        copied = Copied(self._task, self._changes(), left)
+        self._start = left.start
+        return copied
+
+    def end(self) -> Copied:
+        """Hand over the rest; nothing is left of the range."""
+        return Copied(self._task, self._changes(), None)
+
+    def failed(self, error: DecodeError) -> Copied:
+        """Give the table up: what it holds cannot be read."""
+        return Copied(self._task, [], None, str(error))
+
+    def _changes(self) -> list[Change]:
+        keys, images = self._decoder.images(self._lines)
+        self._lines, self._bytes = [], 0
+        transaction, table, position = self._transaction(), self._task.rows.table, self._position
+        changes = [
+            Change(
+                Op.READ,
+                table,
+                key,
+                None,
+                BeforeKind.NONE,
+                image,
+                None,
+                (),
+                transaction,
+                ordinal,
+                position,
+            )
+            for ordinal, (key, image) in enumerate(zip(keys, images, strict=True), 1)
+        ]
+        if changes:
+            self._point.end(changes[-1])
+        return changes
+
+    def _transaction(self) -> Transaction:
+        kind = "moved" if self._task.since else "snapshot"
+        name = f"{kind}-{self._point.name}-{self._task.range.relation}-{self._start}"
+        now = time.time_ns() // 1000
+        return Transaction(name, now, now)
+
+
+def ranges(relation: str, blocks: int) -> list[Range]:
+    """The blocks of a physical table in pieces; the last one is open, for it may grow."""
+    starts = range(0, max(blocks, 1), RANGE_BLOCKS)
+    return [
+        Range(relation, f"({start},0)", start + RANGE_BLOCKS if start != starts[-1] else None)
+        for start in starts
+    ]
+
+
+def _hold(connection: psycopg.Connection[Any], relation: str) -> None:
+    """Keep a table as it is to the end of the copy, unless it is not what the snapshot shows."""
+    name = sql.SQL(relation)
+    connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
+    if connection.execute(_REWRITTEN, (relation,)).fetchone():
+        raise SourceUnavailable(f"{relation} was rewritten when its copy was about to begin")
+
+
+def _failure(error: psycopg.Error) -> SourceError:
+    if error.sqlstate in _CHANGED:
+        # Between the description and the reading; another description will be right.
+        return SourceUnavailable(f"a table changed when its copy was about to begin: {error}")
+    return classify(error, "copy failed")
+
+
+def _statement(task: Task) -> sql.Composed:
+    columns = sql.SQL(", ").join(sql.Identifier(c.name) for c in task.rows.table.columns)
+    conditions = [_inside(task.range)]
+    if task.table.filter:
+        conditions.append(sql.SQL("({})").format(sql.SQL(task.table.filter)))
+    if task.since:
+        conditions.append(_written_since(task.since))
+        conditions += [sql.SQL("NOT ({})").format(_inside(left)) for left in task.left]
+    return sql.SQL("COPY (SELECT ctid, {} FROM ONLY {} WHERE {}) TO STDOUT").format(
+        columns,
+        sql.SQL(task.range.relation),
+        sql.SQL(" AND ").join(conditions),
+    )
+
+
+def _inside(part: Range) -> sql.Composed:
+    start = sql.SQL("ctid >= {}::tid").format(sql.Literal(part.start))
+    if part.end is None:
+        return start
+    return start + sql.SQL(" AND ctid < {}::tid").format(sql.Literal(f"({part.end},0)"))
+
+
+def _written_since(xid: int) -> sql.Composed:
+    # xmin has 32 bits: "since" is the half circle that follows.
+    return sql.SQL("(xmin::text::bigint - {} + 4294967296) % 4294967296 < 2147483648").format(
+        sql.Literal(xid & 0xFFFFFFFF)
+    )

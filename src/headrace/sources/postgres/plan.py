@@ -1,0 +1,152 @@
+"""What has to be read to copy a table, and how far that has come. No I/O but catalog look-ups."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from ...event import BeforeKind, Change, Op, Transaction
+from .. import Register
+from .catalog import Catalog, Part, Published
+from .copying import Copied, Point, Task, ranges
+from .resume import Copies, Copy, Range
+from .rows import Rows
+from .transactions import schema
+
+R = TypeVar("R", bound=Copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[R]):
+    """How to copy a table: what to tell first, what to read, and the resume that says so."""
+
+    resume: R
+    announced: list[Change]
+    tasks: list[Task]
+
+
+class Planner:
+    """Plans copies at one point, as the catalogs were there."""
+
+    def __init__(
+        self, catalog: Catalog, register: Register, *, publication: str, point: Point
+    ) -> None:
+        self._catalog = catalog
+        self._register = register
+        self._published = {table.path: table for table in catalog.published(publication)}
+        self._point = point
+
+    def plan(self, resume: R, path: str) -> Plan[R]:
+        """How to begin a table's copy, or to take it up where it was interrupted."""
+        copy = resume.copies[path]
+        table = self._published.get(path)
+        if table is None or table.oid != copy.relation:
+            # Dropped or replaced between the look and the snapshot; the next look sees it.
+            gone = msgspec.structs.replace(copy, ranges=())
+            return Plan(resume.with_copy(path, gone), [], [])
+        decoder = self._catalog.describe(table)
+        decoder = decoder.of(self._register(decoder.table))
+        parts = self._catalog.parts(table.oid)
+        # Rows that have moved meanwhile are read again. Without a key nobody could tell them from
+        # new ones, so that table is copied anew, as one is that was rewritten.
+        same = copy.filenodes == _filenodes(parts) and bool(decoder.table.key)
+        if copy.ranges is not None and same:
+            announced = self._announce(resume, path, decoder, forget=False)
+            copy = msgspec.structs.replace(copy, moved=tuple(part.relation for part in parts))
+            resume = resume.with_copy(path, copy)
+            tasks = _rest(copy, table, decoder)
+        else:
+            forget = copy.again or copy.ranges is not None
+            announced = self._announce(resume, path, decoder, forget=forget)
+            begun = self._begin(table, decoder, parts)
+            resume = resume.with_copy(path, begun)
+            tasks = [Task(table, decoder, part) for part in begun.ranges or ()]
+        return Plan(resume.with_version(path, decoder.table.version), announced, tasks)
+
+    def _begin(self, table: Published, decoder: Rows, parts: list[Part]) -> Copy:
+        whole = [each for part in parts for each in ranges(part.relation, part.blocks)]
+        guesses = [part.estimated_rows for part in parts]
+        return Copy(
+            table.oid,
+            tuple(whole) if decoder.table.columns else (),
+            rows=0,
+            estimated_rows=sum(guesses) if min(guesses, default=-1) >= 0 else -1,
+            since=self._catalog.oldest_unseen(),
+            filenodes=_filenodes(parts),
+        )
+
+    def _announce(self, resume: Copies, path: str, decoder: Rows, *, forget: bool) -> list[Change]:
+        """Say the table's columns, and forget its rows where they are copied anew."""
+        told: list[tuple[Op, object]] = []
+        if resume.versions.get(path) != decoder.table.version:
+            told.append((Op.SCHEMA, schema(decoder.table)))
+        if forget:
+            told.append((Op.TRUNCATE, {"snapshot": True, "relations": [decoder.table.relation]}))
+        now = time.time_ns() // 1000
+        transaction = Transaction(f"snapshot-{self._point.name}-{path}", now, now)
+        position = self._point.position
+        announced = [
+            Change(
+                op=op,
+                table=decoder.table,
+                key=None,
+                before=None,
+                before_kind=BeforeKind.NONE,
+                after=msgspec.json.encode(said),
+                changed=None,
+                unchanged=(),
+                transaction=transaction,
+                ordinal=ordinal,
+                position=position,
+            )
+            for ordinal, (op, said) in enumerate(told, 1)
+        ]
+        if announced:
+            self._point.end(announced[-1])
+        return announced
+
+
+def progressed(resume: R, copied: Copied) -> R:
+    """The resume after some rows have been read."""
+    task = copied.task
+    path = task.table.path
+    copy = resume.copies[path]
+    left, moved = copy.ranges or (), copy.moved
+    if not task.since:
+        left = tuple(part for part in left if not _same(part, task.range))
+        if copied.left is not None:
+            left = (*left, copied.left)
+    elif copied.left is None:
+        moved = tuple(relation for relation in moved if relation != task.range.relation)
+    rows = copy.rows + len(copied.changes)
+    copy = msgspec.structs.replace(copy, ranges=left, moved=moved, rows=rows)
+    resume = resume.with_copy(path, copy)
+    return resume.with_error(path, copied.error) if copied.error else resume
+
+
+def _rest(copy: Copy, table: Published, decoder: Rows) -> list[Task]:
+    """The ranges that are left, and rows that may have moved out of them meanwhile."""
+    left = copy.ranges or ()
+    moved = [
+        Task(
+            table,
+            decoder,
+            Range(relation, "(0,0)", None),
+            since=copy.since,
+            left=tuple(each for each in left if each.relation == relation),
+        )
+        for relation in copy.moved
+    ]
+    return moved + [Task(table, decoder, part) for part in left]
+
+
+def _filenodes(parts: list[Part]) -> tuple[int, ...]:
+    return tuple(part.filenode for part in parts)
+
+
+def _same(one: Range, other: Range) -> bool:
+    """Whether two are the same range, however far each has come."""
+    return (one.relation, one.end) == (other.relation, other.end)

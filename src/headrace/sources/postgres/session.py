@@ -1,0 +1,140 @@
+"""Connecting: to the right server, with a publication, a slot and a place to go on from."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from ...errors import SourceRefused, SourceUnavailable
+from . import ddl, slot
+from .address import Address
+from .catalog import Catalog, Published, matches
+from .copying import Point
+from .replication import Replication, Server
+from .resume import Copies, Copy, Restart, Resume
+from .settings import PostgresSettings
+
+R = TypeVar("R", bound=Copies)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Connections to a server that has turned out to be the right one."""
+
+    source: PostgresSettings
+    address: Address  # for sessions that read rows
+    catalog: Catalog
+    replication: Replication
+    resume: Resume  # where to go on
+    point: Point | None  # of a slot that was created just now
+    refused: dict[str, str]  # tables that are wanted but not published, and why
+
+    @classmethod
+    def open(
+        cls, source: PostgresSettings, stored: Resume | Restart | None, closing: threading.Event
+    ) -> Session:
+        """Connect, make sure who the server is, and prepare publication and slot."""
+        with ExitStack() as stack:
+            catalog = Catalog(source.address.connect(), source=source.name)
+            stack.callback(catalog.close)
+            address = dataclasses.replace(source.address, encoding=catalog.row_encoding())
+            replication = address.replicate(closing)
+            stack.callback(replication.close)
+            server = replication.identify()
+            if isinstance(stored, Resume):
+                slot.verify(stored, server, catalog)
+            published = slot.publish(catalog, source.publication_name, source.tables)
+            if not published.tables and stored is None:
+                raise _nothing_to_capture(source, published)
+            if source.ddl:
+                ddl.install(catalog)
+            if isinstance(stored, Resume):
+                resume, point = narrowed(stored, source.tables), None
+            else:
+                resume, point = _begin(source, server, catalog, replication, stored)
+            # Without a snapshot, what is not copied is what was there before the first start.
+            copying = source.snapshot or stored is not None
+            resume = with_tables(resume, published.tables, copying=copying)
+            stack.pop_all()
+        return cls(source, address, catalog, replication, resume, point, published.refused)
+
+    def another_catalog(self) -> Catalog:
+        """The catalogs over a connection of its own, for another thread or another snapshot."""
+        connection = self.source.address.connect()
+        return Catalog(connection, source=self.source.name, origin=self.resume.origin)
+
+
+def _nothing_to_capture(source: PostgresSettings, published: slot.Publication) -> SourceRefused:
+    for path, why in published.refused.items():
+        return SourceRefused(f"table {path}: {why}")
+    return slot.nothing_matches(source.tables)
+
+
+def _begin(
+    source: PostgresSettings,
+    server: Server,
+    catalog: Catalog,
+    replication: Replication,
+    stored: Restart | None,
+) -> tuple[Resume, Point | None]:
+    """No position yet: create the slot, or adopt one that somebody has made for us."""
+    if stored is not None:
+        slot.drop_slot(catalog, source.slot_name)
+    found = catalog.slot(source.slot_name)
+    if found is not None and not found.confirmed:
+        # The server goes on with it even when whoever asked for it was killed.
+        raise SourceUnavailable(
+            f"replication slot {source.slot_name} is being created: the server waits for "
+            "transactions that were open before"
+        )
+    point = None if found else slot.create_slot(replication, source.slot_name)
+    resume = Resume(
+        system=server.system,
+        timeline=server.timeline,
+        database=server.database,
+        slot=source.slot_name,
+        position=point.lsn if point else found.confirmed if found else 0,
+        xid=catalog.next_xid(),
+        copies={},
+        errored={},
+        versions={},
+        former=stored.tables if stored else (),
+    )
+    return resume, point
+
+
+def narrowed(resume: R, globs: Sequence[str]) -> R:
+    """Let go of tables that the config does not name any more."""
+    former = [path for path in resume.copies if not matches(path, globs)]
+    return msgspec.structs.replace(
+        resume,
+        copies={path: copy for path, copy in resume.copies.items() if path not in former},
+        errored={path: why for path, why in resume.errored.items() if path not in former},
+        former=(*resume.former, *former),
+    )
+
+
+def with_tables(resume: R, tables: Sequence[Published], *, copying: bool) -> R:
+    """Add tables that are not known yet; forget copies of tables replaced or renamed."""
+    copies = dict(resume.copies)
+    named = {copy.relation: path for path, copy in copies.items()}
+    former = list(resume.former)
+    for table in tables:
+        known = copies.get(table.path)
+        if known is not None and known.relation == table.oid:
+            continue
+        renamed = named.get(table.oid)
+        if renamed is not None:
+            # What the stream has told under the new name already is in the copy as well.
+            del copies[renamed]
+            former.append(renamed)
+        again = known is not None or renamed is not None or table.path in former
+        copies[table.path] = Copy(table.oid, None if copying else (), again=again)
+    former = [path for path in former if path not in copies]
+    return msgspec.structs.replace(resume, copies=copies, former=tuple(former))

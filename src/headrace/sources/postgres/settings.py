@@ -1,0 +1,49 @@
+"""The settings of a PostgreSQL source."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from ...secret import Secret
+from .address import Address, check_url, host_of
+
+SlotName = Annotated[str, Meta(pattern="^[a-z0-9_]{0,63}$")]  # what PostgreSQL allows, or nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresSettings:
+    """What the config says, and the names that follow from it."""
+
+    name: str
+    url: Secret
+    tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("public.*",)
+    slot: SlotName = ""  # "": headrace_<name>
+    publication: str = ""  # "": headrace_<name>
+    ddl: bool = False  # whether to install the event trigger that tells DDL
+    snapshot: bool = True  # whether to copy the rows that are there already
+    copy_workers: Annotated[int, Meta(ge=1, le=64)] = 2
+    heartbeat_seconds: Annotated[float, Meta(gt=0)] = 60.0
+
+    def __post_init__(self) -> None:
+        check_url(self.name, self.url)
+
+    @property
+    def host(self) -> str:
+        """The server's name in the url; a socket is a server on this machine."""
+        return host_of(self.url)
+
+    @property
+    def slot_name(self) -> str:
+        """The slot's name on the server."""
+        return self.slot or f"headrace_{self.name}"
+
+    @property
+    def publication_name(self) -> str:
+        """The publication's name on the server."""
+        return self.publication or f"headrace_{self.name}"
+
+    @property
+    def address(self) -> Address:
+        """How to reach the server."""
+        return Address(self.url, application=f"headrace {self.name}")

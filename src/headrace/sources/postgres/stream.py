@@ -1,0 +1,278 @@
+"""The flow of a PostgreSQL source, from connecting to closing.
+
+A copy always happens at a point: a snapshot exported together with an LSN. The stream is followed
+up to that LSN, the rows are read under that snapshot, and the stream goes on. The first copy of a
+database, a copy taken up after a crash, a table that appears later and a table copied again are
+all this one case.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import msgspec
+
+from ...event import Batch, Change
+from .. import Phase, Register, Status
+from . import slot
+from .copying import Copier, Point
+from .plan import Planner, progressed
+from .receive import Received, Receiver
+from .resume import Restart, Resume, position_in
+from .session import Session, with_tables
+from .settings import PostgresSettings
+from .transactions import Assembler
+
+_WATCH_SECONDS = 10.0  # between two looks for new tables
+_LONGEST_STATUS = 10.0  # seconds between two words to the server
+_TAKE_SECONDS = 0.5
+
+
+class PostgresStream:
+    """An open PostgreSQL source."""
+
+    def __init__(
+        self, source: PostgresSettings, stored: Resume | Restart | None, register: Register
+    ) -> None:
+        self._source = source
+        self._stored = stored
+        self._register = register
+        self._closing = threading.Event()
+        self._flow: _Flow | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        session = Session.open(self._source, self._stored, self._closing)
+        flow = self._flow = _Flow(self._source, session, self._register, self._closing)
+        try:
+            yield from flow.batches()
+        finally:
+            flow.release()
+
+    def ack(self, resume: bytes) -> None:
+        """Everything up to `resume` is durable: the server may forget it."""
+        if self._flow is not None:
+            self._flow.ack(position_in(resume))
+
+    def status(self) -> Status:
+        """How it is doing; may be called from any thread."""
+        if self._flow is None:
+            return Status(source=self._source.name, phase=Phase.STARTING)
+        return self._flow.status()
+
+    def close(self) -> None:
+        """End the iteration; may be called from any thread."""
+        self._closing.set()
+        if self._flow is not None:
+            self._flow.interrupt()
+
+
+class _Flow:
+    """Batches of one connection: copy what is not copied, then stream."""
+
+    def __init__(
+        self,
+        source: PostgresSettings,
+        session: Session,
+        register: Register,
+        closing: threading.Event,
+    ) -> None:
+        self._source = source
+        self._session = session
+        self._register = register
+        self._closing = closing
+        self._phase = Phase.STARTING
+        self._resume = session.resume
+        self._refused = session.refused
+        self._receiver: Receiver | None = None
+        self._copier: Copier | None = None
+        self._stored_at = 0
+        self._inside = False  # whether a transaction was handed over in part
+        self._commit_time = 0  # of the newest change that was handed over; 0: none since caught up
+        self._caught_up = time.time()  # when the log last had all that the server had told of
+        self._watched = self._beat = time.monotonic()
+        self._beat_position = 0
+
+    def batches(self) -> Iterator[Batch]:
+        """Everything, for ever."""
+        yield self._batch([])  # remembers the slot before anything is read from it
+        if self._resume.to_copy:
+            yield from self._copy_at(self._session.point)
+        receiver = self._receive()
+        self._phase = Phase.STREAMING
+        while not self._closing.is_set():
+            received = receiver.take(_TAKE_SECONDS)
+            if received is not None:
+                yield self._received(received)
+            if self._inside:
+                continue  # nothing may come between the pieces of a transaction
+            self._heartbeat(receiver)
+            if self._tables_appeared():
+                yield from self._copy_at(None)
+                self._phase = Phase.STREAMING
+
+    def ack(self, position: int) -> None:
+        """Everything before `position` is durable."""
+        self._stored_at = time.time_ns() // 1000
+        receiver = self._receiver
+        if receiver is not None:
+            receiver.ack(position)
+            if position >= receiver.wal_end:
+                self._caught_up, self._commit_time = time.time(), 0
+
+    def interrupt(self) -> None:
+        """End waiting and copying."""
+        if self._copier is not None:
+            self._copier.close()
+        if self._receiver is not None:
+            self._receiver.close()
+
+    def release(self) -> None:
+        """Let go of the server."""
+        self._closing.set()
+        self.interrupt()
+        self._session.catalog.close()
+        if self._receiver is None:
+            self._session.replication.close()
+
+    def status(self) -> Status:
+        """How it is doing."""
+        resume, receiver = self._resume, self._receiver
+        lag = max(receiver.wal_end - resume.position, 0) if receiver else 0
+        since = self._commit_time / 1e6 or self._caught_up
+        return msgspec.structs.replace(
+            resume.status(self._source.name, self._phase),
+            lag_bytes=lag,
+            lag_seconds=max(time.time() - since, 0.0) if lag else 0.0,
+            heard_at=receiver.heard_at if receiver else self._stored_at,
+            stored_at=self._stored_at,
+            errored=resume.errored | self._refused,
+        )
+
+    def _batch(self, changes: list[Change]) -> Batch:
+        return Batch(changes, self._resume.encode())
+
+    # -- streaming ------------------------------------------------------------------------------
+
+    def _receive(self, boundary: int | None = None) -> Receiver:
+        """The receiver, started when it is first asked for."""
+        if self._receiver is None:
+            self._receiver = self._start_receiver(boundary)
+            if self._closing.is_set():
+                self._receiver.close()
+        elif boundary is not None:
+            self._receiver.set_boundary(boundary)
+        return self._receiver
+
+    def _start_receiver(self, boundary: int | None) -> Receiver:
+        source, resume = self._source, self._resume
+        options = {
+            "proto_version": "1",
+            "publication_names": f'"{source.publication_name}"',
+            "messages": "true",
+        }
+        replication = self._session.replication
+        replication.start(resume.slot, resume.position, options)
+        # The receiver asks the catalogs from its own thread, so it has its own connection.
+        catalog = self._session.another_catalog()
+        assembler = Assembler(catalog, self._register, after=resume.position, xid=resume.xid)
+        assembler.renew(resume.live, resume.errored, resume.versions)
+        timeout = self._session.catalog.wal_sender_timeout()
+        seconds = min(_LONGEST_STATUS, timeout / 3) if timeout else _LONGEST_STATUS
+        receiver = Receiver(replication, assembler, catalog, status_seconds=seconds)
+        receiver.start(boundary=boundary)
+        return receiver
+
+    def _received(self, received: Received) -> Batch:
+        if received.changes:
+            self._commit_time = received.changes[-1].transaction.commit_time
+        self._inside = received.position is None
+        if received.position is None:
+            return Batch(received.changes, None)
+        self._resume = msgspec.structs.replace(
+            self._resume,
+            position=received.position,
+            xid=received.xid,
+            errored=received.errored,
+            versions=received.versions,
+        )
+        return self._batch(received.changes)
+
+    def _heartbeat(self, receiver: Receiver) -> None:
+        """Write a word into an otherwise idle stream, so that the slot can move."""
+        now = time.monotonic()
+        if now - self._beat < self._source.heartbeat_seconds:
+            return
+        position, idle = self._resume.position, self._resume.position == self._beat_position
+        self._beat, self._beat_position = now, position
+        if idle and receiver.wal_end > position:
+            self._session.catalog.beat()
+
+    def _tables_appeared(self) -> bool:
+        now = time.monotonic()
+        if now - self._watched < _WATCH_SECONDS or self._closing.is_set():
+            return False
+        self._watched = now
+        source = self._source
+        self._receive().heard_of(self._session.catalog.wal_lsn())
+        published = slot.publish(
+            self._session.catalog, source.publication_name, source.tables, refused=self._refused
+        )
+        self._refused = published.refused
+        self._resume = with_tables(self._resume, published.tables, copying=True)
+        return bool(self._resume.to_copy)
+
+    # -- copying --------------------------------------------------------------------------------
+
+    def _copy_at(self, point: Point | None) -> Iterator[Batch]:
+        """Follow the stream to a point, and copy there what is not copied yet."""
+        self._phase = Phase.SNAPSHOT
+        if point is not None:
+            yield from self._copy(point)
+            return
+        if self._receiver is not None:
+            # What is read from here on must not overtake the point that is about to be made.
+            self._receiver.pause()
+            yield from self._reach_boundary(self._receiver)
+        with closing(self._session.address.replicate(self._closing)) as holder:
+            point = slot.create_point(holder, self._source.slot_name)
+            yield from self._follow_to(point.lsn)
+            yield from self._copy(point)
+        resume = self._resume
+        self._receive().renew(resume.live, resume.errored, resume.versions)
+
+    def _follow_to(self, lsn: int) -> Iterator[Batch]:
+        yield from self._reach_boundary(self._receive(boundary=lsn))
+        if not self._closing.is_set():
+            # Of tables that are copied only now the stream has told nothing so far: what was
+            # committed before this point is in the copy, and must not come once more after it.
+            position = max(self._resume.position, lsn)
+            self._resume = msgspec.structs.replace(self._resume, position=position)
+
+    def _reach_boundary(self, receiver: Receiver) -> Iterator[Batch]:
+        while not self._closing.is_set() and not receiver.reached_boundary():
+            received = receiver.take(_TAKE_SECONDS)
+            if received is not None:
+                yield self._received(received)
+
+    def _copy(self, point: Point) -> Iterator[Batch]:
+        source = self._source
+        self._copier = Copier(self._session.address, point, workers=source.copy_workers)
+        if self._closing.is_set():
+            return
+        with closing(self._session.another_catalog()) as catalog:
+            catalog.share(point.snapshot)
+            planner = Planner(
+                catalog, self._register, publication=source.publication_name, point=point
+            )
+            tasks = []
+            for path in self._resume.to_copy:
+                plan = planner.plan(self._resume, path)
+                self._resume = plan.resume
+                tasks += plan.tasks
+                yield self._batch(plan.announced)
+        for copied in self._copier.copy(tasks):
+            self._resume = progressed(self._resume, copied)
+            yield self._batch(copied.changes)

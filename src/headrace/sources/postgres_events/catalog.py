@@ -1,0 +1,313 @@
+"""What a server says of its event table, and of the tables that tell their changes to it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import psycopg
+
+from ...errors import DecodeError, SourceRefused
+from ...event import Change, Column, EventTablePosition, Position, Table
+from ..postgres.address import classify
+from ..postgres.catalog import Catalog, Published
+from ..postgres.copying import Point
+from .ddl import trigger_names
+from .entries import Entry
+from .resume import Seen
+from .rows import Described, EventRows
+
+_IDENTITY = """
+    SELECT s.system_identifier::text, c.timeline_id, current_database()
+    FROM pg_control_system() s, pg_control_checkpoint() c"""
+
+_TRIGGERS = """
+    SELECT tgrelid::bigint, tgname::text, tgenabled <> 'D' AND tgenabled <> 'R',
+           format('%%s:%%s:%%s', oid, xmin, tgenabled)
+    FROM pg_trigger WHERE tgname = ANY (%s) AND tgparentid = 0 ORDER BY tgrelid, tgname"""
+
+# What a snapshot does not see was open in it, or began later.
+_NEWS = """
+    FROM (SELECT xid, id FROM {schema}.events WHERE xid = ANY (%(open)s::text[]::xid8[])
+          UNION ALL
+          SELECT xid, id FROM {schema}.events WHERE xid >= %(after)s::text::xid8) news"""
+
+_ANY_NEWS = "SELECT pg_current_snapshot()::text, EXISTS (SELECT" + _NEWS + ")"
+
+# Whoever has waited for another's row has its own entry after all of the other's: in the order of
+# their last entries no transaction comes before one that it has seen.
+_TRANSACTIONS = (
+    "SELECT xid::text::bigint, max(id), count(*)"
+    + _NEWS
+    + """
+    WHERE pg_visible_in_snapshot(xid, %(target)s::text::pg_snapshot)
+    GROUP BY xid HAVING max(id) > %(entry)s ORDER BY max(id)"""
+)
+
+_FIELDS = """e.xid::text, e.id, e.op, e.columns, e.old, e.new, e.annotations,
+    (e.lsn - '0/0')::bigint, (extract(epoch FROM e.at) * 1000000)::bigint"""
+_ENTRIES = f"""
+    SELECT {_FIELDS}
+    FROM unnest(%(xids)s::text[]::xid8[]) WITH ORDINALITY AS t(xid, turn)
+    JOIN {{schema}}.events e USING (xid) ORDER BY t.turn, e.id"""
+_PIECE = f"""
+    SELECT {_FIELDS} FROM {{schema}}.events e
+    WHERE xid = %(xid)s::text::xid8 AND id > %(after)s ORDER BY id LIMIT %(limit)s"""
+_LAST = f"""
+    SELECT {_FIELDS} FROM {{schema}}.events e
+    WHERE xid = %(xid)s::text::xid8 ORDER BY id DESC LIMIT 1"""
+_ANNOTATIONS = """
+    SELECT annotations FROM {schema}.events
+    WHERE xid = %(xid)s::text::xid8 AND annotations IS NOT NULL
+    GROUP BY annotations ORDER BY min(id)"""
+
+_TRIM = """
+    WITH old AS MATERIALIZED (
+        SELECT xid, id FROM {schema}.events WHERE xid < %(before)s::text::xid8
+        ORDER BY xid, id LIMIT %(limit)s),
+    gone AS (DELETE FROM {schema}.events e USING old
+             WHERE e.xid = old.xid AND e.id = old.id RETURNING e.xid),
+    noted AS (UPDATE {schema}.state SET trimmed = greatest(trimmed, %(before)s::text::xid8)
+              WHERE EXISTS (SELECT FROM old))
+    SELECT count(*) FROM gone"""
+
+
+class Identity(NamedTuple):
+    """Which database of which server."""
+
+    system: str
+    timeline: int
+    database: str
+
+
+class State(NamedTuple):
+    """Which installation, and below which transaction events were removed."""
+
+    installation: str
+    trimmed: int
+
+
+class Triggers(NamedTuple):
+    """The triggers of a table: which they are, and whether they fire."""
+
+    which: str  # changes whenever they are created, disabled or enabled
+    enabled: bool
+
+
+class Told(NamedTuple):
+    """A transaction of the event table."""
+
+    xid: int
+    last: int  # its last entry
+    entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventPoint(Point):
+    """The moment a copy shows: which transactions it sees, and one that is its own."""
+
+    seen: str
+    xid: int
+
+    @property
+    def name(self) -> str:
+        """Its own transaction: no other point has it."""
+        return str(self.xid)
+
+    @property
+    def position(self) -> Position:
+        """Where its rows stand: in no entry."""
+        return EventTablePosition(self.xid, 0, self.lsn)
+
+    def end(self, change: Change) -> None:
+        """Make a change that nobody has seen yet the last of its transaction."""
+        msgspec.structs.force_setattr(change, "last", True)
+
+
+class EventCatalog(Catalog):
+    """Asks the catalogs and the event table over one ordinary connection."""
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], *, source: str, schema: str, origin: str = ""
+    ) -> None:
+        super().__init__(connection, source=source, origin=origin)
+        self._schema = schema
+        self._raw = connection
+
+    def read_raw(self, connection: psycopg.Connection[Any]) -> None:
+        """Read entries over this connection, which is in the encoding of rows."""
+        self._raw = connection
+
+    def close(self) -> None:
+        """End the session."""
+        self._raw.close()
+        super().close()
+
+    def identity(self) -> Identity:
+        """Which server this is, and which database of it."""
+        return Identity(*self.rows(_IDENTITY)[0])
+
+    def edition(self) -> str | None:
+        """What the installed function says of itself; None: there is none."""
+        query = """SELECT coalesce(obj_description(p.oid, 'pg_proc'), '')
+                   FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+                   WHERE n.nspname = %s AND p.proname = 'emit_cdc_event'"""
+        found = self.rows(query, self._schema)
+        return str(found[0][0]) if found else None
+
+    def state(self) -> State:
+        """Which installation it is, and how far its events were removed."""
+        query = "SELECT installation::text, trimmed::text::bigint FROM {schema}.state"
+        found = self._asked(query)
+        if not found:
+            raise SourceRefused(f"the table {self._schema}.state is empty")
+        return State(*found[0])
+
+    # -- tables ---------------------------------------------------------------------------------
+
+    def published(self, publication: str) -> list[Published]:
+        """The tables that have every trigger, enabled or not; there is no publication."""
+        complete = self.triggers()
+        return [table for table in self.wanted(("*.*",)) if table.oid in complete]
+
+    def wanted(self, globs: Sequence[str]) -> list[Published]:
+        """The tables that match any of the globs, but for our own."""
+        return self._candidates(globs)
+
+    def triggers(self) -> dict[int, Triggers]:
+        """The triggers of every table that has all of them."""
+        names = trigger_names(self._schema)
+        found: dict[int, list[tuple[str, bool]]] = {}
+        for relation, _, enabled, which in self.rows(_TRIGGERS, list(names)):
+            found.setdefault(relation, []).append((which, enabled))
+        return {
+            relation: Triggers(" ".join(w for w, _ in each), all(enabled for _, enabled in each))
+            for relation, each in found.items()
+            if len(each) == len(names)
+        }
+
+    def triggered(self) -> list[Published]:
+        """The tables that have any of them."""
+        found = self.rows(_TRIGGERS, list(trigger_names(self._schema)))
+        having = {row[0] for row in found}
+        return [table for table in self.wanted(("*.*",)) if table.oid in having]
+
+    def owns(self, relation: int) -> bool:
+        """Whether we may put triggers on a table."""
+        query = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s"
+        found = self.rows(query, relation)
+        return bool(found and found[0][0])
+
+    def event_rows(self, columns: str) -> EventRows:
+        """The decoder for rows of a description."""
+        query = "SELECT described::text FROM {schema}.relations WHERE columns = %(columns)s LIMIT 1"
+        found = self._asked(query, columns=columns)
+        if not found:
+            raise DecodeError(f"{self._schema}.relations does not know the columns {columns}")
+        described = msgspec.json.decode(found[0][0], type=Described)
+        told = self._columns([(c.name, c.key, c.type_id, c.modifier) for c in described.columns])
+        published = Published(described.schema, described.name, described.relation, None)
+        return EventRows(self._rows(self._described(published, "full", told)), described)
+
+    def _described(self, published: Published, identity: str, columns: tuple[Column, ...]) -> Table:
+        # A trigger sees the whole old row, whatever the table's replica identity is.
+        return super()._described(published, "full", columns)
+
+    def _candidates(self, globs: Sequence[str]) -> list[Published]:
+        return [t for t in super()._candidates(globs) if t.schema != self._schema]
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def point(self) -> EventPoint:
+        """Begin a transaction whose snapshot others may share until it ends."""
+        self.run("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        query = """SELECT pg_export_snapshot(), (pg_current_wal_insert_lsn() - '0/0')::bigint,
+                          pg_current_snapshot()::text, pg_current_xact_id()::text::bigint"""
+        return EventPoint(*self.rows(query)[0])
+
+    def snapshot(self) -> str:
+        """The snapshot of this moment."""
+        return str(self.rows("SELECT pg_current_snapshot()::text")[0][0])
+
+    def news(self, seen: Seen) -> tuple[str, bool]:
+        """The snapshot of this moment, and whether it sees events that an earlier one does not."""
+        snapshot, any_ = self._asked(_ANY_NEWS, **_unseen(seen))[0]
+        return snapshot, any_
+
+    def transactions(self, seen: Seen, target: str, entry: int) -> Generator[Told, None, None]:
+        """What a snapshot sees and an earlier one does not, in order, after an entry."""
+        query = self._named(_TRANSACTIONS)
+        asked = _unseen(seen) | {"target": target, "entry": entry}
+        try:
+            # Held by the server: there may be millions, and no transaction shall stay open.
+            with self._connection.cursor("headrace_transactions", withhold=True) as cursor:
+                cursor.execute(query, asked)
+                for xid, last, entries in cursor:
+                    yield Told(xid, last, entries)
+        except psycopg.Error as error:
+            raise classify(error, "query failed") from error
+
+    def entries(self, xids: Sequence[int]) -> list[Entry]:
+        """The entries of some transactions, in the order of these."""
+        return self._read(_ENTRIES, xids=[str(xid) for xid in xids])
+
+    def piece(self, xid: int, after: int, limit: int) -> list[Entry]:
+        """Some entries of one transaction."""
+        return self._read(_PIECE, xid=str(xid), after=after, limit=limit)
+
+    def last_entry(self, xid: int) -> Entry:
+        """The last entry of a transaction."""
+        return self._read(_LAST, xid=str(xid))[0]
+
+    def annotations(self, xid: int) -> list[bytes]:
+        """What a transaction has said of itself, in order."""
+        return [text for (text,) in self._raw_rows(_ANNOTATIONS, xid=str(xid)) if text is not None]
+
+    def trim(self, before: int, limit: int) -> int:
+        """Remove some events of transactions below `before`; returns how many."""
+        return int(self._asked(_TRIM, before=str(before), limit=limit)[0][0])
+
+    def apply(self, statements: str, *, wait: str = "0") -> bool:
+        """Run statements as one transaction; False when a lock was not to be had in time."""
+        try:
+            with self._connection.transaction():
+                self._connection.execute("SELECT set_config('lock_timeout', %s, true)", (wait,))
+                self._connection.execute(statements.encode())
+        except psycopg.errors.LockNotAvailable:
+            return False
+        except psycopg.Error as error:
+            raise classify(error, "statement failed") from error
+        return True
+
+    def _named(self, query: str) -> bytes:
+        return query.replace("{schema}", f'"{self._schema}"').encode()
+
+    def _asked(self, query: str, **parameters: object) -> list[tuple[Any, ...]]:
+        try:
+            return self._connection.execute(self._named(query), parameters).fetchall()
+        except psycopg.Error as error:
+            raise classify(error, "query failed") from error
+
+    def _read(self, query: str, **parameters: object) -> list[Entry]:
+        return [
+            Entry(int(xid), int(id_), op, columns.decode(), old, new, said, int(lsn), int(at))
+            for xid, id_, op, columns, old, new, said, lsn, at in self._raw_rows(
+                query, **parameters
+            )
+        ]
+
+    def _raw_rows(self, query: str, **parameters: object) -> list[tuple[Any, ...]]:
+        """Values as the server prints them: nobody decodes a row before its columns are known."""
+        try:
+            result = self._raw.execute(self._named(query), parameters).pgresult
+        except psycopg.Error as error:
+            raise classify(error, "query failed") from error
+        assert result is not None
+        value, columns = result.get_value, range(result.nfields)
+        return [tuple([value(row, at) for at in columns]) for row in range(result.ntuples)]
+
+
+def _unseen(seen: Seen) -> dict[str, object]:
+    return {"open": [str(xid) for xid in seen.open], "after": str(seen.after)}

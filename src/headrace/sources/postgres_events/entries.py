@@ -1,0 +1,165 @@
+"""Entries of an event table -> changes, a transaction at a time. No I/O of its own."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from ...errors import DecodeError
+from ...event import BeforeKind, Change, EventTablePosition, Op, Table, Transaction
+from .. import Register
+from ..postgres.annotations import annotated
+from ..postgres.resume import Copies
+from ..postgres.transactions import ANNOTATION, schema
+from .outbox import Outbox, Router
+from .rows import EventRows
+
+_OPERATIONS = {b"I": Op.INSERT, b"U": Op.UPDATE, b"D": Op.DELETE, b"T": Op.TRUNCATE}
+_set = msgspec.structs.force_setattr
+
+
+class Entry(NamedTuple):
+    """A row of the event table."""
+
+    xid: int
+    id: int
+    op: bytes
+    columns: str  # which description its rows follow
+    old: bytes | None
+    new: bytes | None
+    annotations: bytes | None
+    lsn: int
+    at: int  # µs since 1970
+
+
+class Describes(Protocol):
+    """Who knows what the event table was told of its tables: the catalog."""
+
+    def event_rows(self, columns: str) -> EventRows:
+        """The decoder for rows of a description."""
+        ...
+
+    def sourceless(self) -> Table:
+        """The table of changes that belong to no table."""
+        ...
+
+
+class Teller:
+    """Collects entries into changes; the last of a transaction must be known as such."""
+
+    def __init__(
+        self, catalog: Describes, register: Register, resume: Copies, outbox: Outbox | None = None
+    ) -> None:
+        self.errored = resume.errored
+        self._router = Router(outbox, register, resume.versions)
+        self._catalog = catalog
+        self._register = register
+        self._live = resume.live
+        self._known: dict[str, EventRows] = {}
+        self._open: list[Change] = []
+        self._transaction: Transaction | None = None
+        self._ordinal = 0
+
+    def renew(self, resume: Copies) -> None:
+        """Take up tables that were copied meanwhile."""
+        self.errored, self._live = resume.errored, resume.live
+        self._router.versions = resume.versions
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Which version of each table was told last."""
+        return self._router.versions
+
+    def copied(self, changes: Sequence[Change]) -> list[Change]:
+        """A transaction of a copy, as its rows are told."""
+        return self._router.transaction(changes)
+
+    def begin(self, last: Entry, annotations: Iterable[bytes]) -> None:
+        """A transaction begins, of which the last entry is known, and all annotations."""
+        metadata, unfit = None, []
+        for annotation in annotations:
+            metadata, whole = annotated(metadata, annotation)
+            unfit += [] if whole else [annotation]
+        now = time.time_ns() // 1000
+        # The server keeps no time of a commit; the last entry was written just before.
+        self._transaction = Transaction(str(last.xid), last.at, now, metadata)
+        self._ordinal = 0
+        for annotation in unfit:
+            self._add(
+                Op.MESSAGE, self._register(self._catalog.sourceless()), last, _spoken(annotation)
+            )
+
+    def take(self, entries: Sequence[Entry]) -> list[Change]:
+        """The changes of some entries, but one: it may be the transaction's last."""
+        for entry in entries:
+            self._tell(entry)
+        taken, self._open = self._open[:-1], self._open[-1:]
+        return taken
+
+    def end(self) -> list[Change]:
+        """The transaction has ended."""
+        taken, self._open = self._open, []
+        if taken:
+            _set(taken[-1], "last", True)
+        return taken
+
+    def _tell(self, entry: Entry) -> None:
+        rows = self._known.get(entry.columns)
+        if rows is None:
+            rows = self._known[entry.columns] = self._catalog.event_rows(entry.columns)
+        path = self._live.get(rows.table.relation)
+        if path is None:
+            return
+        if rows.table.version == 0:
+            rows = self._known[entry.columns] = rows.of(self._register(rows.table))
+        if self.versions.get(path) != rows.table.version:
+            self._router.versions = self.versions | {path: rows.table.version}
+            self._add(Op.SCHEMA, rows.table, entry, schema(rows.table))
+        self._row(entry, rows, path)
+
+    def _row(self, entry: Entry, rows: EventRows, path: str) -> None:
+        op = _OPERATIONS.get(entry.op)
+        if op is Op.TRUNCATE:
+            self._add(op, rows.table, entry, {"relations": [rows.table.relation]})
+            return
+        if path not in self.errored and op is not None:
+            try:
+                row = rows.read(op, entry.old, entry.new)
+                self._append(Change(op, rows.table, *row, *self._place(entry)))
+            except DecodeError as error:
+                self.errored = self.errored | {path: str(error)}
+            else:
+                return
+        self._add(Op.MESSAGE, rows.table, entry, _undecoded(entry, op, self.errored.get(path, "")))
+
+    def _add(self, op: Op, table: Table, entry: Entry, said: dict[str, Any]) -> None:
+        content = msgspec.json.encode(said)
+        place = self._place(entry)
+        self._append(Change(op, table, None, None, BeforeKind.NONE, content, None, (), *place))
+
+    def _place(self, entry: Entry) -> tuple[Transaction, int, EventTablePosition]:
+        assert self._transaction is not None
+        position = EventTablePosition(entry.xid, entry.id, entry.lsn)
+        return self._transaction, self._ordinal + 1, position
+
+    def _append(self, change: Change) -> None:
+        for each in self._router.routed(change):
+            self._ordinal += 1
+            _set(each, "ordinal", self._ordinal)  # nobody has seen it yet
+            self._open.append(each)
+
+
+def _spoken(annotation: bytes) -> dict[str, Any]:
+    content = annotation.decode(errors="replace")
+    return {"prefix": ANNOTATION, "transactional": True, "content": content}
+
+
+def _undecoded(entry: Entry, op: Op | None, why: str) -> dict[str, Any]:
+    """Keep the bytes, so that nothing is forgotten that is not in the log."""
+    rows = {"old": entry.old, "new": entry.new}
+    kept = {name: base64.b64encode(row).decode() for name, row in rows.items() if row is not None}
+    return {"error": why, "operation": op or entry.op.decode(errors="replace")} | kept

@@ -1,0 +1,125 @@
+"""Putting the event table and its triggers into a database, and taking them out again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...errors import SourceRefused
+from ..postgres.catalog import Published
+from . import ddl
+from .catalog import EventCatalog
+from .settings import PostgresEventsSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What of the wanted tables tells its changes, and why others do not."""
+
+    tables: list[Published]
+    triggers: dict[str, str]  # schema.table -> which triggers
+    refused: dict[str, str]  # schema.table -> reason
+    waiting: dict[str, str]  # the same, of tables that are tried again
+
+
+def ensure(
+    catalog: EventCatalog, source: PostgresEventsSettings, *, refused: Mapping[str, str] = {}
+) -> Installed:
+    """The tables to capture, after putting triggers on those that lack them.
+
+    A table that was `refused` before is not tried again; it counts once somebody has done it.
+    """
+    if source.install:
+        set_up(catalog, source.schema)
+    elif catalog.edition() is None:
+        raise SourceRefused(
+            f"there is no event table in schema {source.schema}",
+            hint=f"Run `headrace postgres install {source.name}` as its owner.",
+        )
+    present = catalog.triggers()
+    reasons: dict[str, str] = {}
+    waiting: dict[str, str] = {}
+    for table in catalog.wanted(source.tables):
+        if table.oid in present:
+            continue
+        if why := refused.get(table.path) or _cannot(catalog, source, table):
+            reasons[table.path] = why
+        elif not _add(catalog, source, table):
+            waiting[table.path] = "it gets its triggers once the transactions that write to it end"
+    return _installed(catalog, source, reasons, waiting)
+
+
+def set_up(catalog: EventCatalog, schema: str) -> None:
+    """Create the event table where it is missing, and bring its functions up to date."""
+    found = catalog.edition()
+    if found == ddl.edition(schema):
+        return
+    try:
+        catalog.apply(ddl.setup(schema))
+    except SourceRefused as error:
+        if found is not None:
+            return  # somebody else's, and it works: that is for its owner to renew
+        raise SourceRefused(
+            f"the event table cannot be created: {error}",
+            hint="`headrace postgres install --print` shows what its owner can run.",
+        ) from error
+
+
+def install(catalog: EventCatalog, source: PostgresEventsSettings) -> Installed:
+    """What a person asks for by the command: as `ensure`, also where captures must not."""
+    return ensure(catalog, dataclasses.replace(source, install=True))
+
+
+def uninstall(catalog: EventCatalog, schema: str) -> list[str]:
+    """Take triggers, functions and tables out again; returns which tables had triggers."""
+    tables = catalog.triggered()
+    catalog.apply(removal(catalog, schema))
+    return [table.path for table in tables]
+
+
+def statements(catalog: EventCatalog, source: PostgresEventsSettings) -> str:
+    """Everything that `install` would run, for somebody else to run."""
+    wanted = [(table.schema, table.name) for table in catalog.wanted(source.tables)]
+    parts = [ddl.triggers(source.schema, table) for table in wanted]
+    return "\n\n".join([ddl.setup(source.schema), *parts])
+
+
+def removal(catalog: EventCatalog, schema: str) -> str:
+    """Everything that `uninstall` would run, for somebody else to run."""
+    tables = [(table.schema, table.name) for table in catalog.triggered()]
+    parts = [ddl.without_triggers(schema, table) for table in tables]
+    return "\n".join([*parts, ddl.remove(schema)])
+
+
+def _installed(
+    catalog: EventCatalog,
+    source: PostgresEventsSettings,
+    reasons: dict[str, str],
+    waiting: dict[str, str],
+) -> Installed:
+    present = catalog.triggers()
+    tables = [table for table in catalog.wanted(source.tables) if table.oid in present]
+    for table in tables:
+        if not present[table.oid].enabled:
+            waiting[table.path] = (
+                "its triggers are disabled, so that its changes are not told; its owner can run: "
+                + ddl.triggers(source.schema, (table.schema, table.name))
+            )
+    triggers = {table.path: present[table.oid].which for table in tables}
+    return Installed(tables, triggers, reasons, waiting)
+
+
+def _cannot(catalog: EventCatalog, source: PostgresEventsSettings, table: Published) -> str:
+    """Why the triggers of a table cannot be created by us; "": they can."""
+    if not source.install:
+        return f"it has no triggers; run `headrace postgres install {source.name}` as its owner"
+    if catalog.owns(table.oid):
+        return ""
+    statements = ddl.triggers(source.schema, (table.schema, table.name))
+    return f"it has no triggers, and is not ours; its owner can run: {statements}"
+
+
+def _add(catalog: EventCatalog, source: PostgresEventsSettings, table: Published) -> bool:
+    """Put the triggers on a table; False when others would have had to wait too long."""
+    return catalog.apply(ddl.triggers(source.schema, (table.schema, table.name)), wait="3s")

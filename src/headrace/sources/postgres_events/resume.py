@@ -1,0 +1,69 @@
+"""What the log remembers of an event table between two runs.
+
+How far it has come is no number: transactions do not commit in the order of their numbers. It is
+a snapshot, as PostgreSQL prints one: which transactions had committed. What another, later
+snapshot sees and this one does not is what comes next, however late it was committed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from ..postgres.resume import Copies, Restart
+
+
+class Seen(NamedTuple):
+    """A snapshot: every transaction below `after` that is not among `open` is in it."""
+
+    oldest: int  # every transaction below has ended
+    after: int
+    open: tuple[int, ...]
+
+    @classmethod
+    def of(cls, snapshot: str) -> Seen:
+        """Read PostgreSQL's text for it: 10:20:10,14,15."""
+        oldest, after, open_ = snapshot.split(":")
+        return cls(int(oldest), int(after), tuple(int(xid) for xid in open_.split(",") if xid))
+
+
+class EventResume(Copies, frozen=True, kw_only=True):
+    """Which event table of which server, and which of its transactions are in the log."""
+
+    installation: str  # an event table made anew has another
+    seen: str  # the snapshot whose transactions are in the log
+    triggers: dict[str, str]  # schema.table -> which triggers tell its changes
+    # While what lies between two snapshots is handed over: the later one, and the last entry of
+    # the last transaction that is in the log. They come in the order of their last entries.
+    target: str = ""
+    entry: int = 0
+
+    @property
+    def reached(self) -> str:
+        """The snapshot, as PostgreSQL writes one."""
+        return self.seen
+
+    def reaching(self, target: str) -> EventResume:
+        """On the way to a later snapshot."""
+        return msgspec.structs.replace(self, target=target, entry=0)
+
+    def arrived(self) -> EventResume:
+        """With everything that the later snapshot sees."""
+        return msgspec.structs.replace(self, seen=self.target or self.seen, target="", entry=0)
+
+
+def decode(stored: bytes) -> EventResume | Restart:
+    """What `encode` wrote."""
+    if b'"restart":' in stored[:16]:
+        return msgspec.json.decode(stored, type=Restart)
+    return msgspec.json.decode(stored, type=EventResume)
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    seen: str
+
+
+def seen_in(stored: bytes) -> Seen:
+    """The snapshot alone, passing over everything else."""
+    return Seen.of(msgspec.json.decode(stored, type=_Seen).seen)

@@ -1,0 +1,138 @@
+"""Connecting: to the right server, with an event table that is still the one the log follows."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import msgspec
+
+from ...errors import PositionLost, SourceRefused, SourceReplaced
+from ..postgres.address import Address
+from ..postgres.resume import Copy, Restart
+from ..postgres.session import narrowed, with_tables
+from ..postgres.slot import nothing_matches
+from . import install
+from .catalog import EventCatalog, Identity
+from .install import Installed
+from .resume import EventResume, Seen
+from .settings import PostgresEventsSettings
+
+
+@dataclass(frozen=True, slots=True)
+class EventSession:
+    """A connection to a server that has turned out to be the right one."""
+
+    source: PostgresEventsSettings
+    address: Address  # for sessions that read rows
+    catalog: EventCatalog
+    resume: EventResume  # where to go on
+    installed: Installed
+
+    @classmethod
+    def open(
+        cls, source: PostgresEventsSettings, stored: EventResume | Restart | None
+    ) -> EventSession:
+        """Connect, make sure who the server is, and that its tables tell their changes."""
+        with ExitStack() as stack:
+            asking = EventCatalog(
+                source.address.connect(), source=source.name, schema=source.schema
+            )
+            stack.callback(asking.close)
+            identity, encoding = asking.identity(), asking.row_encoding()
+            if isinstance(stored, EventResume):
+                _expect_same_server(stored, identity)
+            installed = install.ensure(asking, source)
+            if not installed.tables and stored is None:
+                raise _nothing_to_capture(source, installed)
+            if isinstance(stored, EventResume):
+                _expect_same_events(stored, asking)
+                resume = narrowed(stored, source.tables)
+            else:
+                resume = _begin(identity, asking, stored)
+            # Without a snapshot, what is not copied is what was there before the first start.
+            copying = source.snapshot or stored is not None
+            resume = told_by(resume, installed, copying=copying)
+            address = dataclasses.replace(source.address, encoding=encoding)
+            catalog = _catalog(source, resume.origin)
+            if encoding != source.address.encoding:
+                catalog.read_raw(address.connect())
+        return cls(source, address, catalog, resume, installed)
+
+    def another_catalog(self) -> EventCatalog:
+        """The catalogs over a connection of its own, for another snapshot."""
+        return _catalog(self.source, self.resume.origin)
+
+
+def _catalog(source: PostgresEventsSettings, origin: str) -> EventCatalog:
+    connection = source.address.connect()
+    return EventCatalog(connection, source=source.name, schema=source.schema, origin=origin)
+
+
+def told_by(resume: EventResume, installed: Installed, *, copying: bool) -> EventResume:
+    """Add tables that are not known yet, and copy anew those whose triggers are others.
+
+    While a table had no trigger, or one that did not fire, its changes were told to nobody.
+    """
+    copies = {
+        path: Copy(copy.relation, again=True)
+        if installed.triggers.get(path, "") != resume.triggers.get(path, "")
+        and copy.ranges is not None
+        else copy
+        for path, copy in resume.copies.items()
+        if path in installed.triggers
+    }
+    gone = tuple(path for path in resume.copies if path not in installed.triggers)
+    resume = msgspec.structs.replace(
+        resume, copies=copies, triggers=installed.triggers, former=(*resume.former, *gone)
+    )
+    return with_tables(resume, installed.tables, copying=copying)
+
+
+def _nothing_to_capture(source: PostgresEventsSettings, installed: Installed) -> SourceRefused:
+    for path, why in (installed.refused | installed.waiting).items():
+        return SourceRefused(f"table {path}: {why}")
+    return nothing_matches(source.tables)
+
+
+def _begin(identity: Identity, catalog: EventCatalog, stored: Restart | None) -> EventResume:
+    return EventResume(
+        system=identity.system,
+        timeline=identity.timeline,
+        database=identity.database,
+        installation=catalog.state().installation,
+        seen=catalog.snapshot(),
+        copies={},
+        errored={},
+        versions={},
+        triggers={},
+        former=stored.tables if stored else (),
+    )
+
+
+def _expect_same_server(resume: EventResume, found: Identity) -> None:
+    if (resume.system, resume.database) != (found.system, found.database):
+        raise SourceReplaced(
+            f"this is server {found.system} database {found.database!r}, but the log follows "
+            f"server {resume.system} database {resume.database!r}"
+        )
+    if found.timeline != resume.timeline:
+        raise SourceReplaced(
+            f"the server is on timeline {found.timeline}, the log follows timeline "
+            f"{resume.timeline}: it was restored or a standby was promoted"
+        )
+
+
+def _expect_same_events(resume: EventResume, catalog: EventCatalog) -> None:
+    """Halt unless everything that the log has not seen is still in this very event table."""
+    state = catalog.state()
+    if state.installation != resume.installation:
+        raise PositionLost("the event table was removed and installed anew")
+    if catalog.next_xid() < Seen.of(resume.seen).after:
+        raise SourceReplaced("the server stands before the log's position: it was restored")
+    if state.trimmed > Seen.of(resume.seen).oldest:
+        raise PositionLost(
+            f"events of transactions below {state.trimmed} were removed, but the log has only "
+            f"those that snapshot {resume.seen} sees: somebody else reads this event table"
+        )

@@ -1,0 +1,45 @@
+"""The settings of a PostgreSQL source that is captured by triggers and an event table."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
+
+from ...errors import ConfigError
+from ...secret import Secret
+from ..postgres.address import Address, check_url, host_of
+from ..postgres.catalog import matches
+from .outbox import Outbox
+
+SchemaName = Annotated[str, Meta(pattern="^[a-z_][a-z0-9_]{0,40}$")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostgresEventsSettings:
+    """What the config says."""
+
+    name: str
+    url: Secret
+    tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("public.*",)
+    schema: SchemaName = "headrace"  # where the event table and its functions are
+    install: bool = True  # whether to put triggers on tables that have none
+    trim: bool = True  # whether events are removed once the log has them
+    snapshot: bool = True  # whether to copy the rows that are there already
+    copy_workers: Annotated[int, Meta(ge=1, le=64)] = 2
+    poll_seconds: Annotated[float, Meta(gt=0)] = 0.2
+    outbox: Outbox | None = None  # a table of events that the application writes itself
+
+    def __post_init__(self) -> None:
+        check_url(self.name, self.url)
+        if self.outbox and not matches(self.outbox.table, self.tables):
+            raise ConfigError(f"the outbox {self.outbox.table} is not among tables; add it there")
+
+    @property
+    def host(self) -> str:
+        """The server's name in the url; a socket is a server on this machine."""
+        return host_of(self.url)
+
+    @property
+    def address(self) -> Address:
+        """How to reach the server."""
+        return Address(self.url, application=f"headrace {self.name}")

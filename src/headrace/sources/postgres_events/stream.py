@@ -1,0 +1,303 @@
+"""The flow of a source that reads an event table, from connecting to closing.
+
+What comes next is what a snapshot sees and an earlier one does not. A copy happens at such a
+snapshot too: events are followed up to it, the rows are read under it, and the events go on. So
+copy and events meet exactly, and no transaction is missed, however late it commits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import groupby
+
+import msgspec
+
+from ...errors import DecodeError
+from ...event import Batch, Change
+from .. import Phase, Register, Status
+from ..postgres.copying import Copied, Copier
+from ..postgres.plan import Planner, progressed
+from ..postgres.resume import Restart
+from . import install
+from .catalog import EventPoint, Told
+from .entries import Entry, Teller
+from .resume import EventResume, Seen, seen_in
+from .session import EventSession, told_by
+from .settings import PostgresEventsSettings
+
+_WATCH_SECONDS = 10.0  # between two looks for new tables
+_IDLE_SECONDS = 5.0  # between two steps of an idle position
+_PAGE = 4096  # entries; a longer transaction is handed over in pieces
+_TRIMMED = 10_000  # events removed by one statement
+
+
+class EventStream:
+    """An open source that reads an event table."""
+
+    def __init__(
+        self,
+        source: PostgresEventsSettings,
+        stored: EventResume | Restart | None,
+        register: Register,
+    ) -> None:
+        self._source = source
+        self._stored = stored
+        self._register = register
+        self._closing = threading.Event()
+        self._flow: _Flow | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        session = EventSession.open(self._source, self._stored)
+        flow = self._flow = _Flow(session, self._register, self._closing)
+        try:
+            yield from flow.batches()
+        finally:
+            flow.release()
+
+    def ack(self, resume: bytes) -> None:
+        """Everything up to `resume` is durable: its events may be removed."""
+        if self._flow is not None:
+            self._flow.ack(seen_in(resume))
+
+    def status(self) -> Status:
+        """How it is doing; may be called from any thread."""
+        if self._flow is None:
+            return Status(source=self._source.name, phase=Phase.STARTING)
+        return self._flow.status()
+
+    def close(self) -> None:
+        """End the iteration; may be called from any thread."""
+        self._closing.set()
+        if self._flow is not None:
+            self._flow.interrupt()
+
+
+class _Flow:
+    """Batches of one connection: copy what is not copied, then follow the events."""
+
+    def __init__(self, session: EventSession, register: Register, closing: threading.Event) -> None:
+        self._source = session.source
+        self._session = session
+        self._catalog = session.catalog
+        self._register = register
+        self._closing = closing
+        self._phase = Phase.STARTING
+        self._resume = session.resume
+        self._installed = session.installed
+        self._teller = Teller(session.catalog, register, session.resume, self._source.outbox)
+        self._copier: Copier | None = None
+        self._acked = 0  # every transaction below is durable
+        self._trimmed = 0
+        self._heard_at = self._stored_at = 0
+        self._behind_since = 0.0  # when the newest snapshot saw more than the log has; 0: no more
+        self._watched = self._advanced = time.monotonic()
+
+    def batches(self) -> Iterator[Batch]:
+        """Everything, for ever."""
+        yield self._batch([])  # remembers the event table before anything is read from it
+        if self._resume.to_copy:
+            yield from self._copy_at_a_point()
+        self._phase = Phase.STREAMING
+        while not self._closing.is_set():
+            came = False
+            for batch in self._news():
+                came = True
+                yield batch
+            if self._idle():
+                yield self._batch([])
+            self._trim()
+            if self._tables_appeared():
+                yield from self._copy_at_a_point()
+                self._phase = Phase.STREAMING
+            elif not came:
+                self._closing.wait(self._source.poll_seconds)
+
+    def ack(self, seen: Seen) -> None:
+        """Everything that a snapshot sees is durable."""
+        self._stored_at = time.time_ns() // 1000
+        self._acked = max(self._acked, seen.oldest)
+
+    def interrupt(self) -> None:
+        """End copying."""
+        if self._copier is not None:
+            self._copier.close()
+
+    def release(self) -> None:
+        """Let go of the server."""
+        self._closing.set()
+        self.interrupt()
+        self._catalog.close()
+
+    def status(self) -> Status:
+        """How it is doing."""
+        resume, since, installed = self._resume, self._behind_since, self._installed
+        return msgspec.structs.replace(
+            resume.status(self._source.name, self._phase),
+            lag_seconds=max(time.time() - since, 0.0) if since else 0.0,
+            heard_at=self._heard_at,
+            stored_at=self._stored_at,
+            errored=resume.errored | installed.refused | installed.waiting,
+        )
+
+    def _batch(self, changes: list[Change]) -> Batch:
+        return Batch(changes, self._resume.encode())
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def _news(self) -> Iterator[Batch]:
+        """What has become visible since the snapshot that the log has come to."""
+        if not self._resume.target:
+            target, any_news = self._catalog.news(Seen.of(self._resume.seen))
+            self._heard_at = time.time_ns() // 1000
+            self._resume = self._resume.reaching(target)
+            if not any_news:
+                self._resume = self._resume.arrived()
+                self._behind_since = 0.0
+                return
+            self._behind_since = self._behind_since or time.time()
+        yield from self._follow()
+
+    def _follow(self) -> Iterator[Batch]:
+        """Hand over what lies between two snapshots; after a crash, what is left of it."""
+        resume = self._resume
+        told = self._catalog.transactions(Seen.of(resume.seen), resume.target, resume.entry)
+        with closing(told):
+            for page in _pages(told):
+                if self._closing.is_set():
+                    return
+                yield from self._page(page)
+        # Also where nothing was left: the next look begins at the later snapshot.
+        self._resume = self._resume.arrived()
+        yield self._batch([])
+
+    def _page(self, page: list[Told]) -> Iterator[Batch]:
+        if page[0].entries > _PAGE:
+            yield from self._pieces(page[0])
+            return
+        changes: list[Change] = []
+        entries = self._catalog.entries([told.xid for told in page])
+        for _, group in groupby(entries, key=lambda entry: entry.xid):
+            transaction = list(group)
+            self._teller.begin(transaction[-1], _annotations(transaction))
+            changes += self._teller.take(transaction)
+            changes += self._teller.end()
+        yield self._told(changes, page[-1])
+
+    def _pieces(self, told: Told) -> Iterator[Batch]:
+        """A transaction that is too large to be held at once."""
+        last = self._catalog.last_entry(told.xid)
+        self._teller.begin(last, self._catalog.annotations(told.xid))
+        after = 0
+        while after < told.last:
+            piece = self._catalog.piece(told.xid, after, _PAGE)
+            after = piece[-1].id
+            changes = self._teller.take(piece)
+            if changes:
+                yield Batch(changes, None)
+        yield self._told(self._teller.end(), told)
+
+    def _told(self, changes: list[Change], last: Told) -> Batch:
+        self._resume = msgspec.structs.replace(
+            self._resume,
+            entry=last.last,
+            errored=self._teller.errored,
+            versions=self._teller.versions,
+        )
+        return self._batch(changes)
+
+    def _idle(self) -> bool:
+        """Whether it is time to store how far nothing of ours has happened."""
+        now = time.monotonic()
+        if now - self._advanced < _IDLE_SECONDS or self._resume.target:
+            return False
+        self._advanced = now
+        return True
+
+    def _trim(self) -> None:
+        """Remove events that are durable in the log."""
+        if self._source.trim and self._acked > self._trimmed:
+            before = self._acked
+            if self._catalog.trim(before, _TRIMMED) < _TRIMMED:
+                self._trimmed = before
+
+    def _tables_appeared(self) -> bool:
+        now = time.monotonic()
+        if now - self._watched < _WATCH_SECONDS or self._closing.is_set() or self._resume.target:
+            return False
+        self._watched = now
+        refused = self._installed.refused
+        self._installed = install.ensure(self._catalog, self._source, refused=refused)
+        self._resume = told_by(self._resume, self._installed, copying=True)
+        self._teller.renew(self._resume)
+        return bool(self._resume.to_copy)
+
+    # -- copying --------------------------------------------------------------------------------
+
+    def _copy_at_a_point(self) -> Iterator[Batch]:
+        """Follow the events to a snapshot, and copy there what is not copied yet."""
+        self._phase = Phase.SNAPSHOT
+        if self._resume.target:
+            yield from self._follow()
+        with closing(self._session.another_catalog()) as holder:
+            point = holder.point()
+            self._resume = self._resume.reaching(point.seen)
+            yield from self._follow()
+            yield from self._copy(point)
+        self._teller.renew(self._resume)
+
+    def _copy(self, point: EventPoint) -> Iterator[Batch]:
+        self._copier = Copier(self._session.address, point, workers=self._source.copy_workers)
+        if self._closing.is_set():
+            return
+        with closing(self._session.another_catalog()) as catalog:
+            catalog.share(point.snapshot)
+            planner = Planner(catalog, self._register, publication="", point=point)
+            tasks = []
+            for path in self._resume.to_copy:
+                plan = planner.plan(self._resume, path)
+                self._resume = plan.resume
+                tasks += plan.tasks
+                yield self._batch(self._as_told(plan.announced))
+        for copied in self._copier.copy(tasks):
+            yield self._copied(copied)
+
+    def _copied(self, copied: Copied) -> Batch:
+        changes: list[Change] = []
+        try:
+            changes = self._as_told(copied.changes)
+        except DecodeError as error:
+            copied = dataclasses.replace(copied, error=str(error))
+        self._resume = progressed(self._resume, copied)
+        return self._batch(changes)
+
+    def _as_told(self, changes: list[Change]) -> list[Change]:
+        """The rows of an outbox as what they name, and the resume that says so."""
+        if self._source.outbox is None:
+            return changes
+        self._teller.renew(self._resume)
+        routed = self._teller.copied(changes)
+        self._resume = msgspec.structs.replace(self._resume, versions=self._teller.versions)
+        return routed
+
+
+def _pages(transactions: Iterator[Told]) -> Iterator[list[Told]]:
+    """Transactions that are read together; a large one is alone."""
+    page: list[Told] = []
+    entries = 0
+    for told in transactions:
+        if page and entries + told.entries > _PAGE:
+            yield page
+            page, entries = [], 0
+        page.append(told)
+        entries += told.entries
+    if page:
+        yield page
+
+
+def _annotations(transaction: list[Entry]) -> dict[bytes, None]:
+    """What a transaction has said of itself, each once, in order."""
+    return dict.fromkeys(entry.annotations for entry in transaction if entry.annotations)

@@ -1,0 +1,85 @@
+"""Copying a table: its rows at one moment, as changes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+
+import apsw
+import msgspec
+
+from ...errors import DecodeError
+from ...event import BeforeKind, Change, Op, SqlitePosition, Transaction
+from .connect import Row
+from .database import Snapshot, read
+from .transactions import Described, schema
+
+_ROWS = 4096  # read and told at once
+
+_set = msgspec.structs.force_setattr
+
+
+class Copier:
+    """Tells a table as it is at one moment; `looks` sets its names apart from earlier copies'."""
+
+    def __init__(self, snapshot: Snapshot, layout: int, told: Described, *, looks: int) -> None:
+        self._snapshot = snapshot
+        self._told = told
+        self._name = f"snapshot-{snapshot.last}-{looks}-{layout}"
+        self._number = 0
+        self._found = self._read()
+        self._error: DecodeError | None = None  # that reading all rows has met
+
+    @property
+    def version(self) -> int:
+        """The table's version in the log."""
+        return self._told.table.version
+
+    def hold(self) -> None:
+        """Read all rows at once, so that the moment may be let go."""
+        try:
+            self._found = iter(list(self._found))
+        except DecodeError as error:
+            self._error = error
+
+    def announce(self, *, columns: bool, forget: bool) -> list[Change]:
+        """Say the table's columns, and forget its rows where they are copied anew."""
+        table = self._told.table
+        said: list[tuple[Op, object]] = []
+        if columns:
+            said.append((Op.SCHEMA, schema(table)))
+        if forget:
+            said.append((Op.TRUNCATE, {"snapshot": True, "relations": [table.relation]}))
+        return self._changes([(op, None, msgspec.json.encode(told)) for op, told in said])
+
+    def rows(self) -> Iterator[list[Change]]:
+        """The rows, some at a time."""
+        images = self._told.images
+        if self._error is not None:
+            raise self._error
+        while rows := list(islice(self._found, _ROWS)):
+            yield self._changes([(Op.READ, images.key(row), images.image(row)) for row in rows])
+
+    def _read(self) -> Iterator[Row]:
+        table = self._told.table
+        try:
+            yield from read(self._snapshot.connection, table.name, [c.name for c in table.columns])
+        except UnicodeDecodeError as error:
+            raise DecodeError("a row has text that is not UTF-8") from error
+        except apsw.SQLError as error:  # a generated column by a function that only its writer has
+            raise DecodeError(f"its rows cannot be read: {error}") from error
+
+    def _changes(self, told: list[tuple[Op, bytes | None, bytes]]) -> list[Change]:
+        self._number += 1
+        now = time.time_ns() // 1000
+        transaction = Transaction(f"{self._name}-{self._number}", now, now)
+        at = SqlitePosition(self._snapshot.last, self._snapshot.last)
+        none, table = BeforeKind.NONE, self._told.table
+        changes = [
+            Change(op, table, key, None, none, after, None, (), transaction, ordinal, at)
+            for ordinal, (op, key, after) in enumerate(told, 1)
+        ]
+        if changes:
+            _set(changes[-1], "last", True)
+        return changes

@@ -1,0 +1,259 @@
+"""A SQLite database as the stream reads it: looks at its state, entries, rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import apsw
+
+from ...errors import PositionLost, SourceReplaced, SourceUnavailable
+from . import install
+from .connect import BUSY_MILLISECONDS, Row, connect, not_installed, quoted, rows, writing
+from .triggers import VALUES, WIDTH
+from .values import Broken
+from .wal import Wal
+
+PAGE = 4096  # entries read at once
+
+_IMPATIENT = 20  # milliseconds to wait for a lock, for what may as well be done later
+
+_STATE = """
+    SELECT uuid, last, (SELECT rootpage FROM main.sqlite_schema WHERE name = 'headrace_state')
+    FROM headrace_state"""
+_ENTRIES = f"""
+    SELECT entry, layout, op, at, token, {VALUES} FROM headrace_changes
+    WHERE entry > ? AND entry <= ? ORDER BY entry LIMIT {PAGE}"""
+_TEXT = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) END, CASE typeof({0}) WHEN 'text' \
+THEN NULL ELSE {0} END"
+_RAW = ", ".join(_TEXT.format(f"v{n}") for n in range(WIDTH))
+_MARKS = """
+    SELECT entry, layout, op, at, token FROM headrace_changes
+    WHERE entry > ? AND entry <= ? ORDER BY entry"""
+_LOST = """the append table has no entry {}: somebody else has deleted it"""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The database at one moment, which stays as it was until it is released."""
+
+    connection: apsw.Connection
+    uuid: str
+    last: int  # the newest entry
+    page: int  # where the state's row lies
+    schema: int  # changes with every DDL
+
+    def release(self) -> None:
+        """Let the moment go."""
+        if self.connection.in_transaction:
+            self.connection.execute("COMMIT")
+
+
+class Database:
+    """One connection that writes and watches, and two that hold snapshots in turn."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.realpath(path)
+        self._file = self._found()
+        self._main = connect(self.path)
+        self._opened = [self._main]
+        self._spare: list[apsw.Connection] = []
+        self.uuid = ""
+        self.wal: Wal | None = None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        for connection in self._opened:
+            connection.close()
+
+    def expect_installed(self) -> None:
+        """Raise unless the triggers' tables are there."""
+        install.expect_installed(self._main, self.path)
+
+    def expect_same_file(self) -> None:
+        """Whoever puts another file in place leaves us with one that nobody else sees."""
+        if self._found() != self._file:
+            raise SourceUnavailable(f"{self.path} is another file than it was")
+
+    def version(self) -> int:
+        """Differs after every commit of anybody else."""
+        return int(rows(self._main, "PRAGMA main.data_version")[0][0])
+
+    def snapshot(self) -> Snapshot:
+        """The database as it is now."""
+        connection = self._spare.pop() if self._spare else self._another()
+        connection.execute("BEGIN")
+        state = rows(connection, _STATE)
+        if not state:
+            raise not_installed(self.path)
+        (schema,) = rows(connection, "PRAGMA main.schema_version")[0]
+        uuid, last, page = state[0]
+        return Snapshot(connection, uuid, last, page, schema)
+
+    def _another(self) -> apsw.Connection:
+        connection = connect(self.path)
+        self._opened.append(connection)
+        return connection
+
+    def release(self, snapshot: Snapshot | None) -> None:
+        """Let a moment go."""
+        if snapshot is not None and snapshot.connection not in self._spare:
+            snapshot.release()
+            self._spare.append(snapshot.connection)
+
+    def begin_watch(self, uuid: str) -> None:
+        """Look for ends of transactions in the write-ahead log, if there is one."""
+        (mode,) = rows(self._main, "PRAGMA main.journal_mode")[0]
+        self.wal = Wal(self.path, uuid) if mode == "wal" else None
+
+    # -- entries --------------------------------------------------------------------------------
+
+    def entries(self, after: int, upto: int) -> list[Row]:
+        """The next entries, as many as a page holds."""
+        try:
+            found = rows(self._main, _ENTRIES, after, upto)
+        except UnicodeDecodeError:
+            found = self._raw_entries(after, upto)
+        if not found or found[0][0] != after + 1 or found[-1][0] - after != len(found):
+            missing = next((n for n, r in enumerate(found, after + 1) if r[0] != n), after + 1)
+            raise PositionLost(_LOST.format(missing))
+        return found
+
+    def all_entries(self, after: int, upto: int) -> Iterator[Row]:
+        """All entries between two, a page at a time."""
+        while after < upto:
+            page = self.entries(after, upto)
+            yield from page
+            after = page[-1][0]
+
+    def marks(self, after: int, upto: int) -> list[Row]:
+        """The same without values."""
+        return rows(self._main, _MARKS, after, upto)
+
+    def notes(self, after: int, upto: int) -> list[Any]:
+        """The annotations between two entries."""
+        query = "SELECT CAST(v0 AS BLOB) FROM headrace_changes WHERE entry > ? AND entry <= ? \
+AND op = 'N' ORDER BY entry"
+        return [note for (note,) in rows(self._main, query, after, upto)]
+
+    def _raw_entries(self, after: int, upto: int) -> list[Row]:
+        (encoding,) = rows(self._main, "PRAGMA main.encoding")[0]
+        query = _ENTRIES.replace(VALUES, _RAW)
+        return [
+            (*row[:5], *_values(row[5:], encoding)) for row in rows(self._main, query, after, upto)
+        ]
+
+    def layout(self, number: int) -> tuple[install.Installed, int | None] | None:
+        """A layout, also one that has gone, and the one that it follows."""
+        return install.layout(self._main, number)
+
+    # -- what is written ------------------------------------------------------------------------
+
+    def renew(self, globs: Sequence[str]) -> install.Report:
+        """Give every table the triggers that it should have."""
+        with writing(self._main):
+            return install.renew(self._main, globs)
+
+    def join(self, name: str, reader: str) -> tuple[str, int]:
+        """Begin as a new reader: the database's identity, and the entry to go on from."""
+        with writing(self._main):
+            uuid, last, _ = rows(self._main, _STATE)[0]
+            statement = "INSERT OR REPLACE INTO headrace_readers VALUES (?, ?, ?, 1)"
+            self._main.execute(statement, (name, reader, last))
+        return str(uuid), int(last)
+
+    def rejoin(self, name: str, reader: str, looks: int) -> int:
+        """Go on as a reader that the database knows; how often that has happened."""
+        with writing(self._main):
+            found = rows(self._main, "SELECT id, looks FROM headrace_readers WHERE name = ?", name)
+            if not found or found[0][0] != reader:
+                raise PositionLost(f"{self.path} keeps nothing for source {name}, or for its log")
+            if found[0][1] < looks:
+                raise SourceReplaced(f"{self.path} is an older copy of the database")
+            now = int(found[0][1]) + 1
+            self._main.execute("UPDATE headrace_readers SET looks = ? WHERE name = ?", (now, name))
+        return now
+
+    def ends(self, after: int) -> list[int]:
+        """Where transactions end, as far as somebody has noted it."""
+        query = "SELECT entry FROM headrace_ends WHERE entry > ? ORDER BY entry"
+        return [entry for (entry,) in rows(self._main, query, after)]
+
+    def note(self, ends: Sequence[int]) -> bool:
+        """Note where transactions end; False: somebody writes just now."""
+        statement = "INSERT OR IGNORE INTO headrace_ends VALUES (?)"
+        try:
+            with self._impatient(), writing(self._main):
+                self._main.executemany(statement, [(end,) for end in ends])
+        except apsw.BusyError:
+            return False
+        return True
+
+    def trim(self, name: str, acked: int, *, most: int) -> int | None:
+        """Delete entries that every reader has stored, up to the one returned, not all at once.
+
+        None: somebody writes just now.
+        """
+        try:
+            with self._impatient(), writing(self._main):
+                return self._trim(name, acked, most)
+        except apsw.BusyError:
+            return None
+
+    @contextmanager
+    def _impatient(self) -> Iterator[None]:
+        self._main.set_busy_timeout(_IMPATIENT)
+        try:
+            yield
+        finally:
+            self._main.set_busy_timeout(BUSY_MILLISECONDS)
+
+    def _trim(self, name: str, acked: int, most: int) -> int:
+        update = "UPDATE headrace_readers SET acked = max(acked, ?) WHERE name = ?"
+        self._main.execute(update, (acked, name))
+        # The newest stays: the next one is counted from it.
+        (upto,) = rows(
+            self._main,
+            """SELECT min((SELECT min(acked) FROM headrace_readers),
+                          (SELECT min(entry) + ? FROM headrace_changes),
+                          (SELECT last - 1 FROM headrace_state))""",
+            most,
+        )[0]
+        if upto is None:
+            return 0
+        self._main.execute("DELETE FROM headrace_changes WHERE entry <= ?", (upto,))
+        self._main.execute("DELETE FROM headrace_ends WHERE entry <= ?", (upto,))
+        return int(upto)
+
+    def checkpoint(self) -> bool:
+        """Move what can be moved into the database itself; whether that was all."""
+        _, frames, moved = rows(self._main, "PRAGMA main.wal_checkpoint(PASSIVE)")[0]
+        return bool(frames == moved)
+
+    def _found(self) -> tuple[int, int]:
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise SourceUnavailable(f"there is no file {self.path}") from error
+        return found.st_dev, found.st_ino
+
+
+def read(connection: apsw.Connection, table: str, columns: Sequence[str]) -> Iterator[Row]:
+    """The rows of a table."""
+    names = ", ".join(map(quoted, columns))
+    yield from connection.execute(f"SELECT {names} FROM main.{quoted(table)}")
+
+
+def _values(raw: Row, encoding: str) -> list[Any]:
+    pairs = zip(raw[::2], raw[1::2], strict=True)
+    return [value if data is None else _decoded(data, encoding) for data, value in pairs]
+
+
+def _decoded(data: bytes, encoding: str) -> str | Broken:
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError:
+        return Broken(data)

@@ -1,0 +1,265 @@
+"""Headrace's tables and triggers in a SQLite database: put there, kept up to date, taken away."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import apsw
+import msgspec
+
+from ...errors import SourceRefused
+from .connect import connect, not_installed, quoted, rows, told, writing
+from .schema import OURS, Layout, Shape, matches, path_of, shapes
+from .triggers import ANNOTATE, KEYS, MOVE_ON, NOW, VALUES, drop, triggers
+
+_KEYS = ", ".join(f"k{number}" for number in range(KEYS))
+
+# `last` stands in a row of its own, so that every transaction that tells anything writes its page.
+_TABLES = f"""
+CREATE TABLE headrace_state (
+  id INTEGER PRIMARY KEY CHECK (id = 1), uuid TEXT NOT NULL, last INTEGER NOT NULL);
+CREATE TABLE headrace_changes (entry INTEGER PRIMARY KEY, layout, op, at, token, {VALUES});
+CREATE TABLE headrace_replaced (layout, part, {_KEYS}, {VALUES});
+CREATE TABLE headrace_layouts (
+  layout INTEGER PRIMARY KEY, relation INTEGER, told TEXT, follows INTEGER, gone INTEGER);
+CREATE TABLE headrace_ends (entry INTEGER PRIMARY KEY);
+CREATE TABLE headrace_readers (name TEXT PRIMARY KEY, id TEXT, acked INTEGER, looks INTEGER);
+CREATE TABLE headrace_annotations (metadata TEXT);
+{ANNOTATE};
+"""
+
+_OBJECTS = """
+    SELECT type, name FROM main.sqlite_schema
+    WHERE type IN ('table', 'trigger') AND name LIKE 'headrace\\_%' ESCAPE '\\'
+    ORDER BY type DESC"""
+_TRIGGERS = """
+    SELECT rowid, name, tbl_name, sql FROM main.sqlite_schema WHERE type = 'trigger'"""
+_LAYOUTS = "SELECT layout, relation, told FROM headrace_layouts WHERE gone IS NULL"
+
+_layout = msgspec.json.Decoder(Layout).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A table that has its triggers."""
+
+    number: int
+    relation: int  # the same for all layouts of a table
+    layout: Layout
+
+    @property
+    def path(self) -> str:
+        """As the config and the status write it."""
+        return path_of(self.layout.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an installation has found and done."""
+
+    tables: tuple[str, ...]  # that have triggers now
+    changed: tuple[str, ...]  # that got new ones
+    refused: dict[str, str]  # table -> why it cannot have any
+
+
+def install(path: str, globs: Sequence[str], *, wal: bool = True) -> Report:
+    """Put tables and triggers into a database; what is there and right stays as it is."""
+    connection = connect(path)
+    with told(path):
+        try:
+            if wal:
+                _write_ahead(connection)
+            with writing(connection):
+                if not is_installed(connection):
+                    connection.execute(_TABLES)
+                    identity = uuid.uuid4().hex
+                    connection.execute("INSERT INTO headrace_state VALUES (1, ?, 0)", (identity,))
+                return renew(connection, globs)
+        finally:
+            connection.close()
+
+
+def alter(path: str, statements: str) -> Report:
+    """Run DDL without losing a change: no write comes between it and the new triggers.
+
+    SQLite refuses to drop a column that a trigger names, so these are away meanwhile.
+    """
+    connection = connect(path)
+    with told(path):
+        try:
+            expect_installed(connection, path)
+            with writing(connection):
+                known = layouts(connection)
+                for each in known:
+                    _drop_triggers(connection, each.number)
+                connection.execute(statements)
+                if not connection.in_transaction:
+                    raise SourceRefused("what is altered must not end its transaction")
+                return renew(connection, [each.path for each in known], altered=statements)
+        finally:
+            connection.close()
+
+
+def remove(path: str) -> bool:
+    """Take everything of Headrace's away; False: there was nothing."""
+    connection = connect(path)
+    with told(path):
+        try:
+            with writing(connection):
+                found = rows(connection, _OBJECTS)
+                for kind, name in found:
+                    connection.execute(f"DROP {kind} main.{quoted(name)}")
+            return bool(found)
+        finally:
+            connection.close()
+
+
+def _write_ahead(connection: apsw.Connection) -> None:
+    (mode,) = rows(connection, "PRAGMA main.journal_mode")[0]
+    if mode not in ("wal", "memory"):
+        connection.execute("PRAGMA main.journal_mode = WAL")
+
+
+def is_installed(connection: apsw.Connection) -> bool:
+    """Whether Headrace's tables are there."""
+    query = "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'headrace_state'"
+    return bool(rows(connection, query))
+
+
+def expect_installed(connection: apsw.Connection, path: str) -> None:
+    """Raise unless Headrace's tables are there."""
+    if not is_installed(connection):
+        raise not_installed(path)
+
+
+def layouts(connection: apsw.Connection) -> list[Installed]:
+    """The tables that have triggers, or had them when somebody last looked."""
+    return [
+        Installed(number, relation, _layout(said))
+        for number, relation, said in rows(connection, _LAYOUTS)
+    ]
+
+
+def layout(connection: apsw.Connection, number: int) -> tuple[Installed, int | None] | None:
+    """A layout, also one that has gone, and the one that it follows."""
+    query = "SELECT relation, told, follows FROM headrace_layouts WHERE layout = ?"
+    for relation, said, follows in rows(connection, query, number):
+        return Installed(number, relation, _layout(said)), follows
+    return None
+
+
+def renew(connection: apsw.Connection, globs: Sequence[str], *, altered: str = "") -> Report:
+    """Give every table that matches the triggers that it should have; inside a transaction."""
+    known = {each.layout.name: each for each in layouts(connection)}
+    there = {shape.name: shape for shape in shapes(connection, ("*",))}
+    for name, each in known.items():
+        if name not in there:
+            _forget(connection, each.number)
+    changed, refused = [], {}
+    wanted = [shape for name, shape in there.items() if name in known or matches(name, globs)]
+    for shape in wanted:
+        reason = _refusal(shape)
+        if reason:
+            refused[shape.path] = reason
+        elif not _is_right(connection, shape, known.get(shape.name)):
+            _rebuild(connection, shape, known.get(shape.name), altered)
+            changed.append(shape.path)
+    paths = tuple(shape.path for shape in wanted if shape.path not in refused)
+    return Report(paths, tuple(changed), refused)
+
+
+def is_stale(connection: apsw.Connection, globs: Sequence[str]) -> bool:
+    """Whether `renew` would do anything."""
+    known = {each.layout.name: each for each in layouts(connection)}
+    there = {shape.name: shape for shape in shapes(connection, ("*",))}
+    if not there.keys() >= known.keys():
+        return True
+    return any(
+        not _is_right(connection, shape, known.get(name))
+        for name, shape in there.items()
+        if (name in known or matches(name, globs)) and not _refusal(shape)
+    )
+
+
+def refusals(connection: apsw.Connection, globs: Sequence[str]) -> dict[str, str]:
+    """Tables that match and cannot have triggers, and why."""
+    found = {shape.path: _refusal(shape) for shape in shapes(connection, globs)}
+    return {path: why for path, why in found.items() if why}
+
+
+def _refusal(shape: Shape) -> str:
+    if len(shape.identity) > KEYS:
+        return f"it has no rowid and a key of more than {KEYS} columns"
+    return ""
+
+
+def _is_right(connection: apsw.Connection, shape: Shape, known: Installed | None) -> bool:
+    if known is None or known.layout != shape.layout:
+        return False
+    found = [row for row in rows(connection, _TRIGGERS) if row[2].lower() == shape.name.lower()]
+    prefix = f"{OURS}{known.number}_"
+    ours = [row for row in found if row[1].startswith(prefix)]
+    if {name: sql for _, name, _, sql in ours} != triggers(shape, known.number):
+        return False
+    others = [row[0] for row in found if not row[1].startswith(prefix)]
+    return bool(max(others, default=0) < min(row[0] for row in ours))
+
+
+def _rebuild(
+    connection: apsw.Connection, shape: Shape, known: Installed | None, altered: str
+) -> None:
+    (newest,) = rows(connection, "SELECT coalesce(max(layout), 0) FROM headrace_layouts")[0]
+    number = newest + 1
+    follows = None
+    if known is not None:
+        _forget(connection, known.number)
+        follows = known.number if altered and _continues(known.layout, shape) else None
+    relation = known.relation if known else _relation(connection, shape.name, number)
+    connection.execute(
+        "INSERT INTO headrace_layouts VALUES (?, ?, ?, ?, NULL)",
+        (number, relation, _encode(shape.layout).decode(), follows),
+    )
+    for statement in triggers(shape, number).values():
+        connection.execute(statement)
+    if follows is not None:
+        said = f"INSERT INTO headrace_changes (layout, op, at, v0) VALUES (?, 'S', {NOW}, ?)"
+        connection.execute(said, (number, altered))
+        connection.execute(MOVE_ON)
+
+
+def _relation(connection: apsw.Connection, name: str, number: int) -> int:
+    """The number that a table had when it was there before, or a new one."""
+    found = rows(
+        connection,
+        "SELECT min(relation) FROM headrace_layouts WHERE told ->> '$.name' = ?",
+        name,
+    )
+    return int(found[0][0] or number)
+
+
+def _continues(old: Layout, shape: Shape) -> bool:
+    """Whether old rows are rows of the new layout too, once columns are left out or null."""
+    new = shape.layout.columns
+    names = {column.name for column in old.columns}
+    kept = tuple(column for column in new if column.name in names)
+    same = tuple(column for column in old.columns if column in kept)
+    keys = [column for column in old.columns if column.key]
+    added = new[len(kept) :]
+    return (
+        kept == same == new[: len(kept)]
+        and keys == [column for column in new if column.key]
+        and not any(column.name in shape.filled for column in added)
+    )
+
+
+def _forget(connection: apsw.Connection, number: int) -> None:
+    _drop_triggers(connection, number)
+    connection.execute("UPDATE headrace_layouts SET gone = 1 WHERE layout = ?", (number,))
+
+
+def _drop_triggers(connection: apsw.Connection, number: int) -> None:
+    for name in ("inserting", "inserted", "updating", "updated", "deleted"):
+        connection.execute(drop(f"{OURS}{number}_{name}"))

@@ -1,0 +1,180 @@
+"""What a SQLite database says of its tables: columns, keys, unique indexes, foreign keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import apsw
+import msgspec
+
+from ...event import Column, Reference
+from .connect import Row, quoted, rows, text
+
+SCHEMA = "main"  # the name of the database itself, as every connection calls it by default
+OURS = "headrace_"
+
+_ROWIDS = ("rowid", "_rowid_", "oid")
+_TABLES = """
+    SELECT name, wr FROM pragma_table_list
+    WHERE schema = 'main' AND type = 'table'
+      AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'headrace\\_%' ESCAPE '\\'
+    ORDER BY name"""
+_EXPRESSION = -2  # what index_xinfo calls a column that is an expression
+_ROWID = -1
+
+# A column list is cut at commas that stand outside of brackets, quotes and comments.
+_token = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|.""", re.DOTALL
+)
+_order = re.compile(r"\s+(?:asc|desc)\s*$", re.IGNORECASE)
+_collation = re.compile(r"\s+collate\s+(?:\"[^\"]*\"|\S+)\s*$", re.IGNORECASE)
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """A table as triggers were made for it: what their values stand for."""
+
+    name: str
+    columns: tuple[Column, ...]
+    references: tuple[Reference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unique:
+    """What no two rows may share: expressions over a row, each with its collation."""
+
+    terms: tuple[tuple[str, str], ...]
+    names: frozenset[str] | None  # the columns it looks at; None: there are expressions
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A table, with all that its triggers must know."""
+
+    layout: Layout
+    identity: tuple[str, ...]  # columns that tell rows apart: the rowid, or the key
+    uniques: tuple[Unique, ...]
+    filled: frozenset[str]  # columns that have a value in rows that were there before them
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.layout.name
+
+    @property
+    def path(self) -> str:
+        """As the config and the status write it."""
+        return path_of(self.name)
+
+
+def path_of(name: str) -> str:
+    """schema.table, as the config and the status write it."""
+    return f"{SCHEMA}.{name}"
+
+
+def matches(name: str, globs: Sequence[str]) -> bool:
+    """Whether a table is wanted; a bare name means the same as main.name."""
+    return any(fnmatchcase(path_of(name), g if "." in g else path_of(g)) for g in globs)
+
+
+def shapes(connection: apsw.Connection, globs: Sequence[str]) -> list[Shape]:
+    """The tables that match."""
+    found = [(name, bool(wr)) for name, wr in rows(connection, _TABLES)]
+    return [_shape(connection, name, keyed) for name, keyed in found if matches(name, globs)]
+
+
+def _shape(connection: apsw.Connection, name: str, keyed: bool) -> Shape:
+    """`keyed`: the table has no rowid."""
+    info = [row for row in _pragma(connection, "table_xinfo", name) if row[6] != 1]
+    columns = tuple(Column(row[1], row[2] or "ANY", bool(row[5])) for row in info)
+    names = {column.name.lower() for column in columns}
+    if keyed:
+        identity = tuple(row[1] for row in sorted(info, key=lambda row: row[5]) if row[5])
+    else:
+        identity = (next(each for each in _ROWIDS if each not in names),)
+    uniques = () if keyed else (Unique(((quoted(identity[0]), "BINARY"),), _alias(info)),)
+    found = [
+        _unique(connection, row[1], info, identity)
+        for row in _pragma(connection, "index_list", name)
+        if row[2]
+    ]
+    layout = Layout(name, columns, _references(connection, name, columns))
+    filled = frozenset(row[1] for row in info if row[4] is not None or row[6])
+    return Shape(layout, identity, (*uniques, *found), filled)
+
+
+def _alias(info: Sequence[Row]) -> frozenset[str]:
+    """The columns that may be other names of the rowid."""
+    keys = [row[1] for row in info if row[5]]
+    return frozenset(keys if len(keys) == 1 else ())
+
+
+def _unique(
+    connection: apsw.Connection, index: str, info: Sequence[Row], identity: Sequence[str]
+) -> Unique:
+    columns = [row for row in _pragma(connection, "index_xinfo", index) if row[5]]
+    named = {row[0]: row[1] for row in info}
+    if any(row[1] == _EXPRESSION for row in columns):
+        (sql,) = rows(
+            connection,
+            "SELECT sql FROM main.sqlite_schema WHERE type = 'index' AND name = ?",
+            index,
+        )[0]
+        expressions = listed(sql)
+        terms = [(expressions[row[0]], row[4]) for row in columns]
+        return Unique(tuple(terms), None)
+    plain = [identity[0] if row[1] == _ROWID else named[row[1]] for row in columns]
+    collations = [row[4] for row in columns]
+    terms = list(zip(map(quoted, plain), collations, strict=True))
+    return Unique(tuple(terms), frozenset(plain))
+
+
+def listed(sql: str) -> list[str]:
+    """The expressions of a CREATE INDEX, without their order and collation."""
+    depth, found, current = 0, [], ""
+    for token in _token.findall(sql):
+        if token == ")":
+            depth -= 1
+            if depth == 0:
+                break
+        if depth == 1 and token == ",":
+            found.append(current)
+            current = ""
+        elif depth and not token.startswith(("--", "/*")):
+            current += token
+        if token == "(":
+            depth += 1
+    return [_bare(each) for each in (*found, current)]
+
+
+def _bare(expression: str) -> str:
+    expression = _order.sub("", expression)
+    return _collation.sub("", expression).strip()
+
+
+def _references(
+    connection: apsw.Connection, name: str, columns: Sequence[Column]
+) -> tuple[Reference, ...]:
+    found: dict[int, list[Row]] = {}
+    for row in _pragma(connection, "foreign_key_list", name):
+        found.setdefault(row[0], []).append(row)
+    # By their first column and the parent: a later index or key must not reorder them.
+    made = [_reference(connection, each) for each in found.values()]
+    names = {column.name for column in columns}
+    return tuple(sorted({r for r in made if names.issuperset(r.columns)}, key=lambda r: r.columns))
+
+
+def _reference(connection: apsw.Connection, found: list[Row]) -> Reference:
+    found = sorted(found, key=lambda row: row[1])
+    parent = found[0][2]
+    theirs = [row[4] for row in found]
+    if None in theirs:  # not named: the parent's key
+        info = sorted(_pragma(connection, "table_xinfo", parent), key=lambda row: row[5])
+        theirs = [row[1] for row in info if row[5]][: len(found)]
+    return Reference(tuple(row[3] for row in found), SCHEMA, parent, tuple(theirs))
+
+
+def _pragma(connection: apsw.Connection, name: str, argument: str) -> list[Row]:
+    return rows(connection, f"PRAGMA main.{name}({text(argument)})")

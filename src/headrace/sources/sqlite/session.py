@@ -1,0 +1,139 @@
+"""Beginning: with the right database, as a reader that it knows, and with its tables."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+
+from ...errors import PositionLost, SourceRefused, SourceReplaced
+from ...event import Table
+from .. import Register
+from .database import Database
+from .install import Installed
+from .resume import Copy, Restart, Resume
+from .schema import SCHEMA, matches
+from .settings import SqliteSettings
+from .transactions import Described
+from .values import Images
+
+
+def begin(source: SqliteSettings, stored: Resume | Restart | None, database: Database) -> Resume:
+    """Make sure that it is the right database, and become one of its readers."""
+    database.expect_installed()
+    if isinstance(stored, Resume):
+        expect_same(stored, database)
+        looks = database.rejoin(source.name, stored.reader, stored.looks)
+        return msgspec.structs.replace(_narrowed(stored, source.tables), looks=looks)
+    reader = uuid.uuid4().hex
+    identity, last = database.join(source.name, reader)
+    former = stored.tables if stored else ()
+    return Resume(identity, reader, 1, last, {}, {}, {}, former)
+
+
+def expect_same(resume: Resume, database: Database) -> None:
+    """Halt unless it is the database that the log follows, and not an older copy of it."""
+    snapshot = database.snapshot()
+    database.release(snapshot)
+    expect_known(resume, snapshot.uuid, snapshot.last, database.path)
+
+
+def expect_known(resume: Resume, identity: str, last: int, path: str) -> None:
+    """The same, of what a look has shown."""
+    if identity != resume.uuid:
+        raise SourceReplaced(
+            f"{path} is database {identity}, but the log follows database {resume.uuid}"
+        )
+    if last < resume.position:
+        raise SourceReplaced(
+            f"{path} stands at entry {last}, before the log's position {resume.position}: "
+            "it is an older copy of the database"
+        )
+
+
+def _narrowed(resume: Resume, globs: Sequence[str]) -> Resume:
+    """Let go of tables that the config does not name any more."""
+    for path in resume.copies:
+        if not matches(path.partition(".")[2], globs):
+            resume = resume.without(path)
+    return resume
+
+
+def with_tables(resume: Resume, tables: Sequence[Installed], *, copying: bool) -> Resume:
+    """Add tables that are not known yet, and copy those anew whose changes were not all told."""
+    copies, errored = dict(resume.copies), dict(resume.errored)
+    for table in tables:
+        known = copies.get(table.path)
+        if known is not None and known.layout == table.number:
+            continue
+        again = known is not None or table.path in resume.former
+        copies[table.path] = Copy(table.number, done=not copying, again=again)
+        errored.pop(table.path, None)
+    former = tuple(path for path in dict.fromkeys(resume.former) if path not in copies)
+    return msgspec.structs.replace(resume, copies=copies, errored=errored, former=former)
+
+
+def nothing_to_capture(source: SqliteSettings) -> SourceRefused:
+    """There is no table to capture."""
+    return SourceRefused(
+        f"no table of {source.path} matches {', '.join(source.tables)}",
+        hint="Check `tables` of the source, and that the tables exist in this database.",
+    )
+
+
+class Tables:
+    """The layouts of a database, as changes need them."""
+
+    def __init__(
+        self, database: Database, source: SqliteSettings, identity: str, register: Register
+    ) -> None:
+        self._database = database
+        self._source = source
+        self._origin = f"sqlite:{identity}"
+        self._register = register
+        self._known: dict[int, Described] = {}
+        self._nowhere: Table | None = None
+
+    def describe(self, layout: int) -> Described:
+        """The layout of this number, its table registered with the log."""
+        if layout not in self._known:
+            found = self._database.layout(layout)
+            if found is None:
+                raise PositionLost(
+                    f"{self._source.path} does not know its layout {layout} any more"
+                )
+            installed, follows = found
+            table = self._register(table_of(self._source, installed, self._origin))
+            self._known[layout] = Described(table, Images(table.columns), follows)
+        return self._known[layout]
+
+    def sourceless(self) -> Table:
+        """The table of changes that belong to no table."""
+        if self._nowhere is None:
+            name = database_name(self._source.path)
+            table = Table(self._source.name, "sqlite", self._origin, name, "", "")
+            self._nowhere = self._register(table)
+        return self._nowhere
+
+
+def table_of(source: SqliteSettings, installed: Installed, origin: str) -> Table:
+    """A table as its changes carry it."""
+    return Table(
+        source.name,
+        "sqlite",
+        origin,
+        database_name(source.path),
+        SCHEMA,
+        installed.layout.name,
+        installed.layout.columns,
+        "full",
+        installed.relation,
+        references=installed.layout.references,
+    )
+
+
+def database_name(path: str) -> str:
+    """What to call a database: its file, without folder and ending."""
+    return os.path.splitext(os.path.basename(path))[0]

@@ -1,0 +1,350 @@
+"""The flow of a SQLite source, from opening to closing.
+
+Every look takes a snapshot, which says how far the entries reach. These come first, transaction by
+transaction; then tables are copied at the snapshot, whose rows are those that the entries have led
+to. The snapshot stays until the next look, so that the write-ahead log still tells then where
+transactions ended.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import apsw
+import msgspec
+
+from ...errors import DecodeError, SourceUnavailable
+from ...event import Batch, BeforeKind, Change, Op, SqlitePosition, Transaction
+from .. import Phase, Register, Status
+from . import install
+from .connect import classify
+from .copying import Copier
+from .database import Database, Snapshot
+from .resume import Restart, Resume, position_in
+from .schema import matches
+from .session import Tables, begin, expect_known, nothing_to_capture, with_tables
+from .settings import SqliteSettings
+from .transactions import Assembler, entries, further_ends
+
+_FILE_SECONDS = 1.0  # between two looks whether the file is still the same
+_TRIM_SECONDS = 1.0
+_TRIM_MOST = 20_000  # entries deleted at once, so that writers wait for no longer than they take
+_RENEWALS = 5  # of triggers within one look
+_PIECE = 4096  # changes of a large transaction
+_WAL_BYTES = 4 << 20  # from here on it is worth a try to let the write-ahead log begin anew
+_WAL_MOST = 256 << 20  # from here on that is worth more than knowing where a transaction ended
+
+
+class SqliteStream:
+    """An open SQLite source."""
+
+    def __init__(
+        self, source: SqliteSettings, stored: Resume | Restart | None, register: Register
+    ) -> None:
+        self._source = source
+        self._stored = stored
+        self._register = register
+        self._closing = threading.Event()
+        self._flow: _Flow | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        path = self._source.path
+        try:
+            database = Database(path)
+        except apsw.Error as error:
+            raise classify(error, path) from error
+        try:
+            resume = begin(self._source, self._stored, database)
+            first = self._stored is None
+            tables = Tables(database, self._source, resume.uuid, self._register)
+            flow = self._flow = _Flow(self._source, database, tables, resume)
+            yield from flow.batches(self._closing, first=first)
+        except apsw.InterruptError:
+            if not self._closing.is_set():
+                raise
+        except apsw.Error as error:
+            raise classify(error, path) from error
+        finally:
+            database.close()
+
+    def ack(self, resume: bytes) -> None:
+        """Everything up to `resume` is durable: the database may forget it."""
+        if self._flow is not None:
+            self._flow.ack(position_in(resume))
+
+    def status(self) -> Status:
+        """How it is doing; may be called from any thread."""
+        if self._flow is None:
+            return Status(source=self._source.name, phase=Phase.STARTING)
+        return self._flow.status()
+
+    def close(self) -> None:
+        """End the iteration; may be called from any thread."""
+        self._closing.set()
+
+
+class _Flow:
+    """Batches of one opening: look, tell the entries, copy what is not copied."""
+
+    def __init__(
+        self, source: SqliteSettings, database: Database, tables: Tables, resume: Resume
+    ) -> None:
+        self._source = source
+        self._database = database
+        self._tables = tables
+        self._resume = resume
+        self._assembler = Assembler(tables, resume)
+        self._phase = Phase.STARTING
+        self._installed: list[install.Installed] = []
+        self._refused: dict[str, str] = {}
+        self._schema = -1  # the version that `_installed` is of
+        self._kept: Snapshot | None = None  # holds the write-ahead log since it was taken
+        self._watched = -1  # the entry that it had come to then; -1: nobody has watched
+        self._ends: list[int] = []  # found out, not noted in the database yet
+        self._acked = self._trimmed = resume.position
+        self._told_at = self._stored_at = self._heard_at = 0
+        self._newest = 0  # the newest entry that was seen
+        self._file_at = self._trim_at = time.monotonic()
+
+    def batches(self, closing: threading.Event, *, first: bool) -> Iterator[Batch]:
+        """Everything, for ever."""
+        self._closing = closing
+        database = self._database
+        yield self._batch([])  # remembers the reader before anything is deleted for it
+        database.begin_watch(self._resume.uuid)
+        version = None
+        copying = self._source.snapshot or not first
+        while not closing.is_set():
+            now = database.version()
+            self._heard_at = time.time_ns() // 1000
+            if now != version:
+                version = now
+                yield from self._look(copying=copying)
+                copying = True
+                self._phase = Phase.STREAMING
+            self._tend()
+            closing.wait(self._source.poll_seconds)
+
+    def ack(self, position: int) -> None:
+        """Everything up to `position` is durable."""
+        self._stored_at = time.time_ns() // 1000
+        self._acked = max(self._acked, position)
+
+    def status(self) -> Status:
+        """How it is doing."""
+        resume = self._resume
+        behind = self._told_at and self._newest > self._acked
+        since = self._told_at / 1e6 if behind else time.time()
+        return msgspec.structs.replace(
+            resume.status(self._source.name, self._phase),
+            lag_seconds=max(time.time() - since, 0.0),
+            heard_at=self._heard_at,
+            stored_at=self._stored_at,
+            errored=resume.errored | self._refused,
+        )
+
+    def _batch(self, changes: list[Change]) -> Batch:
+        return Batch(changes, self._resume.encode())
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def _look(self, *, copying: bool) -> Iterator[Batch]:
+        snapshot = self._snapshot()
+        self._newest = snapshot.last
+        ends = self._ends_upto(snapshot)
+        copiers: dict[str, Copier] = {}
+        holding = self._database.wal is not None
+        if not holding:
+            # A reader would keep writers waiting here, and entries stay as they are without one.
+            copiers = self._held(snapshot, copying=copying)
+            self._database.release(snapshot)
+        self._assembler.renew(self._resume)
+        yield from self._stream(ends)
+        if self._resume.position < snapshot.last:
+            return  # it is being closed
+        yield from self._dropped(snapshot)
+        self._resume = with_tables(self._resume, self._installed, copying=copying)
+        if any(not copy.done for copy in self._resume.copies.values()):
+            self._phase = Phase.SNAPSHOT
+            for path in [path for path, copy in self._resume.copies.items() if not copy.done]:
+                yield from self._copy(path, copiers.get(path) or self._copier(snapshot, path))
+        if holding:
+            self._keep(snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        """The database as it is now, with the triggers that it should have."""
+        database, globs = self._database, self._source.tables
+        for _ in range(_RENEWALS):
+            snapshot = database.snapshot()
+            expect_known(self._resume, snapshot.uuid, snapshot.last, database.path)
+            if snapshot.schema == self._schema:
+                return snapshot
+            if not install.is_stale(snapshot.connection, globs):
+                return self._learn(snapshot)
+            database.release(snapshot)
+            database.renew(globs)
+        raise SourceUnavailable(f"the tables of {database.path} change again and again")
+
+    def _learn(self, snapshot: Snapshot) -> Snapshot:
+        globs = self._source.tables
+        found = install.layouts(snapshot.connection)
+        self._installed = [each for each in found if matches(each.layout.name, globs)]
+        self._refused = install.refusals(snapshot.connection, globs)
+        self._schema = snapshot.schema
+        if not self._installed and not self._resume.copies and not self._resume.former:
+            raise nothing_to_capture(self._source)
+        return snapshot
+
+    def _ends_upto(self, snapshot: Snapshot) -> list[int]:
+        """Where the transactions end that are not told yet."""
+        position, last = self._resume.position, snapshot.last
+        known = self._database.ends(position)
+        noted = known[-1] if known else position
+        if noted >= last:
+            return known
+        wal = self._database.wal
+        seen = wal.ends(snapshot.page, last) if wal is not None else []
+        found = sorted({end for end in seen if end > noted} | {last})
+        if noted != self._watched or not seen:
+            marks = self._database.marks(noted, found[0])
+            found = further_ends(marks) + found
+        # The same transactions must come if they come again.
+        self._ends += found
+        return known + found
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        self._database.release(self._kept)
+        self._kept, self._watched = snapshot, snapshot.last
+
+    # -- entries --------------------------------------------------------------------------------
+
+    def _stream(self, ends: list[int]) -> Iterator[Batch]:
+        if self._ends and self._database.note(self._ends):
+            self._ends = []
+        at = 0
+        while at < len(ends) and not self._closing.is_set():
+            position = self._resume.position
+            page = self._database.entries(position, ends[-1])
+            whole = [end for end in ends[at:] if end <= page[-1][0]]
+            if not whole:
+                yield from self._large(ends[at])
+                at += 1
+                continue
+            changes: list[Change] = []
+            first = 0
+            for end in whole:
+                told = list(entries(page[first : end - position]))
+                changes += self._assembler.whole(position + first + 1, told)
+                first = end - position
+            at += len(whole)
+            yield self._told(changes, whole[-1])
+
+    def _large(self, end: int) -> Iterator[Batch]:
+        """A transaction that does not fit into a page."""
+        database, position = self._database, self._resume.position
+        ((_, _, _, at, _),) = database.marks(end - 1, end)
+        self._assembler.begin(position + 1, at, database.notes(position, end))
+        for fed, entry in enumerate(entries(database.all_entries(position, end)), 1):
+            self._assembler.feed(entry)
+            if fed % _PIECE == 0:
+                yield Batch(self._assembler.take_open(), None)
+                if self._closing.is_set():
+                    return
+        yield self._told(self._assembler.end(), end)
+
+    def _told(self, changes: list[Change], position: int) -> Batch:
+        if changes:
+            self._told_at = changes[-1].transaction.commit_time
+        self._resume = msgspec.structs.replace(self._assembler.resume, position=position)
+        self._assembler.resume = self._resume
+        return self._batch(changes)
+
+    # -- tables ---------------------------------------------------------------------------------
+
+    def _dropped(self, snapshot: Snapshot) -> Iterator[Batch]:
+        there = {each.path for each in self._installed}
+        for path in [path for path in self._resume.copies if path not in there]:
+            layout = self._resume.copies[path].layout
+            table = self._tables.describe(layout).table
+            said = {"ddl_type": "DROP_TABLE", "dropped": True}
+            now = time.time_ns() // 1000
+            name = f"dropped-{snapshot.last}-{self._resume.looks}-{layout}"
+            at = SqlitePosition(snapshot.last, snapshot.last)
+            change = Change(
+                Op.SCHEMA, table, None, None, BeforeKind.NONE, msgspec.json.encode(said), None, (),
+                Transaction(name, now, now), 1, at, last=True,
+            )  # fmt: skip
+            self._resume = self._resume.without(path)
+            yield self._batch([change])
+
+    def _held(self, snapshot: Snapshot, *, copying: bool) -> dict[str, Copier]:
+        """The rows of tables that are not copied, as far as can be known before the entries."""
+        resume, self._resume = (
+            self._resume,
+            with_tables(self._resume, self._installed, copying=copying),
+        )
+        pending = [path for path, copy in self._resume.copies.items() if not copy.done]
+        copiers = {path: self._copier(snapshot, path) for path in pending}
+        self._resume = resume
+        for copier in copiers.values():
+            copier.hold()
+        return copiers
+
+    def _copier(self, snapshot: Snapshot, path: str) -> Copier:
+        layout = self._resume.copies[path].layout
+        told = self._tables.describe(layout)
+        return Copier(snapshot, layout, told, looks=self._resume.looks)
+
+    def _copy(self, path: str, copier: Copier) -> Iterator[Batch]:
+        copy = self._resume.copies[path]
+        version = copier.version
+        new = self._resume.versions.get(path) != version
+        announced = copier.announce(columns=new, forget=copy.again)
+        copy = msgspec.structs.replace(copy, rows=0, again=True)
+        self._resume = self._resume.with_version(path, version).with_copy(path, copy)
+        yield self._batch(announced)
+        try:
+            for changes in copier.rows():
+                if self._closing.is_set():
+                    return
+                copy = msgspec.structs.replace(copy, rows=copy.rows + len(changes))
+                self._resume = self._resume.with_copy(path, copy)
+                yield self._batch(changes)
+        except DecodeError as error:
+            self._resume = self._resume.with_error(path, str(error))
+        done = msgspec.structs.replace(copy, done=True, again=False)
+        self._resume = self._resume.with_copy(path, done)
+        yield self._batch([])
+
+    # -- between two looks ----------------------------------------------------------------------
+
+    def _tend(self) -> None:
+        now = time.monotonic()
+        if now - self._file_at >= _FILE_SECONDS:
+            self._file_at = now
+            self._database.expect_same_file()
+        many = self._acked - self._trimmed >= _TRIM_MOST
+        if self._acked > self._trimmed and (many or now - self._trim_at >= _TRIM_SECONDS):
+            self._trim_at = now
+            upto = self._database.trim(self._source.name, self._acked, most=_TRIM_MOST)
+            self._trimmed = self._trimmed if upto is None else upto
+        self._let_wal_go()
+
+    def _let_wal_go(self) -> None:
+        """Let the write-ahead log begin anew, which this very reader keeps from it."""
+        wal, kept = self._database.wal, self._kept
+        if wal is None or kept is None or wal.size() < _WAL_BYTES:
+            return
+        if wal.size() > _WAL_MOST:
+            self._database.release(kept)
+            self._kept, self._watched = None, -1
+        if not self._database.checkpoint() or self._kept is None:
+            return
+        # One that begins when all has been moved does not need the log.
+        fresh = self._database.snapshot()
+        if fresh.last == kept.last:
+            self._keep(fresh)
+        else:
+            self._database.release(fresh)
