@@ -25,8 +25,10 @@
     │   ├── QueryFailed        Spark gave up for a reason of its own; it is tried a few times
     │   ├── LogUnreachable     nobody: the server that a query reads from is asked again
     │   ├── SinkUnavailable    nobody: the batch is tried again
+    │   ├── SinkRefused        whoever runs what a sink sends to, or its settings; it halts
     │   ├── SinkFenced         another pipeline writes to the same place
     │   └── TableTroubled      one table cannot follow its source; the others go on
+    ├── SignatureInvalid       whoever got a webhook request that its sender did not sign so
     └── DecodeError            one value or message cannot be read; its table stops, others go on
 
 The message is the only required argument, so errors survive pickling between processes.
@@ -196,6 +198,12 @@ class SinkUnavailable(PipelineError):
     retry = True
 
 
+class SinkRefused(PipelineError):
+    """What a sink sends to refuses everything, and will until a person acts."""
+
+    hint = "Change the sink's settings, or run `headrace redrive SINK` once it takes events again."
+
+
 class SinkFenced(PipelineError):
     """Another pipeline writes to the same place."""
 
@@ -206,6 +214,12 @@ class TableTroubled(PipelineError):
     """One table cannot follow its source any more."""
 
     hint = "Run `headrace snapshot SOURCE TABLE` for a full copy; the table then goes on."
+
+
+class SignatureInvalid(HeadraceError):
+    """A webhook request is not what its sender signed, or was signed long ago."""
+
+    hint = "Answer 401 and do nothing with it. Give the body's bytes as they came."
 
 
 class DecodeError(HeadraceError):

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import HeadraceError, LogReplaced, PipelineError, TableTroubled
 from ..log import Ranges
-from ..sinks import Sink, Troubled, Writer
+from ..sinks import Paced, Sink, Troubled, Writer
 from .checkpoint import Checkpoint
 from .options import Options
 from .source import reading
@@ -149,7 +149,9 @@ class Plan:
         )
         if self.once:
             return stream.trigger(availableNow=True).start()
-        every = f"{round(self.feed.trigger_seconds * 1000)} milliseconds"
+        sink = self.sink
+        seconds = sink.batch_seconds if isinstance(sink, Paced) else self.feed.trigger_seconds
+        every = f"{round(seconds * 1000)} milliseconds"
         return stream.trigger(processingTime=every).start()
 
     def _options(self, starting: int | None) -> dict[str, str]:

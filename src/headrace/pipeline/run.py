@@ -119,7 +119,7 @@ def plans(
 ) -> list[Plan]:
     """A query for each sink; those named in `adopt` take over from whoever wrote before.
 
-    Sinks that write events get the `formats` of this installation.
+    Sinks that write events get the `formats` of this installation, those that keep notes a folder.
     """
     names = [sink.name for sink in sinks]
     for name in adopt:
@@ -127,7 +127,7 @@ def plans(
             raise ConfigError(f"no sink called {name}; there are: {', '.join(names)}")
     return [
         Plan(
-            sink=_with(formats, sink),
+            sink=_told(sink, formats=formats, folder=str(checkpoints / sink.name)),
             feed=feed,
             checkpoint=Checkpoint(sink.name, checkpoints),
             once=once,
@@ -137,11 +137,13 @@ def plans(
     ]
 
 
-def _with(formats: Formats, sink: Sink) -> Sink:
-    if not isinstance(getattr(sink, "formats", None), Formats):
-        return sink
+def _told(sink: Sink, **known: object) -> Sink:
+    """A sink that knows what only its pipeline can tell, as far as it has a place for it."""
     unaware: Any = sink
-    aware: Sink = dataclasses.replace(unaware, formats=formats)
+    fields: Any = getattr(sink, "__dataclass_fields__", {})
+    places = {name for name, field in fields.items() if not field.metadata.get("setting", True)}
+    told = {name: value for name, value in known.items() if name in places}
+    aware: Sink = dataclasses.replace(unaware, **told) if told else sink
     return aware
 
 

@@ -4,6 +4,7 @@ A sink is a frozen dataclass whose fields are its settings; its module's `plugin
 It opens nothing until a streaming query opens it, and then gets every batch of that query in turn.
 """
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
 
@@ -50,6 +51,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int = 0  # everything up to it is stored; 0: not known yet
     lag: int = 0  # how many changes the log had beyond it
     troubled: tuple[Troubled, ...] = ()
+    sent: int = 0  # events that another system has accepted since the process began
+    retries: int = 0  # events that were sent again, since the process began
+    dead_letters: int = 0  # events that it has not taken, and that are kept
+    waiting_rows: int = 0  # rows whose later events wait behind these
     error: str = ""  # why it waits or has halted
     hint: str = ""  # what to do about it
 
@@ -87,6 +92,46 @@ class Writer(Protocol):
 
     def troubled(self) -> list[Troubled]:
         """The tables that are not followed any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a sink that sends to another system has done since it was opened, and what waits."""
+
+    sent: int = 0
+    retries: int = 0
+    dead_letters: int = 0
+    waiting_rows: int = 0
+    reason: str = ""  # why nothing is taken now; "": all goes well
+    since: float = 0.0  # seconds since 1970, when that began
+    rounds: int = 0  # how often it was tried again since
+
+
+@runtime_checkable
+class Sender(Writer, Protocol):
+    """A writer that sends to another system, which may not be there."""
+
+    def account(self) -> Account:
+        """What was sent, and what waits; may be asked by another thread."""
+        ...
+
+    def idle(self) -> None:
+        """Do what somebody asked for; called now and then by another thread."""
+        ...
+
+    def close(self) -> None:
+        """End what waits, soon: `write` then raises SinkUnavailable; called by another thread."""
+        ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A sink that says how often to look for new changes."""
+
+    @property
+    def batch_seconds(self) -> float:
+        """Seconds between two looks."""
         ...
 
 

@@ -1,0 +1,154 @@
+"""What a destination did not take: a Delta table a sink, with the reason, and the event itself.
+
+Tasks write its files, the driver commits them. A row that has dead letters is blocked: its later
+events are put behind them, so that sending them again keeps the row's order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from .._delta import KEEP, Delta, Marks
+from .._store import Added, Folder
+from . import Event
+from .delivery import Position, Span
+
+SCHEMA = pa.schema(
+    [
+        ("epoch", pa.string()),
+        ("sequence", pa.int64()),
+        ("at", pa.int32()),
+        ("id", pa.string()),
+        ("row", pa.string()),
+        ("op", pa.string()),
+        ("source", pa.string()),
+        ("schema", pa.string()),
+        ("table", pa.string()),
+        ("key", pa.string()),
+        ("commit_time", pa.timestamp("us", tz="UTC")),
+        ("status", pa.string()),  # refused, or waiting behind one that was
+        ("reason", pa.string()),
+        ("attempts", pa.int32()),
+        ("refused_at", pa.timestamp("us", tz="UTC")),
+        ("event", pa.string()),
+    ]
+)
+LETTERS = "dead letters"  # what the table keeps
+_FILE = "letters"
+_HELD_BYTES = 8_000_000
+_EARLIER = Span((0, -1), (0, -1))
+
+REFUSED, WAITING = "refused", "waiting"
+
+_to_msgpack = msgspec.msgpack.Encoder().encode
+_spans = msgspec.msgpack.Decoder(dict[str, Span])
+
+
+class LetterBox:
+    """Dead letters of one task, written to files."""
+
+    def __init__(self, folder: Folder, epoch: str = "") -> None:
+        self.epoch = epoch
+        self.added: list[Added] = []
+        self._folder = folder
+        self._rows: list[tuple[object, ...]] = []
+        self._size = 0
+
+    def add(self, event: Event, status: str, reason: str, attempts: int) -> None:
+        """Keep an event."""
+        now = time.time_ns() // 1000
+        head = (self.epoch, *event[:-1])
+        payload = None if event.payload is None else event.payload.decode()
+        self._rows.append((*head, status, reason or None, attempts, now, payload))
+        self._size += len(event.payload or b"") + 500
+        if self._size >= _HELD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write down what is still held."""
+        if not self._rows:
+            return
+        columns = zip(*self._rows, strict=True)
+        arrays = [
+            pa.array(values, type=kind) for values, kind in zip(columns, SCHEMA.types, strict=True)
+        ]
+        self.added.append(self._folder.write(pa.table(arrays, schema=SCHEMA), _FILE, {}))
+        self._rows, self._size = [], 0
+
+
+class DeadLetters:
+    """The table, as the driver sees it."""
+
+    def __init__(self, folder: Folder, writer: str, *, adopt: bool) -> None:
+        self._folder = folder
+        self._writer = writer
+        self._delta = Delta.open(folder, writer, adopt=adopt)
+        self._epoch = ""
+        self._blocked: dict[str, Span] = {}
+        self._packed: bytes | None = None
+        self._load(self.files)
+
+    @property
+    def files(self) -> list[str]:
+        """Those that make up the table."""
+        return list(self._delta.parts) if self._delta else []
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return sum(part.rows for part in self._delta.parts.values()) if self._delta else 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows wait."""
+        return len(self._blocked)
+
+    def blocked(self, epoch: str) -> bytes:
+        """The rows that have dead letters, as tasks get them; positions are those of a log."""
+        if epoch != self._epoch:
+            self._epoch, self._blocked = epoch, {}
+            self._load(self.files)
+        if self._packed is None:
+            self._packed = _to_msgpack(self._blocked)
+        return self._packed
+
+    def commit(self, added: Sequence[Added], removed: Sequence[str] = (), *, marks: Marks) -> None:
+        """Take files in and out at once."""
+        if not added and not removed:
+            return
+        if self._delta is None:
+            properties = {KEEP: LETTERS}
+            self._delta = Delta.create(self._folder, SCHEMA, properties, writer=self._writer)
+        self._delta.commit(added, removed, marks=marks)
+        if removed:
+            self._blocked = {}
+            self._load(self.files)
+        else:
+            self._load([file.path for file in added])
+
+    def _load(self, paths: Iterable[str]) -> None:
+        self._packed = None
+        for path in paths:
+            for row, span in _held(
+                self._folder.read(path, ["epoch", "row", "sequence", "at"]), self._epoch
+            ):
+                known = self._blocked.get(row, span)
+                self._blocked[row] = Span(min(known.first, span.first), max(known.last, span.last))
+
+
+def spans(packed: bytes, *, same_log: bool) -> dict[str, Span]:
+    """What `blocked` packed; `same_log`: it was for the log that the events come from."""
+    known = _spans.decode(packed) if packed else {}
+    return known if same_log else dict.fromkeys(known, _EARLIER)
+
+
+def _held(letters: pa.Table, epoch: str) -> Iterator[tuple[str, Span]]:
+    columns = (letters[name].to_pylist() for name in ("epoch", "row", "sequence", "at"))
+    for of, row, sequence, at in zip(*columns, strict=True):
+        # Positions of another log are before all of this one.
+        position: Position = (sequence, at)
+        yield row, Span(position, position) if of == epoch else _EARLIER

@@ -1,0 +1,207 @@
+"""Changes rendered as events, inside Spark's tasks.
+
+Changes come in the log's order, each transaction whole within one task. A row's events are told
+apart by `source|schema.table:key`; what happens to a table as a whole, and the rows of a table
+without a key, have an empty key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, groupby
+from operator import itemgetter
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from ... import frame
+from ...event import BeforeKind, Change, Op, Table, change_id
+from ...formats import AnyFormat, Format, StreamFormat, TransactionFormat
+from ...formats.catalogue import Formats
+from ...formats.key import previous_primary_key, primary_key
+from . import Event
+
+_image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_text = msgspec.json.Encoder().encode
+_UPDATE = Op.UPDATE
+
+
+class Chunk(NamedTuple):
+    """The events of some neighbouring changes."""
+
+    epoch: str
+    changes: int
+    first: int  # sequences of the first and the last change, whether they have an event or not
+    last: int
+    events: list[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How a sink's changes become events; a value that tasks get a copy of."""
+
+    formats: Formats
+    format: str
+    tables: tuple[str, ...] = ()  # globs of those whose changes events may stand for; none: all
+    splits_keys: bool = False  # a key that changes: DELETE of the old one, INSERT of the new one
+    adds_tombstones: bool = False  # an event without payload after each DELETE
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
+        """The events of ordered changes."""
+        given = iter(batches)
+        for first in given:
+            packed = first.schema.names == frame.PACKED.names
+            framed = chain((first,), given)
+            if packed:
+                framed = chain.from_iterable(map(_Unpacking(), framed))
+            known: dict[int, Table] | None = {} if packed else None
+            for changes in frame.whole(framed) if self._whole else _tables(framed):
+                yield self._chunk(changes, known)
+
+    @property
+    def _whole(self) -> bool:
+        return isinstance(self.formats.named(self.format), TransactionFormat)
+
+    def _chunk(self, changes: pa.Table, known: dict[int, Table] | None) -> Chunk:
+        epoch = changes["epoch"][0].as_py()
+        format = _format(self.formats, self.format, epoch)
+        if isinstance(format, TransactionFormat):
+            events = self._of_transactions(format, frame.transactions(changes, known))
+        else:
+            assert not isinstance(format, StreamFormat), f"{format.name} is for streams"
+            events = self._one_by_one(format, frame.changes(changes, known))
+        first, last = changes["sequence"][0].as_py(), changes["sequence"][-1].as_py()
+        return Chunk(epoch, changes.num_rows, first, last, events)
+
+    def _of_transactions(
+        self, format: TransactionFormat, transactions: Iterable[Sequence[Change]]
+    ) -> list[Event]:
+        events: list[Event] = []
+        prefixes = _Prefixes()
+        for transaction in transactions:
+            changes = {change.sequence: change for change in transaction}
+            for sequence, same in groupby(format.render(transaction), itemgetter(0)):
+                change = changes[sequence]
+                if self._wants(change.table):
+                    prefix = prefixes(change.table)
+                    events += [
+                        _event(change, at, prefix, payload) for at, (_, payload) in enumerate(same)
+                    ]
+        return events
+
+    def _wants(self, table: Table) -> bool:
+        return not self.tables or any(map(table.matches, self.tables))
+
+    def _one_by_one(self, format: Format, changes: Iterable[Change]) -> list[Event]:
+        prefixes, encode = _Prefixes(), format.encode
+        if self.splits_keys:
+            changes = _split(changes)
+        events = [
+            _event(change, 2 if type(change) is _Come else 0, prefixes(change.table), payload)
+            for change in changes
+            if (payload := encode(change)) is not None
+        ]
+        return list(_with_tombstones(events)) if self.adds_tombstones else events
+
+
+@lru_cache(maxsize=64)
+def _format(formats: Formats, name: str, epoch: str) -> AnyFormat:
+    # Kept for all tasks of a process: a format remembers what the changes of a table share.
+    return formats.of_log(epoch).named(name)
+
+
+class _Prefixes(dict[int, str]):
+    """What the rows of a table begin with, by the table's address: hashing one takes longer."""
+
+    def __call__(self, table: Table) -> str:
+        found = self.get(id(table))
+        if found is None:
+            found = self[id(table)] = f"{table.source}|{table.schema}.{table.name}:"
+        return found
+
+
+def _event(change: Change, at: int, prefix: str, payload: bytes) -> Event:
+    table, key = change.table, change.key
+    return Event(
+        change.sequence,
+        at,
+        change.id,
+        prefix + primary_key(change) if key else prefix,
+        change.op._value_,
+        table.source,
+        table.schema,
+        table.name,
+        key.decode() if key else None,
+        change.transaction.commit_time,
+        payload,
+    )
+
+
+# --- packed changes ------------------------------------------------------------------------------
+
+
+class _Unpacking:
+    """Makes each change name its log: a task reads one, and only its first ones say which."""
+
+    def __init__(self) -> None:
+        self._epoch = ""
+
+    def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The changes of a packed batch."""
+        for changes in frame.unpack(batch.column(0)):
+            for part in changes.to_batches():
+                self._epoch = part["epoch"][0].as_py() or self._epoch
+                at = part.schema.get_field_index("epoch")
+                named = pa.repeat(self._epoch, part.num_rows)
+                yield part.set_column(at, part.schema.field(at), named)
+
+
+def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    return (pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
+
+
+# --- keys that change ----------------------------------------------------------------------------
+
+
+class _Gone(Change, frozen=True, gc=False):
+    """That a row has left its old key: an event of its own, so it has an id of its own."""
+
+    @property
+    def id(self) -> str:
+        """Another one than that of the change, and always the same."""
+        at = f"{self.transaction.id}|old key"
+        return change_id(self.table.origin, self.position, at, self.ordinal)
+
+
+class _Come(Change, frozen=True, gc=False):
+    """That the row is now at its new key; its id is that of the change."""
+
+
+def _split(changes: Iterable[Change]) -> Iterator[Change]:
+    """Changes, and in place of one that moves a row to another key, two."""
+    for change in changes:
+        if change.op is _UPDATE and change.before and previous_primary_key(change) is not None:
+            yield from _moved(change)
+        else:
+            yield change
+
+
+def _moved(change: Change) -> tuple[_Gone, _Come]:
+    fields = msgspec.structs.asdict(change)
+    assert change.before
+    assert change.key
+    old = _image(change.before)
+    key = _text({name: old[name] for name in _image(change.key)})
+    left = {"op": Op.DELETE, "key": key, "after": None, "changed": None, "unchanged": ()}
+    came = {"op": Op.INSERT, "before": None, "before_kind": BeforeKind.NONE, "changed": None}
+    return _Gone(**(fields | left)), _Come(**(fields | came))
+
+
+def _with_tombstones(events: Iterable[Event]) -> Iterator[Event]:
+    for event in events:
+        yield event
+        if event.op == "DELETE":
+            yield event._replace(at=event.at + 1, id=f"{event.id}-tombstone", payload=None)

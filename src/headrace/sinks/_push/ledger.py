@@ -1,0 +1,204 @@
+"""What a push sink has sent, batch by batch: lines of JSON in the sink's own folder.
+
+A batch has a line when it begins, one whenever its destination takes nothing and it waits, and
+one when it is settled, which is on disk before the batch counts as stored.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ...errors import PipelineError, SinkFenced
+from .. import Progress
+from .delivery import Counts, Point
+
+FILE = "sent.jsonl"
+_KEPT = 1000  # settled batches; those before them are joined into one line
+_MOST_LINES = 5000
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line."""
+
+    what: Literal["writer", "begun", "paused", "settled", "earlier", "redriven"]
+    writer: str = ""  # whose batch it is
+    batch: int = -1
+    epoch: str = ""
+    first: int = 0  # sequences of the changes that were there
+    last: int = 0
+    changes: int = 0
+    counts: Counts = msgspec.field(default_factory=Counts)
+    at: int = 0  # microseconds since 1970
+    tasks: int = 0  # in how many parts the batch is sent …
+    points: dict[int, Point] = {}  # … and where those stand that are not settled
+    batches: int = 1  # how many it stands for
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Line).decode
+
+
+class Ledger:
+    """The file, as its writer sees it."""
+
+    def __init__(self, file: Path, writer: str) -> None:
+        self._file = file
+        self._writer = writer
+        self._count = 0  # of lines
+        self._settled: Line | None = None  # the last one, of any writer
+        self._own: Line | None = None  # the last one of this writer
+        self._paused: Line | None = None
+
+    @classmethod
+    def open(cls, folder: str, writer: str, *, adopt: bool) -> Ledger:
+        """The sink's ledger; that of another writer is refused."""
+        file = Path(folder, FILE)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        ledger = cls(file, writer)
+        _mend(file)
+        lines = read(file)
+        owner = next((line.writer for line in reversed(lines) if line.what == "writer"), writer)
+        if owner != writer and not adopt:
+            raise SinkFenced(f"another pipeline has sent what {file} tells of")
+        for line in lines:
+            ledger._take(line)
+        if not lines or owner != writer:
+            ledger._append(Line("writer", writer), sync=True)
+        return ledger
+
+    @property
+    def epoch(self) -> str:
+        """The log that was followed so far; "": none yet."""
+        return self._settled.epoch if self._settled else ""
+
+    def progress(self) -> Progress | None:
+        """Up to where every change is settled; None: nothing is."""
+        line = self._settled
+        return Progress(line.epoch, line.last) if line and line.last else None
+
+    def settled(self, batch: int) -> Line | None:
+        """The line of a batch of this writer that is settled; None: it is not."""
+        own = self._own
+        return own if own is not None and batch <= own.batch else None
+
+    def paused(self, batch: int, tasks: int) -> dict[int, Point]:
+        """Where a batch was interrupted, if it is sent in as many parts as then."""
+        line = self._paused
+        if line is None or (line.batch, line.tasks) != (batch, tasks):
+            return {}
+        return line.points
+
+    def begin(self, batch: int, at: int) -> None:
+        """Note that a batch begins."""
+        self._append(Line("begun", self._writer, batch, at=at), sync=False)
+
+    def pause(self, batch: int, tasks: int, points: dict[int, Point], at: int) -> None:
+        """Note where a batch waits."""
+        line = Line("paused", self._writer, batch, at=at, tasks=tasks, points=points)
+        self._append(line, sync=True)
+
+    def settle(self, line: Line) -> None:
+        """Note that a batch is settled."""
+        self._append(line, sync=True)
+
+    def _append(self, line: Line, *, sync: bool) -> None:
+        with self._file.open("ab") as file:
+            file.write(_encode(line) + b"\n")
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        self._take(line)
+
+    def _take(self, line: Line) -> None:
+        self._count += 1
+        if line.what in ("settled", "earlier"):
+            self._settled = self._merged(line)
+            self._paused = None
+            if line.writer == self._writer:
+                self._own = line
+        elif line.what == "paused" and line.writer == self._writer:
+            self._paused = line
+        elif line.what == "writer":
+            self._paused = None
+
+    def _merged(self, line: Line) -> Line:
+        # A batch without changes says nothing of the log.
+        known = self._settled
+        if known is None or line.last:
+            return line
+        return msgspec.structs.replace(line, epoch=known.epoch, last=known.last)
+
+    def tend(self) -> None:
+        """Keep the file short: old batches become one line."""
+        if self._count > _MOST_LINES:
+            kept = joined(read(self._file))
+            fresh = self._file.with_suffix(".new")
+            with fresh.open("wb") as file:
+                file.write(b"".join(_encode(line) + b"\n" for line in kept))
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._file)
+            self._count = len(kept)
+
+
+def read(file: Path) -> list[Line]:
+    """The lines of a ledger; none: there is no such file."""
+    try:
+        return [_decode(line) for line in file.read_bytes().splitlines()]
+    except FileNotFoundError:
+        return []
+    except msgspec.DecodeError as error:
+        raise PipelineError(
+            f"{file} cannot be read, and it says what was sent",
+            hint="Bring it back from a copy, or remove it and run `headrace pipeline --adopt SINK`:"
+            " everything in the log is then sent again.",
+        ) from error
+
+
+def _mend(file: Path) -> None:
+    """Take away the end of a line that a crash has cut short."""
+    if not file.exists():
+        return
+    content = file.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with file.open("r+b") as opened:
+            opened.truncate(whole)
+            os.fsync(opened.fileno())
+
+
+def joined(lines: list[Line]) -> list[Line]:
+    """The same in fewer lines: of old batches only what they add up to."""
+    told = [line for line in lines if line.what in ("settled", "earlier", "redriven")]
+    old, kept = told[:-_KEPT], told[-_KEPT:]
+    summary: list[Line] = []
+    for line in old:
+        if line.what == "redriven" or (not line.changes and summary):
+            continue
+        if summary and (summary[-1].epoch, summary[-1].writer) == (line.epoch, line.writer):
+            summary[-1] = _added(summary[-1], line)
+        else:
+            summary.append(msgspec.structs.replace(line, what="earlier"))
+    owner = [line for line in lines if line.what == "writer"][-1:]
+    waiting = [line for line in lines[-1:] if line.what == "paused"]
+    return [*owner, *summary, *kept, *waiting]
+
+
+def _added(one: Line, other: Line) -> Line:
+    counts = {
+        name: getattr(one.counts, name) + getattr(other.counts, name)
+        for name in Counts.__struct_fields__
+    }
+    return msgspec.structs.replace(
+        one,
+        batch=other.batch,
+        last=other.last or one.last,
+        changes=one.changes + other.changes,
+        counts=Counts(**counts),
+        at=other.at,
+        batches=one.batches + other.batches,
+    )

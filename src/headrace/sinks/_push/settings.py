@@ -1,0 +1,130 @@
+"""What every push sink may be told, and what it is to a pipeline; a destination adds its own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from ... import frame
+from ...errors import ConfigError, PipelineError, nearest
+from ...formats import StreamFormat, TransactionFormat
+from ...formats.catalogue import NAMES, Formats
+from .._store import Folder
+from . import Channel
+from .delivery import Policy
+from .events import Rendering
+from .retry import Schedule
+from .writer import PushWriter
+
+_DEAD_LETTERS = "dead_letters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushSettings:
+    """A sink that sends events to another system; a destination is a class derived from it.
+
+    A derived class adds its settings and `connect`. One that checks them in `__post_init__` calls
+    `PushSettings.__post_init__(self)` first.
+    """
+
+    packed: ClassVar[bool] = True
+    fields: ClassVar[tuple[str, ...]] = (*frame.TOLD, "epoch")
+
+    name: str
+    tables: tuple[str, ...] = ()  # globs; none: all
+    format: str = "savegress"  # what a change is sent as
+    batch_size: int = 500  # events handed over at once
+    batch_bytes: int = 1_000_000  # … unless they are larger than this together
+    batch_seconds: float = 0.2  # how often to look for new changes
+    attempts: int = 5  # at an event, before it is put aside while others are taken
+    retry_first_seconds: float = 0.1  # before the second attempt; doubled each time …
+    retry_longest_seconds: float = 30.0  # … up to this
+    retry_jitter: float = 0.1  # by which share a wait is longer or shorter, at random
+    patience_seconds: float = 3600.0  # how long everything may fail before it is put aside
+    parallelism: int | None = None  # tasks that send; None: as many as read
+    max_event_bytes: int = 0  # a larger event is not sent as it is; 0: any is
+    oversize: Literal["dead_letter", "reference"] = "dead_letter"  # what becomes of it
+    dead_letters: str = ""  # the folder of their Delta table; "": below the checkpoint's
+    formats: Formats = field(default=Formats(), repr=False, metadata={"setting": False})
+    # Where the sink keeps its ledger; the pipeline says it.
+    folder: str = field(default="", repr=False, metadata={"setting": False})
+
+    def __post_init__(self) -> None:
+        _expect_format(self.format, self.formats)
+        for name in ("batch_size", "batch_bytes", "attempts"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        for name in ("batch_seconds", "retry_first_seconds", "retry_longest_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("patience_seconds", "max_event_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be below 0")
+        if not 0 <= self.retry_jitter < 1:
+            raise ConfigError(f"retry_jitter must be from 0 up to 1, not {self.retry_jitter}")
+        if self.parallelism is not None and self.parallelism < 1:
+            raise ConfigError(f"parallelism must be 1 or more, not {self.parallelism}")
+
+    @abstractmethod
+    def connect(self) -> Channel:
+        """Open the destination, or raise SinkUnavailable; called in a task's process."""
+        raise NotImplementedError
+
+    @property
+    def splits_keys(self) -> bool:
+        """Whether a change of a row's key is sent as a DELETE of the old and an INSERT."""
+        return False
+
+    @property
+    def adds_tombstones(self) -> bool:
+        """Whether an event without a payload follows each DELETE."""
+        return False
+
+    @property
+    def whole(self) -> bool:
+        """Only whole transactions tell what happened to an entity."""
+        return isinstance(self.formats.named(self.format), TransactionFormat)
+
+    @property
+    def rendering(self) -> Rendering:
+        """How changes become events."""
+        return Rendering(
+            self.formats, self.format, self.tables, self.splits_keys, self.adds_tombstones
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """How events are handed over."""
+        schedule = Schedule(self.retry_first_seconds, self.retry_longest_seconds, self.retry_jitter)
+        return Policy(
+            schedule=schedule,
+            attempts=self.attempts,
+            batch_size=self.batch_size,
+            batch_bytes=self.batch_bytes,
+            max_event_bytes=self.max_event_bytes,
+            reference=self.oversize == "reference",
+            format=self.format,
+        )
+
+    @property
+    def letters(self) -> Folder:
+        """Where what was not taken is kept."""
+        return Folder.of(self.dead_letters or f"{self.folder}/{_DEAD_LETTERS}", {})
+
+    def open(self, writer: str, *, adopt: bool = False) -> PushWriter:
+        """Begin to send."""
+        if not self.folder:
+            raise PipelineError(f"nobody said where the sink {self.name} keeps its ledger")
+        return PushWriter(self, writer, adopt=adopt)
+
+
+def _expect_format(name: str, formats: Formats) -> None:
+    known = [each for each in NAMES if not isinstance(formats.named(each), StreamFormat)]
+    if name not in NAMES:
+        raise ConfigError(f"format: no format called {name}{nearest(name, known)}")
+    if name not in known:
+        raise ConfigError(
+            f"format: {name} is for streams, in which events may belong to no change; "
+            f"a sink that sends events takes: {', '.join(known)}"
+        )

@@ -1,0 +1,221 @@
+"""A push sink in use by a query: the driver's side of sending a batch until it is settled."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
+
+from ...errors import LogReplaced, PipelineError, SinkRefused, SinkUnavailable
+from .. import Account, Progress, Troubled
+from .._delta import Marks
+from . import ledger as ledgers
+from .deadletters import DeadLetters
+from .delivery import Counts, Point
+from .ledger import Ledger
+from .tasks import PARTED_DDL, SAID_DDL, Deliver, Delivered, Part, Parted, Seen, Straight
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from .settings import PushSettings
+
+logger = logging.getLogger(__name__)
+
+FIRST_WAIT = 1.0  # seconds, after a destination took nothing; doubled each time
+LONGEST_WAIT = 60.0
+
+
+@dataclass(slots=True)
+class _Sending:
+    """A batch that is being sent."""
+
+    batch: int
+    parts: int
+    points: dict[int, Point]  # of the parts that are not settled; what is missing is at its start
+    open: frozenset[int]
+    seen: Seen
+    counts: Counts
+    rounds: int = 0  # that ended before everything was settled
+
+
+class PushWriter:
+    """A destination while a query sends to it."""
+
+    def __init__(self, sink: PushSettings, writer: str, *, adopt: bool) -> None:
+        self._sink = sink
+        self._adopt = adopt
+        self._ledger = Ledger.open(sink.folder, writer, adopt=adopt)
+        self._letters = DeadLetters(sink.letters, writer, adopt=adopt)
+        self._writer = writer
+        self._closed = threading.Event()
+        self._account = Account(dead_letters=self._letters.count, waiting_rows=self._letters.rows)
+        self._accepted_at = time.monotonic()  # when something was, or everything was settled
+
+    def progress(self) -> Progress | None:
+        """Up to where every change is settled."""
+        return self._ledger.progress()
+
+    def troubled(self) -> list[Troubled]:
+        """None: what a destination does not take is in the dead letters."""
+        return []
+
+    def account(self) -> Account:
+        """What was sent, and what waits."""
+        return self._account
+
+    def close(self) -> None:
+        """End what waits, soon."""
+        self._closed.set()
+
+    def idle(self) -> None:
+        """Do what somebody asked for, between batches."""
+
+    def write(self, changes: DataFrame, batch_id: int) -> int:
+        """Send what is not settled yet."""
+        if known := self._ledger.settled(batch_id):
+            return known.changes
+        self._ledger.begin(batch_id, _now())
+        sending = self._begun(changes, batch_id)
+        self._accepted_at = time.monotonic()
+        while sending.open:
+            self._round(changes, sending)
+        self._settle(sending)
+        return sending.seen.changes
+
+    def tend(self) -> None:
+        """Keep the ledger short."""
+        self._ledger.tend()
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    def _begun(self, changes: DataFrame, batch_id: int) -> _Sending:
+        parts = changes.rdd.getNumPartitions()
+        if parts > 1:
+            parts = self._sink.parallelism or parts
+        points = self._ledger.paused(batch_id, parts)
+        return _Sending(
+            batch_id, parts, dict(points), frozenset(points or range(parts)), Seen(), Counts()
+        )
+
+    def _round(self, changes: DataFrame, sending: _Sending) -> None:
+        told = self._delivered(changes, sending)
+        _expect_one_log(told)
+        for each in told:
+            if sending.rounds == 0:
+                sending.seen.add(each.seen)
+            _count(sending.counts, each.counts)
+        epoch = self._epoch(sending.seen)
+        added = [file for each in told for file in each.added]
+        marks = Marks(batch_id=None, epoch=epoch, sequence=sending.seen.last)
+        self._letters.commit(added, marks=marks)
+        stopped = [each for each in told if each.stopped or each.refusal]
+        sending.points = {each.part: _point(each, sending.points) for each in stopped}
+        sending.open = frozenset(sending.points)
+        self._note(told)
+        for each in stopped:
+            if each.refusal:
+                self._pause(sending)
+                raise SinkRefused(each.refusal.message, hint=each.refusal.hint)
+        if stopped:
+            self._pause(sending)
+            self._wait(sending, stopped)
+
+    def _delivered(self, changes: DataFrame, sending: _Sending) -> list[Delivered]:
+        sink = self._sink
+        patient = time.monotonic() - self._accepted_at < sink.patience_seconds
+        policy = msgspec.structs.replace(
+            sink.policy, gives_up=bool(sending.rounds) and not patient, probes=sending.rounds
+        )
+        epoch = self._ledger.epoch
+        deliver = Deliver(
+            sink, policy, sink.letters, epoch, self._letters.blocked(epoch), sending.points
+        )
+        chosen = (
+            changes.select("packed")
+            if "packed" in changes.columns
+            else changes.select(*sink.fields)
+        )
+        if sending.parts == 1:
+            rows = chosen.mapInArrow(Straight(sink.rendering, deliver), SAID_DDL)
+        else:
+            part = Part(sink.rendering, sending.parts, sending.open)
+            parted = chosen.mapInArrow(part, PARTED_DDL)
+            placed = parted.repartitionById(sending.parts, F.col("part"))
+            rows = placed.sortWithinPartitions("first").mapInArrow(Parted(deliver), SAID_DDL)
+        said = [row["said"] for row in rows.collect()]
+        return [msgspec.json.decode(each, type=Delivered) for each in said]
+
+    def _wait(self, sending: _Sending, stopped: list[Delivered]) -> None:
+        """Let the destination come back, unless the query is to end."""
+        sending.rounds += 1
+        reasons = [each.stopped.reason for each in stopped if each.stopped]
+        after = max((each.stopped.after for each in stopped if each.stopped), default=0.0)
+        wait = max(min(FIRST_WAIT * 2.0 ** min(sending.rounds - 1, 20), LONGEST_WAIT), after)
+        if self._closed.wait(wait):
+            raise SinkUnavailable(reasons[0])
+
+    def _pause(self, sending: _Sending) -> None:
+        self._ledger.pause(sending.batch, sending.parts, sending.points, _now())
+
+    def _epoch(self, seen: Seen) -> str:
+        """The log that the batch comes from."""
+        known = self._ledger.epoch
+        epoch = next(iter(seen.epochs), known)
+        if known not in ("", epoch) and not self._adopt:
+            raise LogReplaced(f"what the sink {self._sink.name} has sent comes from another log")
+        return epoch
+
+    def _settle(self, sending: _Sending) -> None:
+        seen = sending.seen
+        line = ledgers.Line(
+            "settled",
+            self._writer,
+            sending.batch,
+            self._epoch(seen),
+            seen.first,
+            seen.last,
+            seen.changes,
+            sending.counts,
+            _now(),
+        )
+        self._ledger.settle(line)
+
+    def _note(self, told: list[Delivered]) -> None:
+        account = self._account
+        if any(each.counts.sent for each in told):
+            self._accepted_at = time.monotonic()
+        self._account = replace(
+            account,
+            sent=account.sent + sum(each.counts.sent for each in told),
+            retries=account.retries + sum(each.counts.retries for each in told),
+            dead_letters=self._letters.count,
+            waiting_rows=self._letters.rows,
+        )
+
+
+def _expect_one_log(told: list[Delivered]) -> None:
+    if len(set().union(*(each.seen.epochs for each in told))) > 1:
+        raise PipelineError(
+            "the batch holds changes of several logs, and their sequences have no common order",
+            hint="Give each log a sink of its own.",
+        )
+
+
+def _count(total: Counts, more: Counts) -> None:
+    for name in Counts.__struct_fields__:
+        setattr(total, name, getattr(total, name) + getattr(more, name))
+
+
+def _point(told: Delivered, before: dict[int, Point]) -> Point:
+    """Where a part stands; one that was refused whole stands where it was."""
+    return told.stopped.point if told.stopped else before.get(told.part, Point())
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
