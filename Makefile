@@ -22,7 +22,7 @@ demo: .venv/.installed-demo
 	@$(BIN)/headrace demo $(ARGS)
 
 test: .venv/.installed-dev
-	@$(SETUP) postgresql mariadb spark chromium ws proxies
+	@$(SETUP) postgresql mariadb spark chromium ws proxies kafka
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/.installed-dev

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Makes sure that what is not Python's is there: scripts/setup.sh NEED...
-# (python, postgresql, mariadb, java, spark, chromium, ws, proxies)
+# (python, postgresql, mariadb, java, spark, chromium, ws, proxies, kafka)
 #
 # On Debian, as root or with passwordless sudo, a missing package is installed. Elsewhere one line
 # says what to install, and the script fails. Outside CI, PostgreSQL 15, MariaDB, the Java that Spark
-# needs, Chromium, the Node package ws, nginx and Caddy may be missing: the tests that need them are
-# then skipped, and the demo goes without Spark.
+# needs, Chromium, the Node package ws, nginx, Caddy and Kafka may be missing: the tests that need
+# them are then skipped, and the demo goes without Spark.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -186,12 +186,45 @@ need_proxy() { # need_proxy PACKAGE FOLDER: takes the program out of the package
         "(Debian: apt-get install $1)" >&2
 }
 
+# The test kit looks for the broker's jars there.
+KAFKA_FOLDER=.venv/kafka
+
+found_kafka() {
+    [ -d "$KAFKA_FOLDER" ] && return
+    found_java || return 1
+    if ! command -v mvn >/dev/null; then
+        may_install && install_package maven || return 1
+    fi
+    echo "setup: fetching Apache Kafka's jars with Maven into $KAFKA_FOLDER"
+    local fetched output
+    fetched=$(mktemp -d "$PWD/.venv/kafka.XXXXXX")
+    # Only what came whole gets the name under which it is looked for.
+    if output=$(mvn -q -B -f scripts/kafka.pom.xml dependency:copy-dependencies \
+        -DincludeScope=runtime "-DoutputDirectory=$fetched" 2>&1); then
+        mv "$fetched" "$KAFKA_FOLDER"
+        return
+    fi
+    rm -rf "$fetched"
+    echo "$output" | tail -n 5 >&2
+    return 1
+}
+
+need_kafka() {
+    if found_kafka; then return; fi
+    echo "setup: Apache Kafka's jars cannot be fetched; that takes Java 17, Maven (Debian:" \
+        "apt-get install maven) and a way to Maven Central" >&2
+    if [ -n "${CI:-}" ]; then return 1; fi
+    echo "setup: the tests on Kafka are skipped" >&2
+}
+
 for need in "$@"; do
     case $need in
-        python | postgresql | mariadb | java | spark | chromium | ws | proxies) "need_$need" ;;
+        python | postgresql | mariadb | java | spark | chromium | ws | proxies | kafka)
+            "need_$need"
+            ;;
         *)
             echo "setup: no such need: $need; there are: python, postgresql, mariadb, java, spark," \
-                "chromium, ws, proxies" >&2
+                "chromium, ws, proxies, kafka" >&2
             exit 2
             ;;
     esac

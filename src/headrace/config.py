@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, TypeVar
@@ -370,7 +370,8 @@ class _Check:
     def _value(self, where: str, wanted: Any, given: object) -> Any:
         """What a setting is set to; None after a problem."""
         before = len(self.problems)
-        expanded = self._expand(where, given)
+        # A template's own names are filled in later, by others.
+        expanded = self._expand(where, given, own=getattr(wanted, "NAMES", ()))
         if len(self.problems) > before:
             return None
         try:
@@ -379,19 +380,23 @@ class _Check:
                 expanded, wanted, strict=expanded == given, dec_hook=_convert_own_type
             )
         except msgspec.ValidationError as error:
-            shown = MASK if wanted is Secret else _shown(given)
+            # A mapping's values may be secrets, such as a storage's keys.
+            shown = MASK if wanted is Secret or isinstance(given, dict) else _shown(given)
             self.problems.append(f"{where}: {_expectation(error)}, got {shown}")
             return None
 
-    def _expand(self, where: str, value: object) -> object:
-        """The value with every ${NAME} replaced from the environment."""
+    def _expand(self, where: str, value: object, *, own: Collection[str] = ()) -> object:
+        """The value with every ${NAME} replaced from the environment, but for those of `own`."""
         if isinstance(value, list):
             return [self._expand(f"{where}[{i}]", item) for i, item in enumerate(value)]
         if isinstance(value, dict):
             return {name: self._expand(f"{where}.{name}", item) for name, item in value.items()}
         if not isinstance(value, str):
             return value
-        return _REFERENCE.sub(lambda found: self._variable(where, found[0]), value)
+        return _REFERENCE.sub(
+            lambda found: found[0] if found[0][2:-1] in own else self._variable(where, found[0]),
+            value,
+        )
 
     def _variable(self, where: str, reference: str) -> str:
         if reference.startswith("$$"):

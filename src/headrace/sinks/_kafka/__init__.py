@@ -1,0 +1,1 @@
+"""Kafka: what topics and keys are called, and the producer."""

@@ -1,0 +1,66 @@
+"""What topics and keys are called.
+
+A topic's name takes letters, digits, `.`, `_` and `-`, 249 in all. What else the name of a schema
+or a table has in it becomes `-` and two hexadecimal digits for each byte (`order items` is
+`order-20items`); so does a `.`, which the template itself may use between names, and a `-` that
+could be taken for one of these. Two tables therefore never share a topic by accident.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from hashlib import blake2b
+
+from ...errors import ConfigError
+from .._push import Event
+from .._template import Template
+
+LONGEST = 249
+
+_NOT_PLAIN = re.compile(r"-(?=[0-9A-F]{2})|[^A-Za-z0-9_-]")
+_REFUSED = re.compile(r"[^A-Za-z0-9._-]")
+_DIGEST = 16  # hexadecimal digits
+
+
+def escaped(name: str) -> str:
+    """A name with only such characters as a topic may have, and no `.`."""
+    return _NOT_PLAIN.sub(lambda found: "".join(f"-{b:02X}" for b in found[0].encode()), name)
+
+
+def topic(template: Template, source: str, schema: str, table: str) -> str:
+    """The topic of a table."""
+    name = template.fill(source=source, schema=schema, table=table, escape=escaped)
+    if len(name) <= LONGEST:
+        return name
+    digest = blake2b(name.encode(), digest_size=_DIGEST // 2).hexdigest()
+    return f"{name[: LONGEST - _DIGEST - 1]}-{digest}"
+
+
+def check(template: Template) -> None:
+    """Refuse a template from which no topic's name can be made."""
+    if bad := _REFUSED.search(template.plain):
+        raise ConfigError(
+            f"topic: {template} has {bad[0]!r} in it; a topic's name takes letters, digits, "
+            "., _ and -"
+        )
+    if template.text in ("", ".", ".."):
+        raise ConfigError(f"topic: {template.text or 'an empty text'} is no topic's name")
+    if len(template.plain) > LONGEST // 2:
+        raise ConfigError(
+            f"topic: {template} leaves no room for names; {LONGEST} characters is all"
+        )
+
+
+def keys(*, with_schema: bool) -> Callable[[Event], str]:
+    """What makes an event's key: `orders:7`, or `public.orders:7`."""
+    return _with_schema if with_schema else _key
+
+
+# A row is `source|schema.table:7`; names may have any character, so only their lengths tell.
+def _key(event: Event) -> str:
+    return event.row[len(event.source) + len(event.schema) + 2 :]
+
+
+def _with_schema(event: Event) -> str:
+    return event.row[len(event.source) + 1 :]
