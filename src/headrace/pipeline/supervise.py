@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import HeadraceError, LogError, QueryFailed
-from ..sinks import Phase, Status
+from ..sinks import Account, Phase, Sender, Status, Writer
 from .failures import passing, understood
 from .query import Batches, Plan, Stored
 
@@ -24,6 +25,7 @@ TRIES = 10  # in a row without a batch stored, for a failure of unknown kind
 TRIES_ONCE = 3  # where somebody waits for the end
 LOOK_SECONDS = 0.25
 GRACE_SECONDS = 5.0  # for a running batch, when the pipeline stops
+_WAITS = "Everything waits in the log and is sent when it is back; the other sinks go on."
 
 
 class Supervised:
@@ -38,6 +40,7 @@ class Supervised:
         self._looked_at = -1  # the batch of the last progress that was seen
         self._failures = 0  # in a row, without a batch stored between them
         self._untended = -1
+        self._before = self._status  # as it was when the query began
         self._adopting = plan.adopt
         self._thread = threading.Thread(target=self._keep, name=f"sink {plan.sink.name}")
 
@@ -114,9 +117,10 @@ class Supervised:
         self._note(sequence=checkpoint.sequence(), troubled=tuple(writer.troubled()))
         batches = Batches(writer, name, self._stored)
         batches.untended = self._untended
+        self._before = self._status
         query = plan.start(self._spark, batches, plan.starting(writer))
         try:
-            self._watch(query, batches)
+            self._watch(query, batches, writer)
         except StreamingQueryException as error:
             raise batches.error or error from None
         finally:
@@ -124,13 +128,43 @@ class Supervised:
             if query.isActive:
                 query.stop()
 
-    def _watch(self, query: StreamingQuery, batches: Batches) -> None:
+    def _watch(self, query: StreamingQuery, batches: Batches, writer: Writer) -> None:
+        sender = writer if isinstance(writer, Sender) else None
         while not _ended(query, within=LOOK_SECONDS):  # raises when the query failed
             self._look(query)
+            if sender:
+                self._attend(sender)
             if self._stopping.is_set():
+                if sender:
+                    sender.close()
                 self._end(query, batches)
                 return
         self._look(query)
+        if sender:
+            self._count(sender.account())
+
+    def _attend(self, sender: Sender) -> None:
+        """See how a sink that sends is doing, and let it do what it was asked for."""
+        account = sender.account()
+        self._count(account)
+        if account.reason:
+            since = datetime.fromtimestamp(account.since, UTC)
+            told = f"{account.reason}; nothing has been taken since {since:%Y-%m-%d %H:%M:%S} UTC"
+            self._note(phase=Phase.WAITING, error=told, hint=_WAITS)
+            if self.plan.once and account.rounds >= TRIES_ONCE:
+                sender.close()
+        elif self._status.phase is Phase.WAITING:
+            self._note(phase=Phase.STREAMING, error="", hint="")
+        sender.idle()
+
+    def _count(self, account: Account) -> None:
+        before = self._before
+        self._note(
+            sent=before.sent + account.sent,
+            retries=before.retries + account.retries,
+            dead_letters=account.dead_letters,
+            waiting_rows=account.waiting_rows,
+        )
 
     def _end(self, query: StreamingQuery, batches: Batches) -> None:
         """Stop between two batches, if the running one ends in time."""

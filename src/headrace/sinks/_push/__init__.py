@@ -2,9 +2,10 @@
 
     a batch ─▶ events ─▶ by row ─▶ windows ─▶ verdicts ─▶ ledger, dead letters
 
-`events` renders changes in the sink's format and `delivery` sends them, both in Spark's tasks;
-`writer` goes on until every event is settled, `ledger` notes what was, `deadletters` keeps what
-the other side refused, `redrive` sends that again: these run on the driver.
+`settings` is what a destination derives from. `events` renders changes in the sink's format and
+`delivery` sends them, both in Spark's `tasks`, through `channels` that stay open; `writer` goes on
+until every event is settled, `ledger` notes what was, `deadletters` keeps what the other side
+refused, `redrive` sends that again, `disabled` notes that it wants nothing more: on the driver.
 
 Events of one row are sent in the log's order, and an event is settled when the destination has
 accepted it or the dead letters have it. What is not known to be settled is sent again, with the
@@ -64,6 +65,9 @@ class Channel(Protocol):
 
         Events of one row reach the destination in this order. When one of them is not accepted,
         those of its row that follow are better not sent; whether they were or not, they come again.
+        REFUSED is said of an event that was refused alone: several that are refused as one are
+        FAILED, and come again in ever smaller windows, in the end alone. After UNREACHABLE, or
+        SinkUnavailable, the channel is closed, and another is opened for the next try.
         What concerns the destination as a whole and needs a person is raised as SinkRefused.
         """
         ...

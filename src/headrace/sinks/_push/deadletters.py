@@ -38,9 +38,9 @@ SCHEMA = pa.schema(
     ]
 )
 LETTERS = "dead letters"  # what the table keeps
-_FILE = "letters"
+FILE = "letters"
 _HELD_BYTES = 8_000_000
-_EARLIER = Span((0, -1), (0, -1))
+EARLIER = Span((0, -1), (0, -1))  # where a row's letters of an earlier log are
 
 REFUSED, WAITING = "refused", "waiting"
 
@@ -76,7 +76,7 @@ class LetterBox:
         arrays = [
             pa.array(values, type=kind) for values, kind in zip(columns, SCHEMA.types, strict=True)
         ]
-        self.added.append(self._folder.write(pa.table(arrays, schema=SCHEMA), _FILE, {}))
+        self.added.append(self._folder.write(pa.table(arrays, schema=SCHEMA), FILE, {}))
         self._rows, self._size = [], 0
 
 
@@ -91,6 +91,11 @@ class DeadLetters:
         self._blocked: dict[str, Span] = {}
         self._packed: bytes | None = None
         self._load(self.files)
+
+    @property
+    def folder(self) -> Folder:
+        """Where the table lies."""
+        return self._folder
 
     @property
     def files(self) -> list[str]:
@@ -143,7 +148,7 @@ class DeadLetters:
 def spans(packed: bytes, *, same_log: bool) -> dict[str, Span]:
     """What `blocked` packed; `same_log`: it was for the log that the events come from."""
     known = _spans.decode(packed) if packed else {}
-    return known if same_log else dict.fromkeys(known, _EARLIER)
+    return known if same_log else dict.fromkeys(known, EARLIER)
 
 
 def _held(letters: pa.Table, epoch: str) -> Iterator[tuple[str, Span]]:
@@ -151,4 +156,25 @@ def _held(letters: pa.Table, epoch: str) -> Iterator[tuple[str, Span]]:
     for of, row, sequence, at in zip(*columns, strict=True):
         # Positions of another log are before all of this one.
         position: Position = (sequence, at)
-        yield row, Span(position, position) if of == epoch else _EARLIER
+        yield row, Span(position, position) if of == epoch else EARLIER
+
+
+def events_of(letters: pa.Table) -> list[tuple[str, Event]]:
+    """The events that dead letters keep, each with its log."""
+    names = [name for name in Event._fields if name != "payload"]
+    times = letters["commit_time"].cast(pa.int64())
+    columns = [times if name == "commit_time" else letters[name] for name in names]
+    payloads = letters["event"].cast(pa.binary())
+    rows = zip(*(column.to_pylist() for column in (*columns, payloads)), strict=True)
+    return list(zip(letters["epoch"].to_pylist(), map(Event._make, rows), strict=True))
+
+
+def ranks(folder: Folder, files: Iterable[str]) -> dict[str, int]:
+    """The logs that dead letters come from, in the order in which they were followed."""
+    firsts: dict[str, int] = {}
+    for file in files:
+        letters = folder.read(file, ["epoch", "refused_at"])
+        times = letters["refused_at"].cast(pa.int64()).to_pylist()
+        for epoch, at in zip(letters["epoch"].to_pylist(), times, strict=True):
+            firsts[epoch] = min(at, firsts.get(epoch, at))
+    return {epoch: rank for rank, epoch in enumerate(sorted(firsts, key=firsts.__getitem__))}

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -56,6 +57,7 @@ class Pending(NamedTuple):
     sequence: int
     at: int
     attempts: int
+    moved: bool = False  # whether others were accepted since the first of these
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -136,7 +138,8 @@ class _Held:
     events: deque[Event]
     due: float = 0.0
     attempts: int = 0  # at the first one
-    accepted: int = -1  # how many others had been when it first failed; -1: it was not tried
+    accepted: int = -1  # how many others had been when it first failed; -1: it has not
+    moved: bool = False  # whether others were, the last time that delivery stopped
     reason: str = ""
 
 
@@ -157,7 +160,7 @@ class Delivery:
     _held_events: int = 0
     _held_bytes: int = 0
     _taken: Position = (0, -1)  # the last event that is no longer fresh
-    _pending: dict[Position, int] = field(default_factory=dict)  # attempts before the point
+    _pending: dict[Position, Pending] = field(default_factory=dict)  # those of the point
     _silent: int = 0  # windows in a row of which nothing was accepted
     _quiet: float = 0.0  # nothing is handed over before
     _defer: int = 0  # events to pass over before the first window
@@ -176,8 +179,21 @@ class Delivery:
             else:
                 self._rest(now)
 
+    def abandon(self, chunks: Iterable[Sequence[Event]], reason: str) -> None:
+        """Put everything aside that is not settled."""
+        for name, row in list(self._held.items()):
+            row.reason = row.reason or reason
+            self._give_up(name, row, row.attempts)
+        rest = chain(self._fresh, chain.from_iterable(chunks))
+        for event in rest:
+            if event.row in self.blocked:
+                self._put_aside(event, "waiting", "", 0)
+            else:
+                self._put_aside(event, "refused", reason, 0)
+        self._fresh.clear()
+
     def _begin(self) -> None:
-        self._pending = {(each.sequence, each.at): each.attempts for each in self.point.pending}
+        self._pending = {(each.sequence, each.at): each for each in self.point.pending}
         if self.policy.probes:
             # Not always the same events: these may be the very ones that the destination fails at.
             self._defer = (self.policy.probes - 1) * self.policy.attempts
@@ -297,13 +313,22 @@ class Delivery:
         return window
 
     def _hold(self, event: Event) -> None:
-        row = self._held.get(event.row)
-        if row is None:
-            row = self._held[event.row] = _Held(deque())
-            row.attempts = self._pending.get((event.sequence, event.at), 0)
+        row = self._held.get(event.row) or self._new_row(event)
         row.events.append(event)
         self._held_events += 1
         self._held_bytes += len(event.payload or b"")
+
+    def _new_row(self, event: Event) -> _Held:
+        """A row that is to be held from this event on."""
+        row = self._held[event.row] = _Held(deque())
+        known = self._pending.get((event.sequence, event.at))
+        if known is not None and known.attempts:
+            row.attempts, row.accepted, row.moved = known.attempts, 0, known.moved
+        return row
+
+    def _moved_on(self, row: _Held) -> bool:
+        """Whether others were accepted since a row's first event first failed."""
+        return row.moved or 0 <= row.accepted < self.counts.sent
 
     def _rest(self, now: float) -> None:
         """Wait until something may be sent."""
@@ -340,7 +365,7 @@ class Delivery:
             row = self._held.get(name)
             if row is not None:
                 if row.events:
-                    row.due, row.attempts, row.accepted, row.reason = 0.0, 0, -1, ""
+                    self._held[name] = _Held(row.events)
                 else:
                     del self._held[name]
 
@@ -369,12 +394,9 @@ class Delivery:
 
     def _return(self, name: str, events: list[Event], verdict: Verdict, *, first: bool) -> None:
         """Events that were handed over and not accepted, to the head of their row."""
-        row = self._held.get(name)
-        if row is None:
-            row = self._held[name] = _Held(deque())
-            row.attempts = self._pending.get((events[0].sequence, events[0].at), 0)
-        elif not first:  # the event that failed before has been accepted
-            row.attempts, row.accepted = 0, -1
+        row = self._held.get(name) or self._new_row(events[0])
+        if not first:  # the event that failed before has been accepted
+            row.attempts, row.accepted, row.moved = 0, -1, False
         row.events.extendleft(reversed(events))
         self._held_events += len(events)
         self._held_bytes += sum(len(event.payload or b"") for event in events)
@@ -386,8 +408,8 @@ class Delivery:
             row.attempts += 1
             if row.accepted < 0:
                 row.accepted = self.counts.sent
-            moved_on = self.counts.sent > row.accepted or self.policy.gives_up
-            if row.attempts >= self.policy.attempts and moved_on:
+            gives_up = self.policy.gives_up or self._moved_on(row)
+            if row.attempts >= self.policy.attempts and gives_up:
                 self._give_up(name, row, row.attempts)
             else:
                 row.due = now + max(self.policy.schedule.wait(row.attempts), verdict.after)
@@ -426,9 +448,11 @@ class Delivery:
 
     def _stop(self, reason: str, after: float, *, reached: bool) -> None:
         pending = [
-            Pending(event.sequence, event.at, row.attempts if at == 0 else 0)
+            Pending(event.sequence, event.at, row.attempts, self._moved_on(row))
+            if event is row.events[0]
+            else Pending(event.sequence, event.at, 0)
             for row in self._held.values()
-            for at, event in enumerate(row.events)
+            for event in row.events
         ]
         # What was pending before, and is still to be read.
         pending += [each for each in self.point.pending if each[:2] > self._taken]

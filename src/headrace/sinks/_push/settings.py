@@ -72,6 +72,11 @@ class PushSettings:
         raise NotImplementedError
 
     @property
+    def address(self) -> str:
+        """Where it sends to; one that refuses everything is asked again when this is another."""
+        return ""
+
+    @property
     def splits_keys(self) -> bool:
         """Whether a change of a row's key is sent as a DELETE of the old and an INSERT."""
         return False

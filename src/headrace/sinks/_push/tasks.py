@@ -81,6 +81,13 @@ class Delivered(msgspec.Struct):
     stopped: Stopped | None = None
     refusal: Refusal | None = None
 
+    @property
+    def reason(self) -> str:
+        """Why it ended before its end; "": it did not."""
+        if self.refusal:
+            return self.refusal.message
+        return self.stopped.reason if self.stopped else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
@@ -210,6 +217,6 @@ def _unpacked(batches: Batches, seen: Seen) -> Iterator[Told]:
                 yield _pair(pack.as_buffer())
 
 
-def said(what: Delivered) -> pa.RecordBatch:
+def said(what: msgspec.Struct) -> pa.RecordBatch:
     """A task's word to the driver."""
     return pa.RecordBatch.from_pylist([{"said": _to_json(what).decode()}], _SAID)

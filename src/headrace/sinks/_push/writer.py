@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 
 from ...errors import LogReplaced, PipelineError, SinkRefused, SinkUnavailable
 from .. import Account, Progress, Troubled
 from .._delta import Marks
+from . import disabled
 from . import ledger as ledgers
-from .deadletters import DeadLetters
+from . import redrive as redriving
+from .deadletters import DeadLetters, ranks
 from .delivery import Counts, Point
 from .ledger import Ledger
 from .tasks import PARTED_DDL, SAID_DDL, Deliver, Delivered, Part, Parted, Seen, Straight
@@ -50,12 +53,14 @@ class PushWriter:
     def __init__(self, sink: PushSettings, writer: str, *, adopt: bool) -> None:
         self._sink = sink
         self._adopt = adopt
+        disabled.expect_enabled(sink.folder, sink.address)
         self._ledger = Ledger.open(sink.folder, writer, adopt=adopt)
         self._letters = DeadLetters(sink.letters, writer, adopt=adopt)
         self._writer = writer
         self._closed = threading.Event()
+        self._busy = threading.Lock()  # one batch or one redrive at a time
         self._account = Account(dead_letters=self._letters.count, waiting_rows=self._letters.rows)
-        self._accepted_at = time.monotonic()  # when something was, or everything was settled
+        self._accepted_at = time.monotonic()  # when something last was
 
     def progress(self) -> Progress | None:
         """Up to where every change is settled."""
@@ -73,20 +78,25 @@ class PushWriter:
         """End what waits, soon."""
         self._closed.set()
 
-    def idle(self) -> None:
-        """Do what somebody asked for, between batches."""
-
     def write(self, changes: DataFrame, batch_id: int) -> int:
         """Send what is not settled yet."""
         if known := self._ledger.settled(batch_id):
             return known.changes
-        self._ledger.begin(batch_id, _now())
-        sending = self._begun(changes, batch_id)
-        self._accepted_at = time.monotonic()
-        while sending.open:
-            self._round(changes, sending)
-        self._settle(sending)
+        with self._busy:
+            sending = self._begun(changes, batch_id)
+            while sending.open:
+                self._round(changes, sending)
+            self._settle(sending)
         return sending.seen.changes
+
+    def idle(self) -> None:
+        """Send dead letters again, if somebody has asked for it."""
+        wish = redriving.asked(self._sink.folder)
+        if wish is not None and self._busy.acquire(blocking=False):
+            try:
+                self.redrive(SparkSession.builder.getOrCreate(), wish)
+            finally:
+                self._busy.release()
 
     def tend(self) -> None:
         """Keep the ledger short."""
@@ -98,6 +108,8 @@ class PushWriter:
         parts = changes.rdd.getNumPartitions()
         if parts > 1:
             parts = self._sink.parallelism or parts
+        self._ledger.begin(batch_id, _now())
+        self._accepted_at = time.monotonic()
         points = self._ledger.paused(batch_id, parts)
         return _Sending(
             batch_id, parts, dict(points), frozenset(points or range(parts)), Seen(), Counts()
@@ -121,7 +133,7 @@ class PushWriter:
         for each in stopped:
             if each.refusal:
                 self._pause(sending)
-                raise SinkRefused(each.refusal.message, hint=each.refusal.hint)
+                self._halt(SinkRefused(each.refusal.message, hint=each.refusal.hint))
         if stopped:
             self._pause(sending)
             self._wait(sending, stopped)
@@ -154,11 +166,22 @@ class PushWriter:
     def _wait(self, sending: _Sending, stopped: list[Delivered]) -> None:
         """Let the destination come back, unless the query is to end."""
         sending.rounds += 1
-        reasons = [each.stopped.reason for each in stopped if each.stopped]
-        after = max((each.stopped.after for each in stopped if each.stopped), default=0.0)
-        wait = max(min(FIRST_WAIT * 2.0 ** min(sending.rounds - 1, 20), LONGEST_WAIT), after)
+        told = [each.stopped for each in stopped if each.stopped]
+        reason = told[0].reason
+        self._account = replace(
+            self._account,
+            reason=reason,
+            since=self._account.since or time.time(),
+            rounds=sending.rounds,
+        )
+        doubled = FIRST_WAIT * 2.0 ** min(sending.rounds - 1, 20)
+        wait = max(min(doubled, LONGEST_WAIT), min(each.after for each in told))
         if self._closed.wait(wait):
-            raise SinkUnavailable(reasons[0])
+            raise SinkUnavailable(f"{self._sink.name}: {reason}")
+
+    def _halt(self, error: SinkRefused) -> None:
+        disabled.disable(self._sink.folder, self._sink.address, error)
+        raise error
 
     def _pause(self, sending: _Sending) -> None:
         self._ledger.pause(sending.batch, sending.parts, sending.points, _now())
@@ -185,11 +208,13 @@ class PushWriter:
             _now(),
         )
         self._ledger.settle(line)
+        self._account = replace(self._account, reason="", since=0.0, rounds=0)
 
     def _note(self, told: list[Delivered]) -> None:
         account = self._account
         if any(each.counts.sent for each in told):
             self._accepted_at = time.monotonic()
+            account = replace(account, reason="", since=0.0, rounds=0)
         self._account = replace(
             account,
             sent=account.sent + sum(each.counts.sent for each in told),
@@ -197,6 +222,45 @@ class PushWriter:
             dead_letters=self._letters.count,
             waiting_rows=self._letters.rows,
         )
+
+    # --- dead letters sent again -----------------------------------------------------------------
+
+    def redrive(self, spark: SparkSession, wish: redriving.Wish) -> redriving.Redriven:
+        """Send dead letters again, each row's in order; what is not accepted stays."""
+        letters, sink = self._letters, self._sink
+        before = letters.count
+        redriving.tell(sink.folder, redriving.Redriven(wish.id, before, left=before, done=False))
+        told = self._resent(spark, wish) if letters.files else []
+        opened = [file for each in told for file in each.opened]
+        added = [file for each in told for file in each.delivered.added]
+        kept = [file for each in opened for file in each.added]
+        marks = Marks(batch_id=None, epoch=self._ledger.epoch, sequence=0)
+        letters.commit([*kept, *added], [each.removed for each in opened], marks=marks)
+        self._note([each.delivered for each in told])
+        counts = Counts()
+        for each in told:
+            _count(counts, each.delivered.counts)
+        line = ledgers.Line("redriven", self._writer, counts=counts, at=_now())
+        self._ledger.settle(line)
+        reasons = [each.delivered.reason for each in told if each.delivered.reason]
+        left = letters.count
+        done = redriving.Redriven(wish.id, before, counts.sent, left, "; ".join(reasons[:1]))
+        redriving.tell(sink.folder, done)
+        return done
+
+    def _resent(self, spark: SparkSession, wish: redriving.Wish) -> list[redriving.Resent]:
+        sink, files = self._sink, self._letters.files
+        folder = self._letters.folder
+        parts = sink.parallelism or min(spark.sparkContext.defaultParallelism, len(files))
+        reading = redriving.Open(folder, files, frozenset(wish.keys), ranks(folder, files), parts)
+        numbers = spark.range(len(files), numPartitions=min(len(files), 8 * parts))
+        letters = numbers.mapInArrow(reading, redriving.OPENED_DDL)
+        placed = letters.repartitionById(parts, F.col("part")).sortWithinPartitions(
+            *redriving.ORDER
+        )
+        sending = redriving.Resend(sink, sink.policy, folder)
+        rows = placed.mapInArrow(sending, SAID_DDL).collect()
+        return [msgspec.json.decode(row["said"], type=redriving.Resent) for row in rows]
 
 
 def _expect_one_log(told: list[Delivered]) -> None:

@@ -1,0 +1,463 @@
+"""Events are handed over in order, row by row, until each is settled; without Spark or a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
+from headrace.sinks._push import delivery as module
+from headrace.sinks._push.delivery import Delivery, Point, Policy, Span, Stopped
+from headrace.sinks._push.retry import Schedule
+
+Position = tuple[int, int]
+
+POLICY = Policy(schedule=Schedule(0.1, 30.0), attempts=5, batch_size=8)
+FAILED = Verdict(Answer.FAILED, "it stumbled")
+REFUSED = Verdict(Answer.REFUSED, "never this one")
+UNREACHABLE = Verdict(Answer.UNREACHABLE, "nobody is there")
+
+
+def event(sequence: int, row: str = "a", payload: bytes | None = b"{}", at: int = 0) -> Event:
+    return Event(sequence, at, f"evt_{sequence}", row, "INSERT", "s", "p", "t", None, 0, payload)
+
+
+class Watch:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.naps: list[float] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.time += seconds
+
+
+@dataclass
+class Letters:
+    """Dead letters in memory."""
+
+    kept: list[tuple[Event, str, str, int]] = field(default_factory=list)
+
+    def add(self, event: Event, status: str, reason: str, attempts: int) -> None:
+        self.kept.append((event, status, reason, attempts))
+
+    def spans(self) -> dict[str, Span]:
+        found: dict[str, Span] = {}
+        for each, *_ in self.kept:
+            at = each.sequence, each.at
+            span = found.get(each.row, Span(at, at))
+            found[each.row] = Span(min(span.first, at), max(span.last, at))
+        return found
+
+    def sequences(self, status: str | None = None) -> list[int]:
+        return [each.sequence for each, told, *_ in self.kept if status in (None, told)]
+
+
+Judge = Callable[[Event], Verdict]
+
+
+class Office:
+    """A destination that judges each event, and remembers what it took."""
+
+    def __init__(self, judge: Judge = lambda _: ACCEPTED, *, careless: bool = False) -> None:
+        self.judge = judge
+        self.careless = careless  # it takes later events of a row, although it failed at one
+        self.windows: list[list[Event]] = []
+        self.taken: list[Event] = []
+
+    def send(self, events: Sequence[Event]) -> list[Verdict]:
+        self.windows.append(list(events))
+        stuck: set[str] = set()
+        verdicts: list[Verdict] = []
+        for each in events:
+            blocked = each.row in stuck and not self.careless
+            verdict = UNSENT if blocked else self.judge(each)
+            if verdict.answer is Answer.ACCEPTED:
+                self.taken.append(each)
+            else:
+                stuck.add(each.row)
+            verdicts.append(verdict)
+        return verdicts
+
+    def sequences(self) -> list[int]:
+        return [each.sequence for each in self.taken]
+
+
+def deliver(
+    office: Office, events: Sequence[Event], letters: Letters | None = None, **chosen: Any
+) -> Delivery:
+    policy = msgspec.structs.replace(POLICY, **chosen.pop("policy", {}))
+    chosen.setdefault("clock", Watch())
+    delivery = Delivery(office.send, policy, letters or Letters(), **chosen)
+    delivery.run([events])
+    return delivery
+
+
+def failing(count: int, which: Callable[[Event], bool], how: Verdict = FAILED) -> Judge:
+    """Fail so often at each of some events, then take it."""
+    times: dict[int, int] = {}
+
+    def judge(each: Event) -> Verdict:
+        if not which(each):
+            return ACCEPTED
+        times[each.sequence] = times.get(each.sequence, 0) + 1
+        return how if times[each.sequence] <= count else ACCEPTED
+
+    return judge
+
+
+# --- windows -------------------------------------------------------------------------------------
+
+
+def test_events_are_handed_over_in_windows_of_so_many() -> None:
+    office = Office()
+    done = deliver(office, [event(n, str(n)) for n in range(1, 21)])
+    assert [len(window) for window in office.windows] == [8, 8, 4]
+    assert office.sequences() == list(range(1, 21))
+    assert (done.counts.sent, done.counts.requests, done.counts.retries) == (20, 3, 0)
+
+
+def test_a_window_ends_when_it_has_enough_bytes() -> None:
+    office = Office()
+    events = [event(n, str(n), b"x" * 400) for n in range(1, 8)]
+    deliver(office, events, policy={"batch_bytes": 1000})
+    assert [len(window) for window in office.windows] == [3, 3, 1]
+
+
+def test_a_tombstone_has_no_bytes() -> None:
+    done = deliver(Office(), [event(1, payload=None)])
+    assert (done.counts.sent, done.counts.bytes) == (1, 0)
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def test_a_row_that_fails_is_tried_again_while_others_go_on() -> None:
+    office, letters = Office(failing(3, lambda each: each.sequence == 2)), Letters()
+    events = [event(1, "a"), event(2, "b"), event(3, "c"), event(4, "b"), event(5, "d")]
+    done = deliver(office, events, letters)
+    assert not letters.kept
+    assert office.sequences() == [1, 3, 5, 2, 4]
+    assert done.counts.retries == 3
+    assert done.stopped is None
+
+
+def test_waits_double_and_are_as_long_as_the_destination_asks() -> None:
+    watch = Watch()
+    office = Office(failing(3, lambda each: each.sequence == 2))
+    deliver(office, [event(1, "a"), event(2, "b")], clock=watch)
+    assert watch.naps == pytest.approx([0.1, 0.2, 0.4])
+    asked = Verdict(Answer.FAILED, "slow down", after=1.5)
+    watch = Watch()
+    office = Office(failing(1, lambda each: each.sequence == 2, asked))
+    deliver(office, [event(1, "a"), event(2, "b")], clock=watch)
+    assert watch.naps == pytest.approx([1.5])
+
+
+def test_what_fails_for_ever_is_put_aside_if_others_are_taken_since() -> None:
+    office = Office(lambda each: FAILED if each.row == "bad" else ACCEPTED)
+    letters = Letters()
+    events = [event(1, "bad"), event(2, "bad"), *(event(n, str(n)) for n in range(3, 40))]
+    done = deliver(office, events, letters, policy={"batch_size": 1})
+    assert done.stopped is None
+    assert letters.kept[0][1:] == ("refused", "it stumbled", 5)
+    assert [told[1] for told in letters.kept] == ["refused", "waiting"]
+    assert office.sequences() == list(range(3, 40))
+
+
+def test_what_fails_with_others_is_tried_with_ever_fewer_and_at_last_alone() -> None:
+    """A request that holds one poisonous event fails whole; only that one is put aside."""
+    office = Office()
+
+    def send(events: Sequence[Event]) -> list[Verdict]:
+        office.windows.append(list(events))
+        if any(each.sequence == 5 for each in events):
+            return [FAILED] * len(events)
+        office.taken.extend(events)
+        return [ACCEPTED] * len(events)
+
+    letters = Letters()
+    policy = msgspec.structs.replace(POLICY, batch_size=100)
+    delivery = Delivery(send, policy, letters, clock=Watch())
+    delivery.run([[event(n, str(n)) for n in range(1, 301)]])
+    assert letters.sequences() == [5]
+    assert sorted(office.sequences()) == [n for n in range(1, 301) if n != 5]
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def test_what_is_refused_is_put_aside_with_all_that_follows_of_its_row() -> None:
+    office, letters = Office(lambda each: REFUSED if each.sequence == 2 else ACCEPTED), Letters()
+    events = [event(1, "a"), event(2, "a"), event(3, "b"), event(4, "a"), event(12, "a")]
+    done = deliver(office, events, letters, policy={"batch_size": 4})
+    assert office.sequences() == [1, 3]
+    assert [(each.sequence, *told) for each, *told in letters.kept] == [
+        (2, "refused", "never this one", 1),
+        (4, "waiting", "", 0),
+        (12, "waiting", "", 0),
+    ]
+    assert (done.counts.sent, done.counts.refused, done.counts.waiting) == (2, 1, 2)
+
+
+def test_a_batch_that_comes_again_is_not_put_aside_twice() -> None:
+    office, letters = Office(lambda each: REFUSED if each.sequence == 2 else ACCEPTED), Letters()
+    events = [event(1, "a"), event(2, "a"), event(3, "b"), event(4, "a")]
+    deliver(office, events, letters)
+    again, more = Office(), Letters()
+    events.append(event(5, "a"))
+    done = deliver(again, events, more, blocked=letters.spans())
+    assert again.sequences() == [1, 3]
+    assert done.counts.skipped == 2
+    assert more.sequences("waiting") == [5]
+
+
+# --- events that are too large -------------------------------------------------------------------
+
+
+def test_a_large_event_is_put_aside_and_its_row_waits() -> None:
+    office, letters = Office(), Letters()
+    events = [event(1), event(2, payload=b"x" * 101), event(3), event(4, "b")]
+    deliver(office, events, letters, policy={"max_event_bytes": 100})
+    assert office.sequences() == [1, 4]
+    assert letters.sequences("refused") == [2]
+    assert letters.kept[0][2] == "it has 101 bytes, more than max_event_bytes: 100"
+    assert letters.sequences("waiting") == [3]
+
+
+def test_or_a_small_event_tells_where_to_read_it() -> None:
+    office, letters = Office(), Letters()
+    large = event(2, payload=b"x" * 1000)._replace(key='{"id":7}')
+    deliver(office, [large, event(3)], letters, policy={"max_event_bytes": 500, "reference": True})
+    assert not letters.kept
+    [told, _] = office.taken
+    assert told.id == large.id
+    assert msgspec.json.decode(told.payload or b"") == {
+        "id": "evt_2",
+        "sequence": 2,
+        "operation": "INSERT",
+        "source": "s",
+        "schema": "p",
+        "table": "t",
+        "key": {"id": 7},
+        "bytes": 1000,
+        "reference": "/v1/changes?after=1&limit=1&format=savegress",
+    }
+
+
+# --- a destination that takes nothing ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [FAILED, UNREACHABLE], ids=["failing", "unreachable"])
+def test_delivery_stops_and_goes_on_from_there(how: Verdict) -> None:
+    events = [event(n, str(n % 7)) for n in range(1, 101)]
+    office, letters = Office(lambda each: how if each.sequence > 20 else ACCEPTED), Letters()
+    done = deliver(office, events, letters)
+    assert done.stopped is not None
+    assert done.stopped.reached is (how is FAILED)
+    assert done.stopped.reason == how.reason
+    assert not letters.kept
+    office.judge = lambda _: ACCEPTED
+    office.windows.clear()
+    deliver(office, events, letters, point=done.stopped.point, policy={"probes": 1})
+    assert len(office.windows[0]) == 1, "first one event, to see whether it is back"
+    assert sorted(office.sequences()) == list(range(1, 101)), "nothing twice, nothing missing"
+    assert_in_order(office)
+
+
+def test_nothing_is_put_aside_as_long_as_nothing_is_reached() -> None:
+    point, letters = Point(), Letters()
+    for probes in range(6):
+        office = Office(lambda _: UNREACHABLE)
+        policy = {"probes": probes, "gives_up": True}
+        done = deliver(office, [event(1), event(2)], letters, point=point, policy=policy)
+        assert done.stopped is not None
+        point = done.stopped.point
+    assert not letters.kept
+
+
+def test_patience_ends() -> None:
+    letters, point = Letters(), Point()
+    done = deliver(Office(lambda _: FAILED), [event(1), event(2), event(3, "b")], letters)
+    assert done.stopped is not None
+    point = done.stopped.point
+    assert not letters.kept
+    policy = {"probes": 1, "gives_up": True}
+    for _ in range(10):
+        done = deliver(
+            Office(lambda _: FAILED),
+            [event(1), event(2), event(3, "b")],
+            letters,
+            point=point,
+            policy=policy,
+            blocked=letters.spans(),
+        )
+        if done.stopped is None:
+            break
+        point = done.stopped.point
+    assert letters.sequences("refused") == [1, 3]
+    assert letters.sequences("waiting") == [2]
+
+
+def test_a_destination_that_fails_at_many_rows_is_not_taken_for_dead() -> None:
+    """The first rows always fail, one by one; those behind them are taken in the end."""
+    events = [event(n, f"bad{n}" if n <= 30 else str(n)) for n in range(1, 101)]
+    office = Office(lambda each: FAILED if each.row.startswith("bad") else ACCEPTED)
+    letters, point = Letters(), Point()
+    for probes in range(20):
+        policy = {"batch_size": 1, "probes": probes}
+        done = deliver(office, events, letters, point=point, policy=policy, blocked=letters.spans())
+        if done.stopped is None:
+            break
+        point = done.stopped.point
+    assert sorted(office.sequences()) == list(range(31, 101))
+    assert sorted(letters.sequences("refused")) == list(range(1, 31))
+
+
+def test_a_long_wait_is_left_to_who_started_it() -> None:
+    watch = Watch()
+    later = Verdict(Answer.FAILED, "in a minute", after=60.0)
+    office = Office(failing(1, lambda each: each.sequence == 2, later))
+    done = deliver(office, [event(1, "a"), event(2, "b"), event(3, "c")], clock=watch)
+    assert isinstance(done.stopped, Stopped)
+    assert done.stopped.after == pytest.approx(60.0)
+    assert not watch.naps
+    assert office.sequences() == [1, 3]
+    assert [each[:2] for each in done.stopped.point.pending] == [(2, 0)]
+
+
+def test_memory_is_bounded_while_a_row_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HELD_EVENTS", 50)
+    office = Office(lambda each: FAILED if each.row == "a" else ACCEPTED)
+    given = 0
+
+    def chunks() -> Any:
+        nonlocal given
+        for n in range(1, 5001):
+            given += 1
+            yield [event(n, "a" if n > 10 else str(n))]
+
+    delivery = Delivery(office.send, POLICY, Letters(), clock=Watch())
+    delivery.run(chunks())
+    assert delivery.stopped is not None
+    assert given < 100
+
+
+# --- whatever happens ----------------------------------------------------------------------------
+
+
+def assert_in_order(office: Office) -> None:
+    rows: dict[str, list[int]] = {}
+    for each in office.taken:
+        rows.setdefault(each.row, []).append(each.sequence)
+    for taken in rows.values():
+        assert list(dict.fromkeys(taken)) == sorted(set(taken))
+
+
+class Script:
+    """What a destination does, as hypothesis thinks of it."""
+
+    def __init__(self, moods: list[str], poison: dict[int, str]) -> None:
+        self._moods = moods
+        self._poison = poison
+        self._failed: dict[int, int] = {}
+
+    def next(self) -> str:
+        return self._moods.pop(0) if self._moods else "well"
+
+    def judge(self, each: Event) -> Verdict:
+        what = self._poison.get(each.sequence, "")
+        if what == "refuse":
+            return REFUSED
+        if what == "fail":
+            return FAILED
+        if what == "twice" and self._failed.get(each.sequence, 0) < 2:
+            self._failed[each.sequence] = self._failed.get(each.sequence, 0) + 1
+            return FAILED
+        return ACCEPTED
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> tuple[list[Event], Script]:
+    rows = draw(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=60))
+    events = [event(n, row) for n, row in enumerate(rows, 1)]
+    kinds = st.sampled_from(["refuse", "fail", "twice"])
+    poison = draw(st.dictionaries(st.integers(1, len(rows)), kinds, max_size=6))
+    moods = st.sampled_from(["well", "well", "well", "down", "failing", "deaf"])
+    return events, Script(draw(st.lists(moods, max_size=30)), poison)
+
+
+@settings(max_examples=300)
+@given(
+    scripts(),
+    st.integers(1, 12),
+    st.integers(1, 6),
+    st.booleans(),
+    st.sampled_from([0, 3, 1000]),
+    st.data(),
+)
+def test_every_event_is_settled_once_and_rows_keep_their_order(
+    scripted: tuple[list[Event], Script],
+    size: int,
+    attempts: int,
+    careless: bool,
+    held: int,
+    data: st.DataObject,
+) -> None:
+    """A destination fails, refuses, goes away and takes without a word; a batch may begin anew."""
+    events, script = scripted
+    office, letters = Office(script.judge, careless=careless), Letters()
+
+    def send(window: Sequence[Event]) -> list[Verdict]:
+        mood = script.next()
+        if mood == "down":
+            return [UNREACHABLE] * len(window)
+        if mood == "failing":
+            return [FAILED] * len(window)
+        verdicts = office.send(window)
+        return [UNREACHABLE] * len(window) if mood == "deaf" else verdicts
+
+    point, rounds = Point(), 0
+    crashes = data.draw(st.lists(st.booleans(), max_size=5))
+    pieces = data.draw(st.integers(1, 20))
+    chunks = [events[at : at + pieces] for at in range(0, len(events), pieces)]
+    while True:
+        policy = msgspec.structs.replace(
+            POLICY, batch_size=size, attempts=attempts, probes=rounds, gives_up=rounds > 3
+        )
+        delivery = Delivery(send, policy, letters, letters.spans(), point=point, clock=Watch())
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(module, "HELD_EVENTS", held or 1)
+            delivery.run(chunks)
+        rounds += 1
+        assert rounds < 500, "it ends"
+        if crashes and crashes.pop():
+            point = Point()  # whoever knew where it stopped has died
+        elif delivery.stopped is None:
+            break
+        else:
+            point = msgspec.json.decode(msgspec.json.encode(delivery.stopped.point), type=Point)
+
+    taken, put_aside = set(office.sequences()), letters.sequences()
+    assert len(put_aside) == len(set(put_aside))
+    assert taken | set(put_aside) == set(range(1, len(events) + 1))
+    rows = {each.row for each in events}
+    for row in rows:
+        aside = [each.sequence for each, *_ in letters.kept if each.row == row]
+        there = [each.sequence for each in office.taken if each.row == row]
+        given_to = sorted(each.sequence for each in events if each.row == row)
+        assert sorted(aside) == given_to[len(given_to) - len(aside) :]
+        if not careless:
+            assert list(dict.fromkeys(there)) == sorted(set(there))
+            assert not aside or max(there, default=0) < min(aside)
