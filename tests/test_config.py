@@ -671,7 +671,7 @@ def written(value: object) -> str:
         return f"{value:g}"
     if isinstance(value, Path):
         return str(value)
-    return msgspec.json.encode(value).decode().strip('"') or '""'
+    return msgspec.json.encode(value, enc_hook=str).decode().strip('"') or '""'
 
 
 def test_the_docs_name_every_setting_with_its_default() -> None:

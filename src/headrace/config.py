@@ -4,10 +4,11 @@ import dataclasses
 import itertools
 import os
 import re
+import typing
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -25,6 +26,9 @@ ROOT = "headrace"  # how messages name the file's top level
 _PLAIN_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}")
 _REFERENCE = re.compile(r"\$?\$\{[^}]*\}?")  # whatever looks like one, `$${` being a plain `${`
+
+# A sink's settings that name a file or a folder.
+_PATHS = ("path", "dead_letters", "ca_file", "certificate_file", "key_file")
 
 T = TypeVar("T")
 Positive = Annotated[float, Meta(gt=0)]
@@ -183,12 +187,14 @@ def _placed(pipeline: Pipeline | None, folder: Path) -> Pipeline | None:
 
 
 def _placed_sink(sink: Sink, folder: Path) -> Sink:
-    path = getattr(sink, "path", None)
-    if not isinstance(path, str) or "://" in path:
-        return sink
+    given = {name: getattr(sink, name, None) for name in _PATHS}
+    placed = {
+        name: os.path.abspath(folder / path)
+        for name, path in given.items()
+        if isinstance(path, str) and path and "://" not in path
+    }
     unplaced: Any = sink
-    placed: Sink = dataclasses.replace(unplaced, path=os.path.abspath(folder / path))
-    return placed
+    return dataclasses.replace(unplaced, **placed) if placed else sink
 
 
 def _expect_own_paths(placed: Iterable[Sink]) -> None:
@@ -381,7 +387,8 @@ class _Check:
             )
         except msgspec.ValidationError as error:
             # A mapping's values may be secrets, such as a storage's keys.
-            shown = MASK if wanted is Secret or isinstance(given, dict) else _shown(given)
+            hidden = Secret in (wanted, *get_args(wanted)) or isinstance(given, dict)
+            shown = MASK if hidden else _shown(given)
             self.problems.append(f"{where}: {_expectation(error)}, got {shown}")
             return None
 
@@ -417,6 +424,11 @@ class _Check:
 
 def _names_a_server(pipeline: object) -> bool:
     return isinstance(pipeline, dict) and bool(pipeline.get("url"))
+
+
+def _holds_secret(wanted: Any) -> bool:
+    """Whether what is given for such a setting must not show: also one secret among others."""
+    return wanted is Secret or any(map(_holds_secret, typing.get_args(wanted)))
 
 
 def _convert_own_type(wanted: type, value: object) -> object:

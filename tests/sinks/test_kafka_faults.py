@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
@@ -69,7 +70,7 @@ def kafka(certificate: Path) -> Iterator[KafkaServer]:
 # --- who is let in -------------------------------------------------------------------------------
 
 
-def _alice(server: KafkaServer, listener: str, password: str = PASSWORD) -> dict[str, object]:
+def _alice(server: KafkaServer, listener: str, password: str = PASSWORD) -> dict[str, Any]:
     protocol = {"SASL": "sasl_plaintext", "BOTH": "sasl_ssl"}[listener]
     return {
         "servers": server.address(listener),

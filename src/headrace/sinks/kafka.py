@@ -24,7 +24,6 @@ ClientValue = str | int | float | bool
 # Room for a key, headers and the record's frame beside the largest event.
 _BESIDE = 48_000
 _ANY_SIZE = 1_000_000_000  # librdkafka's own limit
-_NO_SECRET = Secret("")
 _TOPIC = Template("cdc.${schema}.${table}")
 
 # Why a setting of librdkafka is not for the user: what he would lose, or where else he sets it.
@@ -78,11 +77,11 @@ class Kafka(PushSettings):
     security_protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
     username: str = ""
-    password: Secret = _NO_SECRET
+    password: Secret | None = None
     ca_file: str = ""  # PEM; "": the machine's own authorities
     certificate_file: str = ""  # PEM, for brokers that ask for one
     key_file: str = ""
-    key_password: Secret = _NO_SECRET
+    key_password: Secret | None = None
     # Any other of librdkafka's; they may be secret, so they do not print.
     settings: Mapping[str, ClientValue] = field(default_factory=dict, repr=False)
 
@@ -114,9 +113,14 @@ class Kafka(PushSettings):
                 with_schema=self.key == "schema.table:pk",
                 timeout=self.timeout_seconds,
                 creation=creation if self.create_topics else None,
-                secrets=tuple(filter(None, (self.password.reveal(), self.key_password.reveal()))),
+                secrets=tuple(filter(None, map(_revealed, (self.password, self.key_password)))),
             )
         )
+
+    @property
+    def address(self) -> str:
+        """The brokers."""
+        return self.servers
 
     @property
     def splits_keys(self) -> bool:
@@ -160,20 +164,20 @@ class Kafka(PushSettings):
             "ssl.ca.location": self.ca_file,
             "ssl.certificate.location": self.certificate_file,
             "ssl.key.location": self.key_file,
-            "ssl.key.password": self.key_password.reveal(),
+            "ssl.key.password": _revealed(self.key_password),
         }
         if self.security_protocol.startswith("sasl"):
             given["sasl.mechanism"] = self.sasl_mechanism
             given["sasl.username"] = self.username
-            given["sasl.password"] = self.password.reveal()
+            given["sasl.password"] = _revealed(self.password)
         return {name: value for name, value in given.items() if value}
 
     def _check_security(self) -> None:
         protocol = self.security_protocol
         sasl, tls = protocol.startswith("sasl"), protocol.endswith("ssl")
-        if sasl and not (self.username and self.password.reveal()):
+        if sasl and not (self.username and self.password):
             raise ConfigError(f"security_protocol: {protocol} needs username and password")
-        if not sasl and (self.username or self.password.reveal()):
+        if not sasl and (self.username or self.password):
             raise ConfigError(
                 f"username and password are not used with security_protocol: {protocol}; "
                 "set sasl_ssl, or sasl_plaintext"
@@ -195,6 +199,10 @@ class Kafka(PushSettings):
             )
         if complaint := objection(self._client):
             raise ConfigError(f"settings: {complaint}")
+
+
+def _revealed(secret: Secret | None) -> str:
+    return secret.reveal() if secret else ""
 
 
 plugin = Kafka

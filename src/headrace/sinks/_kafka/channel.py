@@ -209,7 +209,10 @@ class KafkaChannel:
         self.close()
         self._trouble = trouble = _Trouble()
         given = {**self._link.client, "batch.size": self._batch_size, "error_cb": trouble}
-        producer = Producer(given)
+        try:
+            producer = Producer(given)
+        except KafkaException as error:  # such as a certificate that is not there
+            raise self._unavailable(error.args[0]) from None
         deadline = time.monotonic() + self._link.timeout
         while not _answers(producer):
             producer.poll(0)
