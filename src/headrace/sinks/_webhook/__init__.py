@@ -1,0 +1,6 @@
+"""The parts of the webhook sink.
+
+`address` reads the url and says which addresses may be connected to, `request` writes requests,
+`answer` says what an answer means, `connection` moves their bytes, `pool` keeps connections, and
+`channel` hands events over. The first three do no input or output.
+"""

@@ -1,0 +1,216 @@
+"""Events handed to an endpoint: many rows at once, each row's in order."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from ...errors import SinkRefused
+from ...secret import Secret
+from .._push import UNSENT, Answer, Event, Verdict
+from .address import Endpoint
+from .answer import Reply, verdict
+from .connection import Late, Lost
+from .pool import Pool, Unreached
+from .request import Message, Post, batch, single
+
+if sys.platform == "win32":
+    from asyncio import new_event_loop
+else:
+    from uvloop import new_event_loop
+
+Ask = Callable[[Message], Awaitable[tuple[Verdict, Reply | None]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is asked of an endpoint, and for how long."""
+
+    concurrency: int  # requests at once
+    seconds: float  # for a request
+    batch_size: int = 0  # events of a request; 0: each goes alone
+    batch_bytes: int = 1 << 20
+
+
+class HttpChannel:
+    """An endpoint, open in one process."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        post: Post,
+        limits: Limits,
+        *,
+        tls: ssl.SSLContext | None,
+        private: bool,
+        hidden: Sequence[Secret] = (),
+    ) -> None:
+        self._endpoint = endpoint
+        self._post = post
+        self._limits = limits
+        self._hidden = hidden
+        self._loop: asyncio.AbstractEventLoop = new_event_loop()
+        self._pool = Pool(self._loop, endpoint, tls=tls, private=private)
+        self._rests_until = 0.0  # the endpoint wants not to be asked before
+
+    def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
+        """Post some events; SinkRefused when the endpoint is gone for good."""
+        left = self._rests_until - self._loop.time()
+        if left > 0:
+            return [_resting(left)] * len(events)
+        sending = _Sending(self.post, self._limits, events)
+        self._loop.run_until_complete(sending.run())
+        self._rests_until = self._loop.time() + sending.rest
+        return sending.verdicts
+
+    def close(self) -> None:
+        """Let go of its connections."""
+        if not self._loop.is_closed():
+            self._pool.close()
+            # Transports tell their end in the next turn of the loop.
+            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.close()
+
+    async def post(self, message: Message) -> tuple[Verdict, Reply | None]:
+        """What becomes of one request."""
+        now = time.time()
+        try:
+            reply = await self._pool.ask(
+                self._post.written(message, int(now)), self._limits.seconds
+            )
+        except Late:
+            return Verdict(Answer.FAILED, f"no answer within {self._limits.seconds:g} s"), None
+        except Lost as error:
+            return Verdict(Answer.FAILED, str(error)), None
+        except Unreached as error:
+            return Verdict(Answer.UNREACHABLE, str(error)), None
+        if reply.gone:
+            raise SinkRefused(
+                f"{self._endpoint.origin} answered 410 Gone: the endpoint takes no more events",
+                hint="Set the url of an endpoint that does, or remove the sink.",
+            )
+        return verdict(reply, now=now, hidden=self._hidden), reply
+
+
+def _resting(seconds: float) -> Verdict:
+    return Verdict(Answer.UNSENT, "it asked for a pause", seconds)
+
+
+class _Sending:
+    """One call's events on their way."""
+
+    def __init__(self, post: Ask, limits: Limits, events: Sequence[Event]) -> None:
+        self.verdicts: list[Verdict] = [UNSENT] * len(events)
+        self.rest = 0.0  # seconds for which the endpoint wants no more
+        self._post = post
+        self._limits = limits
+        self._events = events
+        self._held: set[str] = set()  # rows of which an event was not accepted
+        self._accepted = 0
+        self._over = False  # nothing more is begun
+        self._others = UNSENT  # what is said of events that were not begun
+
+    async def run(self) -> None:
+        """Send all, or as many as the endpoint lets us."""
+        lanes = self._batched() if self._limits.batch_size else self._alone()
+        outcomes = await asyncio.gather(*lanes, return_exceptions=True)
+        # Only when all have come to an end: no request is left on its way.
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        for index, event in enumerate(self._events):
+            if self.verdicts[index] is UNSENT and event.row not in self._held:
+                self.verdicts[index] = self._others
+
+    # --- events alone ----------------------------------------------------------------------------
+
+    def _alone(self) -> list[asyncio.Task[None]]:
+        rows: dict[str, list[int]] = {}
+        for index, event in enumerate(self._events):
+            rows.setdefault(event.row, []).append(index)
+        waiting = deque(rows.values())
+        lanes = min(self._limits.concurrency, len(waiting))
+        return [asyncio.ensure_future(self._rows(waiting)) for _ in range(lanes)]
+
+    async def _rows(self, waiting: deque[list[int]]) -> None:
+        while waiting:
+            for index in waiting.popleft():
+                if self._over:
+                    return
+                said, _ = await self._ask(single(self._events[index]))
+                self._note([index], said)
+                if said.answer is not Answer.ACCEPTED:
+                    break
+
+    # --- batches ---------------------------------------------------------------------------------
+
+    def _batched(self) -> list[asyncio.Task[None]]:
+        """Rows spread over as many lanes as full batches need, so that each row keeps its order."""
+        full = -(-len(self._events) // self._limits.batch_size)
+        count = min(self._limits.concurrency, full)
+        lanes: list[list[int]] = [[] for _ in range(count)]
+        for index, event in enumerate(self._events):
+            lanes[crc32(event.row.encode()) % count if count > 1 else 0].append(index)
+        return [asyncio.ensure_future(self._lane(lane)) for lane in lanes if lane]
+
+    async def _lane(self, indexes: list[int]) -> None:
+        # The last is the next: what was refused goes back in two parts.
+        parts = list(reversed(self._cut(indexes)))
+        while parts and not self._over:
+            part = [i for i in parts.pop() if self._events[i].row not in self._held]
+            if not part:
+                continue
+            said, reply = await self._ask(batch([self._events[i] for i in part]))
+            refused = said.answer is Answer.REFUSED
+            if refused and len(part) > 1 and reply is not None and reply.parted:
+                half = len(part) // 2
+                parts += [part[half:], part[:half]]
+                continue
+            self._note(part, said)
+
+    def _cut(self, indexes: Sequence[int]) -> list[list[int]]:
+        """The events in batches of at most so many, and of so many bytes."""
+        parts: list[list[int]] = []
+        room = 0
+        for index in indexes:
+            length = len(self._events[index].payload or b"")
+            if not parts or len(parts[-1]) >= self._limits.batch_size or length > room:
+                parts.append([])
+                room = self._limits.batch_bytes
+            parts[-1].append(index)
+            room -= length
+        return parts
+
+    # --- both ------------------------------------------------------------------------------------
+
+    async def _ask(self, message: Message) -> tuple[Verdict, Reply | None]:
+        accepted = self._accepted
+        try:
+            said, reply = await self._post(message)
+        except BaseException:
+            self._over = True
+            raise
+        if said.answer is Answer.ACCEPTED:
+            self._accepted += 1
+        elif said.answer is Answer.UNREACHABLE:
+            self._others, self._over = said, True
+        elif reply is None:
+            # It is there and says nothing. Unless others were taken meanwhile, each further
+            # event would cost as long a wait.
+            self._over |= self._accepted == accepted
+        elif reply.tired:
+            self.rest = max(self.rest, said.after)
+            self._others, self._over = _resting(self.rest), True
+        return said, reply
+
+    def _note(self, part: Sequence[int], said: Verdict) -> None:
+        for index in part:
+            self.verdicts[index] = said
+            if said.answer is not Answer.ACCEPTED:
+                self._held.add(self._events[index].row)
