@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pyarrow as pa
 from .._delta import KEEP, Delta, Marks
 from .._store import Added, Folder
 from . import Event
-from .delivery import Position, Span
+from .delivery import Span
 
 SCHEMA = pa.schema(
     [
@@ -39,13 +40,14 @@ SCHEMA = pa.schema(
 )
 LETTERS = "dead letters"  # what the table keeps
 FILE = "letters"
+_PLACE = ("epoch", "row", "sequence", "at")
 _HELD_BYTES = 8_000_000
 EARLIER = Span((0, -1), (0, -1))  # where a row's letters of an earlier log are
 
 REFUSED, WAITING = "refused", "waiting"
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
-_spans = msgspec.msgpack.Decoder(dict[str, Span])
+_spans = msgspec.msgpack.Decoder(dict[str, dict[str, Span]])
 
 
 class LetterBox:
@@ -87,8 +89,7 @@ class DeadLetters:
         self._folder = folder
         self._writer = writer
         self._delta = Delta.open(folder, writer, adopt=adopt)
-        self._epoch = ""
-        self._blocked: dict[str, Span] = {}
+        self._blocked: dict[str, dict[str, Span]] = {}  # by log and row
         self._packed: bytes | None = None
         self._load(self.files)
 
@@ -110,13 +111,11 @@ class DeadLetters:
     @property
     def rows(self) -> int:
         """How many rows wait."""
-        return len(self._blocked)
+        return len(set().union(*self._blocked.values()))
 
-    def blocked(self, epoch: str) -> bytes:
-        """The rows that have dead letters, as tasks get them; positions are those of a log."""
-        if epoch != self._epoch:
-            self._epoch, self._blocked = epoch, {}
-            self._load(self.files)
+    def blocked(self) -> bytes:
+        """The rows that have dead letters, as tasks get them."""
+        # Spark itself sees to it that a large one goes to each machine once.
         if self._packed is None:
             self._packed = _to_msgpack(self._blocked)
         return self._packed
@@ -138,25 +137,26 @@ class DeadLetters:
     def _load(self, paths: Iterable[str]) -> None:
         self._packed = None
         for path in paths:
-            for row, span in _held(
-                self._folder.read(path, ["epoch", "row", "sequence", "at"]), self._epoch
-            ):
-                known = self._blocked.get(row, span)
-                self._blocked[row] = Span(min(known.first, span.first), max(known.last, span.last))
+            letters = self._folder.read(path, list(_PLACE))
+            for epoch, row, sequence, at in _rows(letters, _PLACE):
+                rows = self._blocked.setdefault(epoch, {})
+                position = sequence, at
+                first, last = rows.get(row, (position, position))
+                rows[row] = Span(min(first, position), max(last, position))
 
 
-def spans(packed: bytes, *, same_log: bool) -> dict[str, Span]:
-    """What `blocked` packed; `same_log`: it was for the log that the events come from."""
+def spans(packed: bytes, epoch: str) -> dict[str, Span]:
+    """The rows that are blocked, with the positions of their letters in a log."""
     known = _spans.decode(packed) if packed else {}
-    return known if same_log else dict.fromkeys(known, EARLIER)
+    found = known.pop(epoch, {})
+    for row in set().union(*known.values()):
+        # What comes from another log came before all of this one.
+        found[row] = Span(EARLIER.first, found.get(row, EARLIER).last)
+    return found
 
 
-def _held(letters: pa.Table, epoch: str) -> Iterator[tuple[str, Span]]:
-    columns = (letters[name].to_pylist() for name in ("epoch", "row", "sequence", "at"))
-    for of, row, sequence, at in zip(*columns, strict=True):
-        # Positions of another log are before all of this one.
-        position: Position = (sequence, at)
-        yield row, Span(position, position) if of == epoch else EARLIER
+def _rows(letters: pa.Table, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(letters[name].to_pylist() for name in names), strict=True)
 
 
 def events_of(letters: pa.Table) -> list[tuple[str, Event]]:

@@ -96,8 +96,7 @@ class Deliver:
     destination: Destination
     policy: Policy
     letters: Folder
-    epoch: str = ""  # of the log …
-    blocked: bytes = b""  # … whose positions these rows are blocked at
+    blocked: bytes = b""  # rows that have dead letters
     points: dict[int, Point] = field(default_factory=dict)  # where parts stopped before
 
     def delivered(
@@ -111,7 +110,7 @@ class Deliver:
             Line(self.destination).send,
             self.policy,
             box,
-            blocked=spans(self.blocked, same_log=epoch == self.epoch),
+            blocked=spans(self.blocked, epoch),
             point=self.points.get(part, Point()),
         )
         refusal = None

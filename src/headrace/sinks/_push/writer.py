@@ -144,10 +144,7 @@ class PushWriter:
         policy = msgspec.structs.replace(
             sink.policy, gives_up=bool(sending.rounds) and not patient, probes=sending.rounds
         )
-        epoch = self._ledger.epoch
-        deliver = Deliver(
-            sink, policy, sink.letters, epoch, self._letters.blocked(epoch), sending.points
-        )
+        deliver = Deliver(sink, policy, sink.letters, self._letters.blocked(), sending.points)
         chosen = (
             changes.select("packed")
             if "packed" in changes.columns
