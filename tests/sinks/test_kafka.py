@@ -98,7 +98,7 @@ def test_a_key_goes_to_the_partition_that_a_java_producer_chooses(kafka: KafkaSe
     keys = ["1", "2", "alice", "42", "7:2"]
     with channel(kafka, topic=Template(f"{table_name()}.${{table}}")) as open_channel:
         open_channel.send([event(table, key, at) for at, key in enumerate(keys)])
-        topic = open_channel._topic(event(table, "1", 0))
+        topic = open_channel._route(event(table, "1", 0)).topic
     found = {record.key: record.partition for record in read(kafka, topic)}
     assert found == {f"{table}:{key}": _murmur2(f"{table}:{key}".encode()) % 4 for key in keys}
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import ConfigError, SinkUnavailable
 from ...formats.savegress import OPERATIONS
@@ -37,7 +37,8 @@ _EMPTY_SECONDS = 10.0
 _SMALLEST_BATCH = 1_000
 
 _PROPERTY = re.compile(r'property:? "(?P<name>[^"]+)"')
-_OPERATIONS = {op.value: name for op, name in OPERATIONS.items()}
+# Headers that many events share.
+_OPERATIONS = {op.value: ("savegress-operation", name) for op, name in OPERATIONS.items()}
 
 # What no later attempt changes, as long as the event and the topic are what they are.
 _REFUSED = frozenset(
@@ -166,13 +167,20 @@ class _Window:
         self._asked[at] = self._answered[at] = 0
 
 
+class _Route(NamedTuple):
+    """What the events of a table share."""
+
+    topic: str
+    begin: int  # of the key within a row
+    table: tuple[str, str]  # a header
+
+
 class KafkaChannel:
     """Kafka, from one of Spark's Python processes."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._key = names.keys(with_schema=link.with_schema)
-        self._topics: dict[tuple[str, str, str], str] = {}
+        self._routes: dict[tuple[str, str, str], _Route] = {}
         self._made: set[str] = set()
         self._absent: set[str] = set()
         self._batch_size = int(link.client["batch.size"])
@@ -192,6 +200,8 @@ class KafkaChannel:
         self._look_again(producer)
         self._produce(producer, window, refused, deadline)
         self._finish(producer, window, deadline)
+        if not window.failed:
+            return [ACCEPTED] * len(events)
         self._one_by_one(window)
         return self._verdicts(window)
 
@@ -245,10 +255,9 @@ class KafkaChannel:
     ) -> None:
         blocked: set[str] = set()
         for at, event in enumerate(window.events):
-            topic = self._topic(event)
             if event.row in blocked:
                 window.failed[at] = UNSENT
-            elif topic in refused:
+            elif refused and (topic := self._route(event).topic) in refused:
                 window.failed[at] = refused[topic]
                 blocked.add(event.row)
             elif not self._hand_over(producer, window, at, deadline):
@@ -256,15 +265,17 @@ class KafkaChannel:
 
     def _hand_over(self, producer: Producer, window: _Window, at: int, deadline: float) -> bool:
         event = window.events[at]
+        topic, begin, table = self._route(event)
+        key, done = event.row[begin:], partial(window.done, at)
+        headers: list[tuple[str, str | bytes | None]] = [
+            ("savegress-event-id", event.id),
+            _OPERATIONS.get(event.op) or ("savegress-operation", event.op),
+            table,
+            ("savegress-timestamp", str(event.commit_time // 1000)),
+        ]
         while True:
             try:
-                producer.produce(
-                    self._topic(event),
-                    event.payload,
-                    self._key(event),
-                    on_delivery=partial(window.done, at),
-                    headers=_headers(event),
-                )
+                producer.produce(topic, event.payload, key, on_delivery=done, headers=headers)
             except BufferError:  # the client holds as much as it may: see what it got rid of
                 producer.poll(_LOOK_SECONDS)
                 if self._trouble.hopeless or time.monotonic() > deadline:
@@ -324,7 +335,7 @@ class KafkaChannel:
             if isinstance(failed, Verdict):
                 verdicts[at] = failed
             else:
-                verdicts[at] = self._verdict(failed, self._topic(window.events[at]))
+                verdicts[at] = self._verdict(failed, self._route(window.events[at]).topic)
         return verdicts
 
     def _verdict(self, error: KafkaError, topic: str) -> Verdict:
@@ -356,12 +367,15 @@ class KafkaChannel:
 
     # --- topics ----------------------------------------------------------------------------------
 
-    def _topic(self, event: Event) -> str:
+    def _route(self, event: Event) -> _Route:
         about = (event.source, event.schema, event.table)
-        topic = self._topics.get(about)
-        if topic is None:
-            topic = self._topics[about] = names.topic(self._link.template, *about)
-        return topic
+        route = self._routes.get(about)
+        if route is None:
+            topic = names.topic(self._link.template, *about)
+            begin = names.key_begins(event, with_schema=self._link.with_schema)
+            table = ("savegress-table", event.table)
+            route = self._routes[about] = _Route(topic, begin, table)
+        return route
 
     def _look_again(self, producer: Producer) -> None:
         """The client remembers for minutes that a topic was not there, unless it is asked."""
@@ -376,7 +390,7 @@ class KafkaChannel:
         creation = self._link.creation
         if creation is None:
             return {}
-        new = {self._topic(event) for event in events} - self._made
+        new = {self._route(event).topic for event in events} - self._made
         if not new:
             return {}
         admin = AdminClient(dict(self._link.client))
@@ -444,12 +458,3 @@ def _rows_from(window: _Window, code: int) -> list[int]:
         if event.row in rows:
             places.append(at)
     return places
-
-
-def _headers(event: Event) -> list[tuple[str, str | bytes | None]]:
-    return [
-        ("savegress-event-id", event.id),
-        ("savegress-operation", _OPERATIONS.get(event.op, event.op)),
-        ("savegress-table", event.table),
-        ("savegress-timestamp", str(event.commit_time // 1000)),
-    ]

@@ -9,7 +9,6 @@ could be taken for one of these. Two tables therefore never share a topic by acc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from hashlib import blake2b
 
 from ...errors import ConfigError
@@ -52,15 +51,10 @@ def check(template: Template) -> None:
         )
 
 
-def keys(*, with_schema: bool) -> Callable[[Event], str]:
-    """What makes an event's key: `orders:7`, or `public.orders:7`."""
-    return _with_schema if with_schema else _key
+def key_begins(event: Event, *, with_schema: bool) -> int:
+    """Where in a row its key begins: `orders:7`, or `public.orders:7`.
 
-
-# A row is `source|schema.table:7`; names may have any character, so only their lengths tell.
-def _key(event: Event) -> str:
-    return event.row[len(event.source) + len(event.schema) + 2 :]
-
-
-def _with_schema(event: Event) -> str:
-    return event.row[len(event.source) + 1 :]
+    A row is `source|schema.table:7`; names may have any character, so only their lengths tell.
+    """
+    begin = len(event.source) + 1
+    return begin if with_schema else begin + len(event.schema) + 1
