@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from ...errors import SinkRefused
 from . import Answer, Event, Verdict
 from .retry import Schedule
 
@@ -242,6 +243,8 @@ class Delivery:
         size, most = 0, self._at_once()
         plain = not self._held and not self.blocked and not self._defer
         limit = 0 if self.policy.reference else self.policy.max_event_bytes
+        if plain and not limit and self._more(reading):
+            return self._next(most)
         while len(window) < most and size < self.policy.batch_bytes and self._room():
             if not self._fresh and not self._more(reading):
                 break
@@ -254,6 +257,17 @@ class Delivery:
             elif plain or self._goes(event):
                 window.append(event)
                 size += length
+        return window
+
+    def _next(self, most: int) -> list[Event]:
+        """Fresh events as they come, where no row is held or blocked."""
+        window: list[Event] = []
+        fresh, size, enough = self._fresh, 0, self.policy.batch_bytes
+        while fresh and len(window) < most and size < enough:
+            event = fresh.popleft()
+            size += len(event.payload or b"")
+            window.append(event)
+        self._taken = window[-1].sequence, window[-1].at
         return window
 
     def _at_once(self) -> int:
@@ -343,7 +357,12 @@ class Delivery:
     # --- verdicts --------------------------------------------------------------------------------
 
     def _hand_over(self, window: list[Event]) -> None:
-        verdicts = self.send(window)
+        try:
+            verdicts = self.send(window)
+        except SinkRefused as error:
+            self._judge(window, [Verdict(_UNREACHABLE, str(error))] * len(window))
+            self._stop(str(error), 0.0, reached=True)
+            raise
         assert len(verdicts) == len(window), "a verdict for each event"
         self.counts.requests += 1
         if all(verdict.answer is _ACCEPTED for verdict in verdicts):
@@ -354,10 +373,9 @@ class Delivery:
             return
         self._judge(window, verdicts)
 
-    def _accept(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self.counts.sent += 1
-            self.counts.bytes += len(event.payload or b"")
+    def _accept(self, events: Sequence[Event]) -> None:
+        self.counts.sent += len(events)
+        self.counts.bytes += sum([len(event.payload or b"") for event in events])
 
     def _release(self, rows: Iterable[str]) -> None:
         """Rows whose events so far were accepted: what follows may be sent at once."""

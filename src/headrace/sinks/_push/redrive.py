@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 
@@ -40,6 +40,7 @@ _OPENED = pa.schema(
         ("told", pa.binary()),
     ]
 )
+_CHUNK = 1000
 ORDER = ("rank", "sequence", "at")
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -185,7 +186,7 @@ class Resend:
         blocked: dict[str, Span] = {}
         for epoch, events in groupby(_unpacked(batches, resent.opened), itemgetter(0)):
             box.epoch = epoch
-            self._send(resent.delivered, box, blocked, ([event] for _, event in events))
+            self._send(resent.delivered, box, blocked, _chunks(event for _, event in events))
             blocked = dict.fromkeys(blocked, EARLIER)
         box.flush()
         resent.delivered.added = box.added
@@ -210,6 +211,11 @@ class Resend:
         told.stopped = delivery.stopped
         if told.stopped or told.refusal:
             delivery.abandon(events, told.reason)
+
+
+def _chunks(events: Iterator[Event]) -> Iterator[list[Event]]:
+    while chunk := list(islice(events, _CHUNK)):
+        yield chunk
 
 
 def _unpacked(batches: Batches, opened: list[Opened]) -> Iterator[tuple[str, Event]]:

@@ -25,11 +25,18 @@ from .delivery import Counts, Delivery, Point, Policy, Stopped
 from .events import Chunk, Rendering
 
 SAID_DDL = "said string"
-PARTED_DDL = "part int, first long, events binary, seen binary"
+PARTED_DDL = "part int, first long, at int, events binary, seen binary"
+ORDER = ("first", "at")  # where a pack begins
 
 _SAID = pa.schema([("said", pa.string())])
 _PARTED = pa.schema(
-    [("part", pa.int32()), ("first", pa.int64()), ("events", pa.binary()), ("seen", pa.binary())]
+    [
+        ("part", pa.int32()),
+        ("first", pa.int64()),
+        ("at", pa.int32()),
+        ("events", pa.binary()),
+        ("seen", pa.binary()),
+    ]
 )
 _PACK_EVENTS = 2000
 _PACK_BYTES = 2_000_000
@@ -164,13 +171,15 @@ class Part:
             seen.add(chunk)
             for part, events in self._parted(chunk.events):
                 yield _parted(part, chunk.epoch, events)
-        yield pa.record_batch([[0], [0], [None], [_pack(seen)]], _PARTED)
+        yield pa.record_batch([[0], [0], [0], [None], [_pack(seen)]], _PARTED)
 
     def _parted(self, events: Iterable[Event]) -> Iterator[tuple[int, list[Event]]]:
         held: list[list[Event]] = [[] for _ in range(self.parts)]
         sizes = [0] * self.parts
         for event in events:
             part = part_of(event.row, self.parts)
+            if part not in self.open:
+                continue
             held[part].append(event)
             sizes[part] += len(event.payload or b"")
             if len(held[part]) >= _PACK_EVENTS or sizes[part] >= _PACK_BYTES:
@@ -185,9 +194,9 @@ def part_of(row: str, parts: int) -> int:
 
 
 def _parted(part: int, epoch: str, events: list[Event]) -> pa.RecordBatch:
-    return pa.record_batch(
-        [[part], [events[0].sequence], [_pack((epoch, events))], [None]], _PARTED
-    )
+    first = events[0]
+    columns = [[part], [first.sequence], [first.at], [_pack((epoch, events))], [None]]
+    return pa.record_batch(columns, _PARTED)
 
 
 @dataclass(frozen=True, slots=True)

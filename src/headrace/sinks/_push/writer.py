@@ -21,7 +21,7 @@ from . import redrive as redriving
 from .deadletters import DeadLetters, ranks
 from .delivery import Counts, Point
 from .ledger import Ledger
-from .tasks import PARTED_DDL, SAID_DDL, Deliver, Delivered, Part, Parted, Seen, Straight
+from .tasks import ORDER, PARTED_DDL, SAID_DDL, Deliver, Delivered, Part, Parted, Seen, Straight
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -95,6 +95,12 @@ class PushWriter:
         if wish is not None and self._busy.acquire(blocking=False):
             try:
                 self.redrive(SparkSession.builder.getOrCreate(), wish)
+            except BaseException as error:
+                # Answered, so that nobody waits for it and it is not tried for ever.
+                count = self._letters.count
+                told = redriving.Redriven(wish.id, count, 0, count, type(error).__name__)
+                redriving.tell(self._sink.folder, told)
+                raise
             finally:
                 self._busy.release()
 
@@ -118,16 +124,17 @@ class PushWriter:
     def _round(self, changes: DataFrame, sending: _Sending) -> None:
         told = self._delivered(changes, sending)
         _expect_one_log(told)
+        # What stopped early has not seen everything; the last round has.
+        sending.seen = Seen()
         for each in told:
-            if sending.rounds == 0:
-                sending.seen.add(each.seen)
+            sending.seen.add(each.seen)
             _count(sending.counts, each.counts)
         epoch = self._epoch(sending.seen)
         added = [file for each in told for file in each.added]
         marks = Marks(batch_id=None, epoch=epoch, sequence=sending.seen.last)
         self._letters.commit(added, marks=marks)
-        stopped = [each for each in told if each.stopped or each.refusal]
-        sending.points = {each.part: _point(each, sending.points) for each in stopped}
+        stopped = [each for each in told if each.stopped]
+        sending.points = {each.part: each.stopped.point for each in stopped if each.stopped}
         sending.open = frozenset(sending.points)
         self._note(told)
         for each in stopped:
@@ -156,13 +163,14 @@ class PushWriter:
             part = Part(sink.rendering, sending.parts, sending.open)
             parted = chosen.mapInArrow(part, PARTED_DDL)
             placed = parted.repartitionById(sending.parts, F.col("part"))
-            rows = placed.sortWithinPartitions("first").mapInArrow(Parted(deliver), SAID_DDL)
+            rows = placed.sortWithinPartitions(*ORDER).mapInArrow(Parted(deliver), SAID_DDL)
         said = [row["said"] for row in rows.collect()]
         return [msgspec.json.decode(each, type=Delivered) for each in said]
 
     def _wait(self, sending: _Sending, stopped: list[Delivered]) -> None:
         """Let the destination come back, unless the query is to end."""
-        sending.rounds += 1
+        progress = any(each.counts.sent for each in stopped)
+        sending.rounds = 1 if progress else sending.rounds + 1
         told = [each.stopped for each in stopped if each.stopped]
         reason = told[0].reason
         self._account = replace(
@@ -271,11 +279,6 @@ def _expect_one_log(told: list[Delivered]) -> None:
 def _count(total: Counts, more: Counts) -> None:
     for name in Counts.__struct_fields__:
         setattr(total, name, getattr(total, name) + getattr(more, name))
-
-
-def _point(told: Delivered, before: dict[int, Point]) -> Point:
-    """Where a part stands; one that was refused whole stands where it was."""
-    return told.stopped.point if told.stopped else before.get(told.part, Point())
 
 
 def _now() -> int:

@@ -1,0 +1,146 @@
+"""A push sink in a running pipeline: it waits by itself, says so, and is redriven while idle."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace import sinks
+from headrace.pipeline import supervise
+from headrace.pipeline.run import Pipeline
+from headrace.secret import Secret
+from headrace.sinks import Phase, Status
+from headrace.sinks._push import redrive
+from headrace.sinks._push import writer as writers
+from headrace.testing import wait_until
+from tests.pipeline.sites import PLUGINS, Site
+from tests.sinks.courier import Courier, Office, opened_office
+
+SECRET = "hush-hush-4711"
+
+
+@pytest.fixture
+def office() -> Iterator[Office]:
+    with opened_office() as opened:
+        yield opened
+
+
+@pytest.fixture
+def site(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(sinks, "__path__", [*sinks.__path__, str(PLUGINS / "sinks")])
+    monkeypatch.setattr(supervise, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(writers, "FIRST_WAIT", 0.05)
+    return Site(tmp_path, spark)
+
+
+def courier(office: Office, **chosen: Any) -> Courier:
+    given: dict[str, Any] = {"retry_first_seconds": 0.005, "batch_seconds": 0.1}
+    return Courier(name="post", port=office.port, **(given | chosen))
+
+
+def status_of(running: Pipeline, name: str) -> Status:
+    [status] = [each for each in running.statuses() if each.sink == name]
+    return status
+
+
+def await_phase(running: Pipeline, phase: Phase, name: str = "post") -> Status:
+    wait_until(
+        lambda: status_of(running, name).phase is phase, timeout=90, message=f"{name} is {phase}"
+    )
+    return status_of(running, name)
+
+
+def test_an_outage_is_told_and_delays_nobody_else(
+    site: Site, office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.fill(50)
+    office.shut()
+    sink = courier(office, secret=Secret(SECRET))
+    caplog.set_level(logging.DEBUG)
+    with site.pipeline(sink, site.sink("lake"), once=False) as running:
+        status = await_phase(running, Phase.WAITING)
+        assert status.error.startswith("nobody is at the door; nothing has been taken since ")
+        assert "sent when it is back" in status.hint
+        wait_until(lambda: len(site.stored("lake")) == 50, timeout=90)
+        office.open()
+        wait_until(lambda: len(office.taken) == 50, timeout=90)
+        status = await_phase(running, Phase.STREAMING)
+        assert not status.error
+        wait_until(lambda: status_of(running, "post").sent == 50, timeout=90)
+
+        # Refused now, and redriven while nothing else happens.
+        office.judge = lambda event: ("refused", "no thanks", 0.0)
+        site.fill(3, "orders")
+        wait_until(lambda: status_of(running, "post").dead_letters == 3, timeout=90)
+        assert status_of(running, "post").waiting_rows == 3
+        office.judge = lambda event: ("accepted", "", 0.0)
+        folder = str(site.checkpoints / "post")
+        wish = redrive.ask(folder)
+        wait_until(lambda: (told := redrive.told(folder, wish)) and told.done, timeout=90)
+        wait_until(lambda: status_of(running, "post").dead_letters == 0, timeout=90)
+        assert len(office.taken) == 53
+    assert [event.sequence for event in office.taken] == list(range(1, 54))
+    assert_hidden(site, caplog)
+
+
+def assert_hidden(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """The secret is in no log line, no plan that Spark keeps, and no file of the pipeline."""
+    assert SECRET not in caplog.text
+    store = site.spark._jsparkSession.sharedState().statusStore()
+    shown = [store.executionsList().apply(at) for at in range(store.executionsList().size())]
+    assert any("Straight" in each.physicalPlanDescription() for each in shown)
+    for each in shown:
+        assert SECRET not in each.physicalPlanDescription() + each.details() + each.description()
+    for file in site.checkpoints.rglob("*"):
+        if file.is_file():
+            assert SECRET.encode() not in file.read_bytes(), file
+
+
+def test_who_stops_while_it_waits_stops_soon_and_goes_on_later(site: Site, office: Office) -> None:
+    site.fill(30)
+    office.judge = lambda event: (
+        ("accepted", "", 0.0) if event.sequence <= 10 else ("failed", "no room", 0.0)
+    )
+    with site.pipeline(courier(office, batch_size=5), once=False) as running:
+        await_phase(running, Phase.WAITING)
+    assert status_of(running, "post").phase is Phase.STOPPED
+    office.judge = lambda event: ("accepted", "", 0.0)
+    site.once(courier(office, batch_size=5))
+    assert sorted(event.sequence for event in office.taken) == list(range(1, 31)), "nothing twice"
+
+
+def test_once_gives_up_on_a_destination_that_is_not_there(site: Site, office: Office) -> None:
+    site.fill(3)
+    office.shut()
+    status = site.once(courier(office))["post"]
+    assert status.phase is Phase.HALTED
+    assert "nobody is at the door" in status.error
+
+
+def test_one_that_wants_nothing_more_halts(site: Site, office: Office) -> None:
+    site.fill(3)
+    office.gone = True
+    with site.pipeline(courier(office), once=False) as running:
+        status = await_phase(running, Phase.HALTED)
+    assert (status.error, status.hint) == ("it has moved", "Find out where to.")
+    with site.pipeline(courier(office), once=False) as running:
+        await_phase(running, Phase.HALTED)
+    assert len(office.windows) == 0
+    assert not office.taken
+
+
+def test_a_sink_looks_for_changes_as_often_as_it_says(site: Site, office: Office) -> None:
+    site.fill(1)
+    with site.pipeline(courier(office, batch_seconds=0.05), once=False) as running:
+        wait_until(lambda: len(office.taken) == 1, timeout=90)
+        seen = threading.Event()
+        office.judge = lambda event: (seen.set(), ("accepted", "", 0.0))[1]  # type: ignore[func-returns-value]
+        site.fill(1)
+        assert seen.wait(60)
+        await_phase(running, Phase.STREAMING)
