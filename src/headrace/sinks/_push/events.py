@@ -27,6 +27,8 @@ from . import Event
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _text = msgspec.json.Encoder().encode
 _UPDATE = Op.UPDATE
+_BEGINS_WITH_ID = b'{"id":"evt_'
+_ID = slice(7, 47)  # evt_ and a UUID
 
 
 class Chunk(NamedTuple):
@@ -80,15 +82,15 @@ class Rendering:
         self, format: TransactionFormat, transactions: Iterable[Sequence[Change]]
     ) -> list[Event]:
         events: list[Event] = []
-        prefixes = _Prefixes()
+        namers = _Namers()
         for transaction in transactions:
             changes = {change.sequence: change for change in transaction}
             for sequence, same in groupby(format.render(transaction), itemgetter(0)):
                 change = changes[sequence]
                 if self._wants(change.table):
-                    prefix = prefixes(change.table)
+                    namer = namers(change.table)
                     events += [
-                        _event(change, at, prefix, payload) for at, (_, payload) in enumerate(same)
+                        _event(change, at, namer, payload) for at, (_, payload) in enumerate(same)
                     ]
         return events
 
@@ -96,11 +98,11 @@ class Rendering:
         return not self.tables or any(map(table.matches, self.tables))
 
     def _one_by_one(self, format: Format, changes: Iterable[Change]) -> list[Event]:
-        prefixes, encode = _Prefixes(), format.encode
+        namers, encode = _Namers(), format.encode
         if self.splits_keys:
             changes = _split(changes)
         events = [
-            _event(change, 2 if type(change) is _Come else 0, prefixes(change.table), payload)
+            _event(change, 2 if type(change) is _Come else 0, namers(change.table), payload)
             for change in changes
             if (payload := encode(change)) is not None
         ]
@@ -113,23 +115,51 @@ def _format(formats: Formats, name: str, epoch: str) -> AnyFormat:
     return formats.of_log(epoch).named(name)
 
 
-class _Prefixes(dict[int, str]):
-    """What the rows of a table begin with, by the table's address: hashing one takes longer."""
+class _Namer:
+    """Names the rows of one version of a table, mostly without reading their keys."""
 
-    def __call__(self, table: Table) -> str:
+    __slots__ = ("_begin", "_length", "prefix", "table")
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.prefix = f"{table.source}|{table.schema}.{table.name}:"
+        only = table.key[0] if len(table.key) == 1 else None
+        self._begin = b"{%b:" % _text(only) if only is not None else None
+        self._length = len(self._begin or b"")
+
+    def row(self, change: Change) -> str:
+        """Whose change it is."""
+        key = change.key
+        if not key:
+            return self.prefix
+        if self._begin is not None and key.startswith(self._begin):
+            value = key[self._length : -1]
+            if not value.startswith(b'"'):
+                return self.prefix + value.decode()
+            if b"\\" not in value:
+                return self.prefix + value[1:-1].decode()
+        return self.prefix + primary_key(change)
+
+
+class _Namers(dict[int, _Namer]):
+    """A namer for each table, found by the table's address: hashing one takes longer."""
+
+    def __call__(self, table: Table) -> _Namer:
         found = self.get(id(table))
         if found is None:
-            found = self[id(table)] = f"{table.source}|{table.schema}.{table.name}:"
+            found = self[id(table)] = _Namer(table)
         return found
 
 
-def _event(change: Change, at: int, prefix: str, payload: bytes) -> Event:
+def _event(change: Change, at: int, namer: _Namer, payload: bytes) -> Event:
     table, key = change.table, change.key
+    # Some formats begin with the id, and working it out takes longer than all the rest.
+    begins = payload.startswith(_BEGINS_WITH_ID)
     return Event(
         change.sequence,
         at,
-        change.id,
-        prefix + primary_key(change) if key else prefix,
+        payload[_ID].decode() if begins else change.id,
+        namer.row(change),
         change.op._value_,
         table.source,
         table.schema,

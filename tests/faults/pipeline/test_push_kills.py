@@ -1,0 +1,201 @@
+"""Killed between any two steps, a push sink goes on: nothing lost, rows in order, the same ids."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from deltalake import DeltaTable
+
+from headrace.event import Op
+from headrace.sinks import Phase
+from tests.faults.pipeline.sender import Orders, Point, Run, Told
+from tests.faults.pipeline.trade import ROOT
+from tests.sinks.courier import Office, Taken, kind, opened_office
+from tests.sinks.lake import Shop, put
+from tests.sinks.post import USERS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+class Sender:
+    """The process that sends, seen from outside."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._errors = Path(orders.folder) / "sender.errors"
+        with self._errors.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.faults.pipeline.sender",
+                    msgspec.json.encode(orders).decode(),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
+            )
+        self._ready = False
+
+    def run(self, **order: Any) -> None:
+        """Send all that is in the log."""
+        told = self._asked(Run(**order))
+        assert told is not None, self._errors.read_text()[-4000:]
+        assert told.phase is Phase.STOPPED, told
+
+    def die(self, **order: Any) -> None:
+        """Send until it kills itself."""
+        told = self._asked(Run(**order))
+        assert told is None, f"it did not die: {told}"
+        assert self._process.wait() == -signal.SIGKILL, self._errors.read_text()[-4000:]
+
+    def close(self) -> None:
+        """Make sure that nothing of it is left."""
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream
+            stream.close()
+
+    def _asked(self, order: Run) -> Told | None:
+        if not self._ready:
+            assert self._heard(), f"it does not start: {self._errors.read_text()[-4000:]}"
+            self._ready = True
+        assert self._process.stdin
+        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        self._process.stdin.flush()
+        return self._heard()
+
+    def _heard(self) -> Told | None:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        return msgspec.json.decode(line, type=Told) if line else None
+
+
+class Place(Shop):
+    """A log, an office, and the process between them, with the next one that starts meanwhile."""
+
+    def __init__(self, folder: Path, office: Office) -> None:
+        super().__init__(folder)
+        self.office = office
+        self._orders = Orders(str(folder), office.port)
+        self.sender, self._spare = Sender(self._orders), Sender(self._orders)
+
+    def fill(self, count: int) -> None:
+        """Changes of a few rows."""
+        table = self.table("users", USERS)
+        for number in range(count):
+            self.commit(put(table, Op.UPDATE, id=number % 13, name=f"{number}"))
+
+    def die(self, **order: Any) -> None:
+        """Let it die; the next one takes its place."""
+        self.sender.die(**order)
+        self.sender.close()
+        self.sender, self._spare = self._spare, Sender(self._orders)
+
+    def letters(self) -> list[int]:
+        """The sequences of the dead letters."""
+        folder = self.folder / "pipeline" / "post" / "dead_letters"
+        if not folder.exists():
+            return []
+        return sorted(DeltaTable(str(folder)).to_pyarrow_table()["sequence"].to_pylist())
+
+    def check(self) -> None:
+        """Everything is there, rows are in order, and what came twice had the same id."""
+        upto = self.log.latest_sequence
+        ids: dict[int, set[str]] = {}
+        for event in self.office.taken:
+            ids.setdefault(event.sequence, set()).add(event.id)
+        assert sorted(ids) == list(range(1, upto + 1))
+        assert all(len(found) == 1 for found in ids.values())
+        for row, found in self.office.firsts().items():
+            assert found == sorted(found), row
+        assert self.letters() == []
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.sender.close()
+        self._spare.close()
+        self.log.close()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with opened_office() as office:
+        made = Place(tmp_path_factory.mktemp("push"), office)
+        yield made
+        made.close()
+
+
+def refusing(*keys: str) -> Any:
+    def judge(event: Taken) -> tuple[str, str, float]:
+        refused = event.row.rpartition(":")[2] in keys
+        return ("refused", "no thanks", 0.0) if refused else kind(event)
+
+    return judge
+
+
+def test_killed_after_sending_sends_that_batch_again_and_no_other(place: Place) -> None:
+    place.fill(150)
+    place.sender.run()
+    place.fill(50)
+    before = len(place.office.taken)
+    place.die(kill=Point.SENT)
+    sent = place.office.taken[before:]
+    assert len(sent) == 50
+    place.sender.run()
+    assert place.office.taken[before + 50 :] == sent
+    place.check()
+
+
+def test_killed_when_it_is_settled_sends_nothing_again(place: Place) -> None:
+    place.fill(60)
+    before = len(place.office.taken)
+    place.die(kill=Point.SETTLED)
+    assert len(place.office.taken) == before + 60
+    place.sender.run()
+    assert len(place.office.taken) == before + 60
+    place.check()
+
+
+def test_killed_while_it_waits_goes_on_where_it_was(place: Place) -> None:
+    place.fill(80)
+    before = len(place.office.taken)
+    upto = place.log.latest_sequence
+    place.office.judge = lambda event: (
+        kind(event) if event.sequence <= upto - 40 else ("failed", "no room", 0.0)
+    )
+    place.die(kill=Point.PAUSED)
+    place.office.judge = kind
+    place.sender.run()
+    assert len(place.office.taken) == before + 80, "nothing twice"
+    place.check()
+
+
+def test_killed_with_dead_letters_keeps_each_once_and_redriving_restores_order(
+    place: Place,
+) -> None:
+    place.fill(26)
+    place.office.judge = refusing("3", "7")
+    place.die(kill=Point.KEPT)
+    kept = place.letters()
+    assert len(kept) == 4
+    place.sender.run()
+    assert place.letters() == kept
+    place.fill(13)
+    place.sender.run()
+    assert len(place.letters()) == 6
+    place.office.judge = kind
+    place.die(kill=Point.REDRIVEN, redrive=True)
+    assert len(place.letters()) == 6, "they were sent, and nobody knows"
+    place.sender.run(redrive=True)
+    place.check()
