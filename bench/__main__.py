@@ -29,6 +29,7 @@ from . import (
     memory,
     mysql,
     peers,
+    push_webhook,
     report,
     workload,
 )
@@ -69,6 +70,7 @@ class Part(StrEnum):
     DELIVERY_IDLE = "delivery-idle"
     DELIVERY_SLOW = "delivery-slow"
     DELIVERY_GRPC = "delivery-grpc"
+    PUSH_WEBHOOK = "push-webhook"
 
 
 # What has parts of its own.
@@ -273,6 +275,13 @@ class Bench:
         with temporary_folder() as folder:
             return delivery_grpc.deliveries(folder, factor=factor, runs=self.runs)
 
+    def push_webhook(self) -> Section:
+        """From the log to a receiver of webhooks."""
+        console.print("push-webhook: an event a request, and batches, beside a loop")
+        factor = min(1.0, self.scale.factor)
+        with temporary_folder() as folder:
+            return push_webhook.deliveries(folder, factor=factor, runs=self.runs)
+
     def _short(self, seconds: float) -> float:
         """A duration at this scale."""
         return max(1.0, seconds * min(1.0, self.scale.factor * 4))
@@ -334,6 +343,7 @@ def measure(
             Part.DELIVERY_IDLE: bench.delivery_idle,
             Part.DELIVERY_SLOW: bench.delivery_slow,
             Part.DELIVERY_GRPC: bench.delivery_grpc,
+            Part.PUSH_WEBHOOK: bench.push_webhook,
         }
         section = measurements[part]()
     console.print(report.terminal(section))

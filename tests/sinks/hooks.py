@@ -36,10 +36,15 @@ def rendered(sequence: int) -> Event:
     return event(sequence, sequence, payload)._replace(id=change.id)
 
 
-def sink(url: str, **settings: Any) -> Webhook:
+def sink(url: str, /, **settings: Any) -> Webhook:
     """The sink, allowed to reach a receiver on this machine."""
-    given: dict[str, Any] = {"timeout_seconds": 10.0, "allow_private_networks": True}
-    return Webhook(name="hooks", url=Secret(url), **(given | settings))
+    given: dict[str, Any] = {
+        "name": "hooks",
+        "url": Secret(url),
+        "timeout_seconds": 10.0,
+        "allow_private_networks": True,
+    }
+    return Webhook(**(given | settings))
 
 
 @contextmanager
