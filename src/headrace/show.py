@@ -242,6 +242,11 @@ def sink_complaints(status: SinkStatus) -> list[str]:
     lines = [f"{status.sink}: {status.error}"] if status.error else []
     if status.error and status.hint:
         lines.append(f"  {status.hint}")
+    if status.dead_letters:
+        lines.append(
+            f"{status.sink}: {status.dead_letters:,} dead letters of {status.waiting_rows:,} rows"
+        )
+        lines.append(f"  Run `headrace redrive {status.sink}` to send them again.")
     for table in status.troubled:
         lines.append(f"{status.sink}: {table.table} is not followed: {table.reason}")
         lines += [f"  {table.hint}"] if table.hint else []
