@@ -16,6 +16,7 @@ from headrace.sinks import Progress, Sender
 from headrace.sinks._push import disabled, redrive
 from headrace.sinks._push import ledger as ledgers
 from headrace.sinks._push import writer as writers
+from headrace.sinks._push.tasks import part_of
 from headrace.testing import wait_until
 from tests.sinks.courier import Courier, Taken, kind
 from tests.sinks.lake import change, put, remove, schema, truncate
@@ -340,6 +341,22 @@ def test_an_outage_delays_and_leaves_no_dead_letters(post: Post, parts: int) -> 
     assert all(found == sorted(found) for found in post.office.rows().values())
     assert post.letters() == []
     assert post.writer.account().reason == ""
+
+
+def test_a_part_that_is_settled_is_not_sent_again_while_another_waits(post: Post) -> None:
+    post.users(*((n, "-") for n in range(20)))
+    failures = iter(range(12))
+
+    def judge(event: Taken) -> tuple[str, str, float]:
+        fails = part_of(event.row, 2) == 0 and next(failures, None) is not None
+        return ("failed", "no room", 0.0) if fails else kind(event)
+
+    post.office.judge = judge
+    post.write(parts=2)
+    assert sorted(sequences(post)) == list(range(1, 21)), "nothing twice"
+    lines = ledgers.read(post.folder / "post" / ledgers.FILE)
+    assert "paused" in [line.what for line in lines]
+    assert (lines[-1].what, lines[-1].changes, lines[-1].last) == ("settled", 20, 20)
 
 
 def test_everything_may_fail_for_as_long_as_patience_lasts(post: Post) -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.errors import SinkRefused
 from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
 from headrace.sinks._push import delivery as module
 from headrace.sinks._push.delivery import Delivery, Point, Policy, Span, Stopped
@@ -352,6 +353,27 @@ def test_memory_is_bounded_while_a_row_waits(monkeypatch: pytest.MonkeyPatch) ->
     delivery.run(chunks())
     assert delivery.stopped is not None
     assert given < 100
+
+
+def test_what_was_on_its_way_to_one_that_wants_nothing_more_is_not_lost() -> None:
+    office, letters = Office(), Letters()
+
+    def send(window: Sequence[Event]) -> list[Verdict]:
+        if len(office.windows) == 2:
+            raise SinkRefused("gone")
+        return office.send(window)
+
+    chunks = iter([[event(n, str(n % 5)) for n in range(1, 41)]])
+    delivery = Delivery(send, POLICY, letters, clock=Watch())
+    with pytest.raises(SinkRefused):
+        delivery.run(chunks)
+    assert delivery.stopped is not None
+    point = delivery.stopped.point
+    assert [each.sequence for each in point.pending] == list(range(17, 25))
+    assert point.sequence == 24
+    delivery.abandon(chunks, "gone")
+    assert office.sequences() + sorted(letters.sequences()) == list(range(1, 41))
+    assert len(letters.sequences("refused")) == 5, "the first of each row"
 
 
 # --- whatever happens ----------------------------------------------------------------------------
