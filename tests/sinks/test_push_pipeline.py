@@ -12,8 +12,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace import sinks
+from headrace.errors import ConfigError, PipelineError
+from headrace.pipeline import redrive as redriving
 from headrace.pipeline import supervise
-from headrace.pipeline.run import Pipeline
+from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.secret import Secret
 from headrace.sinks import Phase, Status
 from headrace.sinks._push import redrive
@@ -144,3 +146,19 @@ def test_a_sink_looks_for_changes_as_often_as_it_says(site: Site, office: Office
         site.fill(1)
         assert seen.wait(60)
         await_phase(running, Phase.STREAMING)
+
+
+def test_dead_letters_are_redriven_without_a_running_pipeline(site: Site, office: Office) -> None:
+    site.fill(3)
+    office.judge = lambda event: ("refused", "no thanks", 0.0)
+    site.once(courier(office))
+    office.judge = lambda event: ("accepted", "", 0.0)
+    feed = Feed(address={"path": str(site.log)})
+    post, lake = plans([courier(office), site.sink("lake")], feed, checkpoints=site.checkpoints)
+    told = redriving.redrive(post, site.spark, [])
+    assert (told.letters, told.sent, told.left) == (3, 3, 0)
+    assert [event.sequence for event in office.taken] == [1, 2, 3]
+    with pytest.raises(ConfigError, match="the sink lake sends nothing"):
+        redriving.redrive(lake, site.spark, [])
+    with pytest.raises(PipelineError, match="the pipeline ended before"):
+        redriving.ask(site.checkpoints / "post", ["users:1"], lambda: False, lambda told: None)

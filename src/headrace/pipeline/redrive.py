@@ -1,0 +1,54 @@
+"""Dead letters of a sink sent again: by the pipeline that runs, or, where none does, from here."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from ..errors import ConfigError, PipelineError
+from ..sinks._push import disabled
+from ..sinks._push import redrive as asking
+from ..sinks._push.redrive import Redriven
+from ..sinks._push.writer import PushWriter
+from .query import Plan
+
+__all__ = ["Redriven", "ask", "redrive"]
+
+LOOK_SECONDS = 0.25
+
+
+def ask(
+    folder: Path, keys: Sequence[str], alive: Callable[[], bool], look: Callable[[Redriven], None]
+) -> Redriven:
+    """Let the running pipeline do it, and wait for what comes of it.
+
+    `folder` is the sink's own, below the checkpoints; `alive` says whether the pipeline still runs,
+    and `look` is told how far it is.
+    """
+    wish = asking.ask(str(folder), keys)
+    while True:
+        told = asking.told(str(folder), wish)
+        if told is not None:
+            look(told)
+            if told.done:
+                return told
+        if not alive():
+            raise PipelineError(
+                "the pipeline ended before it sent the dead letters again; none is lost",
+                hint="Run the command once more: without a pipeline it sends them itself.",
+            )
+        time.sleep(LOOK_SECONDS)
+
+
+def redrive(plan: Plan, spark: SparkSession, keys: Sequence[str]) -> Redriven:
+    """Do it here; no pipeline may run meanwhile (see `run.alone_in`).
+
+    A destination that had refused everything is asked again from now on.
+    """
+    folder = str(plan.checkpoint.folder.parent)
+    disabled.enable(folder)
+    writer = plan.sink.open(plan.checkpoint.writer())
+    if not isinstance(writer, PushWriter):
+        raise ConfigError(f"the sink {plan.sink.name} sends nothing, so it has no dead letters")
+    return writer.redrive(spark, asking.ask(folder, keys))
