@@ -44,7 +44,7 @@ protos: .venv/.installed-dev
 	@$(BIN)/python scripts/protos.py
 
 bench: .venv/.installed-bench
-	@$(SETUP) java mariadb
+	@$(SETUP) java mariadb kafka
 	@$(BIN)/python -m bench $(ARGS)
 
 clean:

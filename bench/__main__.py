@@ -29,6 +29,7 @@ from . import (
     memory,
     mysql,
     peers,
+    push_kafka,
     push_webhook,
     report,
     workload,
@@ -70,6 +71,8 @@ class Part(StrEnum):
     DELIVERY_IDLE = "delivery-idle"
     DELIVERY_SLOW = "delivery-slow"
     DELIVERY_GRPC = "delivery-grpc"
+    PUSH_KAFKA = "push-kafka"
+    PUSH_KAFKA_DELAY = "push-kafka-delay"
     PUSH_WEBHOOK = "push-webhook"
 
 
@@ -275,6 +278,19 @@ class Bench:
         with temporary_folder() as folder:
             return delivery_grpc.deliveries(folder, factor=factor, runs=self.runs)
 
+    def push_kafka(self) -> Section:
+        """From the log to a broker."""
+        console.print("push-kafka: a query's batches, beside a loop")
+        factor = min(1.0, self.scale.factor)
+        with temporary_folder() as folder:
+            return push_kafka.deliveries(folder, factor=factor, runs=self.runs)
+
+    def push_kafka_delay(self) -> Section:
+        """From commit to a consumer."""
+        console.print("push-kafka-delay: a capture, a pipeline, a broker and a consumer")
+        with temporary_folder() as folder:
+            return push_kafka.delay(self.database, folder)
+
     def push_webhook(self) -> Section:
         """From the log to a receiver of webhooks."""
         console.print("push-webhook: an event a request, and batches, beside a loop")
@@ -343,6 +359,8 @@ def measure(
             Part.DELIVERY_IDLE: bench.delivery_idle,
             Part.DELIVERY_SLOW: bench.delivery_slow,
             Part.DELIVERY_GRPC: bench.delivery_grpc,
+            Part.PUSH_KAFKA: bench.push_kafka,
+            Part.PUSH_KAFKA_DELAY: bench.push_kafka_delay,
             Part.PUSH_WEBHOOK: bench.push_webhook,
         }
         section = measurements[part]()

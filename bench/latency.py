@@ -31,7 +31,7 @@ SECONDS = 15
 TABLE = "public.bench_latency"
 
 _STAMP = re.compile(rb'stamp\\?":\s*\\?"?(\d+)')
-_CREATE = f"CREATE TABLE {TABLE} (id int PRIMARY KEY, stamp bigint NOT NULL, note text NOT NULL)"
+CREATE = f"CREATE TABLE {TABLE} (id int PRIMARY KEY, stamp bigint NOT NULL, note text NOT NULL)"
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ def _arrivals(stream: http.client.HTTPResponse) -> Iterator[tuple[int, int]]:
 
 def measure(database: PostgresDatabase, folder: Path, *, changes: int = RATE * SECONDS) -> Figures:
     """Run server, writer and reader, and say how the delays are spread."""
-    database.execute(_CREATE)
+    database.execute(CREATE)
     count = str(changes)
     with _server(database, folder) as url, child(module("latency", "read", url, count)) as reader:
         next_line(reader)  # it has the stream open

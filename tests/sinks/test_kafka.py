@@ -10,6 +10,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from headrace.sinks._push import ACCEPTED, UNSENT, Answer
 from headrace.sinks._template import Template
+from headrace.testing import free_port
 from headrace.testing.kafka import KafkaServer
 from tests.sinks.brokers import channel, event, expect_kafka, read, table_name
 
@@ -39,6 +40,14 @@ def test_a_message_has_the_event_as_its_value_and_says_in_headers_what_it_is(
         "savegress-table": table,
         "savegress-timestamp": "1731683402123",
     }
+
+
+def test_one_broker_that_answers_is_enough(kafka: KafkaServer) -> None:
+    table = table_name()
+    servers = f"127.0.0.1:{free_port()},{kafka.address()},127.0.0.1:{free_port()}"
+    for at in range(4):  # the client begins with any of them
+        with channel(kafka, servers=servers) as open_channel:
+            assert list(open_channel.send([event(table, 1, at)])) == [ACCEPTED]
 
 
 def test_a_snapshot_row_is_an_insert_and_a_truncate_is_ddl_as_in_the_event(

@@ -103,6 +103,7 @@ class _Trouble:
         self.fatal: KafkaError | None = None
         self.denied: KafkaError | None = None
         self.gone: KafkaError | None = None
+        self.all_gone = False
         self._since = 0.0
 
     def __call__(self, error: KafkaError) -> None:
@@ -111,6 +112,7 @@ class _Trouble:
         elif error.code() in _DENIED:
             self.denied = error
         elif error.code() in _GONE:
+            self.all_gone |= error.code() == KafkaError._ALL_BROKERS_DOWN
             # Why one broker is not reached says more than that none is.
             if self.gone is None:
                 self._since = time.monotonic()
@@ -132,6 +134,7 @@ class _Trouble:
     def over(self) -> None:
         """A broker has answered since."""
         self.denied = self.gone = None
+        self.all_gone = False
 
 
 class _Window:
@@ -226,7 +229,8 @@ class KafkaChannel:
         deadline = time.monotonic() + self._link.timeout
         while not _answers(producer):
             producer.poll(0)
-            if trouble.error is not None or time.monotonic() > deadline:
+            ended = trouble.fatal or trouble.denied or trouble.all_gone
+            if ended or time.monotonic() > deadline:
                 raise self._unavailable(trouble.error)
         trouble.over()
         self._producer = producer
