@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 from headrace.config import parse
 from headrace.event import Op
 from headrace.secret import Secret
-from headrace.sinks._push import redrive
 from headrace.sinks._push import writer as writers
 from headrace.sinks._push.writer import PushWriter
 from headrace.sinks._template import Template
@@ -129,28 +128,6 @@ def test_an_event_of_five_megabytes_is_a_dead_letter_and_its_row_waits(topics: T
     topics.write()
     assert topics.names() == {"users:1": ["Ann"], "users:2": ["Bob"]}
     assert [each["sequence"] for each in topics.letters()] == [2, 4]
-
-
-def test_what_a_topic_refused_comes_in_order_when_it_is_redriven(topics: Topics) -> None:
-    # A topic's name that Kafka takes for that of another one, and makes no second.
-    topics.reopen(topic="a.${table}")
-    topics.users((9, "-"))
-    topics.write()
-    topics.reopen(topic="a_${table}")
-    topics.users((1, "one"), (1, "two"))
-    topics.write()
-    first, second = topics.letters()
-    assert (first["status"], second["status"]) == ("refused", "waiting")
-    assert "a_users" in first["reason"]
-    topics.reopen(topic="b.${table}")
-    wish = redrive.ask(topics.sink.folder)
-    topics.writer.write(topics.batch(topics.written, topics.written), topics.batches)
-    topics.writer.idle()
-    assert redrive.told(topics.sink.folder, wish) == redrive.Redriven(wish.id, 2, 2, 0, "")
-    names = [
-        json.loads(each.value or b"")["after"]["name"] for each in read(topics.server, "b.users")
-    ]
-    assert names == ["one", "two"]
 
 
 def test_a_broker_that_is_killed_and_comes_back_gets_everything_in_order(topics: Topics) -> None:
