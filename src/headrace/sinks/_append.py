@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import frame
+from . import Progress
 from ._plan import Part
 from ._shape import Shape
 from ._store import Added, Folder
@@ -33,12 +34,17 @@ _IN_ORDER = [("epoch", "ascending"), ("sequence", "ascending")]
 _to_json = msgspec.json.Encoder().encode
 
 
-class Appended(msgspec.Struct):
-    """What a task has met and written; nothing of it counts until it is committed."""
+class Met(msgspec.Struct):
+    """The changes that a task has met."""
 
     changes: int = 0
     last: int = 0
     epochs: set[str] = set()
+
+
+class Appended(Met):
+    """What a task has met and written; nothing of it counts until it is committed."""
+
     added: list[Added] = []
 
 
@@ -64,7 +70,7 @@ class Append:
         told = Appended()
         held: list[pa.Table] = []
         size = 0
-        for rows in self.shape(self._fresh(told, batches)):
+        for rows in self.shape(fresh(told, batches, Progress(self.epoch, self.applied))):
             held.append(rows)
             size += rows.nbytes
             if size >= _HELD_BYTES:
@@ -72,20 +78,6 @@ class Append:
                 held, size = [], 0
         told.added += self._written(held)
         yield said(told)
-
-    def _fresh(self, told: Appended, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The changes that are not in the table."""
-        for batch in batches:
-            # Spark gives times in the session's zone; the moments are the same.
-            changes = batch.cast(frame.schema())
-            told.changes += changes.num_rows
-            told.last = max(told.last, pc.max(changes["sequence"]).as_py() or 0)
-            told.epochs.update(pc.unique(changes["epoch"]).to_pylist())
-            known = pc.and_(
-                pc.equal(changes["epoch"], self.epoch),
-                pc.less_equal(changes["sequence"], self.applied),
-            )
-            yield changes.filter(pc.invert(known))
 
     def _written(self, held: Sequence[pa.Table]) -> list[Added]:
         if not held:
@@ -101,6 +93,21 @@ class Append:
         partition = {name: None if value is None else str(value) for name, value in group.items()}
         rows = changes.drop_columns(list(group)).sort_by(_IN_ORDER)
         return self.folder.write(rows, _NAME, partition)
+
+
+def fresh(met: Met, batches: Iterable[pa.RecordBatch], known: Progress) -> Iterator[pa.RecordBatch]:
+    """Those changes that are not there yet, all being counted as met."""
+    for batch in batches:
+        # Spark gives times in the session's zone; the moments are the same.
+        changes = batch.cast(frame.schema())
+        met.changes += changes.num_rows
+        met.last = max(met.last, pc.max(changes["sequence"]).as_py() or 0)
+        met.epochs.update(pc.unique(changes["epoch"]).to_pylist())
+        there = pc.and_(
+            pc.equal(changes["epoch"], known.epoch),
+            pc.less_equal(changes["sequence"], known.sequence),
+        )
+        yield changes.filter(pc.invert(there))
 
 
 def _matches(changes: pa.Table, group: dict[str, Any]) -> Any:
@@ -152,6 +159,6 @@ def due(parts: Iterable[Part]) -> list[list[Part]]:
     ]
 
 
-def said(what: Appended | Joined) -> pa.RecordBatch:
+def said(what: Met | Joined) -> pa.RecordBatch:
     """A task's word to the driver."""
     return pa.RecordBatch.from_pylist([{"said": _to_json(what).decode()}], SAID)

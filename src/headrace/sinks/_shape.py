@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .. import frame
+from ..errors import ConfigError, nearest
 from ..event import Change, Table
 from ..formats import AnyFormat, Format, Rendered, StreamFormat, TransactionFormat
-from ..formats.catalogue import Formats
+from ..formats.catalogue import NAMES, Formats
 
 DAY = "day"
 TENANT = "tenant"
@@ -114,6 +115,18 @@ class Events:
             _owners(events) if of_entities else tenants(changes, self.tenant).take(at),
         ]
         return pa.table(arrays, schema=self.schema)
+
+
+def expect_format(name: str, formats: Formats, taker: str) -> None:
+    """Refuse what is no format, and one whose events cannot be told apart by their change."""
+    known = [each for each in NAMES if not isinstance(formats.named(each), StreamFormat)]
+    if name not in NAMES:
+        raise ConfigError(f"format: no format called {name}{nearest(name, known)}")
+    if name not in known:
+        raise ConfigError(
+            f"format: {name} is for streams, in which events may belong to no change; "
+            f"{taker} takes: {', '.join(known)}"
+        )
 
 
 Render = Callable[[Sequence[Change]], Iterable[Rendered]]

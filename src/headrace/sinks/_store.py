@@ -80,11 +80,11 @@ class Folder:
     def write(self, rows: pa.Table, name: str, partition: dict[str, str | None]) -> Added:
         """A new file; nobody knows of it until it is committed."""
         path = f"{_subfolder(partition)}{name}-{uuid.uuid4().hex}.parquet"
-        repetitive = _repetitive(rows)
+        dictionaries = repetitive(rows)
         with self._reached(path):
             with self.files.open_output_stream(path) as stream:
                 pq.write_table(
-                    rows, stream, compression="zstd", use_dictionary=repetitive, version="2.6"
+                    rows, stream, compression="zstd", use_dictionary=dictionaries, version="2.6"
                 )
             size = self.files.get_file_info(path).size
         now = time.time_ns() // 1_000_000
@@ -185,7 +185,7 @@ def _moment(milliseconds: int, kind: pa.DataType) -> str:
     return f"{value.isoformat(timespec='milliseconds')}{'Z' if kind.tz else ''}"
 
 
-def _repetitive(rows: pa.Table) -> list[str]:
+def repetitive(rows: pa.Table) -> list[str]:
     """Columns with few values among many: a dictionary of the others only costs time."""
     sample = rows.slice(0, _DICTIONARY_ROWS)
     return [

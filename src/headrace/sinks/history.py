@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from .. import frame
-from ..errors import ConfigError, LogReplaced, PipelineError, nearest
-from ..formats import StreamFormat, TransactionFormat
-from ..formats.catalogue import NAMES, Formats
+from ..errors import ConfigError, LogReplaced, PipelineError
+from ..formats import TransactionFormat
+from ..formats.catalogue import Formats
 from . import Progress, Troubled
 from ._append import SAID_DDL, Append, Appended, Join, Joined, due
 from ._delta import EPOCH, KEEP, Delta, Marks
-from ._shape import DAY, TENANT, Events, Shape, Whole
+from ._shape import DAY, TENANT, Events, Shape, Whole, expect_format
 from ._store import Folder
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class History:
         if self.vacuum_hours < 0:
             raise ConfigError("vacuum_hours must not be below 0")
         if self.format:
-            _expect_format(self.format, self.formats)
+            expect_format(self.format, self.formats, "a history")
         if self.whole and self.tenant:
             raise ConfigError(
                 f"tenant: {self.tenant} does not go with format: {self.format}; leave it out, the "
@@ -230,17 +230,6 @@ def _complete(sink: History, delta: Delta) -> None:
     known = delta.schema.names
     if missing := [each for each in sink.shape.schema if each.name not in known]:
         delta.add_columns(missing)
-
-
-def _expect_format(name: str, formats: Formats) -> None:
-    known = [each for each in NAMES if not isinstance(formats.named(each), StreamFormat)]
-    if name not in NAMES:
-        raise ConfigError(f"format: no format called {name}{nearest(name, known)}")
-    if name not in known:
-        raise ConfigError(
-            f"format: {name} is for streams, in which events may belong to no change; "
-            f"a history takes: {', '.join(known)}"
-        )
 
 
 plugin = History
