@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from . import __version__, keycommands, postgrescommands, sqlitecommands
+from . import __version__, keycommands, postgrescommands, sinkcommands, sqlitecommands
 from .errors import HeadraceError
 from .options import DEFAULT_CONFIG, AsJson, ConfigFile
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from .client.client import Page
 
 LAST_SHOWN = 10  # changes that `tail` shows before it waits for more
-PIPE_WIDTH = 160
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 BYTES = {"": 1, "B": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
@@ -47,6 +46,8 @@ app = typer.Typer(
 app.add_typer(keycommands.app, name="keys")
 app.add_typer(postgrescommands.app, name="postgres")
 app.add_typer(sqlitecommands.app, name="sqlite")
+app.command()(sinkcommands.redrive)
+app.command()(sinkcommands.verify)
 
 
 def parse_age(text: str) -> float:
@@ -427,13 +428,9 @@ def trim(
 
 
 def _console(*, stderr: bool = False) -> "Console":
-    from rich.console import Console
+    from .show import terminal
 
-    console = Console(stderr=stderr)
-    if not console.is_terminal:
-        # What is not a terminal has no width; a file or a pipe takes whole lines.
-        console.width = PIPE_WIDTH
-    return console
+    return terminal(stderr=stderr)
 
 
 def _log_to(console: "Console", context: typer.Context) -> None:

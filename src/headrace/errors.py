@@ -21,6 +21,7 @@
     ├── PipelineError          the operator of the pipeline
     │   ├── ChangesLost        the log no longer has the changes after a query's offset
     │   ├── LogReplaced        the log is not the one that a query's offset belongs to
+    │   ├── PipelineInUse      another pipeline works with the same checkpoints
     │   ├── CheckpointUnreadable  a query's own notes are damaged; what its sink holds is not
     │   ├── QueryFailed        Spark gave up for a reason of its own; it is tried a few times
     │   ├── LogUnreachable     nobody: the server that a query reads from is asked again
@@ -173,6 +174,15 @@ class LogReplaced(PipelineError):
     """The log is another one than the query has read so far."""
 
     hint = "Check data_dir and the server's address; `headrace pipeline --adopt` starts afresh."
+
+
+class PipelineInUse(PipelineError):
+    """Another pipeline works with the same checkpoints."""
+
+    hint = (
+        "Stop it first (`headrace run` starts one by itself), or set another "
+        "pipeline.checkpoint_dir."
+    )
 
 
 class CheckpointUnreadable(PipelineError):

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -20,6 +21,11 @@ from .sinks import Phase as SinkPhase
 from .sinks import Status as SinkStatus
 from .sources import CopyProgress, Finding, Phase, Status
 
+if TYPE_CHECKING:
+    # Both load what Spark's tasks need, and most commands need none of it.
+    from .pipeline.verify import Verified
+    from .sinks._push.redrive import Redriven
+
 _PHASE_STYLES = {
     Phase.STREAMING: "green",
     Phase.SNAPSHOT: "cyan",
@@ -33,7 +39,17 @@ _SINK_STYLES = {
 }
 _PLAIN_SECONDS = 5.0
 _SINK_SECONDS = 10.0
+PIPE_WIDTH = 160
 _LONGEST_ROW = 200  # characters of a row that a line of `tail` shows
+
+
+def terminal(*, stderr: bool = False) -> Console:
+    """Where commands print."""
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        # What is not a terminal has no width; a file or a pipe takes whole lines.
+        console.width = PIPE_WIDTH
+    return console
 
 
 class Journal(logging.Handler):
@@ -147,6 +163,33 @@ class SinkProgress:
                     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+class Bar:
+    """Shows how far a command is, on a terminal."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._title = title
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+        self._shown = console.is_terminal
+
+    def __enter__(self) -> "Bar":
+        if self._shown:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._shown:
+            self._live.stop()
+
+    def show(self, done: int, total: int) -> None:
+        """So many of so many are done; 0 of 0: nobody knows how many there are."""
+        if not self._shown:
+            return
+        bar = ProgressBar(total=total or None, completed=done, width=30, pulse=not total)
+        line = Table.grid(padding=(0, 1))
+        line.add_row(Text(self._title), bar, Text(f"{done:,} of {total:,}" if total else ""))
+        self._live.update(line)
+
+
 class Rate:
     """How fast a number grows, over the last few seconds."""
 
@@ -251,6 +294,53 @@ def sink_complaints(status: SinkStatus) -> list[str]:
         lines.append(f"{status.sink}: {table.table} is not followed: {table.reason}")
         lines += [f"  {table.hint}"] if table.hint else []
     return lines
+
+
+def redriven_lines(name: str, told: "Redriven") -> Iterator[str]:
+    """What `redrive` says."""
+    tried = told.sent + told.refused + told.waiting
+    if not tried and not told.reason:
+        yield f"{name}: no dead letters"
+        return
+    yield f"{name}: sent {told.sent:,} of {tried:,} dead letters again; {told.left:,} are left"
+    if told.refused:
+        yield f"  {told.refused:,} were not accepted, {told.waiting:,} wait behind them:"
+    for reason, count in told.reasons.items():
+        yield f"    {count:,}: {reason}"
+    if told.reason and told.reason not in told.reasons:
+        yield f"  {told.reason}"
+
+
+def verified_lines(found: "Verified") -> Iterator[str]:
+    """What `verify` says."""
+    if found.last:
+        yield (
+            f"{found.sink}: sequences {found.first} to {found.last} stand for {found.expected:,} "
+            f"events; {found.sent:,} were sent, {found.aside:,} became dead letters"
+        )
+    else:
+        yield f"{found.sink}: nothing that was sent is to be compared"
+    for title, spans in (
+        ("missing", found.missing),
+        ("more than there should be", found.surplus),
+        ("may have come twice", found.repeated),
+    ):
+        for span in spans:
+            yield f"  {title}: {span.events:,} events within {span.first} to {span.last}"
+    for count, text in (
+        (found.letters_missing, "dead letters are neither kept nor were sent again"),
+        (found.retried, "events were handed over again after no answer or a failure"),
+        (found.redriven, "dead letters were sent later"),
+        (found.to_come, "events are still to come"),
+        (found.earlier_logs, "ranges are of an earlier log and cannot be compared"),
+    ):
+        if count:
+            yield f"  {count:,} {text}"
+    if found.dead_letters:
+        yield f"  {found.dead_letters:,} dead letters of {found.waiting_rows:,} rows wait"
+    if found.trimmed:
+        yield f"  up to {found.trimmed} the log no longer has what was sent"
+    yield "nothing is missing" if found.complete else "something is missing"
 
 
 def complaints(status: Status) -> list[str]:

@@ -16,7 +16,7 @@ from headrace.sinks import Progress, Sender
 from headrace.sinks._push import disabled, redrive
 from headrace.sinks._push import ledger as ledgers
 from headrace.sinks._push import writer as writers
-from headrace.sinks._push.tasks import part_of
+from headrace.sinks._push.events import part_of
 from headrace.testing import wait_until
 from tests.sinks.courier import Courier, Taken, kind
 from tests.sinks.lake import change, put, remove, schema, truncate
@@ -230,14 +230,16 @@ def test_a_refused_row_waits_and_redriving_restores_its_order(post: Post, parts:
     assert (account.dead_letters, account.waiting_rows) == (4, 1)
 
     wish = redrive.ask(post.sink.folder)
-    post.writer.idle()
+    post.writer.idle(post.spark)
     told = redrive.told(post.sink.folder, wish)
-    assert told == redrive.Redriven(wish.id, 4, 0, 4, "")
+    assert told == redrive.Redriven(
+        wish.id, 4, 0, 4, refused=1, waiting=3, reasons={"no thanks": 1}
+    )
     assert [each["attempts"] for each in post.letters()] == [1, 0, 0, 0]
 
     post.office.judge = kind
     wish = redrive.ask(post.sink.folder)
-    post.writer.idle()
+    post.writer.idle(post.spark)
     assert redrive.told(post.sink.folder, wish) == redrive.Redriven(wish.id, 4, 4, 0, "")
     assert redrive.asked(post.sink.folder) is None
     assert post.letters() == []
@@ -257,7 +259,7 @@ def test_only_the_keys_that_are_asked_for_are_redriven(post: Post) -> None:
     post.office.judge = kind
     for key, left in (("users:1", [1, 3]), ("public.users:2", [1]), ("users:9", [1])):
         wish = redrive.ask(post.sink.folder, [key])
-        post.writer.idle()
+        post.writer.idle(post.spark)
         told = redrive.told(post.sink.folder, wish)
         assert told is not None
         assert told.left == len(left)
@@ -272,7 +274,7 @@ def test_redriving_to_nobody_loses_nothing(post: Post) -> None:
     assert len(post.letters()) == 8
     post.office.shut()
     wish = redrive.ask(post.sink.folder)
-    post.writer.idle()
+    post.writer.idle(post.spark)
     told = redrive.told(post.sink.folder, wish)
     assert told is not None
     assert (told.sent, told.left, told.reason) == (0, 8, "nobody is at the door")
@@ -280,7 +282,7 @@ def test_redriving_to_nobody_loses_nothing(post: Post) -> None:
     post.office.open()
     post.office.judge = kind
     wish = redrive.ask(post.sink.folder)
-    post.writer.idle()
+    post.writer.idle(post.spark)
     assert sorted(sequences(post)) == list(range(1, 9))
     assert all(found == sorted(found) for found in post.office.rows().values())
 
@@ -345,17 +347,19 @@ def test_an_outage_delays_and_leaves_no_dead_letters(post: Post, parts: int) -> 
 
 def test_a_part_that_is_settled_is_not_sent_again_while_another_waits(post: Post) -> None:
     post.users(*((n, "-") for n in range(20)))
-    failures = iter(range(12))
+    file = post.folder / "post" / ledgers.FILE
 
     def judge(event: Taken) -> tuple[str, str, float]:
-        fails = part_of(event.row, 2) == 0 and next(failures, None) is not None
-        return ("failed", "no room", 0.0) if fails else kind(event)
+        waits = part_of(event.row, 2) == 0 and b'"paused"' not in file.read_bytes()
+        return ("failed", "no room", 0.0) if waits else kind(event)
 
     post.office.judge = judge
     post.write(parts=2)
     assert sorted(sequences(post)) == list(range(1, 21)), "nothing twice"
-    lines = ledgers.read(post.folder / "post" / ledgers.FILE)
-    assert "paused" in [line.what for line in lines]
+    lines = ledgers.read(file)
+    assert [line.counts.sent for line in lines if line.what == "paused"] == [10]
+    assert lines[-1].counts.sent == 20
+    assert lines[-1].again == 0
     assert (lines[-1].what, lines[-1].changes, lines[-1].last) == ("settled", 20, 20)
 
 

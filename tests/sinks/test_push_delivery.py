@@ -212,6 +212,43 @@ def test_what_is_refused_is_put_aside_with_all_that_follows_of_its_row() -> None
     assert (done.counts.sent, done.counts.refused, done.counts.waiting) == (2, 1, 2)
 
 
+def test_one_that_refuses_everything_is_not_believed_for_ever() -> None:
+    office, letters = Office(lambda each: REFUSED), Letters()
+    events = [event(n, str(n)) for n in range(1, 101)]
+    delivery = Delivery(office.send, POLICY, letters, clock=Watch())
+    delivery.run([events])
+    assert len(letters.sequences("refused")) == module.MOST_REFUSALS
+    assert delivery.stopped is not None
+    assert delivery.stopped.reason == REFUSED.reason
+    # It goes on to refuse: nothing more is put aside, until patience has ended.
+    policy = msgspec.structs.replace(POLICY, refusals=module.MOST_REFUSALS, probes=1)
+    again = Delivery(
+        office.send, policy, letters, letters.spans(), point=delivery.stopped.point, clock=Watch()
+    )
+    again.run([events])
+    assert len(letters.sequences("refused")) == module.MOST_REFUSALS
+    assert again.stopped is not None
+    impatient = msgspec.structs.replace(policy, gives_up=True)
+    last = Delivery(
+        office.send, impatient, letters, letters.spans(), point=again.stopped.point, clock=Watch()
+    )
+    last.run([events])
+    assert last.stopped is None
+    assert sorted(letters.sequences("refused")) == list(range(1, 101))
+
+
+def test_refusals_between_which_something_is_accepted_are_believed() -> None:
+    office, letters = (
+        Office(lambda each: ACCEPTED if each.sequence % 15 == 0 else REFUSED),
+        Letters(),
+    )
+    delivery = Delivery(office.send, POLICY, letters, clock=Watch())
+    delivery.run([[event(n, str(n)) for n in range(1, 101)]])
+    assert delivery.stopped is None
+    assert len(office.taken) == 6
+    assert len(letters.sequences("refused")) == 94
+
+
 def test_a_batch_that_comes_again_is_not_put_aside_twice() -> None:
     office, letters = Office(lambda each: REFUSED if each.sequence == 2 else ACCEPTED), Letters()
     events = [event(1, "a"), event(2, "a"), event(3, "b"), event(4, "a")]
@@ -482,4 +519,3 @@ def test_every_event_is_settled_once_and_rows_keep_their_order(
         assert sorted(aside) == given_to[len(given_to) - len(aside) :]
         if not careless:
             assert list(dict.fromkeys(there)) == sorted(set(there))
-            assert not aside or max(there, default=0) < min(aside)

@@ -20,6 +20,7 @@ from headrace.secret import Secret
 from headrace.sinks import Phase, Status
 from headrace.sinks._push import redrive
 from headrace.sinks._push import writer as writers
+from headrace.sinks._push.delivery import MOST_REFUSALS
 from headrace.testing import wait_until
 from tests.pipeline.sites import PLUGINS, Site
 from tests.sinks.courier import Courier, Office, opened_office
@@ -96,7 +97,7 @@ def assert_hidden(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     assert SECRET not in caplog.text
     store = site.spark._jsparkSession.sharedState().statusStore()
     shown = [store.executionsList().apply(at) for at in range(store.executionsList().size())]
-    assert any("Straight" in each.physicalPlanDescription() for each in shown)
+    assert any("Send" in each.physicalPlanDescription() for each in shown)
     for each in shown:
         assert SECRET not in each.physicalPlanDescription() + each.details() + each.description()
     for file in site.checkpoints.rglob("*"):
@@ -135,6 +136,42 @@ def test_one_that_wants_nothing_more_halts(site: Site, office: Office) -> None:
         await_phase(running, Phase.HALTED)
     assert len(office.windows) == 0
     assert not office.taken
+
+
+def test_one_that_halted_goes_on_when_it_is_redriven(site: Site, office: Office) -> None:
+    site.fill(3)
+    office.gone = True
+    folder = site.checkpoints / "post"
+    with site.pipeline(courier(office), once=False) as running:
+        await_phase(running, Phase.HALTED)
+        # Still gone: whoever asked is told so, and it halts again.
+        told = redriving.ask(folder, [], lambda: True, lambda told: None)
+        assert told.reason == "the sink has halted: it has moved"
+        await_phase(running, Phase.HALTED)
+        office.gone = False
+        redriving.ask(folder, [], lambda: True, lambda told: None)
+        wait_until(lambda: len(office.taken) == 3, timeout=90)
+        await_phase(running, Phase.STREAMING)
+        site.fill(1)
+        wait_until(lambda: len(office.taken) == 4, timeout=90)
+    assert [event.sequence for event in office.taken] == [1, 2, 3, 4]
+
+
+def test_one_that_refuses_everything_fills_no_dead_letters(site: Site, office: Office) -> None:
+    site.fill(100)
+    office.judge = lambda event: ("refused", "it answered 401", 0.0)
+    with site.pipeline(courier(office, batch_size=5), once=False) as running:
+        status = await_phase(running, Phase.WAITING)
+        assert "it answered 401" in status.error
+        # Two tasks, each of which believes so many refusals.
+        assert status_of(running, "post").dead_letters <= 2 * MOST_REFUSALS
+        office.judge = lambda event: ("accepted", "", 0.0)
+        wait_until(
+            lambda: len(office.taken) + status_of(running, "post").dead_letters == 100, timeout=90
+        )
+    kept = status_of(running, "post").dead_letters
+    assert len(office.taken) == 100 - kept
+    assert len({event.id for event in office.taken}) == 100 - kept
 
 
 def test_a_sink_looks_for_changes_as_often_as_it_says(site: Site, office: Office) -> None:

@@ -109,7 +109,7 @@ def test_a_row_that_is_refused_waits_and_comes_in_order_when_it_is_redriven(
     hooks.receiver.requests.clear()
     hooks.receiver.script = lambda _: OK
     wish = redrive.ask(hooks.sink.folder)
-    hooks.writer.idle()
+    hooks.writer.idle(hooks.spark)
     assert redrive.told(hooks.sink.folder, wish) == redrive.Redriven(wish.id, 4, 4, 0, "")
     assert hooks.names() == {3: ["3", "8", "13", "18"]}
     assert hooks.letters() == []

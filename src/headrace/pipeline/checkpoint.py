@@ -5,13 +5,18 @@ under the writer's name. So a new checkpoint needs a new name, or its first batc
 stored already: the name lies inside the checkpoint, and is lost with it.
 """
 
+import fcntl
 import json
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
-from ..errors import CheckpointUnreadable
+from ..errors import CheckpointUnreadable, PipelineInUse
+from ..sinks import Sink
 
 _WRITER = "writer.json"
 
@@ -88,6 +93,39 @@ class Checkpoint:
         if commits is not None:
             _read_entry(commits, lines=1)
             self.sequence()
+
+
+def informed(sink: Sink, **known: object) -> Sink:
+    """A sink that knows what only its pipeline can tell, as far as it has a place for it."""
+    unaware: Any = sink
+    fields: Any = getattr(sink, "__dataclass_fields__", {})
+    places = {name for name, field in fields.items() if not field.metadata.get("setting", True)}
+    told = {name: value for name, value in known.items() if name in places}
+    aware: Sink = replace(unaware, **told) if told else sink
+    return aware
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep every other pipeline out of a folder of checkpoints."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PipelineInUse(
+                f"another pipeline works with the checkpoints in {folder}"
+            ) from error
+        yield
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a pipeline works with the checkpoints of a folder."""
+    try:
+        with alone_in(folder):
+            return False
+    except PipelineInUse:
+        return True
 
 
 def _last(folder: Path) -> Path | None:

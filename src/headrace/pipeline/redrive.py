@@ -1,39 +1,47 @@
 """Dead letters of a sink sent again: by the pipeline that runs, or, where none does, from here."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, PipelineError
 from ..sinks._push import disabled
 from ..sinks._push import redrive as asking
 from ..sinks._push.redrive import Redriven
 from ..sinks._push.writer import PushWriter
-from .query import Plan
 
-__all__ = ["Redriven", "ask", "redrive"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from .query import Plan
+
+__all__ = ["Redriven", "ask", "nothing", "redrive"]
 
 LOOK_SECONDS = 0.25
 
 
 def ask(
-    folder: Path, keys: Sequence[str], alive: Callable[[], bool], look: Callable[[Redriven], None]
+    folder: Path,
+    keys: Sequence[str],
+    alive: Callable[[], bool],
+    look: Callable[[Redriven | None], None],
 ) -> Redriven:
     """Let the running pipeline do it, and wait for what comes of it.
 
     `folder` is the sink's own, below the checkpoints; `alive` says whether the pipeline still runs,
-    and `look` is told how far it is.
+    and `look` is told how far it is; None: it has not begun.
     """
     wish = asking.ask(str(folder), keys)
     while True:
+        living = alive()  # before the look: what it said last counts
         told = asking.told(str(folder), wish)
-        if told is not None:
-            look(told)
-            if told.done:
-                return told
-        if not alive():
+        look(told)
+        if told is not None and told.done:
+            return told
+        if not living:
             raise PipelineError(
                 "the pipeline ended before it sent the dead letters again; none is lost",
                 hint="Run the command once more: without a pipeline it sends them itself.",
@@ -42,7 +50,7 @@ def ask(
 
 
 def redrive(plan: Plan, spark: SparkSession, keys: Sequence[str]) -> Redriven:
-    """Do it here; no pipeline may run meanwhile (see `run.alone_in`).
+    """Do it here; no pipeline may run meanwhile (see `checkpoint.alone_in`).
 
     A destination that had refused everything is asked again from now on.
     """
@@ -52,3 +60,9 @@ def redrive(plan: Plan, spark: SparkSession, keys: Sequence[str]) -> Redriven:
     if not isinstance(writer, PushWriter):
         raise ConfigError(f"the sink {plan.sink.name} sends nothing, so it has no dead letters")
     return writer.redrive(spark, asking.ask(folder, keys))
+
+
+def nothing(folder: str) -> Redriven:
+    """What comes of it where there is no dead letter; whoever had refused is asked again."""
+    disabled.enable(folder)
+    return Redriven("")

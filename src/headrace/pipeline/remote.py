@@ -16,7 +16,8 @@ import msgspec
 from ..errors import ConfigError, LogError, LogUnreachable, ServerError
 from ..event import Table
 from ..log import PIECE_HEAD, Piece, Ranges
-from .reading import Range, expect_epoch
+from .options import Options
+from .reading import Disk, Range, Reading, expect_epoch
 
 CONNECT_SECONDS = 3.0
 ANSWER_SECONDS = 30.0
@@ -222,3 +223,10 @@ def _refusal(what: str, body: bytes) -> ServerError:
 class _Said(msgspec.Struct):
     message: str
     hint: str = ""
+
+
+def reading(options: Options) -> Reading:
+    """The log that the options name."""
+    if options.path:
+        return Disk(options.path)
+    return Server(options.url, options.api_key_env, options.api_key_file)

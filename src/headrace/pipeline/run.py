@@ -1,16 +1,13 @@
 """A pipeline at work: every sink's query kept going, and an account of it in a file."""
 
-import dataclasses
-import fcntl
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -18,7 +15,7 @@ from pyspark.sql import SparkSession
 from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
 from ..sinks import REPORT, Phase, Report, Sink, Status
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, alone_in, informed
 from .query import Feed, Plan
 from .session import jvm_lives
 from .supervise import Supervised
@@ -127,7 +124,7 @@ def plans(
             raise ConfigError(f"no sink called {name}; there are: {', '.join(names)}")
     return [
         Plan(
-            sink=_told(sink, formats=formats, folder=str(checkpoints / sink.name)),
+            sink=informed(sink, formats=formats, folder=str(checkpoints / sink.name)),
             feed=feed,
             checkpoint=Checkpoint(sink.name, checkpoints),
             once=once,
@@ -135,32 +132,6 @@ def plans(
         )
         for sink in sinks
     ]
-
-
-def _told(sink: Sink, **known: object) -> Sink:
-    """A sink that knows what only its pipeline can tell, as far as it has a place for it."""
-    unaware: Any = sink
-    fields: Any = getattr(sink, "__dataclass_fields__", {})
-    places = {name for name, field in fields.items() if not field.metadata.get("setting", True)}
-    told = {name: value for name, value in known.items() if name in places}
-    aware: Sink = dataclasses.replace(unaware, **told) if told else sink
-    return aware
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep every other pipeline out of a folder of checkpoints."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PipelineError(
-                f"another pipeline works with the checkpoints in {folder}",
-                hint="Stop it first (`headrace run` starts one by itself), or set another "
-                "pipeline.checkpoint_dir.",
-            ) from error
-        yield
 
 
 class News:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import HeadraceError, LogError, QueryFailed
-from ..sinks import Account, Phase, Sender, Status, Writer
+from ..sinks import Account, Phase, Recallable, Sender, Status, Writer
 from .failures import passing, understood
 from .query import Batches, Plan, Stored
 
@@ -72,7 +72,10 @@ class Supervised:
     def _keep(self) -> None:
         try:
             while not self._stopping.is_set():
-                if self._tried() or self._stopping.wait(self._pause()):
+                if self._tried():
+                    if not self._recalled():
+                        break
+                elif self._stopping.wait(self._pause()):
                     break
         except BaseException:
             self._note(phase=Phase.HALTED, error="the sink's thread failed")
@@ -100,6 +103,19 @@ class Supervised:
         phase = Phase.HALTED if halted else Phase.WAITING
         self._note(phase=phase, error=str(error), hint=error.hint)
         return halted
+
+    def _recalled(self) -> bool:
+        """After it halted, wait for somebody who wants it to go on; False: it is over."""
+        sink = self.plan.sink
+        if self._status.phase is not Phase.HALTED or not isinstance(sink, Recallable):
+            return False
+        sink.decline(self._status.error)
+        while not self.plan.once and not self._stopping.wait(LOOK_SECONDS):
+            if sink.recalled():
+                logger.info("sink=%s goes on, somebody asked for it", sink.name)
+                self._failures = 0
+                return True
+        return False
 
     def _pause(self) -> float:
         return min(FIRST_WAIT * 2.0 ** (self._failures - 1), LONGEST_WAIT)
@@ -155,7 +171,7 @@ class Supervised:
                 sender.close()
         elif self._status.phase is Phase.WAITING:
             self._note(phase=Phase.STREAMING, error="", hint="")
-        sender.idle()
+        sender.idle(self._spark)
 
     def _count(self, account: Account) -> None:
         before = self._before

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checka
 import msgspec
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+    from ._push.events import Rendering
 
 
 class Progress(NamedTuple):
@@ -116,12 +118,66 @@ class Sender(Writer, Protocol):
         """What was sent, and what waits; may be asked by another thread."""
         ...
 
-    def idle(self) -> None:
+    def idle(self, spark: "SparkSession") -> None:
         """Do what somebody asked for; called now and then by another thread."""
         ...
 
     def close(self) -> None:
         """End what waits, soon: `write` then raises SinkUnavailable; called by another thread."""
+        ...
+
+
+@runtime_checkable
+class Recallable(Protocol):
+    """A sink that a person may ask to go on after it has halted."""
+
+    def recalled(self) -> bool:
+        """Whether somebody has."""
+        ...
+
+    def decline(self, reason: str) -> None:
+        """Tell them that it halts, again."""
+        ...
+
+
+class Settled(NamedTuple):
+    """Changes of which nothing is left to be sent, by the sink's own account."""
+
+    epoch: str
+    first: int  # sequences of the first and the last that it was to send something of
+    last: int
+    events: int  # that the other system has accepted
+    aside: int = 0  # that it has not, and that were kept
+    again: int = 0  # that may have come twice, because nobody knew that they had been sent
+    retried: int = 0  # that were handed over again after no answer, or a failure
+    rendering: "Rendering | None" = None  # how changes became events then; None: as now
+
+
+class Sent(NamedTuple):
+    """Everything that a sink has sent, by its own account."""
+
+    settled: list[Settled]  # in the order of the log
+    dead_letters: int = 0  # kept now
+    waiting_rows: int = 0
+    redriven: int = 0  # of those that were kept, sent since
+
+
+@runtime_checkable
+class Accountable(Protocol):
+    """A sink whose account can be compared with the log."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the config."""
+        ...
+
+    @property
+    def rendering(self) -> "Rendering":
+        """How changes become events now."""
+        ...
+
+    def sent(self) -> Sent:
+        """The account."""
         ...
 
 
@@ -132,6 +188,16 @@ class Paced(Protocol):
     @property
     def batch_seconds(self) -> float:
         """Seconds between two looks."""
+        ...
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A sink whose tasks read the log themselves, each for some rows (`headrace.frame.SHARED`)."""
+
+    @property
+    def parallelism(self) -> int | None:
+        """How many tasks; None: as many as there are cores."""
         ...
 
 

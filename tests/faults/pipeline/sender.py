@@ -115,7 +115,7 @@ def _ran(spark: SparkSession, folder: Path, port: int, run: Run) -> Told:
         writer = plan.sink.open(plan.checkpoint.writer())
         assert isinstance(writer, PushWriter)
         redrive.ask(str(checkpoints / "post"))
-        writer.idle()
+        writer.idle(spark)
     with Pipeline(spark, queries, folder=checkpoints) as running:
         running.work(threading.Event(), lambda: None, once=True)
     [status] = running.statuses()

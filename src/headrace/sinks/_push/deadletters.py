@@ -7,12 +7,18 @@ events are put behind them, so that sending them again keeps the row's order.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
+from ...errors import SinkUnavailable
+from .._append import due
 from .._delta import KEEP, Delta, Marks
 from .._store import Added, Folder
 from . import Event
@@ -42,6 +48,10 @@ LETTERS = "dead letters"  # what the table keeps
 FILE = "letters"
 _PLACE = ("epoch", "row", "sequence", "at")
 _HELD_BYTES = 8_000_000
+_MOST_REASONS = 1000
+_VACUUM_SECONDS = 3600.0
+_VACUUM_HOURS = 24.0  # for so long, versions of the table can still be read
+_IN_ORDER = [(name, "ascending") for name in ("epoch", "sequence", "at")]
 EARLIER = Span((0, -1), (0, -1))  # where a row's letters of an earlier log are
 
 REFUSED, WAITING = "refused", "waiting"
@@ -56,6 +66,7 @@ class LetterBox:
     def __init__(self, folder: Folder, epoch: str = "") -> None:
         self.epoch = epoch
         self.added: list[Added] = []
+        self.reasons: dict[str, int] = {}  # each with how many were kept for it
         self._folder = folder
         self._rows: list[tuple[object, ...]] = []
         self._size = 0
@@ -65,6 +76,8 @@ class LetterBox:
         now = time.time_ns() // 1000
         head = (self.epoch, *event[:-1])
         payload = None if event.payload is None else event.payload.decode()
+        if reason and (reason in self.reasons or len(self.reasons) < _MOST_REASONS):
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
         self._rows.append((*head, status, reason or None, attempts, now, payload))
         self._size += len(event.payload or b"") + 500
         if self._size >= _HELD_BYTES:
@@ -91,6 +104,7 @@ class DeadLetters:
         self._delta = Delta.open(folder, writer, adopt=adopt)
         self._blocked: dict[str, dict[str, Span]] = {}  # by log and row
         self._packed: bytes | None = None
+        self._vacuum_due = time.monotonic()
         self._load(self.files)
 
     @property
@@ -134,6 +148,19 @@ class DeadLetters:
         else:
             self._load([file.path for file in added])
 
+    def tend(self) -> None:
+        """Join small files, and now and then delete those that nobody needs any more."""
+        if self._delta is None:
+            return
+        for parts in due(self._delta.parts.values()):
+            files = [self._folder.read(part.path) for part in parts]
+            joined = pa.concat_tables(files).sort_by(_IN_ORDER)
+            added = self._folder.write(joined, FILE, {})
+            self._delta.commit([added], [part.path for part in parts])
+        if time.monotonic() >= self._vacuum_due:
+            self._vacuum_due = time.monotonic() + _VACUUM_SECONDS
+            self._delta.vacuum(_VACUUM_HOURS)
+
     def _load(self, paths: Iterable[str]) -> None:
         self._packed = None
         for path in paths:
@@ -143,6 +170,30 @@ class DeadLetters:
                 position = sequence, at
                 first, last = rows.get(row, (position, position))
                 rows[row] = Span(min(first, position), max(last, position))
+
+
+def counted(folder: Folder) -> tuple[int, int]:
+    """How many dead letters a folder has, and of how many rows."""
+    found = rows_of(folder)
+    return sum(found.values()), len(found)
+
+
+def rows_of(folder: Folder) -> dict[str, int]:
+    """The rows that have dead letters, each with how many; no matter who writes them."""
+    uri, options = folder.uri, dict(folder.options)
+    if not DeltaTable.is_deltatable(uri, options):
+        return {}
+    try:
+        files = DeltaTable(uri, storage_options=options).file_uris()
+        names = [unquote(file).removeprefix(uri).lstrip("/") for file in files]
+        return dict(Counter(row for name in names for row in _row_names(folder, name)))
+    except (DeltaError, OSError) as error:
+        raise SinkUnavailable(f"the dead letters in {uri} cannot be read") from error
+
+
+def _row_names(folder: Folder, file: str) -> list[str]:
+    names: list[str] = folder.read(file, ["row"])["row"].to_pylist()
+    return names
 
 
 def spans(packed: bytes, epoch: str) -> dict[str, Span]:

@@ -7,7 +7,6 @@ stops and says where, so that whoever started it may wait and go on from there.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ import msgspec
 
 from ...errors import SinkRefused
 from . import Answer, Event, Verdict
-from .retry import Schedule
+from .events import reference
+from .retry import Clock, RealClock, Schedule
 
 Send = Callable[[Sequence[Event]], Sequence[Verdict]]
 Position = tuple[int, int]  # sequence, at
@@ -26,6 +26,7 @@ Position = tuple[int, int]  # sequence, at
 HELD_EVENTS = 10_000  # waiting in memory behind what failed, before nothing further is read
 HELD_BYTES = 32_000_000
 LONGEST_NAP = 2.0  # seconds; for longer waits delivery stops
+MOST_REFUSALS = 20  # in a row; then it is the destination that refuses, and not the event
 _NARROWER = 2  # after each failure so many powers of two fewer events are tried at once
 
 _ACCEPTED, _REFUSED = Answer.ACCEPTED, Answer.REFUSED
@@ -43,6 +44,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     reference: bool = False  # what is too large is told of by a small event
     format: str = "savegress"
     gives_up: bool = False  # put aside what failed so often, even if nothing else is accepted
+    refusals: int = 0  # events that were refused in a row before, with none accepted
     probes: int = 0  # >0: it stopped so often before; begin with one event, further on each time
 
     def at_once(self, failures: int) -> int:
@@ -108,30 +110,6 @@ class Letters(Protocol):
         ...
 
 
-class Clock(Protocol):
-    """Time as delivery sees it."""
-
-    def now(self) -> float:
-        """Seconds."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        ...
-
-
-class RealClock:
-    """Time as it is."""
-
-    def now(self) -> float:
-        """Seconds."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)
-
-
 @dataclass(slots=True)
 class _Held:
     """A row that waits for its first event."""
@@ -165,6 +143,7 @@ class Delivery:
     _silent: int = 0  # windows in a row of which nothing was accepted
     _quiet: float = 0.0  # nothing is handed over before
     _defer: int = 0  # events to pass over before the first window
+    _refusals: int = 0  # in a row, with nothing accepted between them
 
     def run(self, chunks: Iterable[Sequence[Event]]) -> None:
         """Settle all events, or stop."""
@@ -194,6 +173,7 @@ class Delivery:
         self._fresh.clear()
 
     def _begin(self) -> None:
+        self._refusals = self.policy.refusals
         self._pending = {(each.sequence, each.at): each for each in self.point.pending}
         if self.policy.probes:
             # Not always the same events: these may be the very ones that the destination fails at.
@@ -375,6 +355,7 @@ class Delivery:
 
     def _accept(self, events: Sequence[Event]) -> None:
         self.counts.sent += len(events)
+        self._refusals = 0 if events else self._refusals
         self.counts.bytes += sum([len(event.payload or b"") for event in events])
 
     def _release(self, rows: Iterable[str]) -> None:
@@ -420,9 +401,10 @@ class Delivery:
         self._held_bytes += sum(len(event.payload or b"") for event in events)
         row.reason = verdict.reason
         now = self.clock.now()
-        if verdict.answer is _REFUSED:
+        if verdict.answer is _REFUSED and self._believes():
+            self._refusals += 1
             self._give_up(name, row, row.attempts + 1)
-        elif verdict.answer is _FAILED:
+        elif verdict.answer in (_REFUSED, _FAILED):
             row.attempts += 1
             if row.accepted < 0:
                 row.accepted = self.counts.sent
@@ -433,6 +415,10 @@ class Delivery:
                 row.due = now + max(self.policy.schedule.wait(row.attempts), verdict.after)
         else:
             row.due = now + verdict.after
+
+    def _believes(self) -> bool:
+        """Whether a refusal is the event's own: one that refuses all has another reason."""
+        return self.policy.gives_up or self._refusals < MOST_REFUSALS
 
     def _give_up(self, name: str, row: _Held, attempts: int) -> None:
         """Put a row's first event aside, and what waits behind it."""
@@ -480,19 +466,3 @@ class Delivery:
 
 def _by_due(row: _Held) -> float:
     return row.due
-
-
-def reference(event: Event, format: str) -> bytes:
-    """A small event that says where to read a large one."""
-    told = {
-        "id": event.id,
-        "sequence": event.sequence,
-        "operation": event.op,
-        "source": event.source,
-        "schema": event.schema,
-        "table": event.table,
-        "key": msgspec.Raw(event.key.encode()) if event.key else None,
-        "bytes": len(event.payload or b""),
-        "reference": f"/v1/changes?after={event.sequence - 1}&limit=1&format={format}",
-    }
-    return msgspec.json.encode(told)

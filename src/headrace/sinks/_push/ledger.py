@@ -17,8 +17,18 @@ from .. import Progress
 from .delivery import Counts, Point
 
 FILE = "sent.jsonl"
+SETTLED = ("settled", "earlier")  # what a line is called that counts events
 _KEPT = 1000  # settled batches; those before them are joined into one line
 _MOST_LINES = 5000
+
+
+class Rendered(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What decides how many events changes become; settings may differ later."""
+
+    format: str
+    tables: tuple[str, ...] = ()
+    splits_keys: bool = False
+    adds_tombstones: bool = False
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -36,6 +46,9 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     tasks: int = 0  # in how many parts the batch is sent …
     points: dict[int, Point] = {}  # … and where those stand that are not settled
     batches: int = 1  # how many it stands for
+    again: int = 0  # events that may have come twice, because nobody knew that they had been sent
+    rendered: Rendered | None = None  # what events the changes stood for
+    closed: bool = False  # it waited, and whoever sent it has ended without doing more
 
 
 _encode = msgspec.json.Encoder().encode
@@ -52,6 +65,7 @@ class Ledger:
         self._settled: Line | None = None  # the last one, of any writer
         self._own: Line | None = None  # the last one of this writer
         self._paused: Line | None = None
+        self._begun = 0  # how often the batch after it was, as far as its end is not known
 
     @classmethod
     def open(cls, folder: str, writer: str, *, adopt: bool) -> Ledger:
@@ -85,20 +99,22 @@ class Ledger:
         own = self._own
         return own if own is not None and batch <= own.batch else None
 
-    def paused(self, batch: int, tasks: int) -> dict[int, Point]:
+    def paused(self, batch: int, tasks: int) -> Line | None:
         """Where a batch was interrupted, if it is sent in as many parts as then."""
         line = self._paused
-        if line is None or (line.batch, line.tasks) != (batch, tasks):
-            return {}
-        return line.points
+        return line if line is not None and (line.batch, line.tasks) == (batch, tasks) else None
+
+    @property
+    def unsure(self) -> bool:
+        """Whether more of the batch may have been sent than is known."""
+        return self._begun > 1
 
     def begin(self, batch: int, at: int) -> None:
         """Note that a batch begins."""
         self._append(Line("begun", self._writer, batch, at=at), sync=False)
 
-    def pause(self, batch: int, tasks: int, points: dict[int, Point], at: int) -> None:
+    def pause(self, line: Line) -> None:
         """Note where a batch waits."""
-        line = Line("paused", self._writer, batch, at=at, tasks=tasks, points=points)
         self._append(line, sync=True)
 
     def settle(self, line: Line) -> None:
@@ -115,13 +131,16 @@ class Ledger:
 
     def _take(self, line: Line) -> None:
         self._count += 1
-        if line.what in ("settled", "earlier"):
+        if line.what in SETTLED:
             self._settled = self._merged(line)
-            self._paused = None
+            self._paused, self._begun = None, 0
             if line.writer == self._writer:
                 self._own = line
+        elif line.what == "begun":
+            self._begun += 1
         elif line.what == "paused" and line.writer == self._writer:
             self._paused = line
+            self._begun = 0 if line.closed else self._begun
         elif line.what == "writer":
             self._paused = None
 
@@ -148,7 +167,9 @@ class Ledger:
 def read(file: Path) -> list[Line]:
     """The lines of a ledger; none: there is no such file."""
     try:
-        return [_decode(line) for line in file.read_bytes().splitlines()]
+        # The end of the last line may not be there yet, or never have come.
+        *whole, _ = file.read_bytes().split(b"\n")
+        return [_decode(line) for line in whole]
     except FileNotFoundError:
         return []
     except msgspec.DecodeError as error:
@@ -173,19 +194,27 @@ def _mend(file: Path) -> None:
 
 def joined(lines: list[Line]) -> list[Line]:
     """The same in fewer lines: of old batches only what they add up to."""
-    told = [line for line in lines if line.what in ("settled", "earlier", "redriven")]
+    told = [line for line in lines if line.what in (*SETTLED, "redriven")]
     old, kept = told[:-_KEPT], told[-_KEPT:]
     summary: list[Line] = []
+    redriven: list[Line] = []
     for line in old:
-        if line.what == "redriven" or (not line.changes and summary):
+        if line.what == "redriven":
+            redriven = [_added(redriven[-1], line) if redriven else line]
             continue
-        if summary and (summary[-1].epoch, summary[-1].writer) == (line.epoch, line.writer):
+        if not line.changes and summary:
+            continue
+        if summary and _alike(summary[-1]) == _alike(line):
             summary[-1] = _added(summary[-1], line)
         else:
             summary.append(msgspec.structs.replace(line, what="earlier"))
     owner = [line for line in lines if line.what == "writer"][-1:]
     waiting = [line for line in lines[-1:] if line.what == "paused"]
-    return [*owner, *summary, *kept, *waiting]
+    return [*owner, *redriven, *summary, *kept, *waiting]
+
+
+def _alike(line: Line) -> tuple[object, ...]:
+    return line.epoch, line.writer, line.rendered
 
 
 def _added(one: Line, other: Line) -> Line:
@@ -201,4 +230,5 @@ def _added(one: Line, other: Line) -> Line:
         counts=Counts(**counts),
         at=other.at,
         batches=one.batches + other.batches,
+        again=one.again + other.again,
     )

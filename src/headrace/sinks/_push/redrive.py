@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
@@ -17,7 +18,6 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import TaskContext
 
 from ...errors import SinkRefused
 from .._store import Added, Folder
@@ -25,7 +25,8 @@ from . import Destination, Event
 from .channels import Line
 from .deadletters import EARLIER, FILE, LetterBox, events_of
 from .delivery import Counts, Delivery, Policy, Span
-from .tasks import Batches, Delivered, Refusal, Seen, part_of, said
+from .events import part_of
+from .tasks import Batches, Delivered, Refusal, Seen, said
 
 _ASKED, _TOLD = "redrive.json", "redriven.json"
 
@@ -41,6 +42,7 @@ _OPENED = pa.schema(
     ]
 )
 _CHUNK = 1000
+_MOST_REASONS = 20
 ORDER = ("rank", "sequence", "at")
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -64,6 +66,9 @@ class Redriven(msgspec.Struct, frozen=True):
     left: int = 0  # that are there now
     reason: str = ""  # why some are left: the last one told
     done: bool = True  # False: it has begun
+    refused: int = 0  # of those that were sent again, refused again …
+    waiting: int = 0  # … and behind these
+    reasons: dict[str, int] = {}  # why, each with how many
 
 
 def ask(folder: str, keys: Sequence[str] = ()) -> Wish:
@@ -167,6 +172,7 @@ class Resent(msgspec.Struct):
 
     delivered: Delivered
     opened: list[Opened] = []
+    reasons: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +185,7 @@ class Resend:
 
     def __call__(self, batches: Batches) -> Batches:
         """Send what comes, in order."""
-        context = TaskContext.get()
-        assert context is not None
-        resent = Resent(Delivered(context.partitionId(), Seen(), Counts()))
+        resent = Resent(Delivered(0, Seen(), Counts()))
         box = LetterBox(self.letters)
         blocked: dict[str, Span] = {}
         for epoch, events in groupby(_unpacked(batches, resent.opened), itemgetter(0)):
@@ -189,7 +193,7 @@ class Resend:
             self._send(resent.delivered, box, blocked, _chunks(event for _, event in events))
             blocked = dict.fromkeys(blocked, EARLIER)
         box.flush()
-        resent.delivered.added = box.added
+        resent.delivered.added, resent.reasons = box.added, box.reasons
         yield said(resent)
 
     def _send(
@@ -211,6 +215,14 @@ class Resend:
         told.stopped = delivery.stopped
         if told.stopped or told.refusal:
             delivery.abandon(events, told.reason)
+
+
+def reasons(told: Sequence[Resent]) -> dict[str, int]:
+    """Why letters were not accepted, the most frequent reasons first."""
+    total: Counter[str] = Counter()
+    for each in told:
+        total.update(each.reasons)
+    return dict(total.most_common(_MOST_REASONS))
 
 
 def _chunks(events: Iterator[Event]) -> Iterator[list[Event]]:

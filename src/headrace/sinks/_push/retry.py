@@ -1,9 +1,10 @@
-"""How long to wait before trying again."""
+"""How long to wait before trying again, and the time itself."""
 
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+import time
+from typing import NamedTuple, Protocol
 
 
 class Schedule(NamedTuple):
@@ -18,3 +19,27 @@ class Schedule(NamedTuple):
         # Not 2 ** failures: it would overflow for somebody who waits for days.
         plain = min(self.first * 2.0 ** min(failures - 1, 60), self.longest)
         return plain * random.uniform(1 - self.jitter, 1 + self.jitter)
+
+
+class Clock(Protocol):
+    """Time as delivery sees it."""
+
+    def now(self) -> float:
+        """Seconds."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+class RealClock:
+    """Time as it is."""
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import ClassVar, Literal
+
+import msgspec
 
 from ... import frame
 from ...errors import ConfigError, PipelineError, nearest
 from ...formats import StreamFormat, TransactionFormat
 from ...formats.catalogue import NAMES, Formats
+from .. import Sent, Settled
 from .._store import Folder
-from . import Channel
+from . import Channel, deadletters, disabled, ledger, redrive
 from .delivery import Policy
 from .events import Rendering
+from .ledger import Rendered
 from .retry import Schedule
 from .writer import PushWriter
 
@@ -42,7 +47,7 @@ class PushSettings:
     retry_longest_seconds: float = 30.0  # … up to this
     retry_jitter: float = 0.1  # by which share a wait is longer or shorter, at random
     patience_seconds: float = 3600.0  # how long everything may fail before it is put aside
-    parallelism: int | None = None  # tasks that send; None: as many as read
+    parallelism: int | None = None  # tasks that send; None: as many as there are cores, up to 8
     max_event_bytes: int = 0  # a larger event is not sent as it is; 0: any is
     oversize: Literal["dead_letter", "reference"] = "dead_letter"  # what becomes of it
     dead_letters: str = ""  # the folder of their Delta table; "": below the checkpoint's
@@ -99,6 +104,11 @@ class PushSettings:
         )
 
     @property
+    def rendered(self) -> Rendered:
+        """The same, as the ledger notes it."""
+        return Rendered(self.format, self.tables, self.splits_keys, self.adds_tombstones)
+
+    @property
     def policy(self) -> Policy:
         """How events are handed over."""
         schedule = Schedule(self.retry_first_seconds, self.retry_longest_seconds, self.retry_jitter)
@@ -116,6 +126,45 @@ class PushSettings:
     def letters(self) -> Folder:
         """Where what was not taken is kept."""
         return Folder.of(self.dead_letters or f"{self.folder}/{_DEAD_LETTERS}", {})
+
+    def sent(self) -> Sent:
+        """What was sent and what waits, by the ledger and the dead letters."""
+        lines = ledger.read(Path(self.folder, ledger.FILE))
+        return Sent(
+            [self._settled(line) for line in lines if line.what in ledger.SETTLED and line.last],
+            *deadletters.counted(self.letters),
+            redriven=sum(line.counts.sent for line in lines if line.what == "redriven"),
+        )
+
+    def _settled(self, line: ledger.Line) -> Settled:
+        counts, then = line.counts, line.rendered
+        aside = counts.refused + counts.waiting + counts.skipped
+        now = self.rendering
+        rendering = replace(now, **msgspec.structs.asdict(then)) if then else now
+        return Settled(
+            line.epoch,
+            line.first,
+            line.last,
+            counts.sent,
+            aside,
+            line.again,
+            counts.retries,
+            rendering,
+        )
+
+    def recalled(self) -> bool:
+        """Whether somebody wants its dead letters to be sent again."""
+        if redrive.asked(self.folder) is None:
+            return False
+        disabled.enable(self.folder)
+        return True
+
+    def decline(self, reason: str) -> None:
+        """Tell whoever asked for dead letters to be sent again that the sink halts."""
+        if wish := redrive.asked(self.folder):
+            count, _ = deadletters.counted(self.letters)
+            told = redrive.Redriven(wish.id, count, 0, count, f"the sink has halted: {reason}")
+            redrive.tell(self.folder, told)
 
     def open(self, writer: str, *, adopt: bool = False) -> PushWriter:
         """Begin to send."""

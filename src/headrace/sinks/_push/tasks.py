@@ -1,21 +1,20 @@
-"""What Spark's tasks do for a push sink: render, part by row, deliver, and tell the driver.
+"""What Spark's tasks do for a push sink: render, deliver, and tell the driver.
 
-A batch that one task reads is rendered and delivered by it. One that several read is parted by
-row, so that all events of a row meet in one task. Between tasks events travel as bytes, many in a
-row, which the JVM need not take apart.
+Each task reads all changes of a batch from the log, and renders and sends those of its own rows:
+to look at the others costs far less than to bring changes from task to task, through the JVM.
 """
 
 from __future__ import annotations
 
-import zlib
+import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
 import pyarrow as pa
-from pyspark import TaskContext
 
+from ... import frame
 from ...errors import SinkRefused
 from .._store import Added, Folder
 from . import Destination, Event
@@ -25,24 +24,10 @@ from .delivery import Counts, Delivery, Point, Policy, Stopped
 from .events import Chunk, Rendering
 
 SAID_DDL = "said string"
-PARTED_DDL = "part int, first long, at int, events binary, seen binary"
-ORDER = ("first", "at")  # where a pack begins
 
 _SAID = pa.schema([("said", pa.string())])
-_PARTED = pa.schema(
-    [
-        ("part", pa.int32()),
-        ("first", pa.int64()),
-        ("at", pa.int32()),
-        ("events", pa.binary()),
-        ("seen", pa.binary()),
-    ]
-)
-_PACK_EVENTS = 2000
-_PACK_BYTES = 2_000_000
 
 _to_json = msgspec.json.Encoder().encode
-_pack = msgspec.msgpack.Encoder().encode
 
 Batches = Iterator[pa.RecordBatch]
 Told = tuple[str, list[Event]]  # a log, and events of it
@@ -56,19 +41,12 @@ class Seen(msgspec.Struct):
     last: int = 0
     epochs: set[str] = set()
 
-    def add(self, other: Chunk | Seen) -> None:
+    def add(self, chunk: Chunk) -> None:
         """Count these too."""
-        self.changes += other.changes
-        self.first = (
-            min(self.first, other.first)
-            if self.first and other.first
-            else self.first or other.first
-        )
-        self.last = max(self.last, other.last)
-        self.epochs |= {other.epoch} if isinstance(other, Chunk) else other.epochs
-
-
-_seen = msgspec.msgpack.Decoder(Seen).decode
+        self.changes += chunk.changes
+        self.first = self.first or chunk.first
+        self.last = max(self.last, chunk.last)
+        self.epochs |= {chunk.epoch}
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -139,90 +117,26 @@ def _first_epoch(chunks: Iterator[Told]) -> tuple[str, Iterator[list[Event]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Straight:
-    """A task that reads a whole batch, and delivers it."""
+class Send:
+    """A task that reads changes, and sends the events of its own rows."""
 
     render: Rendering
     deliver: Deliver
-
-    def __call__(self, batches: Batches) -> Batches:
-        """Render and deliver."""
-        seen = Seen()
-        yield said(self.deliver.delivered(0, self._chunks(batches, seen), seen))
-
-    def _chunks(self, batches: Batches, seen: Seen) -> Iterator[Told]:
-        for chunk in self.render(batches):
-            seen.add(chunk)
-            yield chunk.epoch, chunk.events
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A task that reads some of a batch, and parts its events by row."""
-
-    render: Rendering
-    parts: int
     open: frozenset[int]  # the parts that are not settled yet
 
     def __call__(self, batches: Batches) -> Batches:
-        """Render, and send each event to the part of its row."""
-        seen = Seen()
-        for chunk in self.render(batches):
+        """Deliver a part, if it is to be delivered."""
+        for packed in (each for batch in batches for each in batch.column(0)):
+            # Pickled by this very query's source, as Spark itself does with this function.
+            share: frame.Share = pickle.loads(packed.as_buffer())
+            if share.part in self.open:
+                seen = Seen()
+                yield said(self.deliver.delivered(share.part, self._chunks(share, seen), seen))
+
+    def _chunks(self, share: frame.Share, seen: Seen) -> Iterator[Told]:
+        for chunk in self.render.shared(share):
             seen.add(chunk)
-            for part, events in self._parted(chunk.events):
-                yield _parted(part, chunk.epoch, events)
-        yield pa.record_batch([[0], [0], [0], [None], [_pack(seen)]], _PARTED)
-
-    def _parted(self, events: Iterable[Event]) -> Iterator[tuple[int, list[Event]]]:
-        held: list[list[Event]] = [[] for _ in range(self.parts)]
-        sizes = [0] * self.parts
-        for event in events:
-            part = part_of(event.row, self.parts)
-            if part not in self.open:
-                continue
-            held[part].append(event)
-            sizes[part] += len(event.payload or b"")
-            if len(held[part]) >= _PACK_EVENTS or sizes[part] >= _PACK_BYTES:
-                yield part, held[part]
-                held[part], sizes[part] = [], 0
-        yield from ((part, rest) for part, rest in enumerate(held) if rest)
-
-
-def part_of(row: str, parts: int) -> int:
-    """The part that sends a row's events."""
-    return zlib.crc32(row.encode()) % parts
-
-
-def _parted(part: int, epoch: str, events: list[Event]) -> pa.RecordBatch:
-    first = events[0]
-    columns = [[part], [first.sequence], [first.at], [_pack((epoch, events))], [None]]
-    return pa.record_batch(columns, _PARTED)
-
-
-@dataclass(frozen=True, slots=True)
-class Parted:
-    """A task that delivers a part; events come in the order of their packs."""
-
-    deliver: Deliver
-
-    def __call__(self, batches: Batches) -> Batches:
-        """Deliver."""
-        context = TaskContext.get()
-        assert context is not None
-        seen = Seen()
-        yield said(self.deliver.delivered(context.partitionId(), _unpacked(batches, seen), seen))
-
-
-_pair = msgspec.msgpack.Decoder(tuple[str, list[Event]]).decode
-
-
-def _unpacked(batches: Batches, seen: Seen) -> Iterator[Told]:
-    for batch in batches:
-        for pack, told in zip(batch["events"], batch["seen"], strict=True):
-            if told.is_valid:
-                seen.add(_seen(told.as_buffer()))
-            if pack.is_valid:
-                yield _pair(pack.as_buffer())
+            yield chunk.epoch, chunk.events
 
 
 def said(what: msgspec.Struct) -> pa.RecordBatch:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 
 from ...errors import LogReplaced, PipelineError, SinkRefused, SinkUnavailable
 from .. import Account, Progress, Troubled
@@ -21,10 +19,10 @@ from . import redrive as redriving
 from .deadletters import DeadLetters, ranks
 from .delivery import Counts, Point
 from .ledger import Ledger
-from .tasks import ORDER, PARTED_DDL, SAID_DDL, Deliver, Delivered, Part, Parted, Seen, Straight
+from .tasks import SAID_DDL, Deliver, Delivered, Seen, Send
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from .settings import PushSettings
 
@@ -44,6 +42,7 @@ class _Sending:
     open: frozenset[int]
     seen: Seen
     counts: Counts
+    known: int = 0  # events of these that were sent before, and are not sent again
     rounds: int = 0  # that ended before everything was settled
 
 
@@ -61,6 +60,7 @@ class PushWriter:
         self._busy = threading.Lock()  # one batch or one redrive at a time
         self._account = Account(dead_letters=self._letters.count, waiting_rows=self._letters.rows)
         self._accepted_at = time.monotonic()  # when something last was
+        self._refusals = 0  # in a row, with nothing accepted between them
 
     def progress(self) -> Progress | None:
         """Up to where every change is settled."""
@@ -89,12 +89,12 @@ class PushWriter:
             self._settle(sending)
         return sending.seen.changes
 
-    def idle(self) -> None:
+    def idle(self, spark: SparkSession) -> None:
         """Send dead letters again, if somebody has asked for it."""
         wish = redriving.asked(self._sink.folder)
         if wish is not None and self._busy.acquire(blocking=False):
             try:
-                self.redrive(SparkSession.builder.getOrCreate(), wish)
+                self.redrive(spark, wish)
             except BaseException as error:
                 # Answered, so that nobody waits for it and it is not tried for ever.
                 count = self._letters.count
@@ -105,29 +105,33 @@ class PushWriter:
                 self._busy.release()
 
     def tend(self) -> None:
-        """Keep the ledger short."""
+        """Keep the ledger short, and the dead letters in few files."""
         self._ledger.tend()
+        if self._busy.acquire(blocking=False):  # else they are being sent again
+            try:
+                self._letters.tend()
+            finally:
+                self._busy.release()
 
     # --- rounds ----------------------------------------------------------------------------------
 
     def _begun(self, changes: DataFrame, batch_id: int) -> _Sending:
         parts = changes.rdd.getNumPartitions()
-        if parts > 1:
-            parts = self._sink.parallelism or parts
         self._ledger.begin(batch_id, _now())
         self._accepted_at = time.monotonic()
-        points = self._ledger.paused(batch_id, parts)
-        return _Sending(
-            batch_id, parts, dict(points), frozenset(points or range(parts)), Seen(), Counts()
-        )
+        sending = _Sending(batch_id, parts, {}, frozenset(range(parts)), Seen(), Counts())
+        if known := self._ledger.paused(batch_id, parts):
+            sending.points, sending.open = dict(known.points), frozenset(known.points)
+            _count(sending.counts, known.counts)
+            sending.known = known.counts.sent
+        return sending
 
     def _round(self, changes: DataFrame, sending: _Sending) -> None:
         told = self._delivered(changes, sending)
         _expect_one_log(told)
-        # What stopped early has not seen everything; the last round has.
-        sending.seen = Seen()
+        # Each that did not stop has seen everything, and in the last round none does.
+        sending.seen = max((each.seen for each in told), key=_last, default=Seen())
         for each in told:
-            sending.seen.add(each.seen)
             _count(sending.counts, each.counts)
         epoch = self._epoch(sending.seen)
         added = [file for each in told for file in each.added]
@@ -139,7 +143,7 @@ class PushWriter:
         self._note(told)
         for each in stopped:
             if each.refusal:
-                self._pause(sending)
+                self._pause(sending, closed=True)
                 self._halt(SinkRefused(each.refusal.message, hint=each.refusal.hint))
         if stopped:
             self._pause(sending)
@@ -149,22 +153,14 @@ class PushWriter:
         sink = self._sink
         patient = time.monotonic() - self._accepted_at < sink.patience_seconds
         policy = msgspec.structs.replace(
-            sink.policy, gives_up=bool(sending.rounds) and not patient, probes=sending.rounds
+            sink.policy,
+            gives_up=bool(sending.rounds) and not patient,
+            refusals=self._refusals,
+            probes=sending.rounds,
         )
         deliver = Deliver(sink, policy, sink.letters, self._letters.blocked(), sending.points)
-        chosen = (
-            changes.select("packed")
-            if "packed" in changes.columns
-            else changes.select(*sink.fields)
-        )
-        if sending.parts == 1:
-            rows = chosen.mapInArrow(Straight(sink.rendering, deliver), SAID_DDL)
-        else:
-            part = Part(sink.rendering, sending.parts, sending.open)
-            parted = chosen.mapInArrow(part, PARTED_DDL)
-            placed = parted.repartitionById(sending.parts, F.col("part"))
-            rows = placed.sortWithinPartitions(*ORDER).mapInArrow(Parted(deliver), SAID_DDL)
-        said = [row["said"] for row in rows.collect()]
+        send = Send(sink.rendering, deliver, sending.open)
+        said = [row["said"] for row in changes.mapInArrow(send, SAID_DDL).collect()]
         return [msgspec.json.decode(each, type=Delivered) for each in said]
 
     def _wait(self, sending: _Sending, stopped: list[Delivered]) -> None:
@@ -182,14 +178,25 @@ class PushWriter:
         doubled = FIRST_WAIT * 2.0 ** min(sending.rounds - 1, 20)
         wait = max(min(doubled, LONGEST_WAIT), min(each.after for each in told))
         if self._closed.wait(wait):
+            self._pause(sending, closed=True)
             raise SinkUnavailable(f"{self._sink.name}: {reason}")
 
     def _halt(self, error: SinkRefused) -> None:
         disabled.disable(self._sink.folder, self._sink.address, error)
         raise error
 
-    def _pause(self, sending: _Sending) -> None:
-        self._ledger.pause(sending.batch, sending.parts, sending.points, _now())
+    def _pause(self, sending: _Sending, *, closed: bool = False) -> None:
+        line = ledgers.Line(
+            "paused",
+            self._writer,
+            sending.batch,
+            counts=sending.counts,
+            at=_now(),
+            tasks=sending.parts,
+            points=sending.points,
+            closed=closed,
+        )
+        self._ledger.pause(line)
 
     def _epoch(self, seen: Seen) -> str:
         """The log that the batch comes from."""
@@ -211,13 +218,17 @@ class PushWriter:
             seen.changes,
             sending.counts,
             _now(),
+            again=sending.counts.sent - sending.known if self._ledger.unsure else 0,
+            rendered=self._sink.rendered,
         )
         self._ledger.settle(line)
         self._account = replace(self._account, reason="", since=0.0, rounds=0)
 
     def _note(self, told: list[Delivered]) -> None:
         account = self._account
+        self._refusals += sum(each.counts.refused for each in told)
         if any(each.counts.sent for each in told):
+            self._refusals = 0
             self._accepted_at = time.monotonic()
             account = replace(account, reason="", since=0.0, rounds=0)
         self._account = replace(
@@ -240,16 +251,24 @@ class PushWriter:
         added = [file for each in told for file in each.delivered.added]
         kept = [file for each in opened for file in each.added]
         marks = Marks(batch_id=None, epoch=self._ledger.epoch, sequence=0)
-        letters.commit([*kept, *added], [each.removed for each in opened], marks=marks)
-        self._note([each.delivered for each in told])
         counts = Counts()
         for each in told:
             _count(counts, each.delivered.counts)
-        line = ledgers.Line("redriven", self._writer, counts=counts, at=_now())
-        self._ledger.settle(line)
-        reasons = [each.delivered.reason for each in told if each.delivered.reason]
-        left = letters.count
-        done = redriving.Redriven(wish.id, before, counts.sent, left, "; ".join(reasons[:1]))
+        # Before they leave the table: who is killed in between sends them twice, and none is
+        # missed when they are counted.
+        self._ledger.settle(ledgers.Line("redriven", self._writer, counts=counts, at=_now()))
+        letters.commit([*kept, *added], [each.removed for each in opened], marks=marks)
+        self._note([each.delivered for each in told])
+        done = redriving.Redriven(
+            wish.id,
+            before,
+            counts.sent,
+            letters.count,
+            next((each.delivered.reason for each in told if each.delivered.reason), ""),
+            refused=counts.refused,
+            waiting=counts.waiting,
+            reasons=redriving.reasons(told),
+        )
         redriving.tell(sink.folder, done)
         return done
 
@@ -260,9 +279,7 @@ class PushWriter:
         reading = redriving.Open(folder, files, frozenset(wish.keys), ranks(folder, files), parts)
         numbers = spark.range(len(files), numPartitions=min(len(files), 8 * parts))
         letters = numbers.mapInArrow(reading, redriving.OPENED_DDL)
-        placed = letters.repartitionById(parts, F.col("part")).sortWithinPartitions(
-            *redriving.ORDER
-        )
+        placed = letters.repartitionById(parts, "part").sortWithinPartitions(*redriving.ORDER)
         sending = redriving.Resend(sink, sink.policy, folder)
         rows = placed.mapInArrow(sending, SAID_DDL).collect()
         return [msgspec.json.decode(row["said"], type=redriving.Resent) for row in rows]
@@ -274,6 +291,10 @@ def _expect_one_log(told: list[Delivered]) -> None:
             "the batch holds changes of several logs, and their sequences have no common order",
             hint="Give each log a sink of its own.",
         )
+
+
+def _last(seen: Seen) -> int:
+    return seen.last
 
 
 def _count(total: Counts, more: Counts) -> None:

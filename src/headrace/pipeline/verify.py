@@ -1,0 +1,182 @@
+"""What a sink says it has sent, compared with the log, range by range of sequences; no Spark.
+
+The log is rendered once more, with the sink's own tables and format, and the events are counted
+that each settled range should have had. A count cannot tell which event of a range is missing, so
+a range is named as a whole.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ..errors import LogReplaced
+from ..sinks import Accountable, Sent, Settled
+from ..sinks._push.events import Rendering
+from .options import Options
+from .reading import Range, Reading, Share
+from .remote import reading
+
+__all__ = ["Span", "Verified", "verify"]
+
+Look = Callable[[int, int], None]  # how many changes of how many were read
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Some events between two sequences."""
+
+    first: int
+    last: int
+    events: int
+
+
+class Verified(msgspec.Struct, kw_only=True):
+    """What the comparison found."""
+
+    sink: str
+    first: int = 0  # the changes that were compared; 0: none
+    last: int = 0
+    expected: int = 0  # events that these changes stand for
+    sent: int = 0  # that were accepted at once, or when they were tried again
+    aside: int = 0  # that became dead letters then
+    missing: list[Span] = []  # neither sent nor kept
+    surplus: list[Span] = []  # more than there should be
+    repeated: list[Span] = []  # that may have come twice: nobody knew that they had been sent
+    retried: int = 0  # handed over again after no answer, or a failure
+    redriven: int = 0  # dead letters that were sent later
+    dead_letters: int = 0  # that are kept now
+    waiting_rows: int = 0  # of so many rows
+    letters_missing: int = 0  # dead letters that are neither kept nor were sent
+    to_come: int = 0  # events that the sink has not come to yet
+    trimmed: int = 0  # up to here the log no longer has what was sent; 0: it has all
+    earlier_logs: int = 0  # settled ranges of logs that were replaced since
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.missing and not self.letters_missing
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """The sequences that somebody asks about."""
+
+    first: int
+    upto: int
+
+    def meets(self, settled: Settled) -> bool:
+        return settled.first <= self.upto and settled.last >= self.first
+
+
+def verify(
+    sink: Accountable,
+    address: dict[str, str],
+    look: Look,
+    *,
+    first: int = 1,
+    upto: int | None = None,
+) -> Verified:
+    """Compare what a sink has sent with the log at an address.
+
+    Ranges that reach beyond `first` and `upto` are compared whole. A pipeline may run meanwhile.
+    """
+    sent = sink.sent()  # before the log is asked, which grows
+    log = reading(Options.read(address))
+    now = log.ranges(0, upto=0)
+    counting = _Counting(sink, log, address, now.epoch)
+    last = now.latest_sequence if upto is None else min(upto, now.latest_sequence)
+    counting.wanted = _Wanted(max(first, now.first_sequence), last)
+    return counting.compared(sent, first=first, oldest=now.first_sequence, look=look)
+
+
+class _Counting:
+    """One comparison."""
+
+    def __init__(self, sink: Accountable, log: Reading, address: dict[str, str], epoch: str):
+        self._sink = sink
+        self._log = log
+        self._address = address
+        self._epoch = epoch
+        self.wanted = _Wanted(1, 0)
+
+    def compared(self, sent: Sent, *, first: int, oldest: int, look: Look) -> Verified:
+        own = [each for each in sent.settled if each.epoch == self._epoch]
+        told = _told(self._sink, sent, own)
+        there = [each for each in own if each.first >= oldest and self.wanted.meets(each)]
+        gone = [each for each in own if each.first < oldest and each.last >= first]
+        told.trimmed = max((min(each.last, oldest - 1) for each in gone), default=0)
+        begin = max(self.wanted.first, max((each.last for each in gone), default=0) + 1)
+        self._walk(told, there, begin, look)
+        return told
+
+    def _walk(self, told: Verified, settled: Sequence[Settled], begin: int, look: Look) -> None:
+        """From range to range, and over what lies between them."""
+        total = max([self.wanted.upto, *(each.last for each in settled)])
+        start = after = min([begin - 1, *(each.first - 1 for each in settled[:1])])
+        before = self._sink.rendering
+        for each in settled:
+            rendering = each.rendering or self._sink.rendering
+            self._between(told, after, each, (before, rendering))
+            self._compare(told, each, rendering)
+            after, before = max(after, each.last), rendering
+            told.first, told.last = told.first or each.first, after
+            look(after - start, total - start)
+        told.to_come = self._count(self._sink.rendering, after, self.wanted.upto)
+        look(total - start, total - start)
+
+    def _between(
+        self, told: Verified, after: int, settled: Settled, renderings: Sequence[Rendering]
+    ) -> None:
+        # Settings may have changed anywhere in between.
+        events = min(self._count(each, after, settled.first - 1) for each in set(renderings))
+        if events:
+            told.expected += events
+            told.missing.append(Span(after + 1, settled.first - 1, events))
+        if told.last and settled.first <= after:
+            upto = min(after, settled.last)
+            twice = self._count(renderings[-1], settled.first - 1, upto)
+            told.repeated.append(Span(settled.first, upto, twice))
+
+    def _compare(self, told: Verified, settled: Settled, rendering: Rendering) -> None:
+        expected = self._count(rendering, settled.first - 1, settled.last)
+        found = settled.events + settled.aside
+        told.expected += expected
+        told.sent += settled.events
+        told.aside += settled.aside
+        told.retried += settled.retried
+        if found < expected:
+            told.missing.append(Span(settled.first, settled.last, expected - found))
+        elif found > expected:
+            told.surplus.append(Span(settled.first, settled.last, found - expected))
+        if settled.again:
+            told.repeated.append(Span(settled.first, settled.last, settled.again))
+
+    def _count(self, rendering: Rendering, after: int, upto: int) -> int:
+        """The events of a piece of the log."""
+        if after >= upto:
+            return 0
+        return sum(self._events(rendering, Range(self._epoch, after, upto)))
+
+    def _events(self, rendering: Rendering, piece: Range) -> Iterator[int]:
+        # What is trimmed meanwhile is not to be compared any more.
+        options = Options.read({**self._address, "failOnDataLoss": "false"})
+        share = Share(self._log, piece, options)
+        return (len(chunk.events) for chunk in rendering.shared(share))
+
+
+def _told(sink: Accountable, sent: Sent, own: Sequence[Settled]) -> Verified:
+    """What can be said without the log."""
+    if sent.settled and not own:
+        raise LogReplaced(
+            "everything that the sink has sent comes from another log than this one",
+            hint="Check data_dir and pipeline.url.",
+        )
+    kept = sum(each.aside for each in sent.settled)
+    return Verified(
+        sink=sink.name,
+        redriven=sent.redriven,
+        dead_letters=sent.dead_letters,
+        waiting_rows=sent.waiting_rows,
+        letters_missing=max(kept - sent.redriven - sent.dead_letters, 0),
+        earlier_logs=len(sent.settled) - len(own),
+    )
