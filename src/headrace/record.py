@@ -8,7 +8,9 @@ import msgspec
 from .event import BeforeKind, Change, Op, Position, Table, Transaction
 
 
-class _Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The fields of a change as they are stored; the table by its version."""
+
     table: int
     op: Op
     transaction: str
@@ -40,7 +42,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Record).decode
+_decode = msgspec.msgpack.Decoder(Record).decode
+_several = msgspec.msgpack.Decoder(list[Record]).decode
 _rows = msgspec.msgpack.Decoder(
     list[
         tuple[
@@ -68,7 +71,7 @@ place: Callable[[bytes], Place] = msgspec.msgpack.Decoder(Place).decode
 
 
 def encode(changes: Sequence[Change]) -> list[bytes]:
-    """The records of changes: fields in `_Record`'s order, the table by its version.
+    """The records of changes: fields in `Record`'s order, the table by its version.
 
     Most neighbours share table, operation and transaction, so those are written once and reused.
     Enums are written by their values: handing them over as they are takes twice as long.
@@ -116,15 +119,20 @@ def _head(table: Table, op: Op, transaction: Transaction) -> bytes:
         )
     )
     # An array of up to 15 elements says its length in its first byte.
-    return bytes([0x90 | len(_Record.__struct_fields__)]) + shared[1:]
+    return bytes([0x90 | len(Record.__struct_fields__)]) + shared[1:]
 
 
 def decode(sequence: int, record: bytes, tables: Mapping[int, Table]) -> Change:
     """The change behind a record."""
-    r = _decode(record)
+    found = _decode(record)
+    return change(sequence, found, tables[found.table])
+
+
+def change(sequence: int, r: Record, table: Table) -> Change:
+    """The change behind the fields of a record."""
     return Change(
         r.op,
-        tables[r.table],
+        table,
         r.key,
         r.before,
         r.before_kind,
@@ -139,12 +147,22 @@ def decode(sequence: int, record: bytes, tables: Mapping[int, Table]) -> Change:
     )
 
 
+def several(records: bytes, count: int) -> list[Record]:
+    """`count` records that lie one after the other."""
+    return _several(_array(count) + records)
+
+
 def rows(records: bytes, count: int) -> list[tuple[Any, ...]]:
-    """The fields of `count` records that lie one after the other, in `_Record`'s order.
+    """The fields of `count` records that lie one after the other, in `Record`'s order.
 
     Read as one array, which is faster than a call for each; the position stays undecoded.
     """
-    return _rows(b"\xdd" + count.to_bytes(4, "big") + records)
+    return _rows(_array(count) + records)
+
+
+def _array(count: int) -> bytes:
+    """How MessagePack begins an array of so many."""
+    return b"\xdd" + count.to_bytes(4, "big")
 
 
 class Records(Sequence[Change]):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
+import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,8 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.event import Column, Op
+from headrace.pipeline.options import Options
+from headrace.pipeline.reading import Disk, Range, Share
 from headrace.sinks._push.writer import PushWriter
 from tests.sinks.courier import Courier, Office, opened_office
 from tests.sinks.lake import Row, Shop, put
@@ -50,17 +51,16 @@ class Post(Shop):
         for number, name in rows:
             self.commit(put(table, op, id=number, name=name))
 
-    def changes(self, after: int, upto: int) -> DataFrame:
-        """A piece of the log as the source reads it."""
-        reader = self.spark.read.format("headrace").option("path", str(self.log.path))
-        reader = reader.option("columns", ",".join(self.sink.fields)).option("packed", "true")
-        return reader.options(startingSequence=after + 1, endingSequence=upto).load()
-
     def batch(self, after: int, upto: int, parts: int = 1) -> DataFrame:
-        """The same, read by so many tasks."""
-        cuts = [after + (upto - after) * at // parts for at in range(parts + 1)]
-        pieces = [self.changes(*cut) for cut in itertools.pairwise(cuts)]
-        return functools.reduce(DataFrame.unionAll, pieces)
+        """A piece of the log as the source hands it to so many tasks."""
+        path = str(self.log.path)
+        wanted = Range(self.log.epoch, after, upto)
+        shares = [
+            (pickle.dumps(Share(Disk(path), wanted, Options(path=path), part, parts)),)
+            for part in range(parts)
+        ]
+        rows = self.spark.sparkContext.parallelize(shares, parts)
+        return self.spark.createDataFrame(rows, "share binary")
 
     def write(self, upto: int | None = None, *, parts: int = 1) -> int:
         """The next batch; returns how many changes it held."""

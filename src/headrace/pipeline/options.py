@@ -29,6 +29,7 @@ class Options:
     most: int = 100_000  # changes in a batch, unless one transaction has more
     parts: int = 2  # ranges that a batch is read in, at least, if it is large enough
     packed: bool = False  # as `frame.PACKED`, which the JVM need not take apart
+    shares: int = 0  # >0: as `frame.SHARED`, at most so many
     strict: bool = True  # changes that are no longer there are an error
 
     @classmethod
@@ -154,5 +155,6 @@ _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "maxChangesPerBatch": ("most", _whole),
     "minPartitions": ("parts", _whole),
     "packed": ("packed", _flag),
+    "shares": ("shares", _whole),
     "failOnDataLoss": ("strict", _flag),
 }

@@ -12,10 +12,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import HeadraceError, LogReplaced, PipelineError, TableTroubled
 from ..log import Ranges
-from ..sinks import Paced, Sink, Troubled, Writer
+from ..sinks import Paced, Sharing, Sink, Troubled, Writer
 from .checkpoint import Checkpoint
 from .options import Options
-from .source import reading
+from .remote import reading
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 # queries that fill it at once spoil it, and then no task can be sent until Java is started anew.
 _starting = threading.Lock()
 _LOOK_SECONDS = 0.02
+_MOST_SHARES = 8  # each reads everything: with more of them, reading costs more than sending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +141,10 @@ class Plan:
         # Queries take turns at the cores only if each has a pool of its own.
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
         options = self._options(starting)
-        options["minPartitions"] = str(spark.sparkContext.defaultParallelism)
+        cores = spark.sparkContext.defaultParallelism
+        options["minPartitions"] = str(cores)
+        if isinstance(self.sink, Sharing):
+            options["shares"] = str(self.sink.parallelism or min(cores, _MOST_SHARES))
         changes = spark.readStream.format("headrace").options(**options).load()
         stream = (
             changes.writeStream.queryName(self.sink.name)

@@ -1,7 +1,7 @@
 """How a query reads the log: ranges planned on the driver, read on the executors."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -93,14 +93,45 @@ def read(reading: Reading, wanted: Range, options: Options) -> Iterator[pa.Recor
     """The changes of a range as Arrow, some thousands at a time."""
     tables = _Tables(reading, wanted.epoch)
     framing = Framing(wanted.epoch, tables, options.columns, options.tables, options.packed)
+    for piece in _pieces(reading, wanted, options):
+        batch = framing.batch(piece.first, piece.count, piece.records)
+        if batch.num_rows:
+            yield pa.record_batch([[pack(batch)]], PACKED) if options.packed else batch
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A range that one of several tasks reads, to take the rows of its own part; `frame.Share`."""
+
+    reading: Reading
+    wanted: Range
+    options: Options
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def epoch(self) -> str:
+        """The log."""
+        return self.wanted.epoch
+
+    def pieces(self) -> Iterator[tuple[int, int, bytes]]:
+        """The changes of the range, as the log stores them."""
+        for piece in _pieces(self.reading, self.wanted, self.options):
+            yield piece.first, piece.count, piece.records
+
+    def tables(self) -> Mapping[int, Table]:
+        """The tables, by version."""
+        return _Tables(self.reading, self.wanted.epoch)
+
+
+def _pieces(reading: Reading, wanted: Range, options: Options) -> Iterator[Piece]:
+    """The changes of a range; none is missing unnoticed."""
     after = wanted.after
     for piece in reading.pieces(wanted):
         if piece.first > after + 1:
             lose(options, after + 1, piece.first)
         after = piece.last
-        batch = framing.batch(piece.first, piece.count, piece.records)
-        if batch.num_rows:
-            yield pa.record_batch([[pack(batch)]], PACKED) if options.packed else batch
+        yield piece
     if after < wanted.upto:
         _explain_end(reading, wanted, after, options)
 

@@ -4,10 +4,12 @@ An offset is {"epoch": the log's, "sequence": the last one read}. The driver onl
 transactions end; rows go from the log to the executors.
 """
 
+import pickle
 import time
 from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -22,13 +24,14 @@ from .. import frame
 from ..errors import ConfigError, LogReplaced
 from ..log import Ranges
 from .options import EARLIEST, LATEST, Options
-from .reading import Disk, Range, Reading, expect_epoch, lose, read
-from .remote import Server
+from .reading import Range, Reading, Share, expect_epoch, lose, read
+from .remote import reading
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 _IDLE_SECONDS = 0.1  # a log that had nothing new is not asked again before
+_SMALLEST_SHARE = 5_000  # changes; to send fewer is not worth a task
 
 Offset = dict[str, Any]
 
@@ -47,8 +50,10 @@ class ChangeSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of `headrace.frame`, or those that were asked for."""
-        packed = self._options.packed
-        return from_arrow_schema(frame.PACKED if packed else frame.schema(self._options.columns))
+        options = self._options
+        if options.shares:
+            return from_arrow_schema(frame.SHARED)
+        return from_arrow_schema(frame.PACKED if options.packed else frame.schema(options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
@@ -64,7 +69,7 @@ class ChangeSource(DataSource):
 class RangePartition(InputPartition):
     """What one task reads."""
 
-    def __init__(self, value: Range) -> None:
+    def __init__(self, value: Range | Share) -> None:
         super().__init__(value)
 
 
@@ -158,13 +163,6 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lose(self._options, start["sequence"] + 1, now.first_sequence)
 
 
-def reading(options: Options) -> Reading:
-    """The log that the options name."""
-    if options.path:
-        return Disk(options.path)
-    return Server(options.url, options.api_key_env, options.api_key_file)
-
-
 def _offset(epoch: str, sequence: int) -> Offset:
     # Spark compares offsets as text, so the order of the keys matters.
     return {"epoch": epoch, "sequence": sequence}
@@ -190,13 +188,19 @@ def _partitions(
     if after >= upto:
         return []
     # A large batch is cut into more ranges, so that a task that fails has not much to repeat.
-    parts = max(options.parts, (upto - after) // options.most)
+    parts = 1 if options.shares else max(options.parts, (upto - after) // options.most)
     now = reading.ranges(after, upto=upto, parts=parts)
     expect_epoch(epoch, now.epoch)
     _expect_within(upto, now)
     if after + 1 < now.first_sequence:
         lose(options, after + 1, min(now.first_sequence, upto + 1))
     starts = [max(after, now.first_sequence - 1), *now.ends]
+    if options.shares and now.ends:
+        wanted = Range(epoch, starts[0], now.ends[-1])
+        shares = max(1, min(options.shares, (upto - after) // _SMALLEST_SHARE))
+        return [
+            RangePartition(Share(reading, wanted, options, part, shares)) for part in range(shares)
+        ]
     return [
         RangePartition(Range(epoch, begin, end))
         for begin, end in zip(starts, now.ends, strict=False)
@@ -215,4 +219,6 @@ def _read(reading: Reading, partition: InputPartition, options: Options) -> Iter
     # A batch read without any range gets a partition of Spark's own, with no value.
     if not isinstance(partition, RangePartition):
         return iter(())
+    if isinstance(partition.value, Share):
+        return iter([pa.record_batch([[pickle.dumps(partition.value)]], frame.SHARED)])
     return read(reading, partition.value, options)
