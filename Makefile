@@ -22,7 +22,7 @@ demo: .venv/.installed-demo
 	@$(BIN)/headrace demo $(ARGS)
 
 test: .venv/.installed-dev
-	@$(SETUP) postgresql mariadb spark chromium ws proxies kafka
+	@$(SETUP) postgresql mariadb spark chromium ws proxies kafka rabbitmq nats redis
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: .venv/.installed-dev
@@ -44,7 +44,7 @@ protos: .venv/.installed-dev
 	@$(BIN)/python scripts/protos.py
 
 bench: .venv/.installed-bench
-	@$(SETUP) java mariadb kafka
+	@$(SETUP) java mariadb kafka rabbitmq nats redis
 	@$(BIN)/python -m bench $(ARGS)
 
 clean:

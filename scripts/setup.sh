@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Makes sure that what is not Python's is there: scripts/setup.sh NEED...
-# (python, postgresql, mariadb, java, spark, chromium, ws, proxies, kafka)
+# (python, postgresql, mariadb, java, spark, chromium, ws, proxies, kafka, rabbitmq, nats, redis)
 #
 # On Debian, as root or with passwordless sudo, a missing package is installed. Elsewhere one line
 # says what to install, and the script fails. Outside CI, PostgreSQL 15, MariaDB, the Java that Spark
-# needs, Chromium, the Node package ws, nginx, Caddy and Kafka may be missing: the tests that need
-# them are then skipped, and the demo goes without Spark.
+# needs, Chromium, the Node package ws, nginx, Caddy, Kafka, RabbitMQ, NATS and Redis may be missing:
+# the tests that need them are then skipped, and the demo goes without Spark.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -217,14 +217,31 @@ need_kafka() {
     echo "setup: the tests on Kafka are skipped" >&2
 }
 
+# The packages would start servers of their own; the tests run theirs.
+need_rabbitmq() { need_server rabbitmq-server RabbitMQ /usr/lib/rabbitmq/bin/rabbitmq-server; }
+need_nats() { need_server nats-server NATS /usr/sbin/nats-server; }
+need_redis() { need_server redis-server Redis /usr/bin/redis-server; }
+
+need_server() { # need_server PACKAGE NAME PROGRAM
+    if [ -x "$3" ] || { [ "$1" != rabbitmq-server ] && command -v "$1" >/dev/null; }; then return; fi
+    if may_install && without_services install_package "$1"; then return; fi
+    if [ -n "${CI:-}" ]; then
+        missing "$1" "$2"
+        return 1
+    fi
+    echo "setup: tests on $2 are skipped; to run them install it" \
+        "(Debian: apt-get install $1)" >&2
+}
+
 for need in "$@"; do
     case $need in
-        python | postgresql | mariadb | java | spark | chromium | ws | proxies | kafka)
+        python | postgresql | mariadb | java | spark | chromium | ws | proxies | kafka | \
+            rabbitmq | nats | redis)
             "need_$need"
             ;;
         *)
             echo "setup: no such need: $need; there are: python, postgresql, mariadb, java, spark," \
-                "chromium, ws, proxies, kafka" >&2
+                "chromium, ws, proxies, kafka, rabbitmq, nats, redis" >&2
             exit 2
             ;;
     esac

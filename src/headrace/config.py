@@ -28,7 +28,7 @@ _VARIABLE = re.compile(r"\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^
 _REFERENCE = re.compile(r"\$?\$\{[^}]*\}?")  # whatever looks like one, `$${` being a plain `${`
 
 # A sink's settings that name a file or a folder.
-_PATHS = ("path", "dead_letters", "ca_file", "certificate_file", "key_file")
+_PATHS = ("path", "dead_letters", "ca_file", "certificate_file", "key_file", "credentials_file")
 
 T = TypeVar("T")
 Positive = Annotated[float, Meta(gt=0)]

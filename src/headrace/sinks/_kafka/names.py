@@ -9,31 +9,21 @@ could be taken for one of these. Two tables therefore never share a topic by acc
 from __future__ import annotations
 
 import re
-from hashlib import blake2b
 
 from ...errors import ConfigError
+from .._names import escaped, within
 from .._push import Event
 from .._template import Template
 
 LONGEST = 249
 
-_NOT_PLAIN = re.compile(r"-(?=[0-9A-F]{2})|[^A-Za-z0-9_-]")
 _REFUSED = re.compile(r"[^A-Za-z0-9._-]")
-_DIGEST = 16  # hexadecimal digits
-
-
-def escaped(name: str) -> str:
-    """A name with only such characters as a topic may have, and no `.`."""
-    return _NOT_PLAIN.sub(lambda found: "".join(f"-{b:02X}" for b in found[0].encode()), name)
 
 
 def topic(template: Template, source: str, schema: str, table: str) -> str:
     """The topic of a table."""
     name = template.fill(source=source, schema=schema, table=table, escape=escaped)
-    if len(name) <= LONGEST:
-        return name
-    digest = blake2b(name.encode(), digest_size=_DIGEST // 2).hexdigest()
-    return f"{name[: LONGEST - _DIGEST - 1]}-{digest}"
+    return within(name, LONGEST)
 
 
 def check(template: Template) -> None:

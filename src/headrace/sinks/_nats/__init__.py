@@ -1,0 +1,1 @@
+"""NATS: its protocol as bytes, a session on a connection, JetStream's streams, and the channel."""

@@ -1,0 +1,49 @@
+"""A window of events whose answers come one by one, in any order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from ._push import ACCEPTED, UNSENT, Event, Verdict
+
+
+class Window:
+    """What became of the events of one call."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events = events
+        self.failed: dict[int, Verdict] = {}  # by the event's place
+        self.held: set[str] = set()  # rows of which an event failed
+
+    def fail(self, at: int, verdict: Verdict) -> None:
+        """An event is not accepted, nor are those of its row that follow."""
+        self.failed.setdefault(at, verdict)
+        self.held.add(self.events[at].row)
+
+    def verdicts(self) -> list[Verdict]:
+        """One for each event; what follows one that failed comes again, wherever it was."""
+        if not self.failed:
+            return [ACCEPTED] * len(self.events)
+        found: list[Verdict] = []
+        held: set[str] = set()
+        for at, event in enumerate(self.events):
+            verdict = UNSENT if event.row in held else self.failed.get(at, ACCEPTED)
+            if verdict is not ACCEPTED:
+                held.add(event.row)
+            found.append(verdict)
+        return found
+
+
+def waves(events: Sequence[Event], places: Iterable[int]) -> list[list[int]]:
+    """Places of events, so divided that each part has at most one event of a row, in order."""
+    found: list[list[int]] = []
+    seen: dict[str, int] = defaultdict(int)
+    for at in places:
+        row = events[at].row
+        number = seen[row]
+        seen[row] += 1
+        if number == len(found):
+            found.append([])
+        found[number].append(at)
+    return found

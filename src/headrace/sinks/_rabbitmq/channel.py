@@ -1,0 +1,256 @@
+"""Events published to RabbitMQ, a window at a time, each accepted when the server confirms it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from pamqp import commands
+
+from ...errors import SinkUnavailable
+from ...formats.savegress import OPERATIONS
+from .._names import token, within
+from .._order import Window, waves
+from .._push import Answer, Event, Verdict
+from .._template import Template
+from .._wire import Silent, unavailable, why
+from .frames import Confirm, Envelope, Returned
+from .session import ChannelClosed, Login, Session, opened
+
+_PIECE = 200  # messages written at once
+_LONGEST = 255  # bytes of an exchange's, a queue's or a routing key's name
+_NOT_FOUND, _DENIED, _PRECONDITION = 404, 403, 406
+
+_OPERATIONS = {op.value: name for op, name in OPERATIONS.items()}
+
+ExchangeType = Literal["", "direct", "topic", "fanout", "headers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addresses:
+    """Where events go, and what is made for them."""
+
+    exchange: Template
+    routing_key: Template
+    declare_exchange: ExchangeType
+    declare_queue: Template
+    queue_arguments: dict[str, str | int | bool]
+    content_type: str
+
+
+class _Route(NamedTuple):
+    """What the events of a table share."""
+
+    exchange: str
+    key: str
+    queue: str
+
+
+class _Window(Window):
+    """What became of the events of one call."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        super().__init__(events)
+        self.answered = 0
+
+
+class _Published:
+    """Messages that wait for their confirms; `places` are those of their events."""
+
+    def __init__(self, window: _Window, places: Sequence[int], first: int) -> None:
+        self._window, self._places, self._first = window, places, first
+        self._done = bytearray(len(places))
+        self._lowest = 0  # all before are done
+        self.left = len(places)
+
+    def confirm(self, said: Confirm) -> None:
+        """The server has, or has not, a message or all up to it."""
+        at = said.tag - self._first
+        for each in range(self._lowest, at + 1) if said.multiple else (at,):
+            if not self._done[each]:
+                self._done[each] = 1
+                self.left -= 1
+                self._window.answered += 1
+                if not said.taken:
+                    self._window.fail(self._places[each], _NACKED)
+        if said.multiple:
+            self._lowest = at + 1
+
+    def returned(self, said: Returned) -> None:
+        """No queue has taken a message; that the server confirms it means nothing then."""
+        for at in self._places:
+            if self._window.events[at].id == said.message_id and at not in self._window.failed:
+                self._window.fail(at, Verdict(Answer.REFUSED, said.reason))
+                return
+
+    def unanswered(self) -> Iterable[int]:
+        """The places of those that wait still."""
+        return (at for at, done in zip(self._places, self._done, strict=True) if not done)
+
+
+_NACKED = Verdict(
+    Answer.FAILED, "the server did not take it (nack): a queue is full, or it failed inside"
+)
+
+
+class RabbitmqChannel:
+    """RabbitMQ, from one of Spark's Python processes."""
+
+    def __init__(self, login: Login, addresses: Addresses) -> None:
+        self._login = login
+        self._addresses = addresses
+        self._routes: dict[tuple[str, str, str], _Route] = {}
+        self._envelopes: dict[tuple[str, str, str, str], Envelope] = {}
+        self._ready: set[_Route] = set()
+        self._careful = False  # a message was not taken, and the next may be: one of a row a time
+        self._session: Session | None = opened(login)
+
+    def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
+        """Hand over some events, in order, and wait until the server has confirmed them."""
+        window = _Window(events)
+        session = self._session
+        if session is None or not session.alive():
+            session = self._reopen()
+        places = self._prepare(session, window)
+        for wave in waves(events, places) if self._careful else [places]:
+            wanted = [at for at in wave if events[at].row not in window.held]
+            if self._session is None:  # what was not sent comes again
+                break
+            self._publish(session, window, wanted)
+        self._careful = _NACKED in window.failed.values()
+        return window.verdicts()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _reopen(self) -> Session:
+        self.close()
+        self._ready.clear()
+        session = self._session = opened(self._login)
+        return session
+
+    # --- a window --------------------------------------------------------------------------------
+
+    def _publish(self, session: Session, window: _Window, places: Sequence[int]) -> None:
+        published = _Published(window, places, session.published + 1)
+        deadline = time.monotonic() + self._login.timeout
+        try:
+            for begin in range(0, len(places), _PIECE):
+                piece = [window.events[at] for at in places[begin : begin + _PIECE]]
+                session.publish([self._message(event, session.frame_max) for event in piece])
+            while published.left:
+                said = session.next(deadline - time.monotonic())
+                if isinstance(said, Confirm):
+                    published.confirm(said)
+                elif isinstance(said, Returned):
+                    published.returned(said)
+            return
+        except ChannelClosed as error:
+            verdict = self._closed(error, alone=len(places) == 1)
+            self._resume(session)
+        except OSError as error:
+            verdict = self._lost(session, error, answered=window.answered > 0)
+            self.close()
+        for at in published.unanswered():
+            window.fail(at, verdict)
+
+    def _message(self, event: Event, frame_max: int) -> bytes:
+        about = (event.source, event.schema, event.table, event.op)
+        envelope = self._envelopes.get(about)
+        if envelope is None:
+            route = self._route(event)
+            operation = _OPERATIONS.get(event.op, event.op)
+            headers = {"savegress-operation": operation, "savegress-table": event.table}
+            envelope = Envelope(route.exchange, route.key, headers, self._addresses.content_type)
+            self._envelopes[about] = envelope
+        time_ms = event.commit_time // 1000
+        return envelope.message(event.id, time_ms, event.payload or b"", frame_max)
+
+    def _closed(self, error: ChannelClosed, *, alone: bool) -> Verdict:
+        """Of messages on an AMQP channel that the server closed: one of them was the reason."""
+        refused = alone and error.code in (_DENIED, _PRECONDITION)
+        return Verdict(Answer.REFUSED if refused else Answer.FAILED, error.text)
+
+    def _lost(self, session: Session, error: OSError, *, answered: bool) -> Verdict:
+        if not isinstance(error, Silent):
+            return Verdict(Answer.UNREACHABLE, self._unavailable(session, why(error)))
+        if session.blocked:
+            reason = f"it takes nothing for now: {session.blocked}"
+            return Verdict(Answer.UNREACHABLE, self._unavailable(session, reason))
+        answer = Answer.FAILED if answered else Answer.UNREACHABLE
+        reason = f"no answer in {self._login.timeout:g} s"
+        return Verdict(answer, self._unavailable(session, reason))
+
+    def _unavailable(self, session: Session, reason: str) -> str:
+        return str(unavailable("RabbitMQ", session.host, reason))
+
+    def _resume(self, session: Session) -> None:
+        """Another AMQP channel after the server closed one, or none."""
+        try:
+            session.reopen()
+        except (OSError, ChannelClosed):
+            self.close()
+
+    # --- exchanges and queues --------------------------------------------------------------------
+
+    def _prepare(self, session: Session, window: _Window) -> list[int]:
+        """The places of events whose exchange is there; it and its queue are made if we are to."""
+        places, wrong = [], dict[_Route, Verdict]()
+        for at, event in enumerate(window.events):
+            route = self._route(event)
+            if route not in self._ready and route not in wrong:
+                verdict = self._declare(session, route)
+                if verdict is None:
+                    self._ready.add(route)
+                else:
+                    wrong[route] = verdict
+            if route in wrong:
+                window.fail(at, wrong[route])
+            else:
+                places.append(at)
+        return places
+
+    def _declare(self, session: Session, route: _Route) -> Verdict | None:
+        kind, queue = self._addresses.declare_exchange, commands.Queue
+        try:
+            if route.exchange:
+                exchange = commands.Exchange.Declare(
+                    exchange=route.exchange,
+                    exchange_type=kind or "direct",
+                    passive=not kind,
+                    durable=True,
+                )
+                session.ask(exchange, commands.Exchange.DeclareOk)
+            if route.queue:
+                arguments: Any = dict(self._addresses.queue_arguments)
+                declare = queue.Declare(queue=route.queue, durable=True, arguments=arguments)
+                session.ask(declare, queue.DeclareOk)
+            if route.queue and route.exchange:
+                bind = queue.Bind(queue=route.queue, exchange=route.exchange, routing_key=route.key)
+                session.ask(bind, queue.BindOk)
+        except ChannelClosed as error:
+            session.reopen()
+            hint = "; create it, or set declare_exchange" if error.code == _NOT_FOUND else ""
+            return Verdict(Answer.FAILED, f"{error.text}{hint}")
+        except OSError as error:
+            raise SinkUnavailable(self._unavailable(session, why(error))) from error
+        return None
+
+    def _route(self, event: Event) -> _Route:
+        about = (event.source, event.schema, event.table)
+        route = self._routes.get(about)
+        if route is None:
+            addresses = self._addresses
+            templates = (addresses.exchange, addresses.routing_key, addresses.declare_queue)
+            route = self._routes[about] = _Route(*(_filled(each, *about) for each in templates))
+        return route
+
+
+def _filled(template: Template, source: str, schema: str, table: str) -> str:
+    name = template.fill(source=source, schema=schema, table=table, escape=token)
+    return within(name, _LONGEST)

@@ -1,0 +1,177 @@
+"""AMQP 0-9-1 without a connection: messages as bytes, and what the server's bytes say.
+
+What comes for every message is written and read here; all else is pamqp's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pamqp import commands, header
+from pamqp.frame import marshal, unmarshal
+
+GREETING = b"AMQP\x00\x00\x09\x01"
+CHANNEL = 1
+
+_METHOD, _HEADER, _BODY, _HEARTBEAT = 1, 2, 3, 8
+_END = b"\xce"
+_AROUND = 8  # bytes of a frame beside what it holds
+_START = struct.Struct(">BHI")
+_CONTENT = struct.Struct(">HHQH")  # class, weight, size, which properties follow
+_BASIC = 60
+_CONFIRM = struct.Struct(">HHQB")
+_ACK, _NACK = 80, 120
+# content_type, headers, delivery_mode, message_id, timestamp: the order in which they follow
+_PROPERTIES = 1 << 15 | 1 << 13 | 1 << 12 | 1 << 7 | 1 << 6
+_PERSISTENT = b"\x02"
+
+
+class Confirm(NamedTuple):
+    """That the server has a message, or all up to it; or that it has not."""
+
+    tag: int
+    multiple: bool
+    taken: bool
+
+
+class Returned(NamedTuple):
+    """A message that no queue takes."""
+
+    message_id: str
+    reason: str
+
+
+class Method(NamedTuple):
+    """Anything else the server says."""
+
+    command: Any  # one of pamqp's classes
+
+
+Said = Confirm | Returned | Method
+
+
+def method(command: Any, channel: int = CHANNEL) -> bytes:
+    """A command as bytes."""
+    written: bytes = marshal(command, channel)
+    return written
+
+
+class Envelope:
+    """What the messages with one address, table and operation have in common."""
+
+    def __init__(self, exchange: str, key: str, headers: dict[str, str], content_type: str) -> None:
+        publish = commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=True)
+        self._before = method(publish)
+        self._type = _short(content_type)
+        self._table = b"".join(_field(name, value.encode()) for name, value in headers.items())
+
+    def message(self, identity: str, milliseconds: int, body: bytes, frame_max: int) -> bytes:
+        """A persistent message."""
+        known, time = identity.encode(), b"%d" % milliseconds
+        table = (
+            self._table
+            + _ID_FIELD
+            + len(known).to_bytes(4, "big")
+            + known
+            + _TIME_FIELD
+            + len(time).to_bytes(4, "big")
+            + time
+        )
+        held = (
+            _CONTENT.pack(_BASIC, 0, len(body), _PROPERTIES)
+            + self._type
+            + len(table).to_bytes(4, "big")
+            + table
+            + _PERSISTENT
+            + len(known).to_bytes(1, "big")
+            + known
+            + (milliseconds // 1000).to_bytes(8, "big", signed=True)
+        )
+        begun = self._before + _START.pack(_HEADER, CHANNEL, len(held)) + held + _END
+        if len(body) <= frame_max - _AROUND:
+            if not body:
+                return begun
+            return begun + _START.pack(_BODY, CHANNEL, len(body)) + body + _END
+        return begun + b"".join(_pieces(body, frame_max - _AROUND))
+
+
+def _pieces(body: bytes, most: int) -> Iterator[bytes]:
+    for begin in range(0, len(body), most):
+        piece = body[begin : begin + most]
+        yield _START.pack(_BODY, CHANNEL, len(piece)) + piece + _END
+
+
+def _short(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(1, "big") + data
+
+
+def _field(name: str, value: bytes) -> bytes:
+    return _short(name) + b"S" + len(value).to_bytes(4, "big") + value
+
+
+_ID_FIELD = _short("savegress-event-id") + b"S"
+_TIME_FIELD = _short("savegress-timestamp") + b"S"
+
+
+class Reader:
+    """The server's bytes, as they come, to what it says."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._returning: commands.Basic.Return | None = None
+        self._identity = ""
+        self._left = 0  # bytes of a returned message that are still to come
+
+    def feed(self, data: bytes) -> Iterator[Said]:
+        """What is said with these further bytes."""
+        held = self._bytes
+        held += data
+        at, size = 0, len(held)
+        try:
+            while size - at >= _AROUND:
+                kind, _, length = _START.unpack_from(held, at)
+                end = at + length + _AROUND
+                if end > size:
+                    break
+                if held[end - 1] != _END[0]:
+                    raise ConnectionAbortedError("it does not speak AMQP 0-9-1")
+                begin, at = at, end
+                yield from self._frame(kind, begin, end)
+        finally:
+            del held[:at]
+
+    def _frame(self, kind: int, begin: int, end: int) -> Iterator[Said]:
+        held = self._bytes
+        if kind == _METHOD:
+            about, number = struct.unpack_from(">HH", held, begin + 7)
+            if about == _BASIC and number in (_ACK, _NACK):
+                _, _, tag, bits = _CONFIRM.unpack_from(held, begin + 7)
+                yield Confirm(tag, bool(bits & 1), number == _ACK)
+                return
+        if kind == _HEARTBEAT:
+            return
+        if kind == _BODY:
+            self._left -= end - begin - _AROUND
+        else:
+            _, _, command = unmarshal(bytes(held[begin:end]))
+            if isinstance(command, commands.Basic.Return):
+                self._returning = command
+                return
+            if isinstance(command, header.ContentHeader):
+                self._left = command.body_size
+                self._identity = command.properties.message_id or ""
+            else:
+                yield Method(command)
+                return
+        if not self._left and self._returning is not None:
+            returned, self._returning = self._returning, None
+            why = (
+                f"no queue takes the routing key {returned.routing_key} "
+                f"of the exchange {returned.exchange or '(default)'}"
+            )
+            if returned.reply_code != 312:
+                why = f"returned: {returned.reply_text}"
+            yield Returned(self._identity, why)

@@ -1,0 +1,66 @@
+"""RabbitMQ: events to an exchange, with the table in the routing key.
+
+    a window ─▶ persistent, mandatory messages on one channel ─▶ a confirm for each ─▶ accepted
+
+Messages of one channel are in a queue in the order they were published in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..errors import ConfigError
+from ._broker import BrokerSettings
+from ._rabbitmq.channel import Addresses, ExchangeType, RabbitmqChannel
+from ._rabbitmq.session import PORT, TLS_PORT, Login
+from ._template import Template
+
+_EXCHANGE = Template("cdc")
+_ROUTING_KEY = Template("${schema}.${table}")
+_NO_QUEUE = Template("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rabbitmq(BrokerSettings):
+    """Events to exchanges of RabbitMQ, or another server of AMQP 0-9-1 with confirms."""
+
+    username: str = "guest"
+    virtual_host: str = "/"
+    exchange: Template = _EXCHANGE  # "": the default one, whose routing keys are queues' names
+    routing_key: Template = _ROUTING_KEY
+    declare_exchange: ExchangeType = ""  # make a durable one of this type; "": it is there
+    declare_queue: Template = _NO_QUEUE  # make a durable queue and bind it; "": none
+    queue_arguments: Mapping[str, str | int | bool] = field(default_factory=dict)
+    content_type: str = "application/json"
+
+    batch_size: int = 2_000
+    batch_bytes: int = 4_000_000
+    max_event_bytes: int = 16_000_000
+
+    def __post_init__(self) -> None:
+        BrokerSettings.__post_init__(self)
+        self.hosts(TLS_PORT if self.tls else PORT)
+        if not self.exchange.text and self.declare_exchange:
+            raise ConfigError(
+                "declare_exchange: the default exchange is always there; name another"
+            )
+        if self.queue_arguments and not self.declare_queue.text:
+            raise ConfigError("queue_arguments are not used without declare_queue")
+        if not self.exchange.text and not self.routing_key.text:
+            raise ConfigError("routing_key: the default exchange needs the name of a queue")
+
+    def connect(self) -> RabbitmqChannel:
+        """Open a connection, or raise SinkUnavailable."""
+        addresses = Addresses(
+            exchange=self.exchange,
+            routing_key=self.routing_key,
+            declare_exchange=self.declare_exchange,
+            declare_queue=self.declare_queue,
+            queue_arguments=dict(self.queue_arguments),
+            content_type=self.content_type,
+        )
+        return RabbitmqChannel(Login(self, self.virtual_host), addresses)
+
+
+plugin = Rabbitmq

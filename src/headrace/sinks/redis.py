@@ -1,0 +1,268 @@
+"""Redis Streams: each table's events in a stream of its own.
+
+    a window ─▶ one transaction (MULTI … EXEC) of XADDs ─▶ its entries' ids ─▶ accepted
+
+A window is in its streams as a whole or not at all, so no event overtakes one that was not taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, SinkUnavailable
+from ..formats.savegress import OPERATIONS
+from ._broker import BrokerSettings
+from ._names import escaped
+from ._push import ACCEPTED, UNSENT, Answer, Event, Verdict
+from ._template import Template
+from ._wire import Host, Wire, unavailable, why
+
+try:
+    from hiredis import HiredisError, Reader, ReplyError, pack_command
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        "a sink of type redis needs hiredis: pip install 'headrace[redis]'"
+    ) from error
+
+_PORT = 6379
+_STREAM = Template("cdc:${schema}:${table}")
+_OPERATIONS = {op.value: name.encode() for op, name in OPERATIONS.items()}
+
+# What a server says of itself and not of an event: waiting costs nothing.
+_ELSEWHERE = {
+    "READONLY": "it is a replica and takes no writes; name the primary",
+    "LOADING": "it is reading its data",
+    "MASTERDOWN": "it is a replica, and its primary is down",
+    "CLUSTERDOWN": "its cluster is down",
+    "MOVED": "another node of its cluster has the stream; clusters are not supported",
+    "ASK": "another node of its cluster has the stream; clusters are not supported",
+    "CROSSSLOT": "it is a node of a cluster; clusters are not supported",
+    "NOAUTH": "it wants a username and a password",
+    "NOREPLICAS": "too few of its replicas are there",
+    "UNKILLABLE": "a script keeps it busy",
+    "BUSY": "a script keeps it busy",
+    "MISCONF": "it cannot write its data to disk and takes no writes",
+}
+# What no later attempt changes, as long as the event and the stream are what they are.
+_REFUSED = {
+    "WRONGTYPE": "the key is there, and is no stream",
+    "NOPERM": "the user may not write to it",
+}
+_FAILED = {"OOM": "the server's memory is full (maxmemory)"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redis(BrokerSettings):
+    """Events in streams of Redis."""
+
+    username: str = "default"
+    stream: Template = _STREAM
+    max_length: int = 0  # about how many entries a stream keeps; 0: all
+    database: int = 0
+
+    # A transaction holds up the server's other clients, so it is not too large.
+    batch_size: int = 1_000
+    batch_bytes: int = 2_000_000
+    max_event_bytes: int = 5_000_000
+
+    def __post_init__(self) -> None:
+        BrokerSettings.__post_init__(self)
+        self.hosts(_PORT)
+        if not self.stream.text:
+            raise ConfigError("stream: an empty text is no stream's name")
+        for name in ("max_length", "database"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be below 0")
+
+    def connect(self) -> RedisChannel:
+        """Open a connection, or raise SinkUnavailable."""
+        return RedisChannel(self)
+
+
+class RedisChannel:
+    """Redis, from one of Spark's Python processes."""
+
+    def __init__(self, sink: Redis) -> None:
+        self._sink = sink
+        self._trim = (b"MAXLEN", b"~", b"%d" % sink.max_length) if sink.max_length else ()
+        self._streams: dict[tuple[str, str, str], tuple[bytes, ...]] = {}
+        self._line: _Line | None = None
+        self._open()
+
+    def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
+        """Hand over some events, in order, as one transaction.
+
+        Where some are refused, the others follow as another one.
+        """
+        verdicts: dict[int, Verdict] = {}
+        held: set[str] = set()
+        left = list(range(len(events)))
+        try:
+            line = self._line if self._line is not None and self._line.alive() else self._open()
+            while left:
+                judged = self._transaction(line, [events[at] for at in left])
+                if judged is None:
+                    break
+                for at, verdict in zip(left, judged, strict=True):
+                    if verdict is not None:
+                        verdicts[at] = UNSENT if events[at].row in held else verdict
+                        held.add(events[at].row)
+                left = [at for at in left if events[at].row not in held]
+        except (OSError, HiredisError) as error:
+            self.close()
+            reason = why(error) if isinstance(error, OSError) else "it does not speak as Redis does"
+            lost = Verdict(Answer.UNREACHABLE, str(self._unavailable(reason)))
+            verdicts.update(dict.fromkeys(left, lost))
+        if not verdicts:
+            return [ACCEPTED] * len(events)
+        return [
+            verdicts.get(at) or (UNSENT if event.row in held else ACCEPTED)
+            for at, event in enumerate(events)
+        ]
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def _transaction(self, line: _Line, events: Sequence[Event]) -> list[Verdict | None] | None:
+        """None: all are accepted; else what became of those that were not."""
+        commands = [_MULTI, *map(self._command, events), _EXEC]
+        _, *queued, done = line.ask(commands)
+        if isinstance(done, list):
+            wrong = [self._verdict(each, event) for each, event in zip(done, events, strict=True)]
+            return wrong if any(wrong) else None
+        judged = [self._verdict(each, event) for each, event in zip(queued, events, strict=True)]
+        if any(judged):
+            return judged
+        # It took every command, and not the whole.
+        whole = Verdict(Answer.FAILED, "the transaction was not run")
+        return [self._verdict(done, event) or whole for event in events]
+
+    def _command(self, event: Event) -> bytes:
+        about = (event.source, event.schema, event.table)
+        head = self._streams.get(about)
+        if head is None:
+            head = self._streams[about] = self._head(*about)
+        *xadd, table = head
+        payload = event.payload or b""
+        operation = _OPERATIONS.get(event.op) or event.op.encode()
+        time = b"%d" % (event.commit_time // 1000)
+        return _written(
+            *xadd,
+            *(b"id", event.id.encode(), b"operation", operation, b"table", table),
+            *(b"timestamp", time, b"event", payload),
+        )
+
+    def _head(self, source: str, schema: str, table: str) -> tuple[bytes, ...]:
+        name = self._sink.stream.fill(source=source, schema=schema, table=table, escape=escaped)
+        return (b"XADD", name.encode(), *self._trim, b"*", table.encode())
+
+    def _verdict(self, reply: Any, event: Event) -> Verdict | None:
+        if not isinstance(reply, ReplyError):
+            return None
+        said = self._sink.without_secrets(str(reply))
+        code = said.partition(" ")[0]
+        if code in _ELSEWHERE:
+            reason = str(self._unavailable(_ELSEWHERE[code]))
+            return Verdict(Answer.UNREACHABLE, reason)
+        name = self._streams[(event.source, event.schema, event.table)][1].decode()
+        told = _REFUSED.get(code) or _FAILED.get(code) or said
+        answer = Answer.REFUSED if code in _REFUSED else Answer.FAILED
+        return Verdict(answer, f"stream {name}: {told}")
+
+    # --- connecting ------------------------------------------------------------------------------
+
+    def _open(self) -> _Line:
+        self.close()
+        sink, reasons = self._sink, []
+        context = sink.context()
+        for host in sink.hosts(_PORT):
+            try:
+                wire = Wire(host, sink.timeout_seconds)
+            except OSError as error:
+                reasons.append(f"{host}: {why(error)}")
+                continue
+            line = _Line(wire, sink.timeout_seconds)
+            try:
+                if context is not None:
+                    wire.secure(context, sink.timeout_seconds)
+                if not (complaint := self._greet(line, host)):
+                    self._line = line
+                    return line
+            except (OSError, HiredisError) as error:
+                complaint = why(error) if isinstance(error, OSError) else "it is no Redis"
+            line.close()
+            reasons.append(f"{host}: {complaint}")
+        raise SinkUnavailable(f"Redis at {'; '.join(reasons)}")
+
+    def _greet(self, line: _Line, _host: Host) -> str:
+        """Tell who we are; what is wrong with it, if anything is."""
+        sink = self._sink
+        if sink.password:
+            [reply] = line.ask([_packed("AUTH", sink.username, sink.password.reveal())])
+            if isinstance(reply, ReplyError):
+                return f"username or password is wrong for {sink.username}"
+        select, role = line.ask([_packed("SELECT", str(sink.database)), _packed("ROLE")])
+        if isinstance(select, ReplyError):
+            code = str(select).partition(" ")[0]
+            return _ELSEWHERE.get(code) or f"database {sink.database}: {select}"
+        if isinstance(role, list) and role[0] == b"slave":
+            return _ELSEWHERE["READONLY"]
+        return ""
+
+    def _unavailable(self, reason: str) -> SinkUnavailable:
+        return unavailable("Redis", self._line.host if self._line else self._sink.servers, reason)
+
+
+class _Line:
+    """Commands and their replies."""
+
+    def __init__(self, wire: Wire, timeout: float) -> None:
+        self._wire = wire
+        self._timeout = timeout
+        self._reader = Reader()
+
+    @property
+    def host(self) -> Host:
+        return self._wire.host
+
+    def ask(self, commands: Sequence[bytes]) -> list[Any]:
+        """The replies to some commands; an error that is a reply is a ReplyError among them."""
+        reader = self._reader
+        self._wire.send(b"".join(commands), reader.feed, self._timeout)
+        replies: list[Any] = []
+        while len(replies) < len(commands):
+            reply = reader.gets()
+            if reply is False:
+                reader.feed(self._wire.receive(self._timeout))
+            else:
+                replies.append(reply)
+        return replies
+
+    def alive(self) -> bool:
+        """Whether the server has not hung up since."""
+        try:
+            return not self._wire.heard()
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        self._wire.close()
+
+
+def _packed(*words: str) -> bytes:
+    return _written(*(word.encode() for word in words))
+
+
+def _written(*words: bytes) -> bytes:
+    written: bytes = pack_command(words)  # type: ignore[arg-type]  # of any length
+    return written
+
+
+_MULTI, _EXEC = _packed("MULTI"), _packed("EXEC")
+
+plugin = Redis
