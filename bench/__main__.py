@@ -29,6 +29,7 @@ from . import (
     memory,
     mysql,
     peers,
+    push_files,
     push_kafka,
     push_webhook,
     report,
@@ -71,6 +72,7 @@ class Part(StrEnum):
     DELIVERY_IDLE = "delivery-idle"
     DELIVERY_SLOW = "delivery-slow"
     DELIVERY_GRPC = "delivery-grpc"
+    PUSH_FILES = "push-files"
     PUSH_KAFKA = "push-kafka"
     PUSH_KAFKA_DELAY = "push-kafka-delay"
     PUSH_WEBHOOK = "push-webhook"
@@ -278,6 +280,13 @@ class Bench:
         with temporary_folder() as folder:
             return delivery_grpc.deliveries(folder, factor=factor, runs=self.runs)
 
+    def push_files(self) -> Section:
+        """From the log to files."""
+        console.print("push-files: a query's batches, beside a loop")
+        factor = min(1.0, self.scale.factor)
+        with temporary_folder() as folder:
+            return push_files.deliveries(folder, factor=factor, runs=self.runs)
+
     def push_kafka(self) -> Section:
         """From the log to a broker."""
         console.print("push-kafka: a query's batches, beside a loop")
@@ -359,6 +368,7 @@ def measure(
             Part.DELIVERY_IDLE: bench.delivery_idle,
             Part.DELIVERY_SLOW: bench.delivery_slow,
             Part.DELIVERY_GRPC: bench.delivery_grpc,
+            Part.PUSH_FILES: bench.push_files,
             Part.PUSH_KAFKA: bench.push_kafka,
             Part.PUSH_KAFKA_DELAY: bench.push_kafka_delay,
             Part.PUSH_WEBHOOK: bench.push_webhook,

@@ -30,24 +30,13 @@ NOON = 1_794_657_600_000_000  # of 2026-11-14
 FORMATS = Formats(Facts(servers=(Server("shop", "db.example"),)), Model(tenant="tenant_id"))
 
 
-class Drawer(Shop):
-    """Changes go into a log, and batches of it into files."""
+class Cabinet(Shop):
+    """A log whose transactions have the time one wants, and the files that are made of it."""
 
-    def __init__(self, spark: SparkSession, folder: Path, **chosen: Any) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.path = folder / "files"
-        self.spark = spark
-        self.chosen: dict[str, Any] = {"formats": FORMATS, **chosen}
-        self.written = 0  # the last sequence that a batch has brought to the sink
-        self.batches = 0
         self.clock = NOON
-        self.writer = self.open()
-
-    def open(self, writer: str = "query-1", *, adopt: bool = False) -> FilesWriter:
-        """The sink as a query that starts would open it."""
-        sink = Files(name="drawer", path=str(self.path), **self.chosen)
-        self.writer = sink.open(writer, adopt=adopt)
-        return self.writer
 
     def at(self, moment: int, *changes: Change) -> None:
         """One transaction at a moment, in microseconds since 1970."""
@@ -82,6 +71,52 @@ class Drawer(Shop):
         for number in range(count):
             self.commit(put(table, op, **account(number, f"tenant {number % 2}")))
 
+    def events(
+        self, name: str = "savegress", upto: int | None = None, formats: Formats = FORMATS
+    ) -> list[str]:
+        """What the log's server writes of its changes, transaction by transaction."""
+        render = renderer(formats.of_log(self.log.epoch).named(name))
+        upto = self.log.latest_sequence if upto is None else upto
+        events: list[str] = []
+        transaction: list[Change] = []
+        for change in self.log.read(0, limit=100_000, upto=upto):
+            transaction.append(change)
+            if change.last:
+                events += [event.decode() for _, event in render(transaction)]
+                transaction = []
+        return events
+
+    def names(self) -> list[str]:
+        """Every file that a reader may find, by its name in the folder."""
+        return names(self.path)
+
+    def lines(self) -> list[str]:
+        """What the files hold, taken by their names."""
+        return [line for name in self.names() for line in lines(self.path / name)]
+
+    def left(self) -> list[str]:
+        """What is left of files and entries that never counted."""
+        own = self.path / "_headrace"
+        return [str(file) for file in (*own.glob("staging/*"), *own.glob(".*"))]
+
+
+class Drawer(Cabinet):
+    """Changes go into a log, and batches of it into files."""
+
+    def __init__(self, spark: SparkSession, folder: Path, **chosen: Any) -> None:
+        super().__init__(folder)
+        self.spark = spark
+        self.chosen: dict[str, Any] = {"formats": FORMATS, **chosen}
+        self.written = 0  # the last sequence that a batch has brought to the sink
+        self.batches = 0
+        self.writer = self.open()
+
+    def open(self, writer: str = "query-1", *, adopt: bool = False) -> FilesWriter:
+        """The sink as a query that starts would open it."""
+        sink = Files(**({"name": "drawer", "path": str(self.path)} | self.chosen))
+        self.writer = sink.open(writer, adopt=adopt)
+        return self.writer
+
     def changes(self, after: int, upto: int, parts: int = 1) -> DataFrame:
         """A piece of the log, read by so many tasks."""
         cuts = [after + (upto - after) * at // parts for at in range(parts + 1)]
@@ -104,32 +139,6 @@ class Drawer(Shop):
         self.log.close()
         self.log = Log.open(self.folder / name)
         self.written = 0
-
-    def events(self, name: str = "savegress", upto: int | None = None) -> list[str]:
-        """What the log's server writes of its changes, transaction by transaction."""
-        render = renderer(FORMATS.of_log(self.log.epoch).named(name))
-        upto = self.log.latest_sequence if upto is None else upto
-        events: list[str] = []
-        transaction: list[Change] = []
-        for change in self.log.read(0, limit=100_000, upto=upto):
-            transaction.append(change)
-            if change.last:
-                events += [event.decode() for _, event in render(transaction)]
-                transaction = []
-        return events
-
-    def names(self) -> list[str]:
-        """Every file that a reader may find, by its name in the folder."""
-        return names(self.path)
-
-    def lines(self) -> list[str]:
-        """What the files hold, taken by their names."""
-        return [line for name in self.names() for line in lines(self.path / name)]
-
-    def left(self) -> list[str]:
-        """What is left of files that never counted."""
-        staging = self.path / "_headrace" / "staging"
-        return [str(file) for file in staging.rglob("*")] if staging.exists() else []
 
 
 def names(path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
 import re
@@ -12,15 +13,17 @@ from typing import Any
 
 import duckdb
 import pytest
+import yaml
 from pyspark.sql import SparkSession
 
+from headrace.config import parse
 from headrace.errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from headrace.event import Op
 from headrace.frame import FIELDS
 from headrace.sinks import Paced, Progress, Sink
 from headrace.sinks.files import Files
 from tests.sinks.archive import account
-from tests.sinks.drawer import DAY, NOON, Drawer, names, opened_drawer, parquet, rows
+from tests.sinks.drawer import DAY, FORMATS, NOON, Drawer, names, opened_drawer, parquet, rows
 from tests.sinks.lake import change, put, remove, schema, truncate
 
 Open = Callable[..., Drawer]
@@ -199,6 +202,26 @@ def test_other_readers_find_every_line_once_and_nothing_half_written(drawers: Op
     assert drawer.left() == []
 
 
+def test_the_config_of_the_docs_works(drawers: Open, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
+    found = re.search(r"^## files$.*?^```yaml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert found
+    content = yaml.safe_load(found[1])
+    content["pipeline"]["url"] = "https://headrace.example"
+    loaded = parse(content, folder=tmp_path, environment={})
+    assert loaded.pipeline is not None
+    [sink] = loaded.pipeline.sinks
+    assert isinstance(sink, Files)
+    drawer = drawers()
+    drawer.fill(2)
+    drawer.path = Path(sink.path)
+    drawer.writer = dataclasses.replace(sink, formats=FORMATS).open("query-1")
+    drawer.write()
+    assert drawer.path == tmp_path / "trail"
+    assert drawer.names() == [f"day=2026-11-14/log0001-{1:019}-{2:019}.jsonl.gz"]
+    assert drawer.lines() == drawer.events()
+
+
 def test_a_file_has_at_most_so_many_bytes(drawers: Open) -> None:
     drawer = drawers(file_mb=0.004)
     drawer.fill(40)
@@ -323,6 +346,7 @@ def test_a_ledger_that_is_gone_or_damaged_is_not_guessed(drawers: Open) -> None:
 def test_a_file_that_its_reader_has_taken_does_not_come_again(
     drawers: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "headrace")
     drawer = drawers()
     drawer.fill(2)
     drawer.write(1)

@@ -188,7 +188,7 @@ class Ledger:
             if staged.exists():
                 raise
             if not target.exists():
-                logger.warning("file=%s is gone; whoever reads these files has taken it", file.path)
+                logger.info("file=%s is gone; whoever reads these files has taken it", file.path)
 
     def _touched(self, files: Iterable[File]) -> Iterator[Path]:
         for file in files:
