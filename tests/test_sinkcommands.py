@@ -1,0 +1,252 @@
+"""`headrace redrive` and `headrace verify`, with and without a pipeline; and what stays hidden."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.cli import app
+from headrace.testing import free_port, wait_until
+from tests.changes import Writer, opened_writer
+from tests.sinks.receiver import OK, Receiver, Request, reply
+
+HEADRACE = [sys.executable, "-m", "headrace.cli"]
+HIDDEN = ["p4th-nobody-knows", "s1gning-secret", "t0ken-in-a-header"]
+LINK = re.compile(r"""(?:href|src)=["'](/[^"'#]*)""")
+MOST_PAGES = 80
+
+
+class Place:
+    """A folder with a config, whose pipeline posts to a receiver."""
+
+    def __init__(self, folder: Path, receiver: Receiver) -> None:
+        self.folder = folder
+        self.receiver = receiver
+        self.ui = free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self.refused: set[str] = set()
+        self.gone = False
+        receiver.script = self.answer
+        self.configure()
+
+    def configure(self, **others: object) -> None:
+        path, secret, token = HIDDEN
+        hooks = {
+            "type": "webhook",
+            "url": f"{self.receiver.url}/{path}",
+            "secret": secret,
+            "headers": {"Authorization": token},
+            "allow_private_networks": True,
+            "batch_seconds": 0.1,
+        }
+        spark = {
+            "spark.ui.enabled": True,
+            "spark.ui.port": self.ui,
+            "spark.driver.memory": "1g",
+        }
+        content = {
+            "sources": {"shop": {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop"}},
+            "server": {"port": free_port()},
+            "pipeline": {
+                "master": "local[2]",
+                "spark": spark,
+                "sinks": {"hooks": hooks, **others},
+            },
+        }
+        (self.folder / "headrace.yaml").write_text(json.dumps(content))
+
+    def answer(self, request: Request) -> bytes:
+        if self.gone:
+            return reply(410)
+        row = json.loads(request.body)["after"]["id"]
+        return reply(422, HIDDEN[2].encode()) if row in self.refused else OK
+
+    def start(self) -> None:
+        with (self.folder / "output.txt").open("ab") as output:
+            self.process = subprocess.Popen(
+                [*HEADRACE, "pipeline"], cwd=self.folder, stdout=output, stderr=output
+            )
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(120)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise
+
+    def ask(self, *command: str, code: int = 0) -> str:
+        told = subprocess.run(
+            [*HEADRACE, *command], cwd=self.folder, capture_output=True, text=True, check=False
+        )
+        said = told.stdout + told.stderr
+        assert told.returncode == code, said
+        with (self.folder / "output.txt").open("a") as output:
+            output.write(said)
+        return said
+
+    def status(self) -> dict[str, Any]:
+        file = self.folder / "data/pipeline/status.json"
+        sinks = json.loads(file.read_text())["sinks"] if file.exists() else []
+        return next((each for each in sinks if each["sink"] == "hooks"), {"phase": "none"})
+
+    def await_status(self, **wanted: object) -> None:
+        wait_until(
+            lambda: all(self.status().get(name) == value for name, value in wanted.items()),
+            timeout=180,
+            message=f"the sink says {wanted}",
+        )
+
+    def rows(self) -> list[str]:
+        return [json.loads(request.body)["after"]["id"] for request in self.receiver.requests]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with Receiver() as receiver:
+        made = Place(tmp_path, receiver)
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def fill(writer: Writer, *rows: str) -> None:
+    for row in rows:
+        writer.put("users", row)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("java")
+def test_dead_letters_go_out_again_and_what_was_sent_is_accounted_for(place: Place) -> None:
+    with opened_writer(place.folder / "data" / "log") as writer:
+        fill(writer, "1", "2", "3", "4")
+        place.refused = {"3"}
+        place.start()
+        place.await_status(sent=3, dead_letters=1)
+        told = place.ask("status")
+        assert "hooks: 1 dead letters of 1 rows" in told
+        assert "Run `headrace redrive hooks`" in told
+        assert json.loads(place.ask("status", "--json"))["pipeline"]["sinks"][0]["sent"] == 3
+        told = place.ask("verify", "hooks")
+        assert "4 events; 3 were sent, 1 became dead letters" in told
+        assert "1 dead letters of 1 rows wait" in told
+
+        # Asked of the pipeline that runs.
+        told = place.ask("redrive", "hooks", "--key", "users:33", code=1)
+        assert "no dead letter of users:33; did you mean public.users:3?" in told
+        told = place.ask("redrive", "hooks", code=1)
+        assert "sent 0 of 1 dead letters again; 1 are left" in told
+        assert "1: it answered 422 Unprocessable Entity: ***" in told
+        place.refused = set()
+        told = place.ask("redrive", "hooks", "--key", "users:3")
+        assert "hooks: sent 1 of 1 dead letters again; 0 are left" in told
+        place.await_status(dead_letters=0)
+        found = json.loads(place.ask("verify", "hooks", "--json"))
+        assert (found["expected"], found["sent"], found["redriven"]) == (4, 3, 1)
+        assert found["missing"] == []
+        assert_hidden_in_pages(f"http://127.0.0.1:{place.ui}")
+
+        # One that was gone goes on without a restart.
+        place.gone = True
+        fill(writer, "5")
+        place.await_status(phase="halted")
+        assert "the sink has halted: " in place.ask("redrive", "hooks", code=1)
+        place.gone = False
+        assert "hooks: no dead letters" in place.ask("redrive", "hooks")
+        place.await_status(sent=5, phase="streaming")
+
+        # And where no pipeline runs.
+        place.refused = {"6"}
+        fill(writer, "6")
+        place.await_status(dead_letters=1)
+        place.stop()
+        place.refused = set()
+        assert "sent 1 of 1 dead letters again" in place.ask("redrive", "hooks")
+        assert "hooks: no dead letters" in place.ask("redrive", "hooks")
+        assert "nothing is missing" in place.ask("verify", "hooks")
+    assert list(dict.fromkeys(place.rows())) == ["1", "2", "3", "4", "5", "6"]
+    assert_hidden_in_files(place.folder)
+
+
+def assert_hidden_in_pages(ui: str) -> None:
+    """No page of Spark's says what nobody may read, nor any that it links to."""
+    begin = ["jobs", "stages", "storage", "environment", "executors", "SQL", "StreamingQuery"]
+    waiting = [f"/{name}/" for name in begin] + ["/api/v1/applications"]
+    seen: dict[str, str] = {}
+    while waiting and len(seen) < MOST_PAGES:
+        page = waiting.pop(0)
+        if page in seen or page.startswith("/static") or "kill" in page:
+            continue
+        with urllib.request.urlopen(f"{ui}{page}", timeout=30) as answer:
+            seen[page] = answer.read().decode(errors="replace")
+        waiting += [link.replace("&amp;", "&") for link in LINK.findall(seen[page])]
+    assert any("/SQL/execution" in page for page in seen), "plans were looked at"
+    assert any("/stages/stage" in page for page in seen)
+    assert any("MapInArrow" in text for text in seen.values())
+    for page, text in seen.items():
+        assert [each for each in HIDDEN if each in text] == [], page
+
+
+def assert_hidden_in_files(folder: Path) -> None:
+    looked = 0
+    for file in folder.rglob("*"):
+        if file.is_file() and file.name != "headrace.yaml":
+            content = file.read_bytes()
+            assert [each for each in HIDDEN if each.encode() in content] == [], file
+            looked += 1
+    assert looked > 10
+    assert (folder / "data/pipeline/spark.log").exists()
+
+
+# --- asked wrongly -------------------------------------------------------------------------------
+
+
+def command(place: Place, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--config", str(place.folder / "headrace.yaml")])
+
+
+@pytest.mark.parametrize("name", ["redrive", "verify"])
+def test_a_sink_that_is_not_there_or_sends_nothing_is_named(place: Place, name: str) -> None:
+    place.configure(lake={"type": "history", "path": "lake"})
+    told = command(place, name, "hook")
+    assert told.exit_code == 1
+    assert "error: no sink called hook; did you mean hooks?" in told.stderr
+    told = command(place, name, "lake")
+    assert told.exit_code == 1
+    assert "error: the sink lake sends no events" in told.stderr
+    assert "those that do: hooks" in told.stderr
+
+
+def test_where_nothing_was_sent_there_is_nothing_to_send_again(place: Place) -> None:
+    with opened_writer(place.folder / "data" / "log") as writer:
+        fill(writer, "1")
+        told = command(place, "verify", "hooks")
+        assert told.exit_code == 0
+        assert "1 events are still to come" in told.stdout
+    told = command(place, "redrive", "hooks")
+    assert (told.exit_code, told.stdout) == (0, "hooks: no dead letters\n")
+
+
+def test_a_config_with_sinks_that_send_loads_no_spark(place: Place) -> None:
+    code = (
+        "import sys, headrace.config, headrace.pipeline.verify, headrace.pipeline.checkpoint\n"
+        "assert headrace.config.load('headrace.yaml').pipeline.sinks\n"
+        "assert 'pyspark' not in sys.modules, 'loaded'\n"
+    )
+    environment = {**os.environ}
+    subprocess.run([sys.executable, "-c", code], cwd=place.folder, env=environment, check=True)
