@@ -9,27 +9,22 @@ from __future__ import annotations
 import os
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pyarrow.dataset as ds
-from pyspark.sql import DataFrame
 
 from headrace.formats.facts import Facts
 from headrace.formats.savegress import Savegress
 from headrace.log import Log
-from headrace.pipeline.query import Batches, Feed, Stored
-from headrace.pipeline.run import plans
-from headrace.pipeline.session import opened_session
 from headrace.sinks._files.stage import Kind
 from headrace.sinks.files import Files
 
 from .orders import Orders
 from .process import MeasurementFailed, Outcome, answer, measure, module
+from .push import size, through
 from .report import Figure, Figures
 
-MASTER = "local[2]"
 ROWS = 100_000  # different ones
 CHANGES = 100_000  # of a query's batch
 BATCHES, WARM_UP = 3, 2
@@ -68,7 +63,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 def deliveries(folder: Path, *, factor: float, runs: int) -> Figures:
     """Events a second, of each the best run."""
-    changes = max(1000, round(CHANGES * factor) // 1000 * 1000)
+    changes = size(CHANGES, factor)
     log = str(folder / "log")
     Orders(log).update(ROWS, batch=changes, batches=BATCHES, warm_up=WARM_UP)
     figures: list[Figure] = []
@@ -97,33 +92,10 @@ def _found(task: Task) -> int:
     return sum(file.read_bytes().count(b"\n") for file in task.path.glob("day=*/*.jsonl"))
 
 
-class Timed(Batches):
-    """What Spark calls with each batch; notes when each had ended."""
-
-    ends: list[float]
-
-    def __call__(self, changes: DataFrame, batch_id: int) -> None:
-        """Write a batch."""
-        super().__call__(changes, batch_id)
-        self.ends.append(time.perf_counter())
-
-
 def headrace(task: Task) -> Outcome:
-    """The real query; the batches after the warm-up count, with all that Spark does between."""
-    feed = Feed(address={"path": task.log}, max_changes_per_batch=task.changes)
-    [plan] = plans([task.sink], feed, checkpoints=Path(task.folder), once=True)
-    stored: list[Stored] = []
-    with opened_session(MASTER, {}, journal=Path(task.folder, "spark.log")) as spark:
-        writer = plan.sink.open(plan.checkpoint.writer())
-        batches = Timed(writer, plan.sink.name, stored.append)
-        batches.ends = [time.perf_counter()]
-        plan.start(spark, batches, plan.starting(writer)).awaitTermination()
-    if batches.error is not None:
-        raise batches.error
-    times = [end - begin for begin, end in pairwise(batches.ends)][task.warm_up :]
-    changes = sum(each.changes for each in stored[task.warm_up :])
-    writing = sum(each.seconds for each in stored[task.warm_up :])
-    return Outcome(changes, sum(times), {"seconds in writing": writing})
+    """The real query."""
+    folder, changes = Path(task.folder), task.changes
+    return through(task.sink, task.log, folder, changes=changes, warm_up=task.warm_up)
 
 
 def bare(task: Task) -> Outcome:

@@ -13,20 +13,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, Message, Producer, TopicPartition
-from pyspark.sql import DataFrame
 
 from headrace.formats.facts import Facts
 from headrace.formats.key import row_key
 from headrace.formats.savegress import Savegress
 from headrace.log import Log
-from headrace.pipeline.query import Batches, Feed, Stored
-from headrace.pipeline.run import plans
-from headrace.pipeline.session import opened_session
 from headrace.sinks import REPORT, Phase, Report
 from headrace.sinks.kafka import Kafka
 from headrace.testing import PostgresDatabase, free_port, wait_until
@@ -35,15 +30,14 @@ from headrace.testing.kafka import KafkaServer
 from . import latency
 from .orders import NAME, SCHEMA, Orders
 from .process import MeasurementFailed, Outcome, answer, child, measure, module, next_line
+from .push import MASTER, WHO, best, size, through
 from .report import Figure, Figures
 
-MASTER = "local[2]"
 ROWS = 100_000  # different ones
 CHANGES = 100_000  # of a query's batch
 BATCHES, WARM_UP = 5, 2
 DELAYED = 1500  # rows whose delay is measured
 JAVA = ("-Xmx1g",)
-WHO = ("Headrace", "a loop of the same client")
 TARGET = 50_000  # events a second
 
 _STAMP = re.compile(rb'"stamp":(\d+)')
@@ -75,21 +69,19 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 def deliveries(folder: Path, *, factor: float, runs: int) -> Figures:
     """Events a second, of each the best run; every run has a broker of its own."""
-    changes = max(1000, round(CHANGES * factor) // 1000 * 1000)
-    log = str(folder / "log")
+    changes, log = size(CHANGES, factor), str(folder / "log")
     Orders(log).update(ROWS, batch=changes, batches=BATCHES, warm_up=WARM_UP)
-    best = dict.fromkeys(WHO, 0.0)
-    for run in range(runs):
-        for who in WHO:
-            place = folder / f"{run}-{WHO.index(who)}"
-            place.mkdir()
-            with KafkaServer(options=JAVA) as server:
-                task = Task(log=log, folder=str(place), servers=server.address(), changes=changes)
-                best[who] = max(best[who], sent(who, task).rate)
+
+    def one(who: str, place: Path) -> Outcome:
+        with KafkaServer(options=JAVA) as server:
+            task = Task(log=log, folder=str(place), servers=server.address(), changes=changes)
+            return sent(who, task)
+
+    rates = best(folder, runs, one)
     headrace, loop = WHO
     figures = [
-        Figure(headrace, best[headrace], "events/s", at_least=TARGET),
-        Figure(loop, best[loop], "events/s"),
+        Figure(headrace, rates[headrace], "events/s", at_least=TARGET),
+        Figure(loop, rates[loop], "events/s"),
     ]
     return Figures("Log → Kafka: updates of 8 columns, to a broker on this machine", figures)
 
@@ -116,33 +108,10 @@ def _messages(servers: str, topic: str) -> int:
 # --- Headrace ------------------------------------------------------------------------------------
 
 
-class Timed(Batches):
-    """What Spark calls with each batch; notes when each had ended."""
-
-    ends: list[float]
-
-    def __call__(self, changes: DataFrame, batch_id: int) -> None:
-        """Send a batch."""
-        super().__call__(changes, batch_id)
-        self.ends.append(time.perf_counter())
-
-
 def headrace(task: Task) -> Outcome:
-    """The real query; the batches after the warm-up count, with all that Spark does between."""
-    feed = Feed(address={"path": task.log}, max_changes_per_batch=task.changes)
-    [plan] = plans([task.sink], feed, checkpoints=Path(task.folder), once=True)
-    stored: list[Stored] = []
-    with opened_session(MASTER, {}, journal=Path(task.folder, "spark.log")) as spark:
-        writer = plan.sink.open(plan.checkpoint.writer())
-        batches = Timed(writer, plan.sink.name, stored.append)
-        batches.ends = [time.perf_counter()]
-        plan.start(spark, batches, plan.starting(writer)).awaitTermination()
-    if batches.error is not None:
-        raise batches.error
-    times = [end - begin for begin, end in pairwise(batches.ends)][task.warm_up :]
-    changes = sum(each.changes for each in stored[task.warm_up :])
-    sending = sum(each.seconds for each in stored[task.warm_up :])
-    return Outcome(changes, sum(times), {"seconds in sending": sending})
+    """The real query."""
+    folder, changes = Path(task.folder), task.changes
+    return through(task.sink, task.log, folder, changes=changes, warm_up=task.warm_up)
 
 
 # --- the loop ------------------------------------------------------------------------------------

@@ -14,20 +14,16 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 
 import httptools
 import msgspec
 import uvloop
-from pyspark.sql import DataFrame
 
 from headrace.formats.facts import Facts
 from headrace.formats.savegress import Savegress
 from headrace.log import Log
-from headrace.pipeline.query import Batches, Feed, Stored
-from headrace.pipeline.run import plans
-from headrace.pipeline.session import opened_session
 from headrace.secret import Secret
 from headrace.sinks._push import Event
 from headrace.sinks._webhook.address import endpoint
@@ -37,14 +33,13 @@ from headrace.sinks.webhook import Webhook
 
 from .orders import Orders
 from .process import MeasurementFailed, Outcome, answer, environment, measure, module, next_line
+from .push import WHO, best, size, through
 from .report import Figure, Figures
 
-MASTER = "local[2]"
 ROWS = 10_000  # different ones
 ALONE, TOGETHER = 20_000, 100_000  # changes of a query's batch
 BATCHES, WARM_UP = 3, 1
 CONCURRENCY, SECRET = 16, "a secret of the bench"
-WHO = ("Headrace", "a loop of the same client")
 _OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 _SIZE = re.compile(rb'"batch_size":(\d+)')
 
@@ -85,31 +80,27 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 def deliveries(folder: Path, *, factor: float, runs: int) -> Figures:
     """Events a second, of each the best run."""
+    headrace, loop = WHO
     figures = []
     for together, count, least in ((False, ALONE, 2_000), (True, TOGETHER, 20_000)):
-        changes = max(1000, round(count * factor) // 1000 * 1000)
-        log = str(folder / f"log-{together}")
+        place = folder / str(together)
+        place.mkdir()
+        log, changes = str(place / "log"), size(count, factor)
         Orders(log).update(ROWS, batch=changes, batches=BATCHES, warm_up=WARM_UP)
-        best = dict.fromkeys(WHO, 0.0)
-        for run in range(runs):
-            for who in WHO:
-                place = folder / f"{together}-{run}-{WHO.index(who)}"
-                place.mkdir()
-                task = Task(log=log, folder=str(place), together=together, changes=changes)
-                best[who] = max(best[who], posted(who, task).rate)
-        headrace, loop = WHO
+        task = Task(log=log, folder="", together=together, changes=changes)
+        rates = best(place, runs, partial(posted, task))
         figures += [
-            Figure(f"{headrace}: {task}", best[headrace], "/s", at_least=least),
-            Figure(f"{loop}: {task}", best[loop], "/s"),
+            Figure(f"{headrace}: {task}", rates[headrace], "/s", at_least=least),
+            Figure(f"{loop}: {task}", rates[loop], "/s"),
         ]
     return Figures("Log → webhook: updates of 8 columns, to a receiver on this machine", figures)
 
 
-def posted(who: str, task: Task) -> Outcome:
+def posted(task: Task, who: str, place: Path) -> Outcome:
     """One run; every event must have come."""
     with receiver() as (port, count):
-        task = msgspec.structs.replace(task, port=port)
-        outcome = measure(module("push_webhook", who, task.encode()), Path(task.folder))
+        task = msgspec.structs.replace(task, port=port, folder=str(place))
+        outcome = measure(module("push_webhook", who, task.encode()), place)
         wanted = task.changes * (BATCHES + task.warm_up)
         if (came := count()) != wanted:
             raise MeasurementFailed(f"{came} events came, not {wanted}")
@@ -184,34 +175,10 @@ async def take() -> None:
 # --- Headrace ------------------------------------------------------------------------------------
 
 
-class Timed(Batches):
-    """What Spark calls with each batch; notes when each had ended."""
-
-    ends: list[float]
-    count = 0
-
-    def __call__(self, changes: DataFrame, batch_id: int) -> None:
-        """Send a batch."""
-        super().__call__(changes, batch_id)
-        self.ends.append(time.perf_counter())
-
-
 def headrace(task: Task) -> Outcome:
-    """The real query; the batches after the warm-up count, with all that Spark does between."""
-    feed = Feed(address={"path": task.log}, max_changes_per_batch=task.changes)
-    [plan] = plans([task.sink], feed, checkpoints=Path(task.folder), once=True)
-    stored: list[Stored] = []
-    with opened_session(MASTER, {}, journal=Path(task.folder, "spark.log")) as spark:
-        writer = plan.sink.open(plan.checkpoint.writer())
-        batches = Timed(writer, plan.sink.name, stored.append)
-        batches.ends = [time.perf_counter()]
-        plan.start(spark, batches, plan.starting(writer)).awaitTermination()
-    if batches.error is not None:
-        raise batches.error
-    times = [end - begin for begin, end in pairwise(batches.ends)][task.warm_up :]
-    changes = sum(each.changes for each in stored[task.warm_up :])
-    sending = sum(each.seconds for each in stored[task.warm_up :])
-    return Outcome(changes, sum(times), {"seconds in sending": sending})
+    """The real query."""
+    folder, changes = Path(task.folder), task.changes
+    return through(task.sink, task.log, folder, changes=changes, warm_up=task.warm_up)
 
 
 # --- the loop ------------------------------------------------------------------------------------

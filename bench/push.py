@@ -1,0 +1,72 @@
+"""What the measurements of sinks that send events share: the real query over a log, timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from headrace.pipeline.query import Batches, Feed, Stored
+from headrace.pipeline.run import plans
+from headrace.pipeline.session import opened_session
+from headrace.sinks import Sink
+
+from .process import Outcome
+
+MASTER = "local[2]"
+WHO = ("Headrace", "a loop of the same client")
+
+
+class Timed(Batches):
+    """What Spark calls with each batch; notes when each had ended."""
+
+    ends: list[float]
+
+    def __call__(self, changes: DataFrame, batch_id: int) -> None:
+        """Store a batch."""
+        super().__call__(changes, batch_id)
+        self.ends.append(time.perf_counter())
+
+
+def through(sink: Sink, log: str, folder: Path, *, changes: int, warm_up: int) -> Outcome:
+    """The real query, in batches of so many changes, with all that Spark does between them.
+
+    Those after the warm-up count.
+    """
+    feed = Feed(address={"path": log}, max_changes_per_batch=changes)
+    [plan] = plans([sink], feed, checkpoints=folder, once=True)
+    stored: list[Stored] = []
+    with opened_session(MASTER, {}, journal=folder / "spark.log") as spark:
+        writer = plan.sink.open(plan.checkpoint.writer())
+        batches = Timed(writer, plan.sink.name, stored.append)
+        batches.ends = [time.perf_counter()]
+        plan.start(spark, batches, plan.starting(writer)).awaitTermination()
+    if batches.error is not None:
+        raise batches.error
+    times = [end - begin for begin, end in pairwise(batches.ends)][warm_up:]
+    counted = stored[warm_up:]
+    storing = sum(each.seconds for each in counted)
+    return Outcome(
+        sum(each.changes for each in counted), sum(times), {"seconds in storing": storing}
+    )
+
+
+def best(
+    folder: Path, runs: int, one: Callable[[str, Path], Outcome], who: Sequence[str] = WHO
+) -> dict[str, float]:
+    """The best rate of each, who take turns; each run has a folder of its own."""
+    rates = dict.fromkeys(who, 0.0)
+    for run in range(runs):
+        for number, each in enumerate(who):
+            place = folder / f"run-{run}-{number}"
+            place.mkdir(parents=True)
+            rates[each] = max(rates[each], one(each, place).rate)
+    return rates
+
+
+def size(changes: int, factor: float) -> int:
+    """How many changes a batch has, of a measurement that is to be so much smaller or larger."""
+    return max(1000, round(changes * factor) // 1000 * 1000)
