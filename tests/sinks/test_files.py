@@ -20,7 +20,8 @@ from headrace.config import parse
 from headrace.errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from headrace.event import Op
 from headrace.frame import FIELDS
-from headrace.sinks import Paced, Progress, Sink
+from headrace.pipeline.verify import verify
+from headrace.sinks import Accountable, Paced, Progress, Sink
 from headrace.sinks.files import Files
 from tests.sinks.archive import account
 from tests.sinks.drawer import DAY, FORMATS, NOON, Drawer, names, opened_drawer, parquet, rows
@@ -58,6 +59,7 @@ def test_files_is_a_sink_that_says_how_often() -> None:
     sink = Files(name="drawer", path="drawer")
     assert isinstance(sink, Sink)
     assert isinstance(sink, Paced)
+    assert isinstance(sink, Accountable)
     assert sink.fields == tuple(FIELDS)
 
 
@@ -224,12 +226,15 @@ def test_the_config_of_the_docs_works(drawers: Open, tmp_path: Path) -> None:
 
 def test_a_file_has_at_most_so_many_bytes(drawers: Open) -> None:
     drawer = drawers(file_mb=0.004)
+    (drawer.path / "_headrace" / "staging" / "killed before the first batch").mkdir(parents=True)
+    drawer.open()
     drawer.fill(40)
     drawer.write()
     sizes = [(drawer.path / name).stat().st_size for name in drawer.names()]
     assert len(sizes) > 3
     assert max(sizes) <= 4000
     assert drawer.lines() == drawer.events()
+    assert drawer.left() == []
 
 
 def test_progress_is_what_the_files_have(drawers: Open) -> None:
@@ -247,6 +252,27 @@ def test_progress_is_what_the_files_have(drawers: Open) -> None:
     drawer.fill(2)
     drawer.writer.write(drawer.changes(3, 5), 0)
     assert drawer.lines() == drawer.events("notification")
+
+
+@pytest.mark.parametrize(("kind", "format"), [("jsonl", "notification"), ("parquet", "")])
+def test_the_ledger_can_be_compared_with_the_log(drawers: Open, kind: str, format: str) -> None:
+    drawer = drawers(kind=kind, format=format)
+    every_kind(drawer)
+    drawer.write()
+    drawer.fill(3)
+    drawer.written = drawer.log.latest_sequence  # which nobody writes
+    drawer.chosen |= {"tables": ("public.*",)}  # so that there are two ranges
+    drawer.open()
+    drawer.fill(4)
+    drawer.write()
+    sink = Files(**({"name": "drawer", "path": str(drawer.path)} | drawer.chosen))
+    address = {"path": str(drawer.log.path)}
+    found = verify(sink, address, lambda *_: None)
+    assert found.expected == len(drawer.events(format or "canonical"))
+    assert found.sent == found.expected - 3
+    assert [(span.events, span.last) for span in found.missing] == [(3, found.last - 4)]
+    drawer.fill(2)
+    assert verify(sink, address, lambda *_: None).to_come == 2
 
 
 def test_another_pipeline_is_kept_out_until_it_takes_over(drawers: Open) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
@@ -20,10 +20,11 @@ from .. import frame
 from ..errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from ..formats import TransactionFormat
 from ..formats.catalogue import Formats
-from . import Progress, Troubled
+from . import Progress, Sent, Settled, Troubled
 from ._append import SAID_DDL
-from ._files.ledger import Entry, File, Ledger, Made
+from ._files.ledger import Entry, File, Ledger, Made, Written, added
 from ._files.stage import Compression, Kind, Stage, Staged, Style, final
+from ._push.events import Rendering
 from ._shape import DAY, TENANT, Events, Shape, Whole, expect_format
 
 if TYPE_CHECKING:
@@ -101,6 +102,27 @@ class Files:
         usual: Compression = "zstd" if self.kind == "parquet" else "none"
         return Style(self.kind, self.compression or usual, int(self.file_mb * _MEGABYTE))
 
+    @property
+    def rendering(self) -> Rendering:
+        """How changes become events; all fields of each change are as many as in canonical."""
+        return Rendering(self.formats, self.format or "canonical", self.tables)
+
+    def sent(self) -> Sent:
+        """What the files have, by the ledger beside them."""
+        entry = Ledger(os.path.abspath(self.path)).entry
+        return Sent(
+            [
+                Settled(
+                    each.epoch,
+                    each.first,
+                    each.last,
+                    each.events,
+                    rendering=replace(self.rendering, tables=tuple(each.tables)),
+                )
+                for each in (entry.written if entry else [])
+            ]
+        )
+
     def open(self, writer: str, *, adopt: bool = False) -> FilesWriter:
         """Begin to write."""
         return FilesWriter(self, writer, adopt=adopt)
@@ -120,6 +142,7 @@ class FilesWriter:
         self._placed = False  # whether the files of the last entry are all at their places
         if (entry := self._ledger.entry) is not None:
             self._take(entry)
+        self._ledger.sweep()
 
     def _take(self, entry: Entry) -> None:
         """Go on with what is there."""
@@ -130,7 +153,6 @@ class FilesWriter:
         if entry.writer != self._writer:
             mine = msgspec.structs.replace(entry, writer=self._writer, files=[], at=_now())
             self._ledger.commit(mine)
-        self._ledger.sweep()
 
     def progress(self) -> Progress | None:
         """Up to where the files have everything."""
@@ -183,6 +205,9 @@ class FilesWriter:
             logs[reached.epoch] = max(reached.sequence, logs.get(reached.epoch, 0))
         log = list(logs).index(reached.epoch) + 1 if reached.epoch else 0
         named = [final(file, log, self._sink.style) for file in files]
+        written = before.written if before else []
+        if files:
+            written = added(written, _range(reached.epoch, named, self._sink.tables))
         entry = Entry(
             writer=self._writer,
             made=self._made,
@@ -190,7 +215,7 @@ class FilesWriter:
             epoch=reached.epoch,
             logs=logs,
             files=sorted(named, key=lambda file: (file.first, file.path)),
-            events=sum(file.events for file in files) + (before.events if before else 0),
+            written=written,
             at=_now(),
         )
         self._ledger.commit(entry)
@@ -220,6 +245,16 @@ class FilesWriter:
     def tend(self) -> None:
         """Keep the ledger short; the files themselves stay until their owner deletes them."""
         self._ledger.tend()
+
+
+def _range(epoch: str, files: list[File], tables: tuple[str, ...]) -> Written:
+    return Written(
+        epoch,
+        min(file.first for file in files),
+        max(file.last for file in files),
+        sum(file.events for file in files),
+        list(tables),
+    )
 
 
 def _check(sink: Files, path: str, made: Made) -> None:

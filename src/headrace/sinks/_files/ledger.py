@@ -56,6 +56,16 @@ class Made(msgspec.Struct, frozen=True):
     tenant: str
 
 
+class Written(msgspec.Struct, frozen=True):
+    """A range of a log that is in the files."""
+
+    epoch: str
+    first: int  # sequences of the first and the last change that has an event
+    last: int
+    events: int
+    tables: list[str]  # globs of the tables that were wanted then
+
+
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """What a folder has after a batch."""
 
@@ -65,8 +75,19 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str = ""  # the log that was read last
     logs: dict[str, int] = {}  # every log so far, in order, and up to where it is here
     files: list[File] = []  # of this batch
-    events: int = 0  # of all batches
+    written: list[Written] = []  # all batches, those alike as one
     at: int = 0  # microseconds since 1970
+
+
+def added(written: list[Written], more: Written) -> list[Written]:
+    """The ranges with one more, joined to the last if it goes on with it."""
+    if written and (written[-1].epoch, written[-1].tables) == (more.epoch, more.tables):
+        *before, last = written
+        return [
+            *before,
+            msgspec.structs.replace(last, last=more.last, events=last.events + more.events),
+        ]
+    return [*written, more]
 
 
 _encode = msgspec.json.Encoder().encode
@@ -223,7 +244,7 @@ class Ledger:
             yield
         except OSError as error:
             raise SinkUnavailable(
-                f"{self._root} cannot be read or written: {error.strerror}"
+                f"{self._root} cannot be read or written: {error.strerror or error}"
             ) from error
 
 

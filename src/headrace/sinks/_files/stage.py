@@ -118,7 +118,9 @@ class Stage:
             ]
             sync(self.folder)
         except OSError as error:
-            raise SinkUnavailable(f"{self.folder} cannot be written: {error.strerror}") from error
+            raise SinkUnavailable(
+                f"{self.folder} cannot be written: {error.strerror or error}"
+            ) from error
         return files
 
     def _file(self, rows: pa.Table, place: str) -> File:
