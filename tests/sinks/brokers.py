@@ -5,11 +5,19 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from headrace.sinks._kafka.channel import KafkaChannel
 from headrace.sinks._push import Event
 from headrace.sinks.kafka import Kafka
+from headrace.testing import wait_until
 from headrace.testing.kafka import HINT, KafkaServer, kafka_jars
 from tests.needs import missing
 
@@ -85,7 +93,7 @@ def read(server: KafkaServer, topic: str) -> list[Record]:
     try:
         partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
         parts = [TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions]
-        ends = [consumer.get_watermark_offsets(part, timeout=10)[1] for part in parts]
+        ends = [_end(consumer, part) for part in parts]
         consumer.assign(parts)
         records: list[Record] = []
         while len(records) < sum(ends):
@@ -93,6 +101,22 @@ def read(server: KafkaServer, topic: str) -> list[Record]:
         return sorted(records, key=lambda record: record.partition)  # stable: order is kept
     finally:
         consumer.close()
+
+
+def _end(consumer: Consumer, part: TopicPartition) -> int:
+    """Where a partition ends; a broker that has just come back may not lead it yet."""
+
+    def marks() -> tuple[int, int] | None:
+        try:
+            return consumer.get_watermark_offsets(part, timeout=10)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                raise
+            return None
+
+    found = wait_until(marks, timeout=30, message=f"{part} has a leader")
+    assert found is not None
+    return found[1]
 
 
 def _record(message: Message) -> Record:

@@ -138,7 +138,7 @@ class Kafka(PushSettings):
         return {
             # Java's own: whoever writes or joins by the same keys finds the same partition.
             _PARTITIONER: "murmur2_random",
-            "linger.ms": 5,
+            "linger.ms": 50,  # the end of a window is not waited with
             "batch.size": 1_000_000,
             "reconnect.backoff.max.ms": 1_000,
             "topic.metadata.propagation.max.ms": 10_000,
@@ -155,6 +155,8 @@ class Kafka(PushSettings):
             # Of itself no message ever fails for its age: a row's next one could then get ahead.
             "message.timeout.ms": 0,
             "enable.idempotence": True,  # and with it acks=all
+            # What it has sent and does not hold any more was accepted, unless it tells otherwise.
+            "delivery.report.only.error": True,
         }
 
     @property

@@ -138,36 +138,15 @@ class _Trouble:
 
 
 class _Window:
-    """What became of the events of one call."""
+    """What became of the events of one call: all are accepted but those that failed."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
         self.failed: dict[int, KafkaError | Verdict] = {}
-        self.open = 0
-        self._asked = bytearray(len(events))
-        self._answered = bytearray(len(events))
 
-    def asked(self, at: int) -> None:
-        """An event is with the client."""
-        self.open += 1
-        self._asked[at] = 1
-
-    def done(self, at: int, error: KafkaError | None, _message: Message) -> None:
-        """The client tells what became of an event."""
-        self.open -= 1
-        self._answered[at] = 1
-        if error is not None:
-            self.failed[at] = error
-
-    def unanswered(self) -> Iterable[int]:
-        """The events of which the client has not told."""
-        pairs = enumerate(zip(self._asked, self._answered, strict=True))
-        return (at for at, (asked, answered) in pairs if asked and not answered)
-
-    def forget(self, at: int) -> None:
-        """An event is about to be handed over again."""
-        self.failed.pop(at, None)
-        self._asked[at] = self._answered[at] = 0
+    def told(self, at: int, error: KafkaError, _message: Message) -> None:
+        """The client has failed at an event."""
+        self.failed[at] = error
 
 
 class _Route(NamedTuple):
@@ -242,11 +221,13 @@ class KafkaChannel:
 
     def _give_up(self, producer: Producer, window: _Window) -> None:
         """Take back what was not accepted, and leave the producer."""
-        producer.purge()
-        deadline = time.monotonic() + _EMPTY_SECONDS
-        while window.open and time.monotonic() < deadline:
-            producer.poll(_LOOK_SECONDS)
         self._producer = None
+        producer.purge()
+        if producer.flush(_EMPTY_SECONDS):
+            # It does not say which ones it still has, so none of them counts as accepted.
+            stuck = self._stuck()
+            for at in range(len(window.events)):
+                window.failed.setdefault(at, stuck)
 
     # --- a window --------------------------------------------------------------------------------
 
@@ -259,7 +240,7 @@ class KafkaChannel:
     ) -> None:
         blocked: set[str] = set()
         for at, event in enumerate(window.events):
-            if event.row in blocked:
+            if blocked and event.row in blocked:
                 window.failed[at] = UNSENT
             elif refused and (topic := self._route(event).topic) in refused:
                 window.failed[at] = refused[topic]
@@ -270,7 +251,7 @@ class KafkaChannel:
     def _hand_over(self, producer: Producer, window: _Window, at: int, deadline: float) -> bool:
         event = window.events[at]
         topic, begin, table = self._route(event)
-        key, done = event.row[begin:], partial(window.done, at)
+        key, told = event.row[begin:], partial(window.told, at)
         headers: list[tuple[str, str | bytes | None]] = [
             ("savegress-event-id", event.id),
             _OPERATIONS.get(event.op) or ("savegress-operation", event.op),
@@ -279,7 +260,7 @@ class KafkaChannel:
         ]
         while True:
             try:
-                producer.produce(topic, event.payload, key, on_delivery=done, headers=headers)
+                producer.produce(topic, event.payload, key, on_delivery=told, headers=headers)
             except BufferError:  # the client holds as much as it may: see what it got rid of
                 producer.poll(_LOOK_SECONDS)
                 if self._trouble.hopeless or time.monotonic() > deadline:
@@ -289,22 +270,18 @@ class KafkaChannel:
                 window.failed[at] = error.args[0]
                 return False
             else:
-                window.asked(at)
                 return True
 
     def _finish(self, producer: Producer, window: _Window, deadline: float) -> None:
         """Wait until every event has an answer, or there is no use in it."""
-        trouble = self._trouble
-        while window.open:
-            before = window.open
-            producer.flush(_LOOK_SECONDS)
-            if window.open < before and not trouble.fatal:
+        trouble, before = self._trouble, len(producer)
+        while left := producer.flush(_LOOK_SECONDS):
+            if left < before and not trouble.fatal:
                 trouble.over()
-            if window.open and (trouble.hopeless or time.monotonic() > deadline):
+            before = left
+            if trouble.hopeless or time.monotonic() > deadline:
                 self._give_up(producer, window)
                 break
-        for at in window.unanswered():
-            window.failed[at] = self._stuck()
         if trouble.fatal:
             self._producer = None
 
@@ -316,7 +293,7 @@ class KafkaChannel:
         again = _rows_from(window, KafkaError.MSG_SIZE_TOO_LARGE)
         blocked: set[str] = set()
         for at in again:
-            window.forget(at)
+            window.failed.pop(at, None)
             row = window.events[at].row
             if row in blocked or (producer := self._producer) is None:
                 window.failed[at] = UNSENT if row in blocked else self._stuck()

@@ -136,6 +136,7 @@ class Delivery:
     stopped: Stopped | None = None
     _fresh: deque[Event] = field(default_factory=deque)
     _held: dict[str, _Held] = field(default_factory=dict)
+    _large: bool = False  # whether an event was met that is too large to be sent
     _held_events: int = 0
     _held_bytes: int = 0
     _taken: Position = (0, -1)  # the last event that is no longer fresh
@@ -183,10 +184,13 @@ class Delivery:
 
     def _read(self, chunks: Iterable[Sequence[Event]]) -> Iterator[None]:
         """Put events that are to be sent to the fresh ones, a chunk at a time."""
-        limit = self.policy.max_event_bytes
+        limit, refers = self.policy.max_event_bytes, self.policy.reference
         for chunk in chunks:
             events = self._beyond(chunk) if self.point.sequence else chunk
-            self._fresh.extend([self._within(each, limit) for each in events] if limit else events)
+            if limit and max(map(_size, events), default=0) > limit:
+                events = [self._within(each, limit) for each in events]
+                self._large = not refers
+            self._fresh.extend(events)
             if self._fresh:
                 yield
 
@@ -220,34 +224,22 @@ class Delivery:
 
     def _fresh_ones(self, reading: Iterator[None]) -> list[Event]:
         window: list[Event] = []
-        size, most = 0, self._at_once()
+        fresh, most, enough = self._fresh, self._at_once(), self.policy.batch_bytes
         plain = not self._held and not self.blocked and not self._defer
-        limit = 0 if self.policy.reference else self.policy.max_event_bytes
-        if plain and not limit and self._more(reading):
-            return self._next(most)
-        while len(window) < most and size < self.policy.batch_bytes and self._room():
-            if not self._fresh and not self._more(reading):
+        size, event = 0, None
+        while len(window) < most and size < enough and (plain or self._room()):
+            if not fresh and not self._more(reading):
                 break
-            event = self._fresh.popleft()
-            self._taken = event.sequence, event.at
+            event = fresh.popleft()
             length = len(event.payload or b"")
-            if limit and length > limit:
+            if self._large and length > self.policy.max_event_bytes:
                 self._refuse_large(event)
                 plain = False
             elif plain or self._goes(event):
                 window.append(event)
                 size += length
-        return window
-
-    def _next(self, most: int) -> list[Event]:
-        """Fresh events as they come, where no row is held or blocked."""
-        window: list[Event] = []
-        fresh, size, enough = self._fresh, 0, self.policy.batch_bytes
-        while fresh and len(window) < most and size < enough:
-            event = fresh.popleft()
-            size += len(event.payload or b"")
-            window.append(event)
-        self._taken = window[-1].sequence, window[-1].at
+        if event is not None:
+            self._taken = event.sequence, event.at
         return window
 
     def _at_once(self) -> int:
@@ -462,6 +454,10 @@ class Delivery:
         pending += [each for each in self.point.pending if each[:2] > self._taken]
         sequence, at = max(self._taken, (self.point.sequence, self.point.at))
         self.stopped = Stopped(Point(sequence, at, sorted(pending)), reason, after, reached)
+
+
+def _size(event: Event) -> int:
+    return len(event.payload or b"")
 
 
 def _by_due(row: _Held) -> float:
