@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,7 +180,7 @@ def test_dead_letters_go_out_again_and_what_was_sent_is_accounted_for(place: Pla
         assert "sent 1 of 1 dead letters again" in place.ask("redrive", "hooks")
         assert "hooks: no dead letters" in place.ask("redrive", "hooks")
         assert "nothing is missing" in place.ask("verify", "hooks")
-    assert list(dict.fromkeys(place.rows())) == ["1", "2", "3", "4", "5", "6"]
+    assert sorted(set(place.rows())) == ["1", "2", "3", "4", "5", "6"]
     assert_hidden_in_files(place.folder)
 
 
@@ -192,14 +193,24 @@ def assert_hidden_in_pages(ui: str) -> None:
         page = waiting.pop(0)
         if page in seen or page.startswith("/static") or "kill" in page:
             continue
-        with urllib.request.urlopen(f"{ui}{page}", timeout=30) as answer:
-            seen[page] = answer.read().decode(errors="replace")
+        seen[page] = read_page(f"{ui}{page}")
         waiting += [link.replace("&amp;", "&") for link in LINK.findall(seen[page])]
     assert any("/SQL/execution" in page for page in seen), "plans were looked at"
     assert any("/stages/stage" in page for page in seen)
     assert any("MapInArrow" in text for text in seen.values())
     for page, text in seen.items():
         assert [each for each in HIDDEN if each in text] == [], page
+
+
+def read_page(address: str) -> str:
+    try:
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            content: bytes = answer.read()
+    except urllib.error.HTTPError as error:
+        # Some links are for forms.
+        with error:
+            content = error.read()
+    return content.decode(errors="replace")
 
 
 def assert_hidden_in_files(folder: Path) -> None:

@@ -105,6 +105,11 @@ class Ledger:
         return line if line is not None and (line.batch, line.tasks) == (batch, tasks) else None
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a batch was begun and waits to be sent to its end."""
+        return self._paused is not None
+
+    @property
     def unsure(self) -> bool:
         """Whether more of the batch may have been sent than is known."""
         return self._begun > 1

@@ -92,6 +92,8 @@ class PushWriter:
     def idle(self, spark: SparkSession) -> None:
         """Send dead letters again, if somebody has asked for it."""
         wish = redriving.asked(self._sink.folder)
+        if not self._letters.files and self._ledger.interrupted:
+            return  # whoever asks wants to know whether the batch goes on
         if wish is not None and self._busy.acquire(blocking=False):
             try:
                 self.redrive(spark, wish)
