@@ -102,14 +102,12 @@ class RedisChannel:
         try:
             line = self._line if self._line is not None and self._line.alive() else self._open()
             while left:
-                judged = self._transaction(line, [events[at] for at in left])
-                if judged is None:
-                    break
+                run, judged = self._transaction(line, [events[at] for at in left])
                 for at, verdict in zip(left, judged, strict=True):
                     if verdict is not None:
                         verdicts[at] = UNSENT if events[at].row in held else verdict
                         held.add(events[at].row)
-                left = [at for at in left if events[at].row not in held]
+                left = [] if run else [at for at in left if events[at].row not in held]
         except (OSError, HiredisError) as error:
             self.close()
             reason = why(error) if isinstance(error, OSError) else "it does not speak as Redis does"
@@ -128,19 +126,23 @@ class RedisChannel:
         if line is not None:
             line.close()
 
-    def _transaction(self, line: _Line, events: Sequence[Event]) -> list[Verdict | None] | None:
-        """None: all are accepted; else what became of those that were not."""
-        commands = [_MULTI, *map(self._command, events), _EXEC]
-        _, *queued, done = line.ask(commands)
+    def _transaction(
+        self, line: _Line, events: Sequence[Event]
+    ) -> tuple[bool, Sequence[Verdict | None]]:
+        """Whether it was run, and what is wrong with an event; None: nothing."""
+        _, *queued, done = line.ask([_MULTI, *map(self._command, events), _EXEC])
         if isinstance(done, list):
-            wrong = [self._verdict(each, event) for each, event in zip(done, events, strict=True)]
-            return wrong if any(wrong) else None
-        judged = [self._verdict(each, event) for each, event in zip(queued, events, strict=True)]
-        if any(judged):
-            return judged
-        # It took every command, and not the whole.
-        whole = Verdict(Answer.FAILED, "the transaction was not run")
-        return [self._verdict(done, event) or whole for event in events]
+            # Only a key that is no stream is found as late as here.
+            return True, self._verdicts(done, events)
+        judged = self._verdicts(queued, events)
+        if not any(judged):
+            # It took every command, and not the whole.
+            whole = Verdict(Answer.FAILED, "the transaction was not run")
+            return False, [self._verdict(done, event) or whole for event in events]
+        return False, judged
+
+    def _verdicts(self, replies: list[Any], events: Sequence[Event]) -> list[Verdict | None]:
+        return [self._verdict(*pair) for pair in zip(replies, events, strict=True)]
 
     def _command(self, event: Event) -> bytes:
         about = (event.source, event.schema, event.table)

@@ -152,6 +152,8 @@ class ServerProcess(ABC):
     def pause(self) -> None:
         """Let it answer nothing, with every connection still open, until `resume`."""
         self._signal(signal.SIGSTOP)
+        assert self._process is not None
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # every thread of it
 
     def resume(self) -> None:
         """Let it go on after `pause`."""

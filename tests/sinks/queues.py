@@ -1,0 +1,267 @@
+"""What the sinks of message queues promise alike, on real servers that are broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.errors import SinkUnavailable
+from headrace.secret import Secret
+from headrace.sinks._broker import BrokerSettings
+from headrace.sinks._push import ACCEPTED, Answer, Channel, Event, Verdict
+from headrace.sinks._push.channels import Line
+from headrace.sinks._push.writer import PushWriter
+from headrace.testing import wait_until
+from headrace.testing.processes import ServerProcess
+from tests.needs import missing
+from tests.sinks.brokers import event, table_name
+from tests.sinks.courier import Office
+from tests.sinks.post import Post
+
+SECRET = "hunter2-of-nobody"
+
+
+class Record(NamedTuple):
+    """What a consumer got."""
+
+    value: bytes
+    headers: dict[str, str]
+
+    @property
+    def id(self) -> str:
+        """The event's."""
+        return self.headers["savegress-event-id"]
+
+
+class Queues(ABC):
+    """A server, sinks on it, and a consumer."""
+
+    server: ServerProcess
+
+    @abstractmethod
+    def sink(self, **settings: Any) -> BrokerSettings:
+        """A sink on the server that makes what it needs."""
+
+    @abstractmethod
+    def read(self, table: str) -> list[Record]:
+        """All that came for a table, in order."""
+
+    @contextmanager
+    def channel(self, **settings: Any) -> Iterator[Channel]:
+        """An open channel to the server."""
+        opened = self.sink(**settings).connect()
+        try:
+            yield opened
+        finally:
+            opened.close()
+
+
+def certificate(folder: Path) -> Path:
+    """The folder with a certificate for 127.0.0.1 and its key."""
+    if shutil.which("openssl") is None:
+        missing("openssl makes the certificate, and is not installed")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run([*command, *names, *files], check=True, capture_output=True)
+    (folder / "key.pem").chmod(0o644)
+    return folder
+
+
+class QueueTests:
+    """What every sink of a message queue promises; a subclass gives the fixture `queues`."""
+
+    @pytest.mark.requirement("S1-38", "S1-41")
+    def test_a_message_is_the_event_and_says_what_it_is(self, queues: Queues) -> None:
+        table = table_name()
+        sent = event(table, 1, 7, op="UPDATE", payload=b'{"id":1}')
+        with queues.channel() as channel:
+            assert list(channel.send([sent])) == [ACCEPTED]
+        [record] = queues.read(table)
+        assert record.value == b'{"id":1}'
+        assert record.headers == {
+            "savegress-event-id": sent.id,
+            "savegress-operation": "UPDATE",
+            "savegress-table": table,
+            "savegress-timestamp": "1731683402123",
+        }
+
+    def test_a_snapshot_row_is_an_insert_as_in_the_event(self, queues: Queues) -> None:
+        table = table_name()
+        with queues.channel() as channel:
+            channel.send([event(table, 1, 1, op="READ")])
+        [record] = queues.read(table)
+        assert record.headers["savegress-operation"] == "INSERT"
+
+    def test_everything_arrives_once_and_in_order(self, queues: Queues) -> None:
+        table = table_name()
+        events = [event(table, at % 40, at, payload=b"%d" % at) for at in range(3000)]
+        with queues.channel() as channel:
+            for begin in range(0, len(events), 1000):
+                assert set(channel.send(events[begin : begin + 1000])) == {ACCEPTED}
+        assert [record.id for record in queues.read(table)] == [each.id for each in events]
+
+    def test_a_large_event_arrives_whole(self, queues: Queues) -> None:
+        table = table_name()
+        payload = bytes(range(256)) * 3000
+        with queues.channel() as channel:
+            assert list(channel.send([event(table, 1, 1, payload=payload)])) == [ACCEPTED]
+        [record] = queues.read(table)
+        assert record.value == payload
+
+    @pytest.mark.requirement("S1-41")
+    def test_a_server_that_is_killed_in_a_window_loses_nothing(self, queues: Queues) -> None:
+        table = table_name()
+        events = [event(table, at % 7, at, payload=b"x" * 2000) for at in range(6000)]
+        line = Line(queues.sink(timeout_seconds=10.0))
+        assert set(line.send(events[:10])) == {ACCEPTED}
+        rest: list[Event] = []
+
+        def sending() -> None:
+            for begin in range(10, len(events), 1000):
+                window = events[begin : begin + 1000]
+                rest.extend(unsettled(window, line.send(window), {each.row for each in rest}))
+
+        thread = threading.Thread(target=sending)
+        thread.start()
+        queues.server.kill()
+        thread.join()
+        queues.server.start()
+        assert rest
+        until_accepted(line, rest)
+        expect_in_order(queues.read(table), events)
+
+    def test_a_server_that_is_down_is_told_of_each_time(self, queues: Queues) -> None:
+        table = table_name()
+        sent = [event(table, 1, 1), event(table, 1, 2)]
+        line = Line(queues.sink(timeout_seconds=5.0))
+        assert list(line.send(sent[:1])) == [ACCEPTED]
+        queues.server.kill()
+        for _ in range(3):
+            verdict, *_ = line.send(sent[1:])
+            assert verdict.answer is Answer.UNREACHABLE
+            assert queues.server.address in verdict.reason
+        queues.server.start()
+        until_accepted(line, sent[1:])
+        assert [record.id for record in queues.read(table)] == [each.id for each in sent]
+
+    def test_a_server_that_hangs_and_goes_on_takes_everything(self, queues: Queues) -> None:
+        table = table_name()
+        events = [event(table, at % 7, at, payload=b"x" * 500) for at in range(1000)]
+        with queues.channel() as channel:
+            assert list(channel.send(events[:1])) == [ACCEPTED]
+            queues.server.pause()
+            answers: list[Verdict] = []
+            thread = threading.Thread(target=lambda: answers.extend(channel.send(events[1:])))
+            thread.start()
+            queues.server.resume()
+            thread.join()
+        assert set(answers) == {ACCEPTED}
+        assert [record.id for record in queues.read(table)] == [each.id for each in events]
+
+    @pytest.mark.requirement("S1-41")
+    def test_what_was_taken_without_an_answer_comes_again_with_the_same_id(
+        self, queues: Queues
+    ) -> None:
+        table = table_name()
+        events = [event(table, 1, at) for at in range(100)]
+        line = Line(queues.sink(timeout_seconds=1.0))
+        assert list(line.send(events[:1])) == [ACCEPTED]
+        queues.server.pause()
+        try:
+            verdicts = line.send(events[1:])
+        finally:
+            queues.server.resume()
+        assert verdicts[0].answer is Answer.UNREACHABLE
+        until_accepted(line, events[1:])
+        expect_in_order(queues.read(table), events)
+
+    def test_a_wrong_password_is_told_and_not_shown(self, queues: Queues) -> None:
+        with pytest.raises(SinkUnavailable) as refused:
+            queues.sink(username="alice", password=Secret(SECRET)).connect()
+        assert queues.server.address in str(refused.value)
+        assert SECRET not in repr(refused.value)
+        assert SECRET not in repr(queues.sink(username="alice", password=Secret(SECRET)))
+
+
+class Mail(Post):
+    """A log whose changes are sent to a queue."""
+
+    def __init__(self, spark: SparkSession, folder: Path, queues: Queues) -> None:
+        self.queues = queues
+        super().__init__(spark, folder, Office())
+
+    def reopen(self, writer: str = "query-1", *, adopt: bool = False, **chosen: Any) -> PushWriter:
+        """The sink as a query that starts would open it."""
+        given: dict[str, Any] = {
+            "name": "post",
+            "folder": str(self.folder / "post"),
+            "retry_first_seconds": 0.01,
+            "timeout_seconds": 20.0,
+        }
+        made = self.queues.sink(**(given | chosen))
+        self.sink = made  # type: ignore[assignment]
+        self.writer = made.open(writer, adopt=adopt)
+        return self.writer
+
+
+def through_spark(spark: SparkSession, folder: Path, queues: Queues) -> None:
+    """Changes of a log, through Spark's tasks, are each there once and in order."""
+    mail = Mail(spark, folder, queues)
+    try:
+        mail.reopen(batch_size=16)
+        mail.users(*((n % 7, f"{n:03}") for n in range(100)))
+        assert mail.write(parts=3) == 100
+    finally:
+        mail.log.close()
+    rows: dict[int, list[str]] = {}
+    for record in queues.read("users"):
+        told = json.loads(record.value)
+        assert told["id"] == record.id
+        rows.setdefault(told["after"]["id"], []).append(told["after"]["name"])
+    assert rows == {row: [f"{n:03}" for n in range(row, 100, 7)] for row in range(7)}
+    files = [path for path in (folder / "post").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def until_accepted(line: Line, events: Sequence[Event]) -> None:
+    """Send until all is accepted."""
+    wait_until(
+        lambda: set(line.send(events)) == {ACCEPTED},
+        timeout=60,
+        message="a server that is back accepts events",
+    )
+
+
+def unsettled(events: Sequence[Event], answers: Sequence[Verdict], rows: set[str]) -> list[Event]:
+    """The events of each row from the first on that was not accepted, and all of some rows."""
+    held, rest = set(rows), []
+    for each, verdict in zip(events, answers, strict=True):
+        if verdict.answer is not Answer.ACCEPTED:
+            held.add(each.row)
+        if each.row in held:
+            rest.append(each)
+    return rest
+
+
+def expect_in_order(records: Sequence[Record], events: Sequence[Event]) -> None:
+    """Everything arrived; without its repeats, each row is in order."""
+    rows = {each.id: each.row for each in events}
+    seen: dict[str, list[str]] = {}
+    for identity in dict.fromkeys(record.id for record in records):
+        seen.setdefault(rows[identity], []).append(identity)
+    wanted: dict[str, list[str]] = {}
+    for each in events:
+        wanted.setdefault(each.row, []).append(each.id)
+    assert seen == wanted

@@ -1,0 +1,246 @@
+"""NATS JetStream on a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.errors import ConfigError, SinkUnavailable
+from headrace.secret import Secret
+from headrace.sinks._nats.protocol import Line, Message, Reader
+from headrace.sinks._push import ACCEPTED, UNSENT, Answer
+from headrace.sinks._template import Template
+from headrace.sinks.nats import Nats
+from headrace.testing.nats import HINT, NatsServer, nats_program
+from tests.needs import missing
+from tests.sinks.brokers import event, table_name
+from tests.sinks.queues import SECRET, Queues, QueueTests, Record, certificate, through_spark
+
+USERS = f"""
+authorization {{
+  users: [
+    {{ user: alice, password: "right-{SECRET}", permissions: {{
+        publish: ["cdc.public.>", "$JS.API.>"], subscribe: ["_INBOX.>"] }} }}
+    {{ user: all, password: all }}
+  ]
+}}
+no_auth_user: all
+"""
+
+
+class Subjects(Queues):
+    """Subjects of a NATS server."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self.server = server
+
+    def sink(self, **settings: Any) -> Nats:
+        """A sink on it that makes its stream."""
+        given = {"name": "events", "servers": self.server.address, "stream": "CDC"}
+        return Nats(**(given | settings))
+
+    def read(self, table: str) -> list[Record]:
+        """A subject as nats-py reads it."""
+        return asyncio.run(self._read(f"cdc.public.{table}"))
+
+    async def _read(self, subject: str) -> list[Record]:
+        client = await nats.connect(self.server.address)
+        stream = client.jetstream()
+        consumer = await stream.subscribe(subject, ordered_consumer=True)
+        found: list[Record] = []
+        asked = json.dumps({"subjects_filter": subject}).encode()
+        told = json.loads((await client.request("$JS.API.STREAM.INFO.CDC", asked)).data)
+        left = told["state"]["subjects"][subject]
+        while len(found) < left:
+            message = await consumer.next_msg(timeout=10)
+            headers = dict(message.headers or {})
+            assert headers.pop("Nats-Msg-Id") == headers["savegress-event-id"]
+            found.append(Record(message.data, headers))
+        await client.close()
+        return found
+
+    def ask(self, subject: str, content: Any) -> Any:
+        """JetStream's answer to a question."""
+
+        async def asked() -> Any:
+            client = await nats.connect(self.server.address)
+            answer = await client.request(f"$JS.API.{subject}", json.dumps(content).encode())
+            await client.close()
+            return json.loads(answer.data)
+
+        return asyncio.run(asked())
+
+
+@pytest.fixture(scope="module")
+def queues() -> Iterator[Subjects]:
+    """The server that these tests share."""
+    if nats_program() is None:
+        missing(f"NATS is not there. {HINT}")
+    with NatsServer(settings=USERS) as server:
+        yield Subjects(server)
+
+
+class TestNats(QueueTests):
+    """What every queue promises."""
+
+
+def test_a_repeat_is_dropped_by_the_stream(queues: Subjects) -> None:
+    table = table_name()
+    sent = [event(table, 1, at) for at in range(10)]
+    with queues.channel() as channel:
+        assert set(channel.send(sent)) == set(channel.send(sent)) == {ACCEPTED}
+    assert len(queues.read(table)) == 10
+
+
+def test_a_subject_that_no_stream_has_is_told_with_what_to_do(queues: Subjects) -> None:
+    table = table_name()
+    with queues.channel(subject=Template("other.${table}"), stream="") as channel:
+        [verdict] = channel.send([event(table, 1, 1)])
+    assert verdict.answer is Answer.UNREACHABLE
+    assert f"no stream has the subject other.{table}" in verdict.reason
+    made = Template(f"{table}.${{schema}}")
+    with queues.channel(subject=made, stream=table) as channel:
+        sent = [event(table, 1, 1), event("x", 1, 2, schema="public"), event(table, 1, 3)]
+        assert set(channel.send(sent)) == {ACCEPTED}
+
+
+def test_where_others_are_taken_one_without_a_stream_fails_alone(queues: Subjects) -> None:
+    one, two = table_name(), table_name()
+    queues.ask(f"STREAM.CREATE.{one}", {"name": one, "subjects": [f"only.{one}"]})
+    with queues.channel(subject=Template("only.${table}"), stream="") as channel:
+        first, second = channel.send([event(one, 1, 1), event(two, 1, 2)])
+    assert first is ACCEPTED
+    assert second.answer is Answer.FAILED
+    assert "create a stream" in second.reason
+
+
+def test_a_stream_that_is_full_keeps_rows_in_order(queues: Subjects) -> None:
+    name, table = table_name(), table_name()
+    settings: dict[str, Any] = {"max_msgs": 3, "discard": "new"}
+    subject = Template(f"{name}.${{table}}")
+    sent = [event(table, 1, at) for at in range(5)] + [event(table, 2, 9)]
+    with queues.channel(subject=subject, stream=name, stream_settings=settings) as channel:
+        verdicts = channel.send(sent)
+        taken = [at for at, verdict in enumerate(verdicts) if verdict is ACCEPTED]
+        assert taken == [0, 1, 5]
+        assert verdicts[2].answer is Answer.FAILED
+        assert "maximum messages exceeded" in verdicts[2].reason
+        assert verdicts[3] is verdicts[4] is UNSENT
+        queues.ask(f"STREAM.PURGE.{name}", {})
+        assert set(channel.send(sent[2:5])) == {ACCEPTED}
+
+
+def test_what_is_too_large_is_refused_and_its_row_waits(queues: Subjects) -> None:
+    name, table = table_name(), table_name()
+    subject = Template(f"{name}.${{table}}")
+    huge = event(table, 1, 1, payload=b"x" * 1_100_000)
+    large = event(table, 2, 2, payload=b"x" * 10_000)
+    sent = [huge, large, event(table, 1, 3), event(table, 2, 4), event(table, 3, 5)]
+    settings: dict[str, Any] = {"max_msg_size": 5000}
+    with queues.channel(subject=subject, stream=name, stream_settings=settings) as channel:
+        first, second, third, fourth, fifth = channel.send(sent)
+    assert first.answer is second.answer is Answer.REFUSED
+    assert "max_payload" in first.reason
+    assert "size exceeds maximum" in second.reason
+    assert (third, fourth, fifth) == (UNSENT, UNSENT, ACCEPTED)
+    assert queues.ask(f"STREAM.INFO.{name}", {})["state"]["messages"] == 1
+
+
+def test_a_user_publishes_where_he_may(queues: Subjects) -> None:
+    table = table_name()
+    with queues.channel(username="alice", password=Secret(f"right-{SECRET}")) as channel:
+        first, second = channel.send([event(table, 1, 1), event(table, 1, 2, schema="private")])
+    assert first is ACCEPTED
+    assert second.answer is Answer.REFUSED
+    assert f'"cdc.private.{table}"' in second.reason
+
+
+def test_a_server_without_jetstream_is_told(queues: Subjects) -> None:
+    with NatsServer(jetstream=False) as server:
+        plain = Subjects(server)
+        with pytest.raises(SinkUnavailable, match="JetStream is off"):
+            plain.sink().connect()
+        with plain.channel(stream="") as channel:
+            [verdict] = channel.send([event("users", 1, 1)])
+    assert verdict.answer is Answer.UNREACHABLE
+    assert "JetStream is off" in verdict.reason
+
+
+def test_a_token_is_taken_with_tls(queues: Subjects, tmp_path: Path) -> None:
+    folder = certificate(tmp_path)
+    settings = f"""
+    authorization {{ token: "{SECRET}" }}
+    tls {{ cert_file: "{folder}/cert.pem", key_file: "{folder}/key.pem" }}
+    """
+    with NatsServer(settings=settings) as server:
+        secured = Subjects(server)
+        chosen = {"tls": True, "ca_file": str(folder / "cert.pem"), "token": Secret(SECRET)}
+        with secured.channel(**chosen) as channel:
+            assert list(channel.send([event("users", 1, 1)])) == [ACCEPTED]
+        for wrong, told in (
+            ({"ca_file": ""}, "not trusted"),
+            ({"tls": False, "ca_file": ""}, "set tls: true"),
+            ({"token": Secret("wrong")}, "Authorization Violation"),
+        ):
+            with pytest.raises(SinkUnavailable, match=told) as refused:
+                secured.sink(**(chosen | wrong)).connect()
+            assert SECRET not in repr(refused.value)
+
+
+def test_the_pipeline_sends_from_the_log(
+    spark: SparkSession, tmp_path: Path, queues: Subjects
+) -> None:
+    through_spark(spark, tmp_path, queues)
+
+
+def test_a_table_s_name_ends_no_header_and_no_subject(queues: Subjects) -> None:
+    name = table_name()
+    table = f"{name} a.b\r\nNats-Msg-Id: x"
+    with queues.channel() as channel:
+        sent = event(table, 1, 1)._replace(id="evt_1")
+        assert list(channel.send([sent])) == [ACCEPTED]
+    [record] = queues.read(f"{name}-20a-2Eb-0D-0ANats-Msg-Id-3A-20x")
+    assert record.headers["savegress-table"] == f"{name} a.b%0D%0ANats-Msg-Id: x"
+
+
+def test_what_the_server_says_is_read_however_it_is_cut() -> None:
+    said = (
+        b'INFO {"a":1}\r\nMSG in.1 1 5\r\nab\r\nc\r\nPING\r\n'
+        b"HMSG in.2 1 16 16\r\nNATS/1.0 503\r\n\r\n\r\n-ERR 'x y'\r\n"
+    )
+    wanted = [
+        Line(b"INFO", b'{"a":1}'),
+        Message(b"in.1", b"", b"ab\r\nc"),
+        Line(b"PING", b""),
+        Message(b"in.2", b"503", b""),
+        Line(b"-ERR", b"'x y'"),
+    ]
+    for size in range(1, len(said)):
+        reader = Reader()
+        pieces = [said[at : at + size] for at in range(0, len(said), size)]
+        assert [each for piece in pieces for each in reader.feed(piece)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"servers": "nats://u:secret@h"}, "servers: name each server as host:port"),
+        ({"subject": Template("a b.${table}")}, "has ' ' in it"),
+        ({"subject": Template("a..${table}")}, "has nothing between two dots"),
+        ({"stream": "a.b"}, "has a character that no stream's name has"),
+        ({"stream_settings": {"max_msgs": 1}}, "stream_settings are not used without stream"),
+        ({"username": "a", "token": Secret("secret")}, "only one of username, token"),
+    ],
+)
+def test_a_setting_that_does_not_do_is_named(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Nats(**{"name": "events", "servers": "nats", **settings})
+    assert told in str(refused.value)
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,177 @@
+"""RabbitMQ on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.errors import ConfigError, SinkUnavailable
+from headrace.secret import Secret
+from headrace.sinks._push import ACCEPTED, UNSENT, Answer
+from headrace.sinks._template import Template
+from headrace.sinks.rabbitmq import Rabbitmq
+from headrace.testing import free_port
+from headrace.testing.rabbitmq import HINT, RabbitmqServer, rabbitmq_program
+from tests.needs import missing
+from tests.sinks.brokers import event, table_name
+from tests.sinks.queues import Queues, QueueTests, Record, certificate, through_spark
+
+
+class Exchanges(Queues):
+    """Exchanges and queues of a RabbitMQ."""
+
+    def __init__(self, server: RabbitmqServer, folder: Path, tls_port: int) -> None:
+        self.server = server
+        self.folder = folder
+        self.tls = f"127.0.0.1:{tls_port}"
+
+    def sink(self, **settings: Any) -> Rabbitmq:
+        """A sink on it that makes what it needs."""
+        given: dict[str, Any] = {
+            "name": "events",
+            "servers": self.server.address,
+            "declare_exchange": "topic",
+            "declare_queue": Template("${schema}.${table}"),
+        }
+        return Rabbitmq(**(given | settings))
+
+    def read(self, table: str) -> list[Record]:
+        """A queue as pika reads it; it is empty afterwards."""
+        found: list[Record] = []
+        with self.client() as connection:
+            channel = connection.channel()
+            for _, properties, body in channel.consume(
+                f"public.{table}", inactivity_timeout=1, auto_ack=True
+            ):
+                if body is None:
+                    break
+                assert properties.delivery_mode == 2
+                assert properties.content_type == "application/json"
+                assert properties.message_id == properties.headers["savegress-event-id"]
+                assert properties.timestamp == 1_731_683_402 or table == "users"
+                found.append(Record(body, dict(properties.headers)))
+            channel.cancel()
+        return found
+
+    def client(self) -> pika.BlockingConnection:
+        """A client of the library."""
+        return pika.BlockingConnection(pika.ConnectionParameters(port=self.server.port))
+
+
+@pytest.fixture(scope="module")
+def queues(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Exchanges]:
+    """The server that these tests share; its start takes seconds."""
+    if rabbitmq_program() is None:
+        missing(f"RabbitMQ is not there. {HINT}")
+    folder, tls_port = certificate(tmp_path_factory.mktemp("certificate")), free_port()
+    settings = {
+        "max_message_size": "2000000",
+        "listeners.ssl.default": f"127.0.0.1:{tls_port}",
+        "ssl_options.cacertfile": str(folder / "cert.pem"),
+        "ssl_options.certfile": str(folder / "cert.pem"),
+        "ssl_options.keyfile": str(folder / "key.pem"),
+    }
+    with RabbitmqServer(settings=settings) as server:
+        yield Exchanges(server, folder, tls_port)
+
+
+class TestRabbitmq(QueueTests):
+    """What every queue promises."""
+
+
+def test_a_message_that_no_queue_takes_is_refused_and_others_go(queues: Exchanges) -> None:
+    bound, other = table_name(), table_name()
+    with queues.channel() as channel:
+        assert list(channel.send([event(bound, 1, 0)])) == [ACCEPTED]
+    with queues.channel(declare_queue=Template("")) as channel:
+        sent = [event(bound, 1, 1), event(other, 1, 2), event(bound, 1, 3), event(other, 1, 4)]
+        first, second, third, fourth = channel.send(sent)
+    assert (first, third, fourth) == (ACCEPTED, ACCEPTED, UNSENT)
+    assert second.answer is Answer.REFUSED
+    assert second.reason == f"no queue takes the routing key public.{other} of the exchange cdc"
+    assert len(queues.read(bound)) == 3
+
+
+def test_an_exchange_that_is_not_there_fails_with_what_to_do(queues: Exchanges) -> None:
+    chosen = {"declare_exchange": "", "declare_queue": Template("")}
+    with queues.channel(exchange=Template(table_name()), **chosen) as channel:
+        first, second = channel.send([event("users", 1, 1), event("users", 1, 2)])
+        assert first.answer is Answer.FAILED
+        assert "no exchange" in first.reason
+        assert "declare_exchange" in first.reason
+        assert second is UNSENT
+
+
+def test_a_message_that_is_too_large_is_refused_when_it_is_alone(queues: Exchanges) -> None:
+    table = table_name()
+    large = event(table, 1, 2, payload=b"x" * 2_100_000)
+    with queues.channel() as channel:
+        assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
+        verdicts = channel.send([large, event(table, 2, 3)])
+        assert verdicts[0].answer is Answer.FAILED
+        [verdict] = channel.send([large])
+        assert verdict.answer is Answer.REFUSED
+        assert "larger than" in verdict.reason
+        assert list(channel.send([event(table, 2, 3)])) == [ACCEPTED]
+
+
+def test_a_queue_that_is_full_fails_until_there_is_room(queues: Exchanges) -> None:
+    table = table_name()
+    arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
+    sent = [event(table, at, at) for at in range(20)]
+    with queues.channel(queue_arguments=arguments) as channel:
+        assert list(channel.send(sent[:2])) == [ACCEPTED, ACCEPTED]
+        verdicts = channel.send([event(table, 50, 50), event(table, 50, 51)])
+        assert verdicts[0].answer is Answer.FAILED
+        assert "a queue is full" in verdicts[0].reason
+        assert verdicts[1] is UNSENT
+        assert len(queues.read(table)) == 2
+        assert list(channel.send([event(table, 50, 50)])) == [ACCEPTED]
+
+
+def test_the_default_exchange_leads_to_the_queue_of_the_name(queues: Exchanges) -> None:
+    table = table_name()
+    chosen = {"exchange": Template(""), "declare_exchange": ""}
+    with queues.channel(**chosen) as channel:
+        assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
+    assert len(queues.read(table)) == 1
+
+
+def test_tls_is_spoken_and_a_stranger_s_certificate_is_not_trusted(queues: Exchanges) -> None:
+    table = table_name()
+    chosen = {"servers": queues.tls, "tls": True, "ca_file": str(queues.folder / "cert.pem")}
+    events = [event(table, at, at, payload=b"x" * 2000) for at in range(1000)]
+    with queues.channel(**chosen) as channel:
+        assert set(channel.send(events)) == {ACCEPTED}
+    with pytest.raises(SinkUnavailable, match="not trusted"):
+        queues.sink(**(chosen | {"ca_file": ""})).connect()
+    with pytest.raises(SinkUnavailable, match="vhost nowhere not found"):
+        queues.sink(virtual_host="nowhere").connect()
+
+
+def test_the_pipeline_sends_from_the_log(
+    spark: SparkSession, tmp_path: Path, queues: Exchanges
+) -> None:
+    through_spark(spark, tmp_path, queues)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"servers": "amqp://u:secret@h"}, "servers: name each server as host:port"),
+        ({"exchange": Template(""), "declare_exchange": "topic"}, "the default exchange is"),
+        ({"queue_arguments": {"x": 1}}, "queue_arguments are not used without declare_queue"),
+        ({"exchange": Template(""), "routing_key": Template("")}, "needs the name of a queue"),
+        ({"username": "", "password": Secret("secret")}, "password needs username"),
+    ],
+)
+def test_a_setting_that_does_not_do_is_named(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Rabbitmq(**{"name": "events", "servers": "rabbitmq", **settings})
+    assert told in str(refused.value)
+    assert "secret" not in str(refused.value)

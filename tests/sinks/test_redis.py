@@ -1,0 +1,181 @@
+"""Redis Streams on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as client
+from pyspark.sql import SparkSession
+
+from headrace.errors import ConfigError, SinkUnavailable
+from headrace.secret import Secret
+from headrace.sinks._push import ACCEPTED, UNSENT, Answer
+from headrace.sinks._template import Template
+from headrace.sinks.redis import Redis
+from headrace.testing import free_port
+from headrace.testing.redis import HINT, RedisServer, redis_program
+from tests.needs import missing
+from tests.sinks.brokers import event, table_name
+from tests.sinks.queues import SECRET, Queues, QueueTests, Record, certificate, through_spark
+
+
+class Streams(Queues):
+    """Streams of a Redis."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+
+    def sink(self, **settings: Any) -> Redis:
+        """A sink on it."""
+        return Redis(**{"name": "events", "servers": self.server.address, **settings})
+
+    def read(self, table: str) -> list[Record]:
+        """A stream as redis-py reads it."""
+        with self.client() as connection:
+            return [_record(fields) for _, fields in connection.xrange(f"cdc:public:{table}")]
+
+    def client(self) -> client.Redis:
+        """A client of the library."""
+        return client.Redis(port=self.server.port)
+
+
+def _record(fields: dict[bytes, bytes]) -> Record:
+    named = {"id": "event-id", "operation": "operation", "table": "table", "timestamp": "timestamp"}
+    headers = {f"savegress-{name}": fields[key.encode()].decode() for key, name in named.items()}
+    assert set(fields) == {*map(str.encode, named), b"event"}
+    return Record(fields[b"event"], headers)
+
+
+@pytest.fixture(scope="module")
+def queues() -> Iterator[Streams]:
+    """The server that these tests share."""
+    if redis_program() is None:
+        missing(f"Redis is not there. {HINT}")
+    with RedisServer() as server:
+        yield Streams(server)
+
+
+class TestRedis(QueueTests):
+    """What every queue promises."""
+
+
+def test_a_stream_is_kept_short_and_its_name_is_as_it_is_told(queues: Streams) -> None:
+    table = table_name()
+    stream = Template("x.${source}.${table}")
+    with queues.channel(stream=stream, max_length=100) as channel:
+        for begin in range(0, 2000, 500):
+            channel.send([event(table, 1, begin + at) for at in range(500)])
+    with queues.client() as connection:
+        assert 100 <= connection.xlen(f"x.pg.{table}") < 400
+
+
+def test_two_tables_never_share_a_stream_by_their_names(queues: Streams) -> None:
+    one, two = event("b:c", 1, 1, schema="a"), event("c", 1, 2, schema="a:b")
+    with queues.channel() as channel:
+        channel.send([one, two])
+    with queues.client() as connection:
+        assert connection.xlen("cdc:a:b-3Ac") == connection.xlen("cdc:a-3Ab:c") == 1
+
+
+def test_a_key_that_is_no_stream_holds_up_its_own_table_only(queues: Streams) -> None:
+    bad, good = table_name(), table_name()
+    with queues.client() as connection:
+        connection.set(f"cdc:public:{bad}", "text")
+    with queues.channel() as channel:
+        sent = [event(bad, 1, 1), event(good, 1, 2), event(bad, 1, 3), event(bad, 2, 4)]
+        first, second, third, fourth = channel.send(sent)
+    assert (second, third) == (ACCEPTED, UNSENT)
+    assert first.answer is fourth.answer is Answer.REFUSED
+    assert f"cdc:public:{bad}: the key is there, and is no stream" in first.reason
+    assert len(queues.read(good)) == 1
+
+
+def test_memory_that_is_full_fails_whole_windows_until_there_is_room(queues: Streams) -> None:
+    table = table_name()
+    sent = [event(table, 1, 1), event(table, 1, 2), event(table, 2, 3)]
+    with queues.channel() as channel, queues.client() as connection:
+        connection.config_set("maxmemory-policy", "noeviction")
+        connection.config_set("maxmemory", "500kb")
+        try:
+            first, second, third = channel.send(sent)
+        finally:
+            connection.config_set("maxmemory", "0")
+        assert first.answer is third.answer is Answer.FAILED
+        assert "maxmemory" in first.reason
+        assert second is UNSENT
+        assert set(channel.send(sent)) == {ACCEPTED}
+    assert [each.id for each in queues.read(table)] == [each.id for each in sent]
+
+
+def test_a_replica_is_passed_over_and_one_that_becomes_it_is_left(queues: Streams) -> None:
+    table = table_name()
+    primary = queues.server.port
+    with RedisServer() as other:
+        replica = Streams(other)
+        with replica.channel() as channel, replica.client() as connection:
+            connection.replicaof("127.0.0.1", str(primary))
+            [verdict] = channel.send([event(table, 1, 1)])
+            assert verdict.answer is Answer.UNREACHABLE
+            assert "replica" in verdict.reason
+        with pytest.raises(SinkUnavailable, match="replica"):
+            replica.sink().connect()
+        both = f"{other.address},{queues.server.address}"
+        with queues.channel(servers=both) as channel:
+            assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
+
+
+def test_a_user_writes_where_he_may_with_tls(tmp_path: Path, queues: Streams) -> None:
+    folder = certificate(tmp_path)
+    settings = {
+        "tls-port": str(port := free_port()),
+        "tls-auth-clients": "no",
+        "tls-cert-file": str(folder / "cert.pem"),
+        "tls-key-file": str(folder / "key.pem"),
+        "user": f"alice on >{SECRET} ~cdc:public:* +@all",
+    }
+    chosen = {
+        "servers": f"127.0.0.1:{port}",
+        "tls": True,
+        "ca_file": str(folder / "cert.pem"),
+        "username": "alice",
+        "password": Secret(SECRET),
+    }
+    with RedisServer(settings=settings) as server:
+        secured = Streams(server)
+        with secured.channel(**chosen) as channel:
+            good, bad = event("users", 1, 1), event("users", 1, 2, schema="private")
+            first, second = channel.send([good, bad])
+        with pytest.raises(SinkUnavailable, match="not trusted"):
+            secured.sink(**(chosen | {"ca_file": ""})).connect()
+    assert first is ACCEPTED
+    assert second.answer is Answer.REFUSED
+    assert "may not write" in second.reason
+
+
+def test_the_pipeline_sends_from_the_log(
+    spark: SparkSession, tmp_path: Path, queues: Streams
+) -> None:
+    through_spark(spark, tmp_path, queues)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"servers": "redis://u:secret@h"}, "servers: name each server as host:port"),
+        ({"servers": ""}, "servers: name each server as host:port"),
+        ({"stream": Template("")}, "stream: an empty text"),
+        ({"max_length": -1}, "max_length must not be below 0"),
+        ({"ca_file": "x.pem"}, "ca_file is not used without tls"),
+        ({"tls": True, "key_file": "x.pem"}, "key_file needs certificate_file"),
+        ({"username": "", "password": Secret("secret")}, "password needs username"),
+        ({"timeout_seconds": 0}, "timeout_seconds must be above 0"),
+    ],
+)
+def test_a_setting_that_does_not_do_is_named(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Redis(**{"name": "events", "servers": "redis", **settings})
+    assert told in str(refused.value)
+    assert "secret" not in str(refused.value)
