@@ -15,10 +15,11 @@ import pytest
 from deltalake import DeltaTable
 
 from headrace.event import Op
+from headrace.pipeline.verify import Span, Verified, verify
 from headrace.sinks import Phase
 from tests.faults.pipeline.sender import Orders, Point, Run, Told
 from tests.faults.pipeline.trade import ROOT
-from tests.sinks.courier import Office, Taken, kind, opened_office
+from tests.sinks.courier import Courier, Office, Taken, kind, opened_office
 from tests.sinks.lake import Shop, put
 from tests.sinks.post import USERS
 
@@ -120,6 +121,15 @@ class Place(Shop):
         for row, found in self.office.firsts().items():
             assert found == sorted(found), row
         assert self.letters() == []
+        told = self.verified()
+        assert told.complete
+        assert (told.expected, told.to_come, told.surplus) == (upto, 0, [])
+
+    def verified(self) -> Verified:
+        """What the account says, compared with the log."""
+        folder = str(self.folder / "pipeline" / "post")
+        sink = Courier(name="post", port=self.office.port, folder=folder)
+        return verify(sink, {"path": str(self.log.path)}, lambda done, total: None)
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -154,6 +164,7 @@ def test_killed_after_sending_sends_that_batch_again_and_no_other(place: Place) 
     assert len(sent) == 50
     place.sender.run()
     assert place.office.taken[before + 50 :] == sent
+    assert place.verified().repeated == [Span(151, 200, 50)]
     place.check()
 
 
