@@ -289,17 +289,14 @@ _OPS = {op.value: op for op in Op}
 _KINDS = {kind.value: kind for kind in BeforeKind}
 
 
-def changes(
-    framed: pa.Table | pa.RecordBatch, known: dict[int, Table] | None = None
-) -> list[Change]:
+def changes(framed: pa.Table | pa.RecordBatch) -> list[Change]:
     """The changes behind rows, with all that formats look at; their ids are those of the rows.
 
     A row does not tell what only a stream of the source itself needs: the numbers of tables and
-    types, a table's replica identity, where a commit record ends. Of changes that come packed only
-    the first of each version of a table tells of it: `known` keeps that for the others.
+    types, a table's replica identity, where a commit record ends.
     """
     if isinstance(framed, pa.Table):
-        return [change for batch in framed.to_batches() for change in changes(batch, known)]
+        return [change for batch in framed.to_batches() for change in changes(batch)]
     expect(framed.schema.names, TOLD)
     # Spark gives times in the session's zone; the moments are the same.
     rows = framed.select(TOLD).cast(schema(TOLD))
@@ -308,7 +305,7 @@ def changes(
         map(
             Change,
             map(_OPS.__getitem__, rows["op"].to_pylist()),
-            _tables(rows) if known is None else _told_tables(rows, known),
+            _tables(rows),
             _texts(rows["key"]),
             _texts(rows["before"]),
             map(_KINDS.__getitem__, rows["before_kind"].to_pylist()),
@@ -364,10 +361,9 @@ def whole(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(held)
 
 
-def transactions(framed: pa.Table, known: dict[int, Table] | None = None) -> Iterator[list[Change]]:
-    """The changes behind ordered rows, transaction by transaction; see `whole` and `changes`."""
-    placed = zip(_units(framed), changes(framed, known), strict=True)
-    for _, group in groupby(placed, itemgetter(0)):
+def transactions(framed: pa.Table) -> Iterator[list[Change]]:
+    """The changes behind ordered rows, transaction by transaction; see `whole`."""
+    for _, group in groupby(zip(_units(framed), changes(framed), strict=True), itemgetter(0)):
         yield [change for _, change in group]
 
 
@@ -387,16 +383,6 @@ def _tables(rows: pa.RecordBatch) -> Iterator[Table]:
         if at not in known:
             known[at] = _table(*(word[index] for word, index in zip(words, at, strict=True)))
         yield known[at]
-
-
-def _told_tables(rows: pa.RecordBatch, known: dict[int, Table]) -> Iterator[Table]:
-    """The table of each row, where only the first row of a version tells of it."""
-    versions = rows["schema_version"]
-    for version in pc.unique(versions).to_pylist():
-        if version not in known:
-            first = pc.index(versions, version).as_py()
-            known[version] = _table(*(rows[name][first].as_py() for name in _TABLE))
-    return map(known.__getitem__, versions.to_pylist())
 
 
 @lru_cache(maxsize=4096)

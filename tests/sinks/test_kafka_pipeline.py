@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from headrace.config import parse
 from headrace.event import Op
 from headrace.secret import Secret
+from headrace.sinks._push import redrive
 from headrace.sinks._push import writer as writers
 from headrace.sinks._push.writer import PushWriter
 from headrace.sinks._template import Template
@@ -128,6 +129,19 @@ def test_an_event_of_five_megabytes_is_a_dead_letter_and_its_row_waits(topics: T
     topics.write()
     assert topics.names() == {"users:1": ["Ann"], "users:2": ["Bob"]}
     assert [each["sequence"] for each in topics.letters()] == [2, 4]
+
+
+def test_dead_letters_that_are_sent_again_come_in_order(topics: Topics) -> None:
+    topics.reopen(max_event_bytes=2_000)
+    topics.users((1, "x" * 3_000), (1, "later"), (2, "Bob"))
+    topics.write()
+    assert topics.names() == {"users:2": ["Bob"]}
+    topics.reopen()
+    wish = redrive.ask(topics.sink.folder)
+    topics.writer.idle(topics.spark)
+    assert redrive.told(topics.sink.folder, wish) == redrive.Redriven(wish.id, 2, 2, 0)
+    assert topics.names() == {"users:1": ["x" * 3_000, "later"], "users:2": ["Bob"]}
+    assert topics.letters() == []
 
 
 def test_a_broker_that_is_killed_and_comes_back_gets_everything_in_order(topics: Topics) -> None:

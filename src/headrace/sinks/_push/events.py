@@ -12,12 +12,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
-import pyarrow as pa
 
 from ... import frame, record
 from ...event import BeforeKind, Change, Op, Table, change_id, piece_begin
@@ -54,36 +53,22 @@ class Rendering:
     splits_keys: bool = False  # a key that changes: DELETE of the old one, INSERT of the new one
     adds_tombstones: bool = False  # an event without payload after each DELETE
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Chunk]:
-        """The events of ordered changes."""
-        given = iter(batches)
-        for first in given:
-            packed = first.schema.names == frame.PACKED.names
-            framed = chain((first,), given)
-            if packed:
-                framed = chain.from_iterable(map(_Unpacking(), framed))
-            known: dict[int, Table] | None = {} if packed else None
-            for changes in frame.whole(framed) if self.whole else _tables(framed):
-                yield self._chunk(changes, known)
-
     def shared(self, share: frame.Share) -> Iterator[Chunk]:
-        """The events of a task's own rows."""
+        """The events of the rows of a share."""
         format = _format(self.formats, self.format, share.epoch)
         if isinstance(format, TransactionFormat):
-            return self._of_transactions_shared(format, share)
+            return self._whole_transactions(format, share)
         assert not isinstance(format, StreamFormat), f"{format.name} is for streams"
-        return self._one_by_one_shared(format, share)
+        return self._one_by_one(format, share)
 
-    def _of_transactions_shared(
-        self, format: TransactionFormat, share: frame.Share
-    ) -> Iterator[Chunk]:
+    def _whole_transactions(self, format: TransactionFormat, share: frame.Share) -> Iterator[Chunk]:
         for transactions in _transactions(share):
             events = self._of_transactions(format, transactions)
             own = [each for each in events if part_of(each.row, share.parts) == share.part]
             first, last = transactions[0][0].sequence, transactions[-1][-1].sequence
             yield Chunk(share.epoch, last - first + 1, first, last, own)
 
-    def _one_by_one_shared(self, format: Format, share: frame.Share) -> Iterator[Chunk]:
+    def _one_by_one(self, format: Format, share: frame.Share) -> Iterator[Chunk]:
         rows = _Rows(share, self._wants, splits_keys=self.splits_keys)
         for first, count, records in share.pieces():
             before = rows.count
@@ -100,17 +85,6 @@ class Rendering:
     def whole(self) -> bool:
         """Whether it needs every change of a transaction, and looks for its tables by itself."""
         return isinstance(self.formats.named(self.format), TransactionFormat)
-
-    def _chunk(self, changes: pa.Table, known: dict[int, Table] | None) -> Chunk:
-        epoch = changes["epoch"][0].as_py()
-        format = _format(self.formats, self.format, epoch)
-        if isinstance(format, TransactionFormat):
-            events = self._of_transactions(format, frame.transactions(changes, known))
-        else:
-            assert not isinstance(format, StreamFormat), f"{format.name} is for streams"
-            events = self._one_by_one(format, frame.changes(changes, known))
-        first, last = changes["sequence"][0].as_py(), changes["sequence"][-1].as_py()
-        return Chunk(epoch, changes.num_rows, first, last, events)
 
     def _of_transactions(
         self, format: TransactionFormat, transactions: Iterable[Sequence[Change]]
@@ -131,18 +105,6 @@ class Rendering:
 
     def _wants(self, table: Table) -> bool:
         return not self.tables or any(map(table.matches, self.tables))
-
-    def _one_by_one(self, format: Format, changes: Iterable[Change]) -> list[Event]:
-        namers, encode = _Namers(), format.encode
-        if self.splits_keys:
-            changes = _split(changes)
-        events = [
-            _event(change, _at(change), namer, namer.row(change.key), payload)
-            for change in changes
-            for namer in (namers(change.table),)
-            if (payload := encode(change)) is not None
-        ]
-        return list(_with_tombstones(events)) if self.adds_tombstones else events
 
 
 @lru_cache(maxsize=64)
@@ -295,29 +257,6 @@ def reference(event: Event, format: str) -> bytes:
         "reference": f"/v1/changes?after={event.sequence - 1}&limit=1&format={format}",
     }
     return msgspec.json.encode(told)
-
-
-# --- packed changes ------------------------------------------------------------------------------
-
-
-class _Unpacking:
-    """Makes each change name its log: a task reads one, and only its first ones say which."""
-
-    def __init__(self) -> None:
-        self._epoch = ""
-
-    def __call__(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The changes of a packed batch."""
-        for changes in frame.unpack(batch.column(0)):
-            for part in changes.to_batches():
-                self._epoch = part["epoch"][0].as_py() or self._epoch
-                at = part.schema.get_field_index("epoch")
-                named = pa.repeat(self._epoch, part.num_rows)
-                yield part.set_column(at, part.schema.field(at), named)
-
-
-def _tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    return (pa.Table.from_batches([batch]) for batch in batches if batch.num_rows)
 
 
 # --- keys that change ----------------------------------------------------------------------------
