@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import subprocess
 import threading
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 from pyspark.sql import SparkSession
 
+from headrace.config import parse
 from headrace.errors import SinkUnavailable
 from headrace.secret import Secret
 from headrace.sinks._broker import BrokerSettings
@@ -265,3 +268,19 @@ def expect_in_order(records: Sequence[Record], events: Sequence[Event]) -> None:
     for each in events:
         wanted.setdefault(each.row, []).append(each.id)
     assert seen == wanted
+
+
+def documented(name: str, folder: Path) -> BrokerSettings:
+    """The sink whose config is in the docs."""
+    page = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
+    section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    content = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
+    content["pipeline"]["url"] = "https://headrace.example"
+    environment = {f"{name.upper()}_PASSWORD": SECRET}
+    config = parse(content, folder=folder, environment=environment)
+    assert config.pipeline is not None
+    [made] = config.pipeline.sinks
+    assert isinstance(made, BrokerSettings)
+    assert made.password == Secret(SECRET)
+    assert pickle.loads(pickle.dumps(made)) == made
+    return made

@@ -21,7 +21,15 @@ from headrace.sinks.nats import Nats
 from headrace.testing.nats import HINT, NatsServer, nats_program
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
-from tests.sinks.queues import SECRET, Queues, QueueTests, Record, certificate, through_spark
+from tests.sinks.queues import (
+    SECRET,
+    Queues,
+    QueueTests,
+    Record,
+    certificate,
+    documented,
+    through_spark,
+)
 
 USERS = f"""
 authorization {{
@@ -244,3 +252,9 @@ def test_a_setting_that_does_not_do_is_named(settings: dict[str, Any], told: str
         Nats(**{"name": "events", "servers": "nats", **settings})
     assert told in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+def test_the_config_in_the_docs_is_taken(tmp_path: Path) -> None:
+    sink = documented("nats", tmp_path)
+    assert isinstance(sink, Nats)
+    assert sink.subject == Nats(name="events", servers="x").subject

@@ -19,7 +19,7 @@ from headrace.testing import free_port
 from headrace.testing.rabbitmq import HINT, RabbitmqServer, rabbitmq_program
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
-from tests.sinks.queues import Queues, QueueTests, Record, certificate, through_spark
+from tests.sinks.queues import Queues, QueueTests, Record, certificate, documented, through_spark
 
 
 class Exchanges(Queues):
@@ -175,3 +175,9 @@ def test_a_setting_that_does_not_do_is_named(settings: dict[str, Any], told: str
         Rabbitmq(**{"name": "events", "servers": "rabbitmq", **settings})
     assert told in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+def test_the_config_in_the_docs_is_taken(tmp_path: Path) -> None:
+    sink = documented("rabbitmq", tmp_path)
+    assert isinstance(sink, Rabbitmq)
+    assert sink.routing_key == Rabbitmq(name="events", servers="x").routing_key

@@ -19,7 +19,15 @@ from headrace.testing import free_port
 from headrace.testing.redis import HINT, RedisServer, redis_program
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
-from tests.sinks.queues import SECRET, Queues, QueueTests, Record, certificate, through_spark
+from tests.sinks.queues import (
+    SECRET,
+    Queues,
+    QueueTests,
+    Record,
+    certificate,
+    documented,
+    through_spark,
+)
 
 
 class Streams(Queues):
@@ -179,3 +187,9 @@ def test_a_setting_that_does_not_do_is_named(settings: dict[str, Any], told: str
         Redis(**{"name": "events", "servers": "redis", **settings})
     assert told in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+def test_the_config_in_the_docs_is_taken(tmp_path: Path) -> None:
+    sink = documented("redis", tmp_path)
+    assert isinstance(sink, Redis)
+    assert sink.stream == Redis(name="events", servers="x").stream
