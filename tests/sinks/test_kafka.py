@@ -208,6 +208,21 @@ def test_a_topic_that_cannot_be_made_fails_with_the_brokers_reason(kafka: KafkaS
     assert second is UNSENT
 
 
+def test_a_topic_that_kafka_takes_for_another_is_refused_or_not_made(kafka: KafkaServer) -> None:
+    name = table_name()
+    with channel(kafka, topic=Template(f"a.{name}")) as open_channel:
+        assert list(open_channel.send([event("one", 1, 1)])) == [ACCEPTED]
+    beside = Template(f"a_{name}")
+    with channel(kafka, topic=beside, create_topics=True) as open_channel:
+        [verdict] = open_channel.send([event("other", 1, 2)])
+    assert verdict.answer is Answer.REFUSED
+    assert f"a.{name}" in verdict.reason
+    with channel(kafka, topic=beside) as open_channel:
+        [verdict] = open_channel.send([event("other", 1, 2)])
+    assert verdict.answer is Answer.FAILED
+    assert "there is no topic" in verdict.reason
+
+
 def _create(server: KafkaServer, topic: NewTopic) -> None:
     admin = AdminClient({"bootstrap.servers": server.address()})
     for future in admin.create_topics([topic]).values():
