@@ -23,7 +23,7 @@ from headrace.replay import Replay, Row, TableName
 from headrace.sources import Phase, Source, Status
 from headrace.sources.sqlite import Sqlite, alter, install
 from headrace.sources.sqlite.connect import rows as rows_from
-from headrace.sources.sqlite.install import is_stale
+from headrace.sources.sqlite.installation import is_stale
 from headrace.testing import Value, wait_until
 
 SOURCE = "shop"

@@ -2,11 +2,11 @@
 
     install -> triggers tell of every row -> look, tell, copy -> delete what is stored
 
-`stream` is that flow. Around it: `install`, `triggers` and `schema` (what is put into the database,
-and for which tables), `database` and `connect` (reading and writing it), `wal` (where transactions
-end), `transactions` and `values` (entries -> changes, no I/O), `session` and
-`copying`, `resume` (what the log remembers), `check`, and `attach` for programs that want their own
-transactions told apart.
+`stream` is that flow. Around it: `installation`, `triggers` and `schema` (what is put into the
+database, and for which tables), `database` and `connect` (reading and writing it), `wal` (where
+transactions end), `transactions` and `values` (entries -> changes, no I/O), `session` and
+`copying`, `resume` (what the log remembers), `check`, and `attached` for programs that want their
+own transactions told apart.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ...errors import TableUnknown
 from ...event import Table
 from .. import Finding, Phase, Register, Status
 from . import check
-from .attach import attach
+from .attached import attach
 from .connect import connect, told
-from .install import Installed, Report, alter, install, remove
+from .installation import Installed, Report, alter, install, remove
 from .resume import Restart, Resume, copied_again, decode
 from .schema import path_of, shapes
 from .session import table_of

@@ -11,7 +11,7 @@ from typing import Any
 import apsw
 
 from ...errors import PositionLost, SourceReplaced, SourceUnavailable
-from . import install
+from . import installation
 from .connect import BUSY_MILLISECONDS, Row, connect, not_installed, quoted, rows, writing
 from .triggers import VALUES, WIDTH
 from .values import Broken
@@ -71,7 +71,7 @@ class Database:
 
     def expect_installed(self) -> None:
         """Raise unless the triggers' tables are there."""
-        install.expect_installed(self._main, self.path)
+        installation.expect_installed(self._main, self.path)
 
     def expect_same_file(self) -> None:
         """Whoever puts another file in place leaves us with one that nobody else sees."""
@@ -146,16 +146,16 @@ AND op = 'N' ORDER BY entry"
             (*row[:5], *_values(row[5:], encoding)) for row in rows(self._main, query, after, upto)
         ]
 
-    def layout(self, number: int) -> tuple[install.Installed, int | None] | None:
+    def layout(self, number: int) -> tuple[installation.Installed, int | None] | None:
         """A layout, also one that has gone, and the one that it follows."""
-        return install.layout(self._main, number)
+        return installation.layout(self._main, number)
 
     # -- what is written ------------------------------------------------------------------------
 
-    def renew(self, globs: Sequence[str]) -> install.Report:
+    def renew(self, globs: Sequence[str]) -> installation.Report:
         """Give every table the triggers that it should have."""
         with writing(self._main):
-            return install.renew(self._main, globs)
+            return installation.renew(self._main, globs)
 
     def join(self, name: str, reader: str) -> tuple[str, int]:
         """Begin as a new reader: the database's identity, and the entry to go on from."""

@@ -12,7 +12,7 @@ from ...errors import PositionLost, SourceRefused, SourceReplaced
 from ...event import Table
 from .. import Register
 from .database import Database
-from .install import Installed
+from .installation import Installed
 from .resume import Copy, Restart, Resume
 from .schema import SCHEMA, matches
 from .settings import SqliteSettings

@@ -18,7 +18,7 @@ import msgspec
 from ...errors import DecodeError, SourceUnavailable
 from ...event import Batch, BeforeKind, Change, Op, SqlitePosition, Transaction
 from .. import Phase, Register, Status
-from . import install
+from . import installation
 from .connect import classify
 from .copying import Copier
 from .database import Database, Snapshot
@@ -97,7 +97,7 @@ class _Flow:
         self._resume = resume
         self._assembler = Assembler(tables, resume)
         self._phase = Phase.STARTING
-        self._installed: list[install.Installed] = []
+        self._installed: list[installation.Installed] = []
         self._refused: dict[str, str] = {}
         self._schema = -1  # the version that `_installed` is of
         self._kept: Snapshot | None = None  # holds the write-ahead log since it was taken
@@ -181,7 +181,7 @@ class _Flow:
             expect_known(self._resume, snapshot.uuid, snapshot.last, database.path)
             if snapshot.schema == self._schema:
                 return snapshot
-            if not install.is_stale(snapshot.connection, globs):
+            if not installation.is_stale(snapshot.connection, globs):
                 return self._learn(snapshot)
             database.release(snapshot)
             database.renew(globs)
@@ -189,9 +189,9 @@ class _Flow:
 
     def _learn(self, snapshot: Snapshot) -> Snapshot:
         globs = self._source.tables
-        found = install.layouts(snapshot.connection)
+        found = installation.layouts(snapshot.connection)
         self._installed = [each for each in found if matches(each.layout.name, globs)]
-        self._refused = install.refusals(snapshot.connection, globs)
+        self._refused = installation.refusals(snapshot.connection, globs)
         self._schema = snapshot.schema
         if not self._installed and not self._resume.copies and not self._resume.former:
             raise nothing_to_capture(self._source)

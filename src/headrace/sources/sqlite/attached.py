@@ -17,7 +17,7 @@ import apsw
 import msgspec
 
 from .connect import rows
-from .install import expect_installed
+from .installation import expect_installed
 
 _FUNCTION = "headrace_token"
 _TRIGGER = "headrace_attached"
