@@ -59,6 +59,7 @@ class Database:
         self.path = os.path.realpath(path)
         self._file = self._found()
         self._main = connect(self.path)
+        self._reading = self._main
         self._opened = [self._main]
         self._spare: list[apsw.Connection] = []
         self.uuid = ""
@@ -86,6 +87,9 @@ class Database:
         """The database as it is now."""
         connection = self._spare.pop() if self._spare else self._another()
         connection.execute("BEGIN")
+        # Without a write-ahead log a writer that waits for this reader lets no other one begin, so
+        # a second connection of ours would wait for the first.
+        self._reading = connection
         state = rows(connection, _STATE)
         if not state:
             raise not_installed(self.path)
@@ -102,6 +106,8 @@ class Database:
         """Let a moment go."""
         if snapshot is not None and snapshot.connection not in self._spare:
             snapshot.release()
+            if self._reading is snapshot.connection:
+                self._reading = self._main
             self._spare.append(snapshot.connection)
 
     def begin_watch(self, uuid: str) -> None:
@@ -114,7 +120,7 @@ class Database:
     def entries(self, after: int, upto: int) -> list[Row]:
         """The next entries, as many as a page holds."""
         try:
-            found = rows(self._main, _ENTRIES, after, upto)
+            found = rows(self._reading, _ENTRIES, after, upto)
         except UnicodeDecodeError:
             found = self._raw_entries(after, upto)
         if not found or found[0][0] != after + 1 or found[-1][0] - after != len(found):
@@ -131,24 +137,30 @@ class Database:
 
     def marks(self, after: int, upto: int) -> list[Row]:
         """The same without values."""
-        return rows(self._main, _MARKS, after, upto)
+        return rows(self._reading, _MARKS, after, upto)
 
     def notes(self, after: int, upto: int) -> list[Any]:
         """The annotations between two entries."""
         query = "SELECT CAST(v0 AS BLOB) FROM headrace_changes WHERE entry > ? AND entry <= ? \
 AND op = 'N' ORDER BY entry"
-        return [note for (note,) in rows(self._main, query, after, upto)]
+        return [note for (note,) in rows(self._reading, query, after, upto)]
+
+    def ends(self, after: int) -> list[int]:
+        """Where transactions end, as far as somebody has noted it."""
+        query = "SELECT entry FROM headrace_ends WHERE entry > ? ORDER BY entry"
+        return [entry for (entry,) in rows(self._reading, query, after)]
 
     def _raw_entries(self, after: int, upto: int) -> list[Row]:
-        (encoding,) = rows(self._main, "PRAGMA main.encoding")[0]
+        (encoding,) = rows(self._reading, "PRAGMA main.encoding")[0]
         query = _ENTRIES.replace(VALUES, _RAW)
         return [
-            (*row[:5], *_values(row[5:], encoding)) for row in rows(self._main, query, after, upto)
+            (*row[:5], *_values(row[5:], encoding))
+            for row in rows(self._reading, query, after, upto)
         ]
 
     def layout(self, number: int) -> tuple[installation.Installed, int | None] | None:
         """A layout, also one that has gone, and the one that it follows."""
-        return installation.layout(self._main, number)
+        return installation.layout(self._reading, number)
 
     # -- what is written ------------------------------------------------------------------------
 
@@ -176,11 +188,6 @@ AND op = 'N' ORDER BY entry"
             now = int(found[0][1]) + 1
             self._main.execute("UPDATE headrace_readers SET looks = ? WHERE name = ?", (now, name))
         return now
-
-    def ends(self, after: int) -> list[int]:
-        """Where transactions end, as far as somebody has noted it."""
-        query = "SELECT entry FROM headrace_ends WHERE entry > ? ORDER BY entry"
-        return [entry for (entry,) in rows(self._main, query, after)]
 
     def note(self, ends: Sequence[int]) -> bool:
         """Note where transactions end; False: somebody writes just now."""
