@@ -1,4 +1,4 @@
-"""MariaDB through kills of the server and of the capture, with DDL from beside the writers."""
+"""MySQL and MariaDB through kills of the server and of the capture, with DDL beside the writers."""
 
 import subprocess
 import sys
@@ -11,10 +11,10 @@ from headrace.log import LogReader
 from headrace.replay import Replay, TableName
 from headrace.sources.mysql.resume import Resume, decode, file_number
 from headrace.testing import wait_until
-from headrace.testing.mariadb import MariadbDatabase, MariadbServer
+from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.faults import mysqlwork
 from tests.faults.mysqlwork import TABLES, Workload
-from tests.sources.mariacapturing import copied_rows, ordered
+from tests.sources.mycapturing import copied_rows, ordered
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 class Captor:
     """A capturing process, seen from outside."""
 
-    def __init__(self, database: MariadbDatabase, data_dir: Path) -> None:
+    def __init__(self, database: MysqlDatabase, data_dir: Path) -> None:
         self._errors = data_dir.with_suffix(".errors")
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
@@ -64,9 +64,9 @@ def stored(data_dir: Path) -> Resume | None:
     return found if isinstance(found, Resume) else None
 
 
-def catch_up(database: MariadbDatabase, data_dir: Path, captor: Captor) -> None:
+def catch_up(database: MysqlDatabase, data_dir: Path, captor: Captor) -> None:
     """Wait until the log has everything."""
-    file, position, *_ = database.execute("SHOW MASTER STATUS")[0]
+    file, position = database.server.end
     end = file_number(file), position
 
     def arrived() -> bool:
@@ -80,11 +80,11 @@ def catch_up(database: MariadbDatabase, data_dir: Path, captor: Captor) -> None:
 @pytest.mark.slow
 @pytest.mark.requirement("S0-28", "S0-29", "S0-30")
 def test_killed_again_and_again_the_log_still_equals_the_database(
-    own_mariadb: MariadbServer, tmp_path: Path, seed: int
+    own_my: MysqlServer, tmp_path: Path, seed: int
 ) -> None:
     dice = Random(seed)
     data_dir = tmp_path / "log"
-    with own_mariadb.database() as database:
+    with own_my.database() as database:
         for table in TABLES:
             mysqlwork.create(database, table)
         with Workload(database, seed) as load:
@@ -92,7 +92,7 @@ def test_killed_again_and_again_the_log_still_equals_the_database(
                 captor = Captor(database, data_dir)
                 load.progress(dice.randint(1, 15))
                 if turn in (1, 3):
-                    own_mariadb.restart("immediate" if turn == 1 else "fast")
+                    own_my.restart("immediate" if turn == 1 else "fast")
                     load.progress()
                 captor.expect_running()
                 captor.kill()

@@ -33,15 +33,16 @@ _SESSION = (
     " net_write_timeout = 3600, net_read_timeout = 3600, lock_wait_timeout = 20,"
     " character_set_results = utf8mb4, autocommit = 1"
 )
-_NO_TIMEOUT = {
-    True: "SET SESSION max_statement_time = 0",
-    False: "SET SESSION max_execution_time = 0",
-}
+_OF_MARIADB = "SET SESSION max_statement_time = 0"
+_OF_MYSQL = "SET SESSION max_execution_time = 0"
+# A primary key that the server made is in the binary log, so the catalogue must show it.
+_SHOW_KEYS = "SET SESSION show_gipk_in_create_table_and_information_schema = ON"
 
 _CONNECT_SECONDS = 10
 _READ_SECONDS = 7200
 
-_DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1370, 1698, 1820, 1862, 3118})
+# 1401 is what MySQL says to those who may not ask for prepared XA transactions.
+_DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1370, 1401, 1698, 1820, 1862, 3118})
 _BINLOG = 1236
 _LOST = (
     "could not find first log file name",
@@ -92,9 +93,7 @@ class Address:
         except (MySQLError, OSError, RuntimeError) as error:
             raise _connecting_failed(error) from error
         try:
-            run(connection, _SESSION)
-            version = str(run(connection, "SELECT VERSION()")[0][0])
-            run(connection, _NO_TIMEOUT["mariadb" in version.lower()])
+            _prepare(connection)
         except SourceError:
             connection.close()
             raise
@@ -110,7 +109,7 @@ class Address:
             "host": self.host,
             "port": parts.port or 3306,
             "user": unquote(parts.username or ""),
-            "password": unquote(parts.password or ""),
+            "password": unquote(parts.password or "").encode(),  # else it is sent in latin1
             "unix_socket": options.get("unix_socket"),
             "ssl": _tls(options),
             "ssl_disabled": options.get("ssl") in _OFF,  # else it is used where the server has it
@@ -120,6 +119,17 @@ class Address:
             "autocommit": True,
             "program_name": "headrace",
         }
+
+
+def _prepare(connection: Connection[Cursor]) -> None:
+    run(connection, _SESSION)
+    version = str(run(connection, "SELECT VERSION()")[0][0])
+    if "mariadb" in version.lower():
+        run(connection, _OF_MARIADB)
+        return
+    run(connection, _OF_MYSQL)
+    if run(connection, "SHOW VARIABLES LIKE 'show_gipk%%'"):  # since 8.0.30
+        run(connection, _SHOW_KEYS)
 
 
 def _tls(options: dict[str, str]) -> ssl.SSLContext | None:

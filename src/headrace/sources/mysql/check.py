@@ -70,6 +70,8 @@ class _Check:
             yield from self._status()
         yield self._gtid()
         yield self._copying()
+        if not self._catalog.server().mariadb:
+            yield self._prepared()
         yield from self._tables()
 
     def _is(self, name: str, wanted: str, fix: str) -> Finding:
@@ -191,8 +193,20 @@ class _Check:
         grants = " ".join(str(row[0]).upper() for row in self._catalog.rows("SHOW GRANTS"))
         ok = "RELOAD" in grants or "ALL PRIVILEGES ON *.*" in grants or "LOCK TABLES" in grants
         detail = "a lock of some milliseconds" if ok else "may not lock for the moment it begins"
-        fix = f"GRANT RELOAD ON *.* TO {self._user()};"
+        fix = f"GRANT LOCK TABLES, RELOAD ON *.* TO {self._user()};"
         return Finding("snapshot", ok=ok, detail=detail, fix="" if ok else fix)
+
+    def _prepared(self) -> Finding:
+        try:
+            self._catalog.rows("XA RECOVER")
+        except SourceRefused:
+            detail = "may not ask for them: one that is prepared when a copy begins is noticed "
+            detail += "only when it commits, and then a new copy is needed"
+            fix = f"GRANT XA_RECOVER_ADMIN ON *.* TO {self._user()};"
+            return Finding("XA transactions", ok=False, detail=detail, fix=fix)
+        return Finding(
+            "XA transactions", ok=True, detail="a copy waits for those that are prepared"
+        )
 
     def _tables(self) -> Iterator[Finding]:
         found = self._catalog.candidates(self._source.wants)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pymysql.err import MySQLError
 
-from ...errors import SourceRefused, SourceUnavailable
+from ...errors import SourceError, SourceRefused, SourceUnavailable
 from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from .address import Address, classify, error_for, quoted, run
 from .catalog import Catalog, End, Found
@@ -27,6 +27,7 @@ _BATCH_ROWS = 4096
 _BATCH_BYTES = 2 << 20
 _WAIT_SECONDS = 0.5  # between two looks whether it has been closed
 _SILENCE = 3600.0  # seconds
+_LOCK_SECONDS = 2
 _ERROR, _EOF = 0xFF, 0xFE
 _LONGEST_EOF = 9
 _label = msgspec.json.Encoder().encode
@@ -149,13 +150,18 @@ def _snapshot_end(connection: Connection[Cursor], catalog: Catalog) -> End:
 
 
 def _lock(connection: Connection[Cursor], tables: Sequence[Found]) -> None:
-    """Keep everybody from writing, for as long as it takes to begin a snapshot."""
+    """Keep everybody from writing, for as long as it takes to begin a snapshot.
+
+    Whoever waits for a lock keeps writers waiting too, so none is waited for long. A transaction
+    that wrote to these tables and goes on stands in the way of the first statement alone, and a
+    query that runs for long of the second, which also holds up whoever comes after it.
+    """
+    run(connection, f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
+    names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
     try:
+        run(connection, f"LOCK TABLES {names}")
+    except SourceError:
         run(connection, "FLUSH TABLES WITH READ LOCK")
-    except SourceRefused:
-        names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
-        if names:
-            run(connection, f"LOCK TABLES {names}")
 
 
 def _expect_nothing_prepared(catalog: Catalog) -> None:
