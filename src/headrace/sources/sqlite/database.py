@@ -33,6 +33,7 @@ _RAW = ", ".join(_TEXT.format(f"v{n}") for n in range(WIDTH))
 _MARKS = """
     SELECT entry, layout, op, at, token FROM headrace_changes
     WHERE entry > ? AND entry <= ? ORDER BY entry"""
+_SEAL = "SELECT layout, op, at, token FROM headrace_changes WHERE entry = ?"
 _LOST = """the append table has no entry {}: somebody else has deleted it"""
 
 
@@ -45,6 +46,10 @@ class Snapshot:
     last: int  # the newest entry
     page: int  # where the state's row lies
     schema: int  # changes with every DDL
+
+    def seal(self, entry: int) -> str:
+        """What an entry is known by; an older copy of the database has another one there."""
+        return _sealed(self.connection, entry)
 
     def release(self) -> None:
         """Let the moment go."""
@@ -145,6 +150,10 @@ class Database:
 AND op = 'N' ORDER BY entry"
         return [note for (note,) in rows(self._reading, query, after, upto)]
 
+    def seal(self, entry: int) -> str:
+        """What an entry is known by."""
+        return _sealed(self._reading, entry)
+
     def ends(self, after: int) -> list[int]:
         """Where transactions end, as far as somebody has noted it."""
         query = "SELECT entry FROM headrace_ends WHERE entry > ? ORDER BY entry"
@@ -169,13 +178,13 @@ AND op = 'N' ORDER BY entry"
         with writing(self._main):
             return installation.renew(self._main, globs)
 
-    def join(self, name: str, reader: str) -> tuple[str, int]:
-        """Begin as a new reader: the database's identity, and the entry to go on from."""
+    def join(self, name: str, reader: str) -> tuple[str, int, str]:
+        """Begin as a new reader: the database's identity, the entry to go on from, its seal."""
         with writing(self._main):
             uuid, last, _ = rows(self._main, _STATE)[0]
             statement = "INSERT OR REPLACE INTO headrace_readers VALUES (?, ?, ?, 1)"
             self._main.execute(statement, (name, reader, last))
-        return str(uuid), int(last)
+            return str(uuid), int(last), _sealed(self._main, last)
 
     def rejoin(self, name: str, reader: str, looks: int) -> int:
         """Go on as a reader that the database knows; how often that has happened."""
@@ -199,14 +208,14 @@ AND op = 'N' ORDER BY entry"
             return False
         return True
 
-    def trim(self, name: str, acked: int, *, most: int) -> int | None:
+    def trim(self, reader: tuple[str, str], acked: int, *, most: int) -> int | None:
         """Delete entries that every reader has stored, up to the one returned, not all at once.
 
-        None: somebody writes just now.
+        None: somebody writes just now. The reader is known by its name and its id.
         """
         try:
             with self._impatient(), writing(self._main):
-                return self._trim(name, acked, most)
+                return self._trim(reader, acked, most)
         except apsw.BusyError:
             return None
 
@@ -218,15 +227,20 @@ AND op = 'N' ORDER BY entry"
         finally:
             self._main.set_busy_timeout(BUSY_MILLISECONDS)
 
-    def _trim(self, name: str, acked: int, most: int) -> int:
-        update = "UPDATE headrace_readers SET acked = max(acked, ?) WHERE name = ?"
-        self._main.execute(update, (acked, name))
-        # The newest stays: the next one is counted from it.
+    def _trim(self, reader: tuple[str, str], acked: int, most: int) -> int:
+        update = "UPDATE headrace_readers SET acked = max(acked, ?) WHERE name = ? AND id = ?"
+        self._main.execute(update, (acked, *reader))
+        if not self._main.changes():
+            raise PositionLost(
+                f"another log reads {self.path} as source {reader[0]}",
+                hint="Stop one of the two, or give its source a name of its own.",
+            )
+        # The last that a reader has stored stays: by it the reader knows the database again, and
+        # of all the newest, from which the next one is counted.
         (upto,) = rows(
             self._main,
-            """SELECT min((SELECT min(acked) FROM headrace_readers),
-                          (SELECT min(entry) + ? FROM headrace_changes),
-                          (SELECT last - 1 FROM headrace_state))""",
+            """SELECT min((SELECT min(acked) - 1 FROM headrace_readers),
+                          (SELECT min(entry) + ? FROM headrace_changes))""",
             most,
         )[0]
         if upto is None:
@@ -246,6 +260,11 @@ AND op = 'N' ORDER BY entry"
         except OSError as error:
             raise SourceUnavailable(f"there is no file {self.path}") from error
         return found.st_dev, found.st_ino
+
+
+def _sealed(connection: apsw.Connection, entry: int) -> str:
+    found = rows(connection, _SEAL, entry)
+    return " ".join(map(str, found[0])) if found else ""
 
 
 def read(connection: apsw.Connection, table: str, columns: Sequence[str]) -> Iterator[Row]:

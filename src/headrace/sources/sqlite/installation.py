@@ -11,7 +11,7 @@ import msgspec
 
 from ...errors import SourceRefused
 from .connect import connect, not_installed, quoted, rows, told, writing
-from .schema import OURS, Layout, Shape, matches, path_of, shapes
+from .schema import OURS, TABLES, Layout, Shape, matches, path_of, shapes
 from .triggers import ANNOTATE, KEYS, MOVE_ON, NOW, VALUES, drop, triggers
 
 _KEYS = ", ".join(f"k{number}" for number in range(KEYS))
@@ -30,9 +30,11 @@ CREATE TABLE headrace_annotations (metadata TEXT);
 {ANNOTATE};
 """
 
-_OBJECTS = """
+# Triggers first; the application may have names that begin like ours.
+_OBJECTS = f"""
     SELECT type, name FROM main.sqlite_schema
-    WHERE type IN ('table', 'trigger') AND name LIKE 'headrace\\_%' ESCAPE '\\'
+    WHERE type = 'table' AND name IN {TABLES}
+       OR type = 'trigger' AND (tbl_name IN {TABLES} OR name GLOB '{OURS}[0-9]*_*')
     ORDER BY type DESC"""
 _TRIGGERS = """
     SELECT rowid, name, tbl_name, sql FROM main.sqlite_schema WHERE type = 'trigger'"""

@@ -15,12 +15,16 @@ from .connect import Row, quoted, rows, text
 
 SCHEMA = "main"  # the name of the database itself, as every connection calls it by default
 OURS = "headrace_"
+TABLES = tuple(
+    OURS + name
+    for name in ("state", "changes", "replaced", "layouts", "ends", "readers", "annotations")
+)
 
 _ROWIDS = ("rowid", "_rowid_", "oid")
-_TABLES = """
+_TABLES = f"""
     SELECT name, wr FROM pragma_table_list
     WHERE schema = 'main' AND type = 'table'
-      AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'headrace\\_%' ESCAPE '\\'
+      AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT IN {TABLES}
     ORDER BY name"""
 _EXPRESSION = -2  # what index_xinfo calls a column that is an expression
 _ROWID = -1

@@ -178,7 +178,7 @@ class _Flow:
         database, globs = self._database, self._source.tables
         for _ in range(_RENEWALS):
             snapshot = database.snapshot()
-            expect_known(self._resume, snapshot.uuid, snapshot.last, database.path)
+            expect_known(self._resume, snapshot, database.path)
             if snapshot.schema == self._schema:
                 return snapshot
             if not installation.is_stale(snapshot.connection, globs):
@@ -257,7 +257,8 @@ class _Flow:
     def _told(self, changes: list[Change], position: int) -> Batch:
         if changes:
             self._told_at = changes[-1].transaction.commit_time
-        self._resume = msgspec.structs.replace(self._assembler.resume, position=position)
+        seal = self._database.seal(position)
+        self._resume = msgspec.structs.replace(self._assembler.resume, position=position, seal=seal)
         self._assembler.resume = self._resume
         return self._batch(changes)
 
@@ -328,8 +329,10 @@ class _Flow:
         many = self._acked - self._trimmed >= _TRIM_MOST
         if self._acked > self._trimmed and (many or now - self._trim_at >= _TRIM_SECONDS):
             self._trim_at = now
-            upto = self._database.trim(self._source.name, self._acked, most=_TRIM_MOST)
-            self._trimmed = self._trimmed if upto is None else upto
+            acked, reader = self._acked, (self._source.name, self._resume.reader)
+            upto = self._database.trim(reader, acked, most=_TRIM_MOST)
+            if upto is not None:
+                self._trimmed = acked if upto == acked - 1 else upto
         self._let_wal_go()
 
     def _let_wal_go(self) -> None:
