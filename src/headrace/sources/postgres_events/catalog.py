@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psycopg
 
-from ...errors import DecodeError, SourceRefused
+from ...errors import DecodeError, PositionLost, SourceError, SourceRefused
 from ...event import Change, Column, EventTablePosition, Position, Table
 from ..postgres.address import classify
 from ..postgres.catalog import Catalog, Published
@@ -34,7 +34,16 @@ _NEWS = """
           UNION ALL
           SELECT xid, id FROM {schema}.events WHERE xid >= %(after)s::text::xid8) news"""
 
-_ANY_NEWS = "SELECT pg_current_snapshot()::text, EXISTS (SELECT" + _NEWS + ")"
+# A dump that is loaded again keeps the installation's name, but makes other tables.
+_STATE = """SELECT installation || '/' || '{schema}.events'::regclass::oid, trimmed::text::bigint
+    FROM {schema}.state"""
+
+# All by one snapshot: what was removed is not taken for what never was.
+_ANY_NEWS = (
+    "SELECT state.*, pg_current_snapshot()::text, EXISTS (SELECT"
+    + _NEWS
+    + f") FROM ({_STATE}) AS state"
+)
 
 # Whoever has waited for another's row has its own entry after all of the other's: in the order of
 # their last entries no transaction comes before one that it has seen.
@@ -87,6 +96,14 @@ class State(NamedTuple):
 
     installation: str
     trimmed: int
+
+
+class News(NamedTuple):
+    """A look at the event table."""
+
+    state: State
+    snapshot: str
+    any: bool  # whether it sees events that are not in the log
 
 
 class Triggers(NamedTuple):
@@ -159,11 +176,7 @@ class EventCatalog(Catalog):
 
     def state(self) -> State:
         """Which installation it is, and how far its events were removed."""
-        query = "SELECT installation::text, trimmed::text::bigint FROM {schema}.state"
-        found = self._asked(query)
-        if not found:
-            raise SourceRefused(f"the table {self._schema}.state is empty")
-        return State(*found[0])
+        return State(*self._only(self._asked(_STATE)))
 
     # -- tables ---------------------------------------------------------------------------------
 
@@ -231,10 +244,10 @@ class EventCatalog(Catalog):
         """The snapshot of this moment."""
         return str(self.rows("SELECT pg_current_snapshot()::text")[0][0])
 
-    def news(self, seen: Seen) -> tuple[str, bool]:
-        """The snapshot of this moment, and whether it sees events that an earlier one does not."""
-        snapshot, any_ = self._asked(_ANY_NEWS, **_unseen(seen))[0]
-        return snapshot, any_
+    def news(self, seen: Seen) -> News:
+        """What this moment's snapshot sees that an earlier one does not."""
+        *state, snapshot, any_ = self._only(self._asked(_ANY_NEWS, **_unseen(seen)))
+        return News(State(*state), snapshot, any_)
 
     def transactions(self, seen: Seen, target: str, entry: int) -> Generator[Told, None, None]:
         """What a snapshot sees and an earlier one does not, in order, after an entry."""
@@ -247,7 +260,7 @@ class EventCatalog(Catalog):
                 for xid, last, entries in cursor:
                     yield Told(xid, last, entries)
         except psycopg.Error as error:
-            raise classify(error, "query failed") from error
+            raise self._failed(error) from error
 
     def entries(self, xids: Sequence[int]) -> list[Entry]:
         """The entries of some transactions, in the order of these."""
@@ -257,9 +270,9 @@ class EventCatalog(Catalog):
         """Some entries of one transaction."""
         return self._read(_PIECE, xid=str(xid), after=after, limit=limit)
 
-    def last_entry(self, xid: int) -> Entry:
-        """The last entry of a transaction."""
-        return self._read(_LAST, xid=str(xid))[0]
+    def last_entry(self, xid: int) -> Entry | None:
+        """The last entry of a transaction; None: they were removed."""
+        return next(iter(self._read(_LAST, xid=str(xid))), None)
 
     def annotations(self, xid: int) -> list[bytes]:
         """What a transaction has said of itself, in order."""
@@ -281,6 +294,16 @@ class EventCatalog(Catalog):
             raise classify(error, "statement failed") from error
         return True
 
+    def _only(self, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+        if not rows:
+            raise SourceRefused(f"the table {self._schema}.state is empty")
+        return rows[0]
+
+    def _failed(self, error: psycopg.Error) -> SourceError:
+        if isinstance(error, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)):
+            return PositionLost(f"there is no event table in schema {self._schema} any more")
+        return classify(error, "query failed")
+
     def _named(self, query: str) -> bytes:
         return query.replace("{schema}", f'"{self._schema}"').encode()
 
@@ -288,7 +311,7 @@ class EventCatalog(Catalog):
         try:
             return self._connection.execute(self._named(query), parameters).fetchall()
         except psycopg.Error as error:
-            raise classify(error, "query failed") from error
+            raise self._failed(error) from error
 
     def _read(self, query: str, **parameters: object) -> list[Entry]:
         return [
@@ -303,7 +326,7 @@ class EventCatalog(Catalog):
         try:
             result = self._raw.execute(self._named(query), parameters).pgresult
         except psycopg.Error as error:
-            raise classify(error, "query failed") from error
+            raise self._failed(error) from error
         assert result is not None
         value, columns = result.get_value, range(result.nfields)
         return [tuple([value(row, at) for at in columns]) for row in range(result.ntuples)]

@@ -14,7 +14,7 @@ from ..postgres.resume import Copy, Restart
 from ..postgres.session import narrowed, with_tables
 from ..postgres.slot import nothing_matches
 from . import install
-from .catalog import EventCatalog, Identity
+from .catalog import EventCatalog, Identity, State
 from .install import Installed
 from .resume import EventResume, Seen
 from .settings import PostgresEventsSettings
@@ -126,11 +126,15 @@ def _expect_same_server(resume: EventResume, found: Identity) -> None:
 
 def _expect_same_events(resume: EventResume, catalog: EventCatalog) -> None:
     """Halt unless everything that the log has not seen is still in this very event table."""
-    state = catalog.state()
-    if state.installation != resume.installation:
-        raise PositionLost("the event table was removed and installed anew")
+    expect_kept(resume, catalog.state())
     if catalog.next_xid() < Seen.of(resume.seen).after:
         raise SourceReplaced("the server stands before the log's position: it was restored")
+
+
+def expect_kept(resume: EventResume, state: State) -> None:
+    """The same, of what the event table says of itself."""
+    if state.installation != resume.installation:
+        raise PositionLost("the event table was removed and installed anew")
     if state.trimmed > Seen.of(resume.seen).oldest:
         raise PositionLost(
             f"events of transactions below {state.trimmed} were removed, but the log has only "

@@ -16,7 +16,7 @@ from itertools import groupby
 
 import msgspec
 
-from ...errors import DecodeError
+from ...errors import DecodeError, PositionLost
 from ...event import Batch, Change
 from .. import Phase, Register, Status
 from ..postgres.copying import Copied, Copier
@@ -26,7 +26,7 @@ from . import install
 from .catalog import EventPoint, Told
 from .entries import Entry, Teller
 from .resume import EventResume, Seen, seen_in
-from .session import EventSession, told_by
+from .session import EventSession, expect_kept, told_by
 from .settings import PostgresEventsSettings
 
 _WATCH_SECONDS = 10.0  # between two looks for new tables
@@ -151,10 +151,11 @@ class _Flow:
     def _news(self) -> Iterator[Batch]:
         """What has become visible since the snapshot that the log has come to."""
         if not self._resume.target:
-            target, any_news = self._catalog.news(Seen.of(self._resume.seen))
+            news = self._catalog.news(Seen.of(self._resume.seen))
+            expect_kept(self._resume, news.state)
             self._heard_at = time.time_ns() // 1000
-            self._resume = self._resume.reaching(target)
-            if not any_news:
+            self._resume = self._resume.reaching(news.snapshot)
+            if not news.any:
                 self._resume = self._resume.arrived()
                 self._behind_since = 0.0
                 return
@@ -170,6 +171,8 @@ class _Flow:
                 if self._closing.is_set():
                     return
                 yield from self._page(page)
+        # Of what was removed since it began, nothing may have been left out.
+        expect_kept(self._resume, self._catalog.state())
         # Also where nothing was left: the next look begins at the later snapshot.
         self._resume = self._resume.arrived()
         yield self._batch([])
@@ -180,6 +183,8 @@ class _Flow:
             return
         changes: list[Change] = []
         entries = self._catalog.entries([told.xid for told in page])
+        if len(entries) != sum(told.entries for told in page):
+            raise _removed(page[0])
         for _, group in groupby(entries, key=lambda entry: entry.xid):
             transaction = list(group)
             self._teller.begin(transaction[-1], _annotations(transaction))
@@ -190,14 +195,19 @@ class _Flow:
     def _pieces(self, told: Told) -> Iterator[Batch]:
         """A transaction that is too large to be held at once."""
         last = self._catalog.last_entry(told.xid)
+        if last is None:
+            raise _removed(told)
         self._teller.begin(last, self._catalog.annotations(told.xid))
-        after = 0
+        after = read = 0
         while after < told.last:
             piece = self._catalog.piece(told.xid, after, _PAGE)
-            after = piece[-1].id
+            read += len(piece)
+            after = piece[-1].id if piece else told.last
             changes = self._teller.take(piece)
             if changes:
                 yield Batch(changes, None)
+        if read != told.entries:
+            raise _removed(told)  # and the log forgets the pieces
         yield self._told(self._teller.end(), told)
 
     def _told(self, changes: list[Change], last: Told) -> Batch:
@@ -296,6 +306,13 @@ def _pages(transactions: Iterator[Told]) -> Iterator[list[Told]]:
         entries += told.entries
     if page:
         yield page
+
+
+def _removed(told: Told) -> PositionLost:
+    return PositionLost(
+        f"events of transaction {told.xid} or later were removed while they were read: "
+        "somebody else reads this event table"
+    )
 
 
 def _annotations(transaction: list[Entry]) -> dict[bytes, None]:
