@@ -165,6 +165,30 @@ def test_tables_that_are_renamed_dropped_and_made_anew_are_followed(
     assert feed.stream.status().errored == {}
 
 
+def test_a_table_that_has_another_name_for_a_while_misses_nothing(
+    feed: Reading, pg: PostgresDatabase
+) -> None:
+    """Its name is its own again before anybody has looked."""
+    with session(feed.place) as writer:
+        writer.execute("INSERT INTO users VALUES (1, 'ann'), (2, 'bob')")
+        writer.execute("ALTER TABLE users RENAME TO people")
+        writer.execute("INSERT INTO people VALUES (3, 'cid')")
+        writer.execute("DELETE FROM people WHERE id = 1")
+        writer.execute("ALTER TABLE people RENAME TO users")
+        writer.execute("INSERT INTO users VALUES (4, 'dan')")
+    feed.until_told("users")
+    feed.catch_up()
+    assert [row["id"] for row in feed.rows("users")] == [2, 3, 4]
+    assert feed.changes(table="people") == []
+    with session(feed.place) as writer:
+        writer.execute("ALTER TABLE users RENAME TO people")
+        writer.execute("INSERT INTO people VALUES (5, 'eve')")
+    feed.until_told("people")
+    pg.execute("DELETE FROM people WHERE id = 5")
+    feed.catch_up()
+    assert [row["id"] for row in feed.rows("people")] == [2, 3, 4]
+
+
 # --- other readers, other event tables -----------------------------------------------------------
 
 

@@ -55,6 +55,7 @@ class Teller:
         self, catalog: Describes, register: Register, resume: Copies, outbox: Outbox | None = None
     ) -> None:
         self.errored = resume.errored
+        self.astray: frozenset[str] = frozenset()  # tables that were written to by another name
         self._router = Router(outbox, register, resume.versions)
         self._catalog = catalog
         self._register = register
@@ -67,6 +68,7 @@ class Teller:
     def renew(self, resume: Copies) -> None:
         """Take up tables that were copied meanwhile."""
         self.errored, self._live = resume.errored, resume.live
+        self.astray = frozenset()
         self._router.versions = resume.versions
 
     @property
@@ -113,6 +115,11 @@ class Teller:
             rows = self._known[entry.columns] = self._catalog.event_rows(entry.columns)
         path = self._live.get(rows.table.relation)
         if path is None:
+            return
+        if path != f"{rows.table.schema}.{rows.table.name}":
+            # It may get its name back before anybody looks; a copy says then what is in it.
+            self.astray |= {path}
+            del self._live[rows.table.relation]
             return
         if rows.table.version == 0:
             rows = self._known[entry.columns] = rows.of(self._register(rows.table))

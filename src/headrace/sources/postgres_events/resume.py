@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..postgres.resume import Copies, Restart
+from ..postgres.resume import Copies, Copy, Restart
 
 
 class Seen(NamedTuple):
@@ -43,6 +43,11 @@ class EventResume(Copies, frozen=True, kw_only=True):
     def reached(self) -> str:
         """The snapshot, as PostgreSQL writes one."""
         return self.seen
+
+    def uncopied(self, paths: frozenset[str]) -> EventResume:
+        """With some tables to be copied anew."""
+        anew = {path: Copy(self.copies[path].relation, again=True) for path in paths}
+        return msgspec.structs.replace(self, copies=self.copies | anew)
 
     def reaching(self, target: str) -> EventResume:
         """On the way to a later snapshot."""

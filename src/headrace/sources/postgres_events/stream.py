@@ -217,6 +217,9 @@ class _Flow:
             errored=self._teller.errored,
             versions=self._teller.versions,
         )
+        if self._teller.astray:
+            self._resume = self._resume.uncopied(self._teller.astray)
+            self._teller.renew(self._resume)
         return self._batch(changes)
 
     def _idle(self) -> bool:
