@@ -9,7 +9,6 @@ import pymysql
 import pytest
 
 from headrace.errors import SourceRefused
-from headrace.event import Op
 from headrace.secret import Secret
 from headrace.sources import Phase
 from headrace.testing import wait_until
@@ -172,65 +171,11 @@ def test_without_a_table_nothing_begins(my: MysqlDatabase) -> None:
         next(iter(stream))
 
 
-def test_a_replica_that_was_promoted_is_followed_by_gtid(my_kind: str, tmp_path: Path) -> None:
-    second_settings = {"server_id": 2, "log_slave_updates": True}
-    with mysql_of(my_kind) as first, mysql_of(my_kind, second_settings) as second:
-        _replicate(first, second)
-        with first.database() as database:
-            database.execute(
-                "CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1)"
-            )
-            promoted = MysqlDatabase(second, database.name)
-            with captured(database, tmp_path, follow="gtid") as feed:
-                database.execute("INSERT INTO users VALUES (2)")
-                feed.until_caught_up()
-                database.execute("INSERT INTO users VALUES (3)")
-                wait_until(lambda: _rows(promoted) == 3, timeout=30)
-            second.execute("STOP SLAVE" if second.mariadb else "STOP REPLICA")
-            promoted.execute("INSERT INTO users VALUES (4)")
-            with captured(promoted, tmp_path, start=False) as feed:  # followed by position
-                feed.start()
-                known = "mariadb:1:0" if first.mariadb else f"mysql:{_uuid(first)}"
-                assert f"our position is of {known}" in feed.until_halted().error
-            with captured(promoted, tmp_path, follow="gtid") as feed:
-                assert ids(feed) == [1, 2, 3, 4]
-                assert len(feed.changes(Op.READ)) == 1
-                promoted.execute("INSERT INTO users VALUES (5)")
-                feed.restart()  # now by the place in the other server's files
-                assert ids(feed) == [1, 2, 3, 4, 5]
-                assert len({change.table.origin for change in feed.changes()}) == 1
-
-
 def _reset(server: MysqlServer) -> str:
     newer = not server.mariadb and server.install.numbers >= (8, 4)
     return "RESET BINARY LOGS AND GTIDS" if newer else "RESET MASTER"
 
 
-def _replicate(first: MysqlServer, second: MysqlServer) -> None:
-    if first.mariadb:
-        second.execute(
-            "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_USER = 'root',"
-            f" MASTER_PORT = {first.port}, MASTER_USE_GTID = slave_pos; START SLAVE"
-        )
-    else:
-        second.execute(
-            "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_USER = 'root',"
-            f" SOURCE_PORT = {first.port}, SOURCE_AUTO_POSITION = 1, GET_SOURCE_PUBLIC_KEY = 1;"
-            "START REPLICA"
-        )
-
-
-def _uuid(server: MysqlServer) -> str:
-    return str(server.execute("SELECT @@server_uuid")[0][0])
-
-
 def _purged(database: MysqlDatabase, first: str) -> bool:
     database.execute(f"PURGE BINARY LOGS TO '{first}'")
     return bool(database.execute("SHOW BINARY LOGS")[0][0] == first)
-
-
-def _rows(database: MysqlDatabase) -> int:
-    try:
-        return int(database.execute("SELECT count(*) FROM users")[0][0])
-    except Exception:  # noqa: BLE001 - not replicated yet
-        return -1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -180,6 +180,13 @@ class Catalog:
         else:
             gtids = str(rest[2] if len(rest) > 2 else "").replace("\n", "")
         return End(str(file), int(position), gtids)
+
+    def exact_end(self) -> End:
+        """Where the binary log ends, with the transactions before that place and no others."""
+        end = self.end()
+        if not self.server().mariadb:
+            return end  # told in one answer
+        return replace(end, gtids=self.gtids_at(end.file, end.position))
 
     def gtids_at(self, file: str, position: int) -> str:
         """MariaDB: the last transactions before a place."""

@@ -57,7 +57,7 @@ class Copier:
                 # Its rows are as they are: nobody may write while they are read.
                 names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
                 run(connection, f"LOCK TABLES {names}")
-                end = catalog.end()
+                end = catalog.exact_end()
             _expect_nothing_prepared(catalog)
         except Exception:
             force_close(connection)

@@ -52,6 +52,9 @@ class Resume(msgspec.Struct, frozen=True):
     told_later: dict[str, list[dict[str, str]]] = {}  # DDL whose columns the next row shows
     # XA transactions that are prepared and not decided: where they begin.
     prepared: dict[str, tuple[str, int]] = {}
+    # It was read on another server first. The files of this one have transactions that are in the
+    # log behind others that are not, so the server leaves them out by their GTIDs.
+    moved: bool = False
 
     def encode(self) -> bytes:
         """As the log stores it."""

@@ -12,7 +12,7 @@ from ...errors import PositionLost, SourceRefused, SourceReplaced
 from .binlog import UNKNOWN, Format, parse
 from .catalog import Catalog, End, Found, Server
 from .dump import FIRST, Dump, Place
-from .gtid import MysqlGtids
+from .gtid import MariadbGtids, MysqlGtids
 from .resume import Copy, Restart, Resume, file_number, packed
 from .settings import MysqlSettings, matches
 
@@ -47,7 +47,7 @@ class Session:
             if isinstance(stored, Resume):
                 resume = _narrowed(verified(source, stored, catalog), source)
             else:
-                resume = _begin(server, catalog.end(), stored)
+                resume = _begin(server, catalog.exact_end(), stored)
                 catalog = catalog.of(resume.origin)
             # Without a snapshot, what is not copied is what was there before the first start.
             copying = source.snapshot or stored is not None
@@ -74,7 +74,7 @@ class Session:
                 key=lambda place: (file_number(place[0]), place[1]),
             )
             return Place(file, position)
-        gtids = None if resume.file else self.server.parse_gtids(resume.gtids)
+        gtids = self.server.parse_gtids(resume.gtids) if resume.moved else None
         return Place(resume.file, resume.position, gtids)
 
 
@@ -91,7 +91,7 @@ def verified(source: MysqlSettings, stored: Resume, catalog: Catalog) -> Resume:
     """Make sure that the server is the one we know, and still has what follows our position.
 
     Another server that has the same transactions will do, where these are followed by GTID; the
-    resume then has no file until the first event of that server's own is read.
+    resume then has no file until all that it has in common with the log is passed.
     """
     server = catalog.server()
     if stored.server == server.identity and stored.file:
@@ -103,7 +103,9 @@ def verified(source: MysqlSettings, stored: Resume, catalog: Catalog) -> Resume:
             f"the server is {server.identity}, and our position is of {stored.server}"
         )
     _verify_gtids(stored, catalog)
-    return msgspec.structs.replace(stored, server=server.identity, file="", position=0, born=0)
+    return msgspec.structs.replace(
+        stored, server=server.identity, file="", position=0, born=0, moved=True
+    )
 
 
 def _verify_files(stored: Resume, files: dict[str, int]) -> None:
@@ -142,7 +144,8 @@ def _verify_birth(source: MysqlSettings, stored: Resume) -> None:
 
 def _verify_gtids(stored: Resume, catalog: Catalog) -> None:
     if catalog.server().mariadb:
-        return  # the server itself refuses a position that it does not have
+        _verify_domains(stored, catalog)
+        return
     known = catalog.variables("gtid_mode", "gtid_executed", "gtid_purged")
     if known.get("gtid_mode") != "ON":
         raise SourceRefused("follow: gtid needs gtid_mode = ON")
@@ -151,6 +154,16 @@ def _verify_gtids(stored: Resume, catalog: Catalog) -> None:
         raise SourceReplaced("the server has not executed all transactions that were read already")
     if not MysqlGtids.parse(known["gtid_purged"]) <= ours:
         raise PositionLost("the server has purged transactions that follow", hint=_PURGED)
+
+
+def _verify_domains(stored: Resume, catalog: Catalog) -> None:
+    """A server refuses what it lacks of a domain, but not a domain that it has never heard of."""
+    (state,) = catalog.rows("SELECT @@global.gtid_binlog_state")[0]
+    # The last of each domain and server; a replica that writes no log has executed more.
+    written = [MariadbGtids.parse(gtid) for gtid in str(state or "").split(",")]
+    for ours in MariadbGtids.parse(stored.gtids).last.values():
+        if not any(ours in gtids for gtids in written):
+            raise SourceReplaced(f"the server has not written {ours}, which was read already")
 
 
 def _nothing_matches(source: MysqlSettings) -> SourceRefused:

@@ -67,11 +67,13 @@ class Assembler:
         self.gtids = gtids
         self.settled = tables.state
         self.prepared: dict[str, Prepared] = {}
-        self.heard_of = (resume.file, resume.position)  # how far the server has told to have come
         self._pending = dict(resume.prepared)
         # Where the last complete transaction ends: what stands before it is in the log already.
         self.after: tuple[str, int] = (resume.file, resume.position)
         self._skip = resume.place
+        # By GTID the server passes over what is in the log, and says where only when that is over.
+        self._by_gtid = resume.moved
+        self._passing = resume.moved and not resume.file
         self._form: Format = UNKNOWN
         self._begun: Begun | None = None
         self._readings: dict[int, Reading] = {}
@@ -161,7 +163,7 @@ class Assembler:
             case _:
                 self._moved(event.header)
                 self._happened(event, data)
-        if self._begun is None and self.place > self._skip:
+        if self._begun is None and self.place > self._skip and not self._passing:
             self.after = (self.file, self.end)  # nothing of a transaction stands before here
 
     def _happened(self, event: Event, data: bytes) -> None:
@@ -194,7 +196,6 @@ class Assembler:
         if event.file != self.file:
             self.born = 0
         self.file, self.end = event.file, event.position
-        self.heard_of = (event.file, event.position)
 
     def _described(self, event: Format) -> None:
         self._form = event
@@ -207,8 +208,10 @@ class Assembler:
         self._readings = {}
 
     def _heard(self, event: Heartbeat) -> None:
-        if event.file:
-            self.heard_of = (event.file, event.position)
+        """Behind a heartbeat nothing is left to send; what was passed over stood before it."""
+        if self._by_gtid and self._begun is None and event.file == self.file:
+            self.end = max(self.end, event.position)
+            self._passing = False
 
     # -- transactions ---------------------------------------------------------------------------
 
@@ -319,6 +322,7 @@ class Assembler:
     def _ended(self, begun: Begun) -> None:
         if not begun.skipped:
             self.after = (self.file, self.end)
+            self._passing = False
             self.settled = self.tables.state
             if self._gtid is not None:
                 self.gtids = self.gtids.add(self._gtid)
