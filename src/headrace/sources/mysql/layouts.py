@@ -35,6 +35,7 @@ PLAIN, QUOTED = b"%b", b'"%b"'
 
 _quote = msgspec.json.Encoder().encode
 _document = msgspec.json.Decoder(msgspec.Raw).decode
+_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 # What may stand in a JSON string only escaped.
 _SPECIAL = bytes(range(32)) + b'"\\'
@@ -189,8 +190,23 @@ def document(value: bytes) -> bytes:
     return value.translate(_ONE_LINE).strip()
 
 
+def _are_documents(values: Values) -> bool:
+    """Whether each is one as it stands, asked of all at once."""
+    whole = b"[%b]" % b",".join(values)
+    if len(whole.translate(None, b"\n\r\t")) != len(whole):
+        return False
+    try:
+        whole.decode()
+        # Only where each of them is a value do they come back as they are.
+        return list(map(bytes, _array(whole))) == list(values)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # looking at them one by one says which
+
+
 def _documents(column: ColumnType) -> Convert:
     def convert(values: Values) -> tuple[bytes, Sequence[bytes]]:
+        if _are_documents(values):
+            return PLAIN, values
         try:
             return PLAIN, [document(value) for value in values]
         except UnicodeDecodeError:
