@@ -55,6 +55,16 @@ def test_altering_may_rename(sql: str) -> None:
     ]
 
 
+def test_columns_that_go_are_named() -> None:
+    found = read(
+        "ALTER TABLE t DROP a, DROP COLUMN `B c`, ADD d int, DROP COLUMN IF EXISTS e, DROP KEY f,"
+        " DROP PRIMARY KEY, DROP FOREIGN KEY g, DROP CONSTRAINT h, DROP `key`, DROP CHECK i",
+        database="d",
+    )
+    assert isinstance(found, Ddl)
+    assert [effect.drops for effect in found.effects] == [{"a", "b c", "e", "key"}]
+
+
 @pytest.mark.parametrize("what", ["DROP", "TRUNCATE", "EXCHANGE", "IMPORT"])
 def test_rows_may_go_with_a_partition(what: str) -> None:
     rest = "TABLESPACE" if what == "IMPORT" else "PARTITION p"

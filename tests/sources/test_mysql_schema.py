@@ -119,6 +119,27 @@ def test_foreign_keys_and_primary_keys_are_part_of_a_table(
         assert feed.streamed()[-1].table.references == ()
 
 
+@pytest.mark.parametrize("at_once", [True, False], ids=["one statement", "two statements"])
+def test_a_column_that_goes_takes_its_values_along_though_another_has_its_name(
+    my: MysqlDatabase, tmp_path: Path, at_once: bool
+) -> None:
+    my.execute("CREATE TABLE users (id int PRIMARY KEY, n int); INSERT INTO users VALUES (1, 7)")
+    with captured(my, tmp_path) as feed:
+        feed.capture.stop()  # so that the catalogue is ahead
+        my.execute("INSERT INTO users VALUES (2, 8)")
+        my.execute(
+            "ALTER TABLE users DROP COLUMN N, ADD COLUMN n int"
+            if at_once
+            else "ALTER TABLE users DROP COLUMN n; ALTER TABLE users ADD COLUMN n int FIRST"
+        )
+        my.execute("INSERT INTO users (id, n) VALUES (3, 9)")
+        feed.start()
+        found = [(row["id"], row["n"]) for row in feed.rows("users")]
+        assert sorted(found) == [(1, None), (2, None), (3, 9)]
+        commands = [image(each.after).get("ddl_command") for each in feed.streamed(Op.SCHEMA)]
+        assert len([each for each in commands if each]) == (1 if at_once else 2)
+
+
 def test_names_may_be_anything(my: MysqlDatabase, tmp_path: Path) -> None:
     my.execute('CREATE TABLE `a.b"``%` (`%s "c"` int PRIMARY KEY, `水` text)')
     with captured(my, tmp_path) as feed:

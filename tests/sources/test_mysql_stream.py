@@ -1,5 +1,6 @@
 """What the binary log tells, told once, in whole transactions."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -88,18 +89,43 @@ def test_xa_transactions_are_told_when_they_commit(my: MysqlDatabase, tmp_path: 
         assert [image(each.after)["id"] for each in feed.streamed(Op.INSERT)] == [10]
         assert len(feed.resume.prepared) == 3
         my.execute("FLUSH LOGS; XA ROLLBACK 'undone', 'b'; XA COMMIT 'kept', 'b'")
+        my.execute(
+            "XA START 'a'; INSERT INTO users VALUES (5); XA END 'a'; XA COMMIT 'a' ONE PHASE"
+        )
         feed.until_caught_up()
         feed.restart()  # what is prepared has to be read again
         feed.until_streaming()
         my.execute("XA COMMIT 'later', 'b'")
         inserts = feed.streamed(Op.INSERT)
-        assert [image(each.after)["id"] for each in inserts] == [10, 1, 3]
+        assert [image(each.after)["id"] for each in inserts] == [10, 1, 5, 3]
         assert all(each.last for each in inserts)
         assert feed.resume.prepared == {}
         my.execute(
             "XA START 'one'; INSERT INTO users VALUES (4); XA END 'one'; XA COMMIT 'one' ONE PHASE"
         )
-        assert sorted(row["id"] for row in feed.rows("users")) == [1, 3, 4, 10]
+        assert sorted(row["id"] for row in feed.rows("users")) == [1, 3, 4, 5, 10]
+
+
+@pytest.mark.parametrize("parts", [1, 4], ids=["one", "several"])
+def test_rows_of_xa_transactions_may_wait_as_long_as_there_is_room(
+    my: MysqlDatabase, tmp_path: Path, parts: int
+) -> None:
+    my.execute("CREATE TABLE users (id int PRIMARY KEY, name text)")
+    with captured(my, tmp_path, xa_memory_mb=1) as feed:
+        for part in range(parts):
+            my.execute(
+                f"XA START 'x{part}';"
+                f"INSERT INTO users SELECT {part} * 10000 + seq, repeat('x', 200)"
+                f" FROM {numbers(3000 // parts)}; XA END 'x{part}'; XA PREPARE 'x{part}'"
+            )
+        assert "xa_memory_mb, which is 1" in feed.until_halted().error
+        assert "larger xa_memory_mb" in feed.status.hint
+        for part in range(parts):
+            my.execute(f"XA COMMIT 'x{part}'")
+        feed.source = dataclasses.replace(feed.source, xa_memory_mb=10)
+        feed.restart()
+        rows = 3000 // parts * parts
+        assert len(feed.rows("users")) == rows
 
 
 def test_a_copy_waits_for_xa_transactions_that_are_prepared(

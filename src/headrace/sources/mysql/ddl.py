@@ -18,6 +18,10 @@ NO_BACKSLASH_ESCAPES = 0x100000
 # MariaDB writes sequences and packages with the same words, and events, users, functions … too.
 _TABLES = frozenset({"TABLE", "TABLES"})
 _DML = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "CALL", "WITH", "DO"})
+# What ALTER TABLE … DROP may name beside columns.
+_NO_COLUMN = frozenset(
+    {"CHECK", "CONSTRAINT", "FOREIGN", "INDEX", "KEY", "PARTITION", "PERIOD", "PRIMARY", "SYSTEM"}
+)
 _LOSING = frozenset({"TRUNCATE", "EXCHANGE", "IMPORT", "DISCARD"})  # ALTER TABLE … PARTITION
 
 
@@ -51,6 +55,7 @@ class Effect(msgspec.Struct, frozen=True):
     to: Path | None = None  # of RENAME
     maybe: bool = False  # CREATE … IF NOT EXISTS: it may have been there
     loses: bool = False  # rows may have gone that no event tells of
+    drops: frozenset[str] = frozenset()  # columns that go, in small letters
 
 
 class Ddl(msgspec.Struct, frozen=True):
@@ -139,16 +144,16 @@ def _alter(words: _Words) -> Ddl:
         return Ddl(f"ALTER_{kind}")
     words.skip("IF") and words.skip("EXISTS")
     path = words.path()
-    to, loses = _altered(words)
-    effects = [Effect(Verb.ALTER, path, loses=loses)]
-    if to is not None and to != path:
-        effects.append(Effect(Verb.RENAME, path, to=to))
+    altered = _altered(words, path)
+    effects = [msgspec.structs.replace(altered, to=None)]
+    if altered.to not in (None, path):
+        effects.append(Effect(Verb.RENAME, path, to=altered.to))
     return Ddl("ALTER_TABLE", tuple(effects))
 
 
-def _altered(words: _Words) -> tuple[Path | None, bool]:
-    """Where ALTER TABLE moves the table to, and whether rows go without being told."""
-    to, loses = None, False
+def _altered(words: _Words, path: Path) -> Effect:
+    """What the clauses of ALTER TABLE do; `to`: where they move the table."""
+    to, loses, drops = None, False, set[str]()
     begins = True  # whether a clause begins here
     while (token := words.next()) is not None:
         word = "" if token.quoted else token.upper()
@@ -158,8 +163,12 @@ def _altered(words: _Words) -> tuple[Path | None, bool]:
             loses = loses or words.peek() in ("PARTITION", "TABLESPACE")
         elif begins and word == "DROP":
             loses = loses or words.peek() == "PARTITION"
+            if words.peek() not in _NO_COLUMN:
+                words.skip("COLUMN")
+                words.skip("IF") and words.skip("EXISTS")
+                drops.add(words.name().lower())
         begins = word == "," and words.depth == 0
-    return to, loses
+    return Effect(Verb.ALTER, path, to=to, loses=loses, drops=frozenset(drops))
 
 
 def _renamed(words: _Words) -> Path | None:

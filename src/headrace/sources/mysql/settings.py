@@ -29,6 +29,7 @@ class MysqlSettings:
     server_id: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0  # 0: made of the name and the url
     follow: Literal["position", "gtid"] = "position"  # how a place in the binary log is found again
     snapshot: bool = True  # whether to copy the rows that are there already
+    xa_memory_mb: Annotated[int, Meta(ge=1)] = 256  # for rows of prepared XA transactions
     heartbeat_seconds: Annotated[float, Meta(gt=0, le=600)] = 10.0
 
     def __post_init__(self) -> None:

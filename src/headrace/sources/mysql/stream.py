@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import msgspec
 
-from ...errors import DecodeError
+from ...errors import DecodeError, SourceUnavailable
 from ...event import Batch, Change, MysqlPosition, Op, Table, Transaction
 from .. import Phase, Register, Status
+from .address import Sessions
 from .catalog import End, Found
 from .copying import Copier
 from .dump import Dump
@@ -27,6 +29,7 @@ from .settings import MysqlSettings
 from .tables import Tables, schema
 from .transactions import Assembler
 from .waiting import spoken
+from .xa import Held
 
 _PIECE = 8192  # changes; a longer transaction is handed over in pieces
 _PIECE_BYTES = 8 << 20
@@ -45,10 +48,19 @@ class MysqlStream:
         self._stored = stored
         self._register = register
         self._closing = threading.Event()
+        self._sessions = Sessions()
         self._flow: _Flow | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        session = Session.open(self._source, self._stored)
+        try:
+            yield from self._batches()
+        except SourceUnavailable:
+            if not self._closing.is_set():  # else it was we who ended the sessions
+                raise
+
+    def _batches(self) -> Iterator[Batch]:
+        address = replace(self._source.address, sessions=self._sessions)
+        session = Session.open(self._source, self._stored, address)
         flow = self._flow = _Flow(session, self._register, self._closing)
         try:
             yield from flow.batches()
@@ -72,6 +84,7 @@ class MysqlStream:
         self._closing.set()
         if self._flow is not None:
             self._flow.interrupt()
+        self._sessions.end()
 
 
 class _Flow:
@@ -163,7 +176,8 @@ class _Flow:
         )
         nowhere = self._register(catalog.sourceless(self._source.database))
         gtids = server.parse_gtids(resume.gtids)
-        assembler = Assembler(tables, resume, gtids, nowhere=nowhere)
+        held = Held(self._source.xa_memory_mb)
+        assembler = Assembler(tables, resume, gtids, nowhere=nowhere, held=held)
         return assembler.folding(server.folds)
 
     def _batches(self, dump: Dump, assembler: Assembler, until: Place | None) -> Iterator[Batch]:
@@ -266,7 +280,7 @@ class _Flow:
         if not tables:
             yield self._batch([])
             return
-        with closing(Copier.open(self._source.address, self._session.catalog, tables)) as copier:
+        with closing(Copier.open(self._session.address, self._session.catalog, tables)) as copier:
             self._copier = copier
             yield from self._reach(copier.end, first=first)
             if not self._closing.is_set():

@@ -237,11 +237,31 @@ class Tables:
         ahead = known is not None and known.read_at >= end and path in self._used
         if ahead and not self._named:
             self.cannot_read(path, _TWICE_ALTERED)
+        before = self._last_known(path) if effect.drops else None
         now = self._catalog.declared(effect.path.schema, effect.path.table)
         self._declare(path, now or known)
         if effect.loses:
             self._set(copies=self.state.copies | {path: Copy(again=True)})
-        return self._columns_told(effect, said, end)
+        return self._gone(effect, before, end) + self._columns_told(effect, said, end)
+
+    def _gone(self, effect: Effect, before: Table | None, end: Place) -> list[Told]:
+        """A table without the columns that go, where another of the name may be there already.
+
+        Else nobody would learn that the values of the old one have gone.
+        """
+        path = str(effect.path)
+        declared = self._declared.get(path)
+        if before is None or declared is None:
+            return []
+        left = tuple(each for each in before.columns if each.name.lower() not in effect.drops)
+        there = {each.name.lower() for each in declared.columns}
+        certain = declared.read_at == end and not effect.drops & there
+        if certain or len(left) == len(before.columns):
+            return []
+        table = self._register(msgspec.structs.replace(before, columns=left, version=0))
+        self._latest[path] = table
+        self._set(versions=self.state.versions | {path: table.version})
+        return [(Op.SCHEMA, table, schema(table))]
 
     def _columns_told(self, effect: Effect, said: dict[str, Any], end: Place) -> list[Told]:
         """A table's columns after a statement, where they are known; else the next row shows them.

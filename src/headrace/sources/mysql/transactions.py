@@ -10,7 +10,7 @@ import msgspec
 
 from ...errors import DecodeError, PositionLost, ProtocolError, SourceRefused, SourceReplaced
 from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
-from ..postgres.annotations import annotated
+from ..annotations import annotated
 from .binlog import (
     UNKNOWN,
     Event,
@@ -35,7 +35,7 @@ from .resume import Place, Resume, file_number
 from .settings import SYSTEM_SCHEMAS
 from .tables import Reading, Tables, Told
 from .waiting import Begun, Waiting, decoded, spoken
-from .xa import XA, Prepared, xid
+from .xa import XA, Held, Prepared, xid
 
 _TABLE_MAP = 19
 _HEAD = 19  # bytes of an event's header
@@ -57,7 +57,9 @@ class Assembler:
     `done` holds complete transactions, up to `place`; `open` the one that has begun.
     """
 
-    def __init__(self, tables: Tables, resume: Resume, gtids: Gtids, *, nowhere: Table) -> None:
+    def __init__(
+        self, tables: Tables, resume: Resume, gtids: Gtids, *, nowhere: Table, held: Held
+    ) -> None:
         self.tables = tables
         self.done: list[Change] = []
         self.open: list[Change] = []
@@ -68,6 +70,7 @@ class Assembler:
         self.settled = tables.state
         self.prepared: dict[str, Prepared] = {}
         self._pending = dict(resume.prepared)
+        self._held = held
         # Where the last complete transaction ends: what stands before it is in the log already.
         self.after: tuple[str, int] = (resume.file, resume.position)
         self._skip = resume.place
@@ -113,7 +116,10 @@ class Assembler:
         """The changes of the open transaction so far, but one: the last must be known as such."""
         begun = self._begun
         self.flush()
-        if begun is None or begun.holds:
+        if begun is not None and begun.holds:
+            self._held.look(self.open, f"{self.file}:{self._at}")
+            return []
+        if begun is None:
             return []
         taken, self.open = self.open[:-1], self.open[-1:]
         begun.handed += len(taken)
@@ -343,19 +349,26 @@ class Assembler:
         begun = self._begun
         if begun is None:
             raise ProtocolError("an XA transaction was prepared that had not begun")
-        if event.one_phase:
+        self._held.look(self.open, f"{self.file}:{self._at}")
+        size = self._held.prepare()
+        name = f"{event.gtrid.hex()}.{event.bqual.hex()}.{event.format_id}"
+        waits = not event.one_phase and (not begun.skipped or name in self._pending)
+        if not waits:
+            self._held.decide(size)
+        if event.one_phase and not begun.skipped:
             begun.holds = False
             self._committed()
             return
-        name = f"{event.gtrid.hex()}.{event.bqual.hex()}.{event.format_id}"
-        if not begun.skipped or name in self._pending:
-            self.prepared[name] = Prepared(self.open, begun.file, begun.position)
+        if waits:
+            self.prepared[name] = Prepared(self.open, begun.file, begun.position, size)
         self.open = []
         self._ended(begun)
 
     def _decided(self, begun: Begun, name: str, *, commits: bool) -> None:
         """Rows are logged when they are prepared, and are changes when they are committed."""
         prepared = self.prepared.pop(name, None) if not begun.skipped else None
+        if prepared is not None:
+            self._held.decide(prepared.size)
         if prepared is None and commits and not begun.skipped:
             raise PositionLost(
                 f"{self.file}:{self._at}: an XA transaction is committed that was prepared before "
