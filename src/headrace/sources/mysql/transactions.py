@@ -10,7 +10,7 @@ import msgspec
 
 from ...errors import DecodeError, PositionLost, ProtocolError, SourceRefused, SourceReplaced
 from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
-from ..annotations import annotated
+from .._annotations import annotated
 from .binlog import (
     UNKNOWN,
     Event,

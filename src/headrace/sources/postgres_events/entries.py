@@ -12,7 +12,7 @@ import msgspec
 from ...errors import DecodeError
 from ...event import BeforeKind, Change, EventTablePosition, Op, Table, Transaction
 from .. import Register
-from ..postgres.annotations import annotated
+from .._annotations import annotated
 from ..postgres.resume import Copies
 from ..postgres.transactions import ANNOTATION, schema
 from .outbox import Outbox, Router
