@@ -58,9 +58,7 @@ def test_a_server_that_crashes_and_comes_back_is_followed_on(
             assert ids(feed) == [0, 1, 2, 10, 11, 12]
 
 
-def test_a_connection_that_is_killed_or_says_nothing_is_replaced(
-    own_my: MysqlServer, tmp_path: Path
-) -> None:
+def test_a_connection_that_is_killed_is_replaced(own_my: MysqlServer, tmp_path: Path) -> None:
     with own_my.database() as database:
         database.execute("CREATE TABLE users (id int PRIMARY KEY)")
         with captured(database, tmp_path, heartbeat_seconds=0.1) as feed:
@@ -68,14 +66,33 @@ def test_a_connection_that_is_killed_or_says_nothing_is_replaced(
             (thread,) = wait_until(lambda: database.execute(dump))[0]
             database.execute(f"KILL {thread}; INSERT INTO users VALUES (1)")
             assert ids(feed) == [1]
+
+
+@pytest.mark.parametrize("look", [0.0, 60.0], ids=["asking", "following"])
+def test_a_server_that_falls_silent_is_noticed_and_keeps_nobody(
+    own_my: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: float
+) -> None:
+    monkeypatch.setattr("headrace.sources.mysql.stream._LOOK_SECONDS", look)
+    with own_my.database() as database:
+        database.execute("CREATE TABLE users (id int PRIMARY KEY)")
+        with captured(database, tmp_path, heartbeat_seconds=0.1) as feed:
             process = own_my.process_id
             os.kill(process, signal.SIGSTOP)
             try:
-                feed.until(lambda: "has said nothing" in feed.status.error, "it waits")
+                feed.until(lambda: feed.status.phase is Phase.WAITING, "it waits")
             finally:
                 os.kill(process, signal.SIGCONT)
-            database.execute("INSERT INTO users VALUES (2)")
-            assert ids(feed) == [1, 2]
+            feed.until_streaming()
+            monkeypatch.setattr("headrace.sources.mysql.dump._PATIENCE", 600.0)
+            feed.restart()  # now nothing is noticed
+            feed.until_streaming()
+            os.kill(process, signal.SIGSTOP)
+            try:
+                feed.capture.close()
+                feed.capture.join(timeout=30)
+                assert feed.status.phase is Phase.STOPPED
+            finally:
+                os.kill(process, signal.SIGCONT)
 
 
 def test_files_that_were_purged_halt(own_my: MysqlServer, tmp_path: Path) -> None:

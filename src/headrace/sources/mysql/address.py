@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
-from dataclasses import dataclass
+import threading
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
@@ -39,7 +43,7 @@ _OF_MYSQL = "SET SESSION max_execution_time = 0"
 _SHOW_KEYS = "SET SESSION show_gipk_in_create_table_and_information_schema = ON"
 
 _CONNECT_SECONDS = 10
-_READ_SECONDS = 7200
+_READ_SECONDS = 600  # the catalogue of very many tables takes long
 
 # 1401 is what MySQL says to those who may not ask for prepared XA transactions.
 _DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1370, 1401, 1698, 1820, 1862, 3118})
@@ -60,11 +64,43 @@ _DIVERGED = ("not in the master's binlog", "diverged", "has more gtids than")
 _TWICE = "same server_uuid/server_id"
 
 
+class Sessions:
+    """The sessions of one stream, so that another thread can end whatever they wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: weakref.WeakSet[Connection[Cursor]] = weakref.WeakSet()
+        self._ended = False
+
+    def add(self, connection: Connection[Cursor]) -> None:
+        """One more; when they have ended, it ends too."""
+        with self._lock:
+            self._open.add(connection)
+            ended = self._ended
+        if ended:
+            _shut(connection)
+
+    def end(self) -> None:
+        """Nobody waits for the server any more."""
+        with self._lock:
+            self._ended = True
+            found = list(self._open)
+        for connection in found:
+            _shut(connection)
+
+
+def _shut(connection: Any) -> None:
+    if connection._sock is not None:
+        with suppress(OSError):  # it is closed already
+            connection._sock.shutdown(socket.SHUT_RDWR)
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """Where the server is and how sessions there are set up."""
 
     url: Secret
+    sessions: Sessions | None = field(default=None, compare=False, repr=False)
 
     @property
     def plausible(self) -> bool:
@@ -92,6 +128,8 @@ class Address:
             connection = pymysql.connect(**self._arguments())
         except (MySQLError, OSError, RuntimeError) as error:
             raise _connecting_failed(error) from error
+        if self.sessions is not None:
+            self.sessions.add(connection)
         try:
             _prepare(connection)
         except SourceError:

@@ -117,8 +117,16 @@ class Found:
 class Catalog:
     """Questions to a server, over a session of their own."""
 
-    def __init__(self, connection: Connection[Cursor], *, source: str, origin: str = "") -> None:
+    def __init__(
+        self,
+        connection: Connection[Cursor],
+        *,
+        source: str,
+        origin: str = "",
+        patience: float = 60.0,
+    ) -> None:
         self._connection = connection
+        self._patience = patience  # seconds that an answer may take which needs no work
         self._source = source
         self._origin = origin
         self._server: Server | None = None
@@ -129,17 +137,28 @@ class Catalog:
 
     def of(self, origin: str) -> Catalog:
         """The same session, for tables of this origin."""
-        return Catalog(self._connection, source=self._source, origin=origin)
+        return Catalog(
+            self._connection, source=self._source, origin=origin, patience=self._patience
+        )
 
     def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """The rows of a query."""
         return run(self._connection, query, *parameters)
 
+    def _soon(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query that a server answers at once, if it is there."""
+        connection: Any = self._connection
+        usual, connection._read_timeout = connection._read_timeout, self._patience
+        try:
+            return self.rows(query, *parameters)
+        finally:
+            connection._read_timeout = usual
+
     def variables(self, *names: str) -> dict[str, str]:
         """Global settings of the server; those it does not know are left out."""
         wanted = ", ".join(["%s"] * len(names))
         query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({wanted})"
-        return {str(name).lower(): str(value) for name, value in self.rows(query, *names)}
+        return {str(name).lower(): str(value) for name, value in self._soon(query, *names)}
 
     def server(self) -> Server:
         """Who the server is."""
@@ -148,7 +167,7 @@ class Catalog:
         return self._server
 
     def _asked(self) -> Server:
-        version = str(self.rows("SELECT VERSION()")[0][0])
+        version = str(self._soon("SELECT VERSION()")[0][0])
         known = self.variables(
             "server_uuid",
             "server_uid",
@@ -171,12 +190,12 @@ class Catalog:
         """Where the binary log ends now."""
         # MySQL 8.4 knows only the second one, MariaDB and older servers only the first.
         newer = not self.server().mariadb and _version(self.server().version) >= (8, 2)
-        found = self.rows("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")
+        found = self._soon("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")
         if not found:
             raise SourceRefused("the server writes no binary log (log_bin is off)")
         file, position, *rest = found[0]
         if self.server().mariadb:
-            gtids = str(self.rows("SELECT @@global.gtid_binlog_pos")[0][0] or "")
+            gtids = str(self._soon("SELECT @@global.gtid_binlog_pos")[0][0] or "")
         else:
             gtids = str(rest[2] if len(rest) > 2 else "").replace("\n", "")
         return End(str(file), int(position), gtids)
@@ -195,7 +214,7 @@ class Catalog:
 
     def files(self) -> dict[str, int]:
         """The files of the binary log that are still there, with their sizes."""
-        return {str(row[0]): int(row[1]) for row in self.rows("SHOW BINARY LOGS")}
+        return {str(row[0]): int(row[1]) for row in self._soon("SHOW BINARY LOGS")}
 
     def candidates(self, wants: Callable[[str, str], bool]) -> list[Found]:
         """Tables that are wanted."""
@@ -208,20 +227,20 @@ class Catalog:
 
     def declared(self, schema: str, name: str) -> Declared | None:
         """A table as it is now; None: there is none."""
-        found = self.rows(_ONE, schema, name)
+        found = self._soon(_ONE, schema, name)
         if not found:
             return None
         documents = (
-            {row[0] for row in self.rows(_DOCUMENTS, schema, name)}
+            {row[0] for row in self._soon(_DOCUMENTS, schema, name)}
             if self.server().mariadb
             else set()
         )
         columns = tuple(
             DeclaredColumn(column, kind, charset, column in documents)
-            for column, kind, charset in self.rows(_COLUMNS, schema, name)
+            for column, kind, charset in self._soon(_COLUMNS, schema, name)
         )
-        key = tuple(row[0] for row in self.rows(_KEY, schema, name))
-        references = _references(self.rows(_REFERENCES, schema, name))
+        key = tuple(row[0] for row in self._soon(_KEY, schema, name))
+        references = _references(self._soon(_REFERENCES, schema, name))
         transactional = str(found[0][0]).lower() in _TRANSACTIONAL
         # Asked last: whatever the answers above show has happened before this.
         return Declared(columns, key, references, transactional, self.end().place)

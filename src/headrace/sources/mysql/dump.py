@@ -119,7 +119,7 @@ class Dump:
         except Exception:
             connection.close()
             raise
-        return cls(connection, stale_seconds=heartbeat_seconds * 3 + _PATIENCE)
+        return cls(connection, stale_seconds=patience(heartbeat_seconds))
 
     def receive(self, timeout: float) -> list[bytes]:
         """Events that have arrived, header and checksum included; none: nothing in time."""
@@ -156,6 +156,11 @@ class Dump:
         """Let go of the server."""
         self._closed = True
         force_close(self._connection)
+
+
+def patience(heartbeat_seconds: float) -> float:
+    """Seconds of silence after which a server is taken to be gone."""
+    return heartbeat_seconds * 3 + _PATIENCE
 
 
 def force_close(connection: Connection[Cursor]) -> None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import msgspec
 
 from ...errors import PositionLost, SourceRefused, SourceReplaced
+from .address import Address
 from .binlog import UNKNOWN, Format, parse
 from .catalog import Catalog, End, Found, Server
-from .dump import FIRST, Dump, Place
+from .dump import FIRST, Dump, Place, patience
 from .gtid import MariadbGtids, MysqlGtids
 from .resume import Copy, Restart, Resume, file_number, packed
 from .settings import MysqlSettings, matches
@@ -27,17 +28,24 @@ class Session:
     """A server that has turned out to be the right one."""
 
     source: MysqlSettings
+    address: Address
     catalog: Catalog
     server: Server
     resume: Resume  # where to go on
     fresh: bool  # nothing was read yet: the position is where the first copy will be
 
     @classmethod
-    def open(cls, source: MysqlSettings, stored: Resume | Restart | None) -> Session:
+    def open(
+        cls, source: MysqlSettings, stored: Resume | Restart | None, address: Address
+    ) -> Session:
         """Connect, make sure who the server is, and that it has what follows our position."""
         with ExitStack() as stack:
-            origin = stored.origin if isinstance(stored, Resume) else ""
-            catalog = Catalog(source.address.connect(), source=source.name, origin=origin)
+            catalog = Catalog(
+                address.connect(),
+                source=source.name,
+                origin=stored.origin if isinstance(stored, Resume) else "",
+                patience=patience(source.heartbeat_seconds),
+            )
             stack.callback(catalog.close)
             server = catalog.server()
             expect_rows(catalog)
@@ -45,7 +53,10 @@ class Session:
             if not found and stored is None:
                 raise _nothing_matches(source)
             if isinstance(stored, Resume):
-                resume = _narrowed(verified(source, stored, catalog), source)
+                resume = verified(source, stored, catalog)
+                if resume.file:
+                    _verify_birth(source, resume, address)
+                resume = _narrowed(resume, source)
             else:
                 resume = _begin(server, catalog.exact_end(), stored)
                 catalog = catalog.of(resume.origin)
@@ -55,12 +66,12 @@ class Session:
             if not copying:
                 resume = _with_columns(resume, found, catalog)
             stack.pop_all()
-        return cls(source, catalog, server, resume, not isinstance(stored, Resume))
+        return cls(source, address, catalog, server, resume, not isinstance(stored, Resume))
 
     def dump(self, resume: Resume) -> Dump:
         """The binary log from where the resume stands."""
         return Dump.open(
-            self.source.address,
+            self.address,
             self._place(resume),
             replica_id=self.source.replica_id,
             heartbeat_seconds=self.source.heartbeat_seconds,
@@ -96,7 +107,6 @@ def verified(source: MysqlSettings, stored: Resume, catalog: Catalog) -> Resume:
     server = catalog.server()
     if stored.server == server.identity and stored.file:
         _verify_files(stored, catalog.files())
-        _verify_birth(source, stored)
         return stored
     if source.follow != "gtid" or stored.prepared or not stored.gtids:
         raise SourceReplaced(
@@ -123,10 +133,10 @@ def _verify_files(stored: Resume, files: dict[str, int]) -> None:
         )
 
 
-def _verify_birth(source: MysqlSettings, stored: Resume) -> None:
+def _verify_birth(source: MysqlSettings, stored: Resume, address: Address) -> None:
     """A file that was begun at another time is another file, even if it has the same name."""
     dump = Dump.open(
-        source.address,
+        address,
         Place(stored.file, FIRST),
         replica_id=source.replica_id,
         heartbeat_seconds=source.heartbeat_seconds,
