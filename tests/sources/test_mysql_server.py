@@ -73,6 +73,7 @@ def test_a_server_that_falls_silent_is_noticed_and_keeps_nobody(
     own_my: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: float
 ) -> None:
     monkeypatch.setattr("headrace.sources.mysql.stream._LOOK_SECONDS", look)
+    monkeypatch.setattr("headrace.sources.mysql.address._CONNECT_SECONDS", 2)
     with own_my.database() as database:
         database.execute("CREATE TABLE users (id int PRIMARY KEY)")
         with captured(database, tmp_path, heartbeat_seconds=0.1) as feed:

@@ -42,7 +42,7 @@ _OF_MYSQL = "SET SESSION max_execution_time = 0"
 # A primary key that the server made is in the binary log, so the catalogue must show it.
 _SHOW_KEYS = "SET SESSION show_gipk_in_create_table_and_information_schema = ON"
 
-_CONNECT_SECONDS = 10
+_CONNECT_SECONDS = 10  # until a new session is ready
 _READ_SECONDS = 600  # the catalogue of very many tables takes long
 
 # 1401 is what MySQL says to those who may not ask for prepared XA transactions.
@@ -124,17 +124,19 @@ class Address:
 
     def connect(self) -> Connection[Cursor]:
         """A session in autocommit that shows values as the binary log has them."""
-        try:
-            connection = pymysql.connect(**self._arguments())
-        except (MySQLError, OSError, RuntimeError) as error:
-            raise _connecting_failed(error) from error
+        connection = pymysql.connect(**self._arguments(), defer_connect=True)
         if self.sessions is not None:
             self.sessions.add(connection)
+        try:
+            connection.connect()
+        except (MySQLError, OSError, RuntimeError) as error:
+            raise _connecting_failed(error) from error
         try:
             _prepare(connection)
         except SourceError:
             connection.close()
             raise
+        connection._read_timeout = _READ_SECONDS  # type: ignore[attr-defined]
         return connection
 
     def _parts(self) -> SplitResult:
@@ -153,7 +155,7 @@ class Address:
             "ssl_disabled": options.get("ssl") in _OFF,  # else it is used where the server has it
             "charset": "utf8mb4",
             "connect_timeout": _CONNECT_SECONDS,
-            "read_timeout": _READ_SECONDS,
+            "read_timeout": _CONNECT_SECONDS,
             "autocommit": True,
             "program_name": "headrace",
         }

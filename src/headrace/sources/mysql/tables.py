@@ -216,6 +216,9 @@ class Tables:
         if copy is not None and effect.maybe:
             return self._altered(effect, said, end)
         told = self._dropped(path, said) if copy is not None else []
+        if effect.loses:
+            self._appeared(path)
+            return told
         # A new table is empty, so it needs no copy: its rows come in the stream.
         self._set(copies=self.state.copies | {path: Copy(begun=True, done=True)})
         self._declare(path, self._catalog.declared(effect.path.schema, effect.path.table))
@@ -301,12 +304,14 @@ class Tables:
         assert effect.to is not None
         told = self._dropped(str(effect.path), said)
         if self._wants(effect.to.schema, effect.to.table):
-            path = str(effect.to)
-            # Its rows are in the log under another name, or nowhere.
-            again = path in self.state.former
-            former = tuple(each for each in self.state.former if each != path)
-            self._set(copies=self.state.copies | {path: Copy(again=again)}, former=former)
+            self._appeared(str(effect.to))
         return told
+
+    def _appeared(self, path: str) -> None:
+        """A table is there with rows that are in the log under another name, or nowhere."""
+        again = path in self.state.former
+        former = tuple(each for each in self.state.former if each != path)
+        self._set(copies=self.state.copies | {path: Copy(again=again)}, former=former)
 
     def _truncated(self, path: str, said: dict[str, Any]) -> list[Told]:
         copy = self.state.copies.get(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
@@ -32,6 +31,7 @@ from .binlog import (
 from .catalog import Gtids
 from .ddl import Dml, read
 from .resume import Place, Resume, file_number
+from .savepoints import ROLLBACK_TO, SAVEPOINT, savepoint
 from .settings import SYSTEM_SCHEMAS
 from .tables import Reading, Tables, Told
 from .waiting import Begun, Waiting, decoded, spoken
@@ -42,11 +42,6 @@ _HEAD = 19  # bytes of an event's header
 _TABLE_ID, _MAP_FLAGS = 6, 2  # bytes
 _CHECKSUM = 4  # bytes
 _set = msgspec.structs.force_setattr
-
-_SAVEPOINT = re.compile(r"SAVEPOINT\s+(?P<name>.+)", re.IGNORECASE | re.DOTALL)
-_ROLLBACK_TO = re.compile(
-    r"ROLLBACK\s+TO\s+(?:SAVEPOINT\s+)?(?P<name>.+)", re.IGNORECASE | re.DOTALL
-)
 
 
 class Assembler:
@@ -261,12 +256,21 @@ class Assembler:
         self.flush()
         if found := XA.match(sql):
             self._branch(begun, found["verb"].upper(), xid(found["xid"]))
-        elif found := _SAVEPOINT.fullmatch(sql):
-            begun.savepoints[found["name"]] = begun.handed + len(self.open)
-        elif found := _ROLLBACK_TO.fullmatch(sql):
-            self._rolled_back(begun, begun.savepoints.get(found["name"], 0))
+        elif found := SAVEPOINT.fullmatch(sql):
+            begun.savepoints[savepoint(found["name"])] = begun.handed + len(self.open)
+        elif found := ROLLBACK_TO.fullmatch(sql):
+            self._rolled_back(begun, self._savepoint(begun, savepoint(found["name"])))
         else:
             self._stated(begun, event)
+
+    def _savepoint(self, begun: Begun, name: str) -> int:
+        """How many changes stand before it."""
+        if name not in begun.savepoints:
+            raise ProtocolError(
+                f"{self.file}:{self._at}: nothing is known of the savepoint {name}",
+                hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
+            )
+        return begun.savepoints[name]
 
     def _rolled_back(self, begun: Begun, kept: int) -> None:
         """Forget changes of the open transaction, all but the first `kept`."""
