@@ -22,7 +22,7 @@ from headrace.log import Log
 from headrace.replay import Replay, Row, TableName
 from headrace.sources import Phase, Source, Status
 from headrace.sources.sqlite import Sqlite, alter, install
-from headrace.sources.sqlite.connect import rows as rows_from
+from headrace.sources.sqlite.connections import rows as rows_from
 from headrace.sources.sqlite.installation import is_stale
 from headrace.sources.sqlite.schema import TABLES
 from headrace.testing import Value, wait_until

@@ -1,6 +1,8 @@
 """Which file, of which time, and whose: copies, backups, attached databases, several readers."""
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -8,13 +10,14 @@ from pathlib import Path
 import apsw
 import pytest
 
+from headrace.errors import SourceRefused
 from headrace.event import Op
 from headrace.log import Log
 from headrace.sources import Phase
-from headrace.sources.sqlite import install, remove
+from headrace.sources.sqlite import alter, install, remove
 from headrace.sources.sqlite.database import Database
-from headrace.testing import wait_until
-from tests.sources.litedb import SOURCE, Captured, captured
+from headrace.testing import reading, session, wait_until
+from tests.sources.litedb import SOURCE, Captured, SqlitePlace, captured, sqlite
 
 CREATE = "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT)"
 
@@ -212,6 +215,46 @@ def test_without_a_write_ahead_log_a_look_does_not_wait_for_a_writer_that_waits_
         database.close()
 
 
+def test_nobodys_checkpoint_waits_for_a_capture_that_has_read_everything(
+    path: Path, writer: apsw.Connection, tmp_path: Path
+) -> None:
+    """One that truncates the write-ahead log keeps all writers waiting as long as it waits."""
+
+    def truncated() -> bool:
+        ((busy, _, _),) = writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return not busy
+
+    with captured(path, tmp_path) as feed:
+        writer.set_busy_timeout(0)
+        wait_until(truncated, message="an idle database is free")
+        writer.set_busy_timeout(20_000)
+        for number in range(3, 6):
+            with writer:
+                writer.execute(f"INSERT INTO users VALUES ({number}, 'a'), ({number + 10}, 'b')")
+            assert truncated()  # which begins while the capture still reads
+        feed.assert_replays()
+        names = [change.transaction.id for change in feed.changes(Op.INSERT)]
+        assert [names.count(name) for name in dict.fromkeys(names)] == [2, 2, 2]
+
+
+def test_large_rows_are_read_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.sources.sqlite.connections._PAGE_BYTES", 1000)
+    monkeypatch.setattr("headrace.sources.sqlite.stream._PIECE_BYTES", 1000)
+    place = SqlitePlace(tmp_path / "large.db")
+    with session(place) as writer:
+        writer.execute("CREATE TABLE photos (id INTEGER PRIMARY KEY, photo BLOB)")
+        writer.execute(f"INSERT INTO photos (photo) VALUES {', '.join(['(zeroblob(400))'] * 30)}")
+    with reading(place, tmp_path) as feed:
+        batches = feed.until(feed.mark(), take=feed.step)
+        with session(place) as writer:
+            writer.execute("UPDATE photos SET photo = zeroblob(300)")
+        batches += feed.until(feed.mark(), take=feed.step)
+        assert len(feed.changes(Op.READ, table="photos")) == 30
+        updates = feed.changes(Op.UPDATE, table="photos")
+    assert [change.ordinal for change in updates] == list(range(1, 31))
+    assert max(len(batch.changes) for batch in batches) <= 3
+
+
 # -- removing -------------------------------------------------------------------------------------
 
 
@@ -247,3 +290,60 @@ def test_removed_and_installed_anew_it_is_another_database(
         feed.capture.copy_again([])
         feed.assert_replays()
         wait_until(lambda: feed.status.phase is Phase.STREAMING, message="it streams")
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_without_apsw_the_command_that_installs_it_is_named(path: Path) -> None:
+    blocked = "import sys; sys.modules['apsw'] = None; from headrace.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked, "sqlite", "install", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "pip install 'headrace[sqlite]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_table_without_any_name_for_its_rowid_stops_nobody_else(
+    path: Path, writer: apsw.Connection, tmp_path: Path
+) -> None:
+    writer.execute("CREATE TABLE odd (rowid, _rowid_, oid)")
+    writer.execute("CREATE TABLE even (rowid INTEGER PRIMARY KEY, _rowid_, oid UNIQUE)")
+    report = install(str(path), ["*"])
+    assert "nothing tells its rows apart" in report.refused["main.odd"]
+    with captured(path, tmp_path, tables=("users", "even")) as feed:
+        writer.execute(
+            "INSERT INTO even VALUES (1, 2, 3), (4, 5, 6); INSERT INTO odd VALUES (1,2,3)"
+        )
+        writer.execute(
+            "REPLACE INTO even VALUES (7, 8, 3); UPDATE even SET rowid = 9 WHERE oid = 6"
+        )
+        told = feed.changes(Op.INSERT, Op.UPDATE, Op.DELETE, table="even")
+        assert feed.status.errored == {}
+    assert [(change.op, change.key) for change in told] == [
+        (Op.INSERT, b'{"rowid":1}'),
+        (Op.INSERT, b'{"rowid":4}'),
+        (Op.DELETE, b'{"rowid":1}'),
+        (Op.INSERT, b'{"rowid":7}'),
+        (Op.UPDATE, b'{"rowid":9}'),
+    ]
+    finding = {each.name: each for each in sqlite(path).check()}["table main.odd"]
+    assert not finding.ok
+
+
+def test_what_ends_its_transaction_is_not_run_and_the_triggers_stay(
+    path: Path, writer: apsw.Connection, tmp_path: Path
+) -> None:
+    there = "SELECT count(*) FROM sqlite_schema WHERE type = 'trigger'"
+    before = writer.execute(there).fetchall()
+    for sql in ("ALTER TABLE users ADD COLUMN a; COMMIT", "ROLLBACK; DROP TABLE users"):
+        with pytest.raises(SourceRefused, match="must not end its transaction"):
+            alter(str(path), sql)
+    assert writer.execute(there).fetchall() == before
+    with captured(path, tmp_path) as feed:
+        writer.execute("INSERT INTO users VALUES (3, 'cid')")
+        feed.assert_replays()

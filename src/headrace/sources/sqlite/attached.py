@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from .connect import rows
+from .connections import rows
 from .installation import expect_installed
 
 _FUNCTION = "headrace_token"

@@ -10,7 +10,7 @@ import apsw
 from ...errors import SourceError
 from .. import Finding
 from . import installation
-from .connect import connect, rows, told
+from .connections import connect, rows, told
 from .schema import shapes
 from .settings import SqliteSettings
 
@@ -53,7 +53,7 @@ def _findings(source: SqliteSettings, connection: apsw.Connection) -> Iterator[F
 
 def _table(path: str, refused: str, *, captured: bool) -> Finding:
     if refused:
-        return Finding(f"table {path}", ok=False, detail=refused, fix="Give it a shorter key.")
+        return Finding(f"table {path}", ok=False, detail=refused, fix="Give it another key.")
     detail = "has its triggers" if captured else "will get its triggers"
     return Finding(f"table {path}", ok=True, detail=detail)
 

@@ -12,7 +12,7 @@ import apsw
 
 from ...errors import PositionLost, SourceReplaced, SourceUnavailable
 from . import installation
-from .connect import BUSY_MILLISECONDS, Row, connect, not_installed, quoted, rows, writing
+from .connections import BUSY_MILLISECONDS, Row, connect, not_installed, page, quoted, rows, writing
 from .triggers import VALUES, WIDTH
 from .values import Broken
 from .wal import Wal
@@ -124,10 +124,13 @@ class Database:
 
     def entries(self, after: int, upto: int) -> list[Row]:
         """The next entries, as many as a page holds."""
+        cursor = self._reading.execute(_ENTRIES, (after, upto))
         try:
-            found = rows(self._reading, _ENTRIES, after, upto)
+            found = page(cursor, PAGE)
         except UnicodeDecodeError:
             found = self._raw_entries(after, upto)
+        finally:
+            cursor.close()
         if not found or found[0][0] != after + 1 or found[-1][0] - after != len(found):
             missing = next((n for n, r in enumerate(found, after + 1) if r[0] != n), after + 1)
             raise PositionLost(_LOST.format(missing))
@@ -136,9 +139,9 @@ class Database:
     def all_entries(self, after: int, upto: int) -> Iterator[Row]:
         """All entries between two, a page at a time."""
         while after < upto:
-            page = self.entries(after, upto)
-            yield from page
-            after = page[-1][0]
+            found = self.entries(after, upto)
+            yield from found
+            after = found[-1][0]
 
     def marks(self, after: int, upto: int) -> list[Row]:
         """The same without values."""
@@ -249,10 +252,13 @@ AND op = 'N' ORDER BY entry"
         self._main.execute("DELETE FROM headrace_ends WHERE entry <= ?", (upto,))
         return int(upto)
 
-    def checkpoint(self) -> bool:
-        """Move what can be moved into the database itself; whether that was all."""
-        _, frames, moved = rows(self._main, "PRAGMA main.wal_checkpoint(PASSIVE)")[0]
-        return bool(frames == moved)
+    def checkpoint(self) -> bool | None:
+        """Move what can be moved into the database itself; whether that was all.
+
+        None: somebody else is at it, and may be waiting for our snapshot to end.
+        """
+        busy, frames, moved = rows(self._main, "PRAGMA main.wal_checkpoint(PASSIVE)")[0]
+        return None if busy else bool(frames == moved)
 
     def _found(self) -> tuple[int, int]:
         try:

@@ -19,7 +19,7 @@ from ...errors import DecodeError, SourceUnavailable
 from ...event import Batch, BeforeKind, Change, Op, SqlitePosition, Transaction
 from .. import Phase, Register, Status
 from . import installation
-from .connect import classify
+from .connections import classify, weight
 from .copying import Copier
 from .database import Database, Snapshot
 from .resume import Restart, Resume, position_in
@@ -32,7 +32,8 @@ _FILE_SECONDS = 1.0  # between two looks whether the file is still the same
 _TRIM_SECONDS = 1.0
 _TRIM_MOST = 20_000  # entries deleted at once, so that writers wait for no longer than they take
 _RENEWALS = 5  # of triggers within one look
-_PIECE = 4096  # changes of a large transaction
+_PIECE, _PIECE_BYTES = 4096, 16 << 20  # changes of a large transaction
+_IDLE_SECONDS = 0.2  # without a commit: nobody's checkpoint shall wait for us then
 _WAL_BYTES = 4 << 20  # from here on it is worth a try to let the write-ahead log begin anew
 _WAL_MOST = 256 << 20  # from here on that is worth more than knowing where a transaction ended
 
@@ -106,7 +107,8 @@ class _Flow:
         self._acked = self._trimmed = resume.position
         self._told_at = self._stored_at = self._heard_at = 0
         self._newest = 0  # the newest entry that was seen
-        self._file_at = self._trim_at = time.monotonic()
+        self._file_at = self._trim_at = self._kept_at = time.monotonic()
+        self._free = False  # whether what is kept needs nothing of the write-ahead log
 
     def batches(self, closing: threading.Event, *, first: bool) -> Iterator[Batch]:
         """Everything, for ever."""
@@ -217,6 +219,7 @@ class _Flow:
     def _keep(self, snapshot: Snapshot) -> None:
         self._database.release(self._kept)
         self._kept, self._watched = snapshot, snapshot.last
+        self._kept_at, self._free = time.monotonic(), False
 
     # -- entries --------------------------------------------------------------------------------
 
@@ -246,9 +249,12 @@ class _Flow:
         database, position = self._database, self._resume.position
         ((_, _, _, at, _),) = database.marks(end - 1, end)
         self._assembler.begin(position + 1, at, database.notes(position, end))
-        for fed, entry in enumerate(entries(database.all_entries(position, end)), 1):
+        fed = size = 0
+        for entry in entries(database.all_entries(position, end)):
             self._assembler.feed(entry)
-            if fed % _PIECE == 0:
+            fed, size = fed + 1, size + weight(entry.values)
+            if fed >= _PIECE or size >= _PIECE_BYTES:
+                fed = size = 0
                 yield Batch(self._assembler.take_open(), None)
                 if self._closing.is_set():
                     return
@@ -338,16 +344,21 @@ class _Flow:
     def _let_wal_go(self) -> None:
         """Let the write-ahead log begin anew, which this very reader keeps from it."""
         wal, kept = self._database.wal, self._kept
-        if wal is None or kept is None or wal.size() < _WAL_BYTES:
+        if wal is None or kept is None or self._free:
             return
-        if wal.size() > _WAL_MOST:
+        size, now = wal.size(), time.monotonic()
+        if size < _WAL_BYTES and now - self._kept_at < _IDLE_SECONDS:
+            return
+        self._kept_at = now
+        moved = self._database.checkpoint()
+        if moved is None or size > _WAL_MOST:
             self._database.release(kept)
             self._kept, self._watched = None, -1
-        if not self._database.checkpoint() or self._kept is None:
-            return
-        # One that begins when all has been moved does not need the log.
-        fresh = self._database.snapshot()
-        if fresh.last == kept.last:
-            self._keep(fresh)
-        else:
-            self._database.release(fresh)
+        elif moved:
+            # One that begins when all has been moved does not need the log.
+            fresh = self._database.snapshot()
+            if fresh.last == kept.last:
+                self._keep(fresh)
+                self._free = True
+            else:
+                self._database.release(fresh)

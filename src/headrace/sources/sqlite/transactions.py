@@ -11,7 +11,7 @@ import msgspec
 from ...errors import DecodeError, ProtocolError
 from ...event import BeforeKind, Change, Op, SqlitePosition, Table, Transaction
 from .._annotations import annotated
-from .connect import Row
+from .connections import Row
 from .resume import Copy, Resume
 from .values import Images, undecoded
 
