@@ -172,13 +172,15 @@ class EventTablePosition(
     """Where a change stands in an event table of PostgreSQL."""
 
     transaction: int  # the transaction's number, an xid8
-    entry: int  # the row's number in the table
-    lsn: int = 0  # where the write-ahead log stood as the row was written; 0: not known
+    entry: int  # the row's number in the table, or that of one before it that is higher
+    # Where the write-ahead log stood when the transaction was found committed, and no two alike:
+    # it grows from one to the next, however late they commit. 0: not known.
+    lsn: int = 0
 
     @property
     def commit(self) -> int:
-        """A number that tells transactions apart; they come in the order they became visible."""
-        return self.transaction
+        """A number that orders transactions, as they became visible."""
+        return self.lsn
 
     @property
     def own(self) -> int:

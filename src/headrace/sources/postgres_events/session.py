@@ -41,6 +41,7 @@ class EventSession:
             )
             stack.callback(asking.close)
             identity, encoding = asking.identity(), asking.row_encoding()
+            _expect_primary(identity)
             if isinstance(stored, EventResume):
                 _expect_same_server(stored, identity)
             installed = install.ensure(asking, source)
@@ -50,10 +51,9 @@ class EventSession:
                 _expect_same_events(stored, asking)
                 resume = narrowed(stored, source.tables)
             else:
-                resume = _begin(identity, asking, stored)
-            # Without a snapshot, what is not copied is what was there before the first start.
-            copying = source.snapshot or stored is not None
-            resume = told_by(resume, installed, copying=copying)
+                # Without a snapshot, what is not copied is what was there before the first start.
+                copying = source.snapshot or stored is not None
+                resume = told_by(_begin(identity, asking, stored), installed, copying=copying)
             address = dataclasses.replace(source.address, encoding=encoding)
             catalog = _catalog(source, resume.origin)
             if encoding != source.address.encoding:
@@ -97,18 +97,29 @@ def _nothing_to_capture(source: PostgresEventsSettings, installed: Installed) ->
 
 
 def _begin(identity: Identity, catalog: EventCatalog, stored: Restart | None) -> EventResume:
+    seen, lsn = catalog.snapshot()
     return EventResume(
         system=identity.system,
-        timeline=identity.timeline,
+        timeline=_expect_primary(identity),
         database=identity.database,
         installation=catalog.state().installation,
-        seen=catalog.snapshot(),
+        seen=seen,
+        lsn=lsn,
         copies={},
         errored={},
         versions={},
         triggers={},
         former=stored.tables if stored else (),
     )
+
+
+def _expect_primary(found: Identity) -> int:
+    if found.timeline is None:
+        raise SourceRefused(
+            "the server is a standby",
+            hint="Let the url name the primary: triggers fire only there.",
+        )
+    return found.timeline
 
 
 def _expect_same_server(resume: EventResume, found: Identity) -> None:
