@@ -60,8 +60,13 @@ _LOST = (
     "max_allowed_packet",
     "bogus data",
 )
+_CUT = "truncated in the middle of event"
 _DIVERGED = ("not in the master's binlog", "diverged", "has more gtids than")
 _TWICE = "same server_uuid/server_id"
+
+
+class Truncated(Unavailable):
+    """A file of the binary log ends within a transaction: the server died while it wrote it."""
 
 
 class Sessions:
@@ -220,6 +225,8 @@ def error_for(code: int, message: str) -> SourceError:
 
 def _dumping_failed(message: str) -> SourceError:
     small = message.lower()
+    if _CUT in small:
+        return Truncated(message)
     if any(words in small for words in _LOST):
         return PositionLost(message)
     if any(words in small for words in _DIVERGED):

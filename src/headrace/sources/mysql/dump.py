@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymysql.err import MySQLError
 
-from ...errors import SourceUnavailable
+from ...errors import SourceError, SourceUnavailable
 from .address import Address, classify, error_for, run
 from .gtid import MariadbGtids, MysqlGtids
 
@@ -103,6 +103,7 @@ class Dump:
         self._stale_seconds = stale_seconds
         self._heard = time.monotonic()
         self._closed = False
+        self._last: bytes | None = None  # what the server said instead of an event
 
     @classmethod
     def open(
@@ -123,6 +124,8 @@ class Dump:
 
     def receive(self, timeout: float) -> list[bytes]:
         """Events that have arrived, header and checksum included; none: nothing in time."""
+        if self._last is not None:
+            raise self._ended(self._last)
         try:
             packets = self._packets.receive(timeout)
         except OSError as error:
@@ -136,16 +139,26 @@ class Dump:
                 )
             return []
         self._heard = time.monotonic()
-        return [packet[1:] if packet[0] == _OK else self._ended(packet) for packet in packets]
+        return self._events(packets)
 
-    def _ended(self, packet: bytes) -> bytes:
+    def _events(self, packets: list[bytes]) -> list[bytes]:
+        for at, packet in enumerate(packets):
+            if packet[0] != _OK:
+                self._last = packet
+                if not at:
+                    raise self._ended(packet)
+                del packets[at:]  # what came before it counts
+                break
+        return [packet[1:] for packet in packets]
+
+    def _ended(self, packet: bytes) -> SourceError:
         if packet[0] == _ERROR:
             (code,) = struct.unpack_from("<H", packet, 1)
             message = packet[3:].decode(errors="replace")
             if message.startswith("#"):
                 message = message[6:]  # an SQL state
-            raise error_for(code, f"the server does not send its binary log: {message}")
-        raise SourceUnavailable("the server has ended the binary log")
+            return error_for(code, f"the server does not send its binary log: {message}")
+        return SourceUnavailable("the server has ended the binary log")
 
     def wake(self) -> None:
         """End the waiting of another thread, for good."""

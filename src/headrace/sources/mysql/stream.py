@@ -19,7 +19,7 @@ import msgspec
 from ...errors import DecodeError, SourceUnavailable
 from ...event import Batch, Change, MysqlPosition, Op, Table, Transaction
 from .. import Phase, Register, Status
-from .address import Sessions
+from .address import Sessions, Truncated
 from .catalog import End, Found
 from .copying import Copier
 from .dump import Dump
@@ -160,8 +160,21 @@ class _Flow:
             self._dump = dump
             if self._closing.is_set():
                 return
-            yield from self._batches(dump, self._assembler(), until)
+            assembler = self._assembler()
+            try:
+                yield from self._batches(dump, assembler, until)
+            except Truncated as error:
+                yield self._passed_over(assembler, error)
             self._dump = None
+
+    def _passed_over(self, assembler: Assembler, error: Truncated) -> Batch:
+        """A transaction that the server died in was undone when it came back, with a new file."""
+        number = file_number(assembler.file)
+        later = [file for file in self._session.catalog.files() if file_number(file) > number]
+        if not later:
+            raise error
+        assembler.cut(min(later, key=file_number))
+        return self._handed(assembler)
 
     def _assembler(self) -> Assembler:
         session, resume = self._session, self._resume

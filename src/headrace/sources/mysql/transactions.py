@@ -10,6 +10,7 @@ import msgspec
 from ...errors import DecodeError, PositionLost, ProtocolError, SourceRefused, SourceReplaced
 from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from .._annotations import annotated
+from .address import Truncated
 from .binlog import (
     UNKNOWN,
     Event,
@@ -30,8 +31,9 @@ from .binlog import (
 )
 from .catalog import Gtids
 from .ddl import Dml, read
+from .dump import FIRST
 from .resume import Place, Resume, file_number
-from .savepoints import ROLLBACK_TO, SAVEPOINT, savepoint
+from .savepoints import ROLLBACK_TO, SAVEPOINT, kept_by, savepoint
 from .settings import SYSTEM_SCHEMAS
 from .tables import Reading, Tables, Told
 from .waiting import Begun, Waiting, decoded, spoken
@@ -106,6 +108,19 @@ class Assembler:
             self._changed(event, data)
         else:
             self._take(event, data)
+
+    def cut(self, file: str) -> None:
+        """What has begun has no end, and never counted; go on with another file."""
+        self.flush()
+        if self._begun is not None and self._begun.handed:
+            raise SourceRefused(
+                f"{self.file} ends within a transaction of which a part is stored: the server died "
+                "while it wrote it",
+                hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
+            )
+        self._begun, self.open = None, []
+        self.file, self.end, self.born = file, FIRST, 0
+        self.after = (self.file, self.end)
 
     def take_open(self) -> list[Change]:
         """The changes of the open transaction so far, but one: the last must be known as such."""
@@ -192,8 +207,8 @@ class Assembler:
             self._happened(event, b"")
 
     def _rotated(self, event: Rotate) -> None:
-        if self._begun is not None and event.header.timestamp:
-            raise ProtocolError("a file of the binary log ends within a transaction")
+        if self._begun is not None and event.file != self.file:
+            raise Truncated(f"{self.file} ends within a transaction")
         if event.file != self.file:
             self.born = 0
         self.file, self.end = event.file, event.position
@@ -259,18 +274,10 @@ class Assembler:
         elif found := SAVEPOINT.fullmatch(sql):
             begun.savepoints[savepoint(found["name"])] = begun.handed + len(self.open)
         elif found := ROLLBACK_TO.fullmatch(sql):
-            self._rolled_back(begun, self._savepoint(begun, savepoint(found["name"])))
+            where = f"{self.file}:{self._at}"
+            self._rolled_back(begun, kept_by(begun.savepoints, found["name"], where))
         else:
             self._stated(begun, event)
-
-    def _savepoint(self, begun: Begun, name: str) -> int:
-        """How many changes stand before it."""
-        if name not in begun.savepoints:
-            raise ProtocolError(
-                f"{self.file}:{self._at}: nothing is known of the savepoint {name}",
-                hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
-            )
-        return begun.savepoints[name]
 
     def _rolled_back(self, begun: Begun, kept: int) -> None:
         """Forget changes of the open transaction, all but the first `kept`."""
