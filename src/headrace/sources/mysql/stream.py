@@ -200,10 +200,9 @@ class _Flow:
             if _ends(assembler, until):
                 break
             events = dump.receive(0.0 if assembler.done else _WAIT_SECONDS)
+            size += sum(map(len, events))
             for event in events:
-                assembler.feed(event)
-                size += len(event)
-                if _ends(assembler, until):
+                if assembler.feed(event) and _ends(assembler, until):
                     break
             assembler.flush()
             if len(assembler.open) > _PIECE or (size > _PIECE_BYTES and assembler.open):

@@ -98,16 +98,17 @@ class Assembler:
         """How far everything has been read."""
         return file_number(self.file), self.end
 
-    def feed(self, data: bytes) -> None:
-        """Take one event, header and checksum included."""
+    def feed(self, data: bytes) -> bool:
+        """Take one event, header and checksum included; whether it ends all that had begun."""
         if data[4] == _TABLE_MAP and self._mapped_before(data):
-            return
+            return self._begun is None
         event = parse(data, self._form)
         if isinstance(event, RowsEvent):
             self._moved(event.header)
             self._changed(event, data)
-        else:
-            self._take(event, data)
+            return False
+        self._take(event, data)
+        return self._begun is None
 
     def cut(self, file: str) -> None:
         """What has begun has no end, and never counted; go on with another file."""
