@@ -37,7 +37,10 @@ _STRANGERS = """
     LEFT JOIN pg_proc p ON p.pronamespace = n.oid AND p.proname IN
         ('emit_cdc_event', 'note_columns', 'told', 'columns_now', 'as_json')
     JOIN pg_roles r ON r.oid IN (n.nspowner, p.proowner)
-    WHERE n.nspname = %s AND NOT r.rolsuper AND NOT pg_has_role(r.oid, 'MEMBER')
+    JOIN pg_roles me ON me.rolname = current_user
+    WHERE n.nspname = %s AND NOT r.rolsuper AND r.oid <> me.oid
+      -- A superuser is a member of every role, which says nothing.
+      AND NOT (pg_has_role(r.oid, 'MEMBER') AND NOT me.rolsuper)
       AND r.oid <> (SELECT datdba FROM pg_database WHERE datname = current_database())
     LIMIT 1"""
 
@@ -206,7 +209,7 @@ class EventCatalog(Catalog):
         return str(found[0][0]) if found else None
 
     def stranger(self) -> str:
-        """Who owns our schema or functions and could as well not be trusted; "": nobody."""
+        """Who owns the schema or its functions, if that is nobody we trust; "": it is."""
         found = self.rows(_STRANGERS, self._schema)
         return str(found[0][0]) if found else ""
 
@@ -248,6 +251,11 @@ class EventCatalog(Catalog):
         query = "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s"
         found = self.rows(query, relation)
         return bool(found and found[0][0])
+
+    def owner(self, relation: int) -> str:
+        """Who owns a table."""
+        query = "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = %s"
+        return str(self.rows(query, relation)[0][0])
 
     def event_rows(self, columns: str) -> EventRows:
         """The decoder for rows of a description."""

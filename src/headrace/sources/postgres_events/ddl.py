@@ -192,7 +192,6 @@ DECLARE
     noted text[] := nullif(current_setting('@guc@.told_' || tg_relid, true), '')::text[];
     told text[] := noted[2:];
     key_columns text[];
-    entry record;
     identity text;
     key json;
     written json;
@@ -212,26 +211,20 @@ BEGIN
             turn := least(under_way[2]::bigint, number);
         END IF;
     END IF;
-    IF tg_op = 'INSERT' THEN
-        event := 'entity:created';
-        is_now := new::text;
-        entry := new;
-    ELSIF tg_op = 'UPDATE' THEN
-        event := 'entity:updated';
-        was := old::text;
-        is_now := new::text;
-        entry := new;
-    ELSIF tg_op = 'DELETE' THEN
+    IF tg_op = 'DELETE' THEN
         event := 'entity:deleted';
         was := old::text;
-        entry := old;
+        written := CASE told[3] WHEN 'true' THEN @schema@.as_json(tg_relid, old)
+                                ELSE row_to_json(old) END;
+    ELSIF tg_op <> 'TRUNCATE' THEN
+        event := 'entity:created';
+        is_now := new::text;
+        written := CASE told[3] WHEN 'true' THEN @schema@.as_json(tg_relid, new)
+                                ELSE row_to_json(new) END;
     END IF;
-    IF tg_op = 'TRUNCATE' THEN
-        NULL;
-    ELSIF told[3]::boolean THEN
-        written := @schema@.as_json(tg_relid, entry);
-    ELSE
-        written := row_to_json(entry);
+    IF tg_op = 'UPDATE' THEN
+        event := 'entity:updated';
+        was := old::text;
     END IF;
     IF written IS NOT NULL AND key_columns[2] IS NOT NULL THEN
         SELECT string_agg(written ->> name, ','), json_object_agg(name, written -> name)

@@ -33,8 +33,9 @@ def ensure(
 
     A table that was `refused` before is not tried again; it counts once somebody has done it.
     """
+    stranger = catalog.stranger()
     if source.install:
-        set_up(catalog, source.schema)
+        set_up(catalog, source.schema, stranger)
     elif catalog.edition() is None:
         raise SourceRefused(
             f"there is no event table in schema {source.schema}",
@@ -51,23 +52,24 @@ def ensure(
     for table in catalog.wanted(source.tables):
         if table.oid in present:
             continue
-        if why := refused.get(table.path) or _cannot(catalog, source, table):
+        if why := refused.get(table.path) or _cannot(catalog, source, table, stranger):
             reasons[table.path] = why
         elif not _add(catalog, source, table):
             waiting[table.path] = "it gets its triggers once the transactions that write to it end"
     return _installed(catalog, source, reasons, waiting)
 
 
-def set_up(catalog: EventCatalog, schema: str) -> None:
+def set_up(catalog: EventCatalog, schema: str, stranger: str) -> None:
     """Create the event table where it is missing, and bring its functions up to date."""
-    if stranger := catalog.stranger():
+    found = catalog.edition()
+    if stranger and found is None:
         raise SourceRefused(
-            f"schema {schema} or what is in it belongs to {stranger}, whose functions would run "
-            "with every write",
+            f"schema {schema} belongs to {stranger}, whose functions could run with every write",
             hint="Let its owner be a superuser, the database's owner or the source's user; or set "
             "`schema` to another one.",
         )
-    found = catalog.edition()
+    if stranger:
+        return  # and no triggers of ours call what is there
     try:
         if found != ddl.edition(schema):
             catalog.apply(ddl.setup(schema))
@@ -139,10 +141,14 @@ def _installed(
     return Installed(tables, triggers, reasons, waiting)
 
 
-def _cannot(catalog: EventCatalog, source: PostgresEventsSettings, table: Published) -> str:
+def _cannot(
+    catalog: EventCatalog, source: PostgresEventsSettings, table: Published, stranger: str
+) -> str:
     """Why the triggers of a table cannot be created by us; "": they can."""
     if not source.install:
         return f"it has no triggers; run `headrace postgres install {source.name}` as its owner"
+    if stranger and catalog.owner(table.oid) != stranger:
+        return f"its triggers would call functions of {stranger}, who does not own it"
     if catalog.owns(table.oid):
         return ""
     statements = ddl.triggers(source.schema, (table.schema, table.name))
