@@ -47,7 +47,7 @@ _READ_SECONDS = 600  # the catalogue of very many tables takes long
 
 # 1401 is what MySQL says to those who may not ask for prepared XA transactions.
 _DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1370, 1401, 1698, 1820, 1862, 3118})
-_BINLOG = 1236
+_BINLOG = frozenset({1236, 4052})  # 4052: MariaDB's, of another reader with our server_id
 _LOST = (
     "could not find first log file name",
     "purged required binary logs",
@@ -214,7 +214,7 @@ def classify(error: Exception, what: str) -> SourceError:
 
 def error_for(code: int, message: str) -> SourceError:
     """Our error for a code and message of the server's."""
-    if code == _BINLOG:
+    if code in _BINLOG:
         return _dumping_failed(message)
     if code in _DENIED:
         return SourceRefused(message)
@@ -233,7 +233,9 @@ def _dumping_failed(message: str) -> SourceError:
         return SourceReplaced(message)
     if _TWICE in small:
         return SourceRefused(
-            message, hint="Another reader has the same server_id; set server_id of the source."
+            message,
+            hint="Another reader of the server, perhaps a second Headrace with this source, has "
+            "the same server_id; stop it, or set server_id of the source to another number.",
         )
     return Unavailable(message)
 

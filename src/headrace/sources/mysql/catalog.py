@@ -31,7 +31,7 @@ _TABLES = """
     WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND TABLE_SCHEMA NOT IN ({system})
     ORDER BY 1, 2"""
 _ONE = """
-    SELECT COALESCE(ENGINE, '') FROM information_schema.TABLES
+    SELECT COALESCE(ENGINE, ''), TABLE_TYPE FROM information_schema.TABLES
     WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
       AND TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')"""
 _COLUMNS = """
@@ -42,6 +42,15 @@ _KEY = """
     SELECT COLUMN_NAME FROM information_schema.STATISTICS
     WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_NAME = 'PRIMARY'
     ORDER BY SEQ_IN_INDEX"""
+# An index on an expression (MySQL), and a unique one on whole texts (MariaDB), each has a column.
+_HIDDEN = """
+    SELECT COUNT(*) FROM information_schema.STATISTICS
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND EXPRESSION IS NOT NULL"""
+_HAS_EXPRESSIONS = """
+    SHOW COLUMNS FROM information_schema.STATISTICS LIKE 'EXPRESSION'"""  # since 8.0.13
+_HIDDEN_HASHES = """
+    SELECT COUNT(DISTINCT INDEX_NAME) FROM information_schema.STATISTICS
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_TYPE = 'HASH'"""
 _REFERENCES = """
     SELECT CONSTRAINT_NAME, COLUMN_NAME, REFERENCED_TABLE_SCHEMA, REFERENCED_TABLE_NAME,
            REFERENCED_COLUMN_NAME
@@ -241,9 +250,24 @@ class Catalog:
         )
         key = tuple(row[0] for row in self._soon(_KEY, schema, name))
         references = _references(self._soon(_REFERENCES, schema, name))
-        transactional = str(found[0][0]).lower() in _TRANSACTIONAL
-        # Asked last: whatever the answers above show has happened before this.
-        return Declared(columns, key, references, transactional, self.end().place)
+        engine, kind = (str(each).lower() for each in found[0])
+        hidden = self._hidden(schema, name) if engine != "memory" else 0
+        return Declared(
+            columns,
+            key,
+            references,
+            transactional=engine in _TRANSACTIONAL,
+            hidden=hidden,
+            versioned=kind == "system versioned",
+            # Asked last: whatever the answers above show has happened before this.
+            read_at=self.end().place,
+        )
+
+    def _hidden(self, schema: str, name: str) -> int:
+        server = self.server()
+        if not server.mariadb and not self._soon(_HAS_EXPRESSIONS):
+            return 0
+        return int(self._soon(_HIDDEN_HASHES if server.mariadb else _HIDDEN, schema, name)[0][0])
 
     def hold(self, schema: str, name: str) -> None:
         """Keep a table's definition as it is to the end of this session's transaction."""

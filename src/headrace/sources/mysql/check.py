@@ -227,6 +227,10 @@ class _Check:
             fix = f"GRANT SELECT ON {name} TO {self._user()};"
             return Finding(what, ok=False, detail=str(error), fix=fix)
         declared = self._catalog.declared(table.schema, table.name)
+        if declared is not None and declared.versioned:
+            detail = "keeps its history, which the binary log tells as rows: it is not captured"
+            fix = f"ALTER TABLE {name} DROP SYSTEM VERSIONING;"
+            return Finding(what, ok=False, detail=detail, fix=fix)
         if declared is None or declared.key:
             return Finding(what, ok=True, detail="has a primary key")
         fix = f"ALTER TABLE {name} ADD COLUMN row_id bigint AUTO_INCREMENT PRIMARY KEY;"

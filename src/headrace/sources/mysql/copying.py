@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pymysql.err import MySQLError
 
-from ...errors import SourceError, SourceRefused, SourceUnavailable
+from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
 from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from .address import Address, classify, error_for, quoted, run
 from .catalog import Catalog, End, Found
@@ -71,10 +71,17 @@ class Copier:
     def rows(self, table: Table, declared: Declared) -> Iterator[list[Change]]:
         """The rows, some thousands at a time; each list is a transaction of its own."""
         reading = _Reading(table, declared, self.end)
+        answer = self._query(_statement(table, declared))
         try:
-            for packets in self._query(_statement(table, declared)):
-                yield from reading.take(packets)
-            yield reading.cut()
+            try:
+                for packets in answer:
+                    yield from reading.take(packets)
+                yield reading.cut()
+            except DecodeError:
+                # The snapshot has other tables to show: the rest of this answer must be gone.
+                for _ in answer:
+                    pass
+                raise
         except OSError as error:
             raise SourceUnavailable(f"the connection broke in a copy: {error}") from error
 

@@ -23,6 +23,8 @@ class Declared(msgspec.Struct, frozen=True, array_like=True):
     references: tuple[Reference, ...] = ()
     transactional: bool = True  # whether a snapshot shows its rows
     read_at: Place = (0, 0)  # the binary log ended here, or earlier, when the catalogue was read
+    hidden: int = 0  # columns behind these that an index needs and only the binary log shows
+    versioned: bool = False  # WITH SYSTEM VERSIONING: the binary log tells its history as rows
 
 
 class Copy(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from .dump import Dump
 from .resume import Copy, Declared, Place, Restart, Resume, file_number, packed
 from .session import Session
 from .settings import MysqlSettings
-from .tables import Tables, schema
+from .tables import Tables, expect_no_history, schema
 from .transactions import Assembler
 from .waiting import spoken
 from .xa import Held
@@ -133,7 +133,6 @@ class _Flow:
 
     def release(self) -> None:
         """Let go of the server."""
-        self._closing.set()
         self._session.catalog.close()
 
     def status(self) -> Status:
@@ -358,6 +357,7 @@ class _Flow:
 
     def _rows(self, copier: Copier, table: Table, declared: Declared, path: str) -> Iterator[Batch]:
         try:
+            expect_no_history(declared)
             for changes in copier.rows(table, declared):
                 copy = self._resume.copies[path]
                 copy = msgspec.structs.replace(copy, rows=copy.rows + len(changes))

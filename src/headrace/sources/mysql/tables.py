@@ -6,6 +6,7 @@ what it leaves out comes from the catalogue as it was read at the copy and after
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +23,8 @@ from .rows import Rows
 from .settings import ANNOTATIONS
 from .types import type_text
 
-_HIDDEN = "!hidden!"  # columns that MySQL makes for an index on an expression
+# Columns that MySQL makes for an index on an expression, and MariaDB for a unique one on texts.
+_hidden = re.compile(r"!hidden!|DB_ROW_HASH_\d+$").match
 
 T = TypeVar("T")
 Told = tuple[Op, Table, dict[str, Any]]
@@ -144,8 +146,13 @@ class Tables:
 
     def _described(self, event: TableMap, path: str) -> tuple[Table, list[ColumnType]]:
         declared = self._declared.get(path) or Declared(())
+        expect_no_history(declared)
+        shown = event.columns
+        if len(shown) == len(declared.columns) + declared.hidden:
+            shown = shown[: len(declared.columns)]
         try:
-            types = list(columns_of(event.columns, declared.columns))
+            types = list(columns_of(shown, declared.columns))
+            types += [_unshown(each) for each in event.columns[len(shown) :]]
             columns = [(column.name, column.type) for column in declared.columns]
         except DecodeError:
             if not event.columns or event.columns[0].name is None:
@@ -156,7 +163,7 @@ class Tables:
             keys = [each for each in event.columns if each.key is not None]
             key = tuple(str(each.name) for each in sorted(keys, key=lambda each: each.key or 0))
             declared = msgspec.structs.replace(declared, key=key)
-        columns = [(name, kind) for name, kind in columns if not name.startswith(_HIDDEN)]
+        columns = [(name, kind) for name, kind in columns if not _hidden(name)]
         table = self._catalog.table_of(event.database, event.table, columns, declared)
         return table, types
 
@@ -243,7 +250,8 @@ class Tables:
         before = self._last_known(path) if effect.drops else None
         now = self._catalog.declared(effect.path.schema, effect.path.table)
         self._declare(path, now or known)
-        if effect.loses:
+        # By another key the rows that are in the log would not be found again.
+        if effect.loses or (known is not None and now is not None and known.key != now.key):
             self._set(copies=self.state.copies | {path: Copy(again=True)})
         return self._gone(effect, before, end) + self._columns_told(effect, said, end)
 
@@ -376,6 +384,21 @@ def schema(table: Table) -> dict[str, Any]:
         {"name": column.name, "type": column.type, "key": column.key} for column in table.columns
     ]
     return {"columns": columns}
+
+
+def expect_no_history(declared: Declared) -> None:
+    """DecodeError for a table whose old rows would be told like new ones."""
+    if declared.versioned:
+        raise DecodeError(
+            "it keeps its history (WITH SYSTEM VERSIONING), which the binary log tells as rows of "
+            "the table itself",
+            hint="ALTER TABLE … DROP SYSTEM VERSIONING; then run `headrace snapshot SOURCE TABLE`.",
+        )
+
+
+def _unshown(mapped: MappedColumn) -> ColumnType:
+    named = msgspec.structs.replace(mapped, name=mapped.name or "!hidden!")
+    return columns_of((named,), None)[0]
 
 
 def _fitting(mapped: MappedColumn, declared: Declared) -> DeclaredColumn | None:
