@@ -51,7 +51,8 @@ def disguise(writer: psycopg.Connection[Any]) -> None:
                     "pg_type", "pg_roles"):  # fmt: skip
         columns = writer.execute(
             """SELECT string_agg(quote_ident(attname), ', ') FROM pg_catalog.pg_attribute
-               WHERE attrelid = %s::regclass AND (attnum > 0 OR attname = 'oid')""",
+               WHERE attrelid = %s::regclass AND attnum > 0
+                 AND atttypid <> 'anyarray'::regtype""",
             (f"pg_catalog.{catalog}",),
         ).fetchone()
         assert columns is not None
@@ -120,7 +121,9 @@ def test_a_cast_of_a_writers_type_is_not_used(pg: PostgresDatabase, tmp_path: Pa
                 {"id": 1, "mood": "glad", "moods": ["glad"]},
                 {"id": 2, "mood": None, "moods": None},
             ]
-        assert pg.execute("SELECT operation, key, entity_id FROM headrace.events ORDER BY id") == [
+        query = """SELECT operation, key, entity_id FROM headrace.events
+                   WHERE entity_type = 'public.moods' ORDER BY id"""
+        assert pg.execute(query) == [
             ({"id": 1, "mood": "glad", "moods": "{glad}"}, {"id": 1}, "1"),
             ({"id": 2, "mood": None, "moods": None}, {"id": 2}, "2"),
         ]

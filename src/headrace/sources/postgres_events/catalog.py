@@ -95,7 +95,7 @@ _PIECE = f"""
         SELECT *, sum(size) OVER (ORDER BY turn, id) - size AS before FROM (
             SELECT *, {_SIZE} FROM {{schema}}.events
             WHERE xid = %(xid)s::text::xid8 AND (turn, id) > (%(turn)s, %(after)s)
-            ORDER BY turn, id LIMIT %(limit)s) some) e
+            ORDER BY turn, id LIMIT %(limit)s) part) e
     WHERE before < %(bytes)s ORDER BY turn, id"""
 _LAST = f"""
     SELECT {_FIELDS.replace("e.old, e.new", "NULL, NULL")} FROM {{schema}}.events e
