@@ -111,6 +111,19 @@ def test_transactions_of_other_domains_behind_a_new_one_are_not_repeated(tmp_pat
                 assert_told_once(feed)
 
 
+def test_a_server_that_gets_another_domain_is_the_same(tmp_path: Path) -> None:
+    with mysql_of("mariadb") as server, server.database() as database:
+        database.execute("CREATE TABLE users (id int PRIMARY KEY)")
+        with captured(database, tmp_path) as feed:
+            database.execute("INSERT INTO users VALUES (1)")
+            assert ids(feed) == [1]
+            server.execute("SET GLOBAL gtid_domain_id = 9")
+            feed.restart()
+            database.execute("INSERT INTO users VALUES (2)")
+            assert ids(feed) == [1, 2]
+            assert feed.resume.server == "mariadb:1:9"
+
+
 def test_a_server_that_has_none_of_our_transactions_is_refused(
     my_kind: str, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 import msgspec
@@ -39,6 +40,15 @@ class Format(msgspec.Struct, frozen=True):
     def mariadb(self) -> bool:
         """Whether a MariaDB wrote it."""
         return "mariadb" in self.server.lower()
+
+    @property
+    def counts_years(self) -> bool:
+        """Whether a YEAR is surely among the numbers whose signs a table map tells.
+
+        8.0.15 does not count them, and 8.0.29 does; between them nothing is known.
+        """
+        numbers = [int(part) for part in re.findall(r"\d+", self.server)[:3]]
+        return self.mariadb or numbers >= [8, 0, 29]
 
 
 class Rotate(msgspec.Struct, frozen=True):

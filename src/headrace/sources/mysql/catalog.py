@@ -84,6 +84,17 @@ class Server:
         """
         return f"mariadb:{self.number}:{self.domain}" if self.mariadb else f"mysql:{self.uuid}"
 
+    def same_as(self, identity: str) -> bool:
+        """Whether it may be this server; a MariaDB's domain may change, not its files' birth."""
+        if not self.mariadb:
+            return identity == self.identity
+        return identity.rpartition(":")[0] == self.identity.rpartition(":")[0]
+
+    @property
+    def newer(self) -> bool:
+        """Whether it has the words of MySQL 8.2 for replication, and 8.4 has no others."""
+        return not self.mariadb and _version(self.version) >= (8, 2)
+
     @property
     def origin(self) -> str:
         """The identity that its tables carry, which is kept from the first start on."""
@@ -198,7 +209,7 @@ class Catalog:
     def end(self) -> End:
         """Where the binary log ends now."""
         # MySQL 8.4 knows only the second one, MariaDB and older servers only the first.
-        newer = not self.server().mariadb and _version(self.server().version) >= (8, 2)
+        newer = self.server().newer
         found = self._soon("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")
         if not found:
             raise SourceRefused("the server writes no binary log (log_bin is off)")

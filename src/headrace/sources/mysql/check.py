@@ -157,8 +157,7 @@ class _Check:
         yield self._replica()
 
     def _filters(self) -> Finding:
-        mariadb = self._catalog.server().mariadb
-        newer = not mariadb and self._catalog.server().version >= "8.2"
+        newer = self._catalog.server().newer
         row = self._catalog.rows("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")[0]
         told = [
             f"{name} = {value}"
@@ -172,9 +171,12 @@ class _Check:
     def _replica(self) -> Finding:
         logs = self._known.get("log_slave_updates") or self._known.get("log_replica_updates", "ON")
         try:
-            following = bool(self._catalog.rows("SHOW SLAVE STATUS"))
-        except HeadraceError:
-            following = False  # it may not be asked, or has another name for it
+            newer = self._catalog.server().newer
+            following = bool(
+                self._catalog.rows("SHOW REPLICA STATUS" if newer else "SHOW SLAVE STATUS")
+            )
+        except SourceRefused:
+            following = False  # it may not be asked
         ok = logs == "ON" or not following
         detail = "logs what it replicates" if logs == "ON" else "logs its own changes only"
         fix = "log_slave_updates = ON  # in my.cnf, then restart the server"

@@ -160,9 +160,14 @@ def columns_of(
 _ROW_METADATA = "SET GLOBAL binlog_row_metadata = FULL; then run `headrace snapshot SOURCE TABLE`."
 
 
+_SIGNED = frozenset((t.TINY, t.SHORT, t.INT24, t.LONG, t.LONGLONG))
+
+
 def _told(mapped: MappedColumn) -> ColumnType:
     if mapped.name is None:
         raise DecodeError("the binlog does not tell the names of columns", hint=_ROW_METADATA)
+    if mapped.unsigned is None and mapped.code in _SIGNED:
+        raise DecodeError(f"the binlog does not tell whether {mapped.name} has a sign")
     charset = "binary" if mapped.collation is None else charset_of(mapped.collation)
     return ColumnType(
         name=mapped.name,

@@ -105,9 +105,10 @@ def verified(source: MysqlSettings, stored: Resume, catalog: Catalog) -> Resume:
     resume then has no file until all that it has in common with the log is passed.
     """
     server = catalog.server()
-    if stored.server == server.identity and stored.file:
+    same = stored.server == server.identity or (stored.born and server.same_as(stored.server))
+    if same and stored.file:
         _verify_files(stored, catalog.files())
-        return stored
+        return msgspec.structs.replace(stored, server=server.identity)
     if source.follow != "gtid" or stored.prepared or not stored.gtids:
         raise SourceReplaced(
             f"the server is {server.identity}, and our position is of {stored.server}"

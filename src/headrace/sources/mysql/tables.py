@@ -397,7 +397,7 @@ def expect_no_history(declared: Declared) -> None:
 
 
 def _unshown(mapped: MappedColumn) -> ColumnType:
-    named = msgspec.structs.replace(mapped, name=mapped.name or "!hidden!")
+    named = msgspec.structs.replace(mapped, name=mapped.name or "!hidden!", unsigned=False)
     return columns_of((named,), None)[0]
 
 

@@ -285,7 +285,8 @@ class Assembler:
         self.flush()
         if kept < begun.handed:
             raise ProtocolError(
-                f"{self.file}:{self._at}: a transaction is rolled back of which a part is stored"
+                f"{self.file}:{self._at}: a transaction is rolled back of which a part is stored",
+                hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
             )
         del self.open[kept - begun.handed :]
         begun.ordinal = kept
