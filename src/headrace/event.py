@@ -265,7 +265,11 @@ _VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 def change_id(origin: str, position: Position, transaction: str, ordinal: int) -> str:
     """The id of the change that stands here in its source."""
-    name = f"{origin}|{position.commit}|{transaction}|{ordinal}"
+    # When an event table's transaction was found committed may differ from replay to replay.
+    commit = position.commit
+    if isinstance(position, EventTablePosition):
+        commit = position.transaction
+    name = f"{origin}|{commit}|{transaction}|{ordinal}"
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     # A UUID of version 8 (free of meaning), put together by hand: this runs for every delivery.
     variant = _VARIANTS[digest[16]]
