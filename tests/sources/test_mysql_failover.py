@@ -22,10 +22,12 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def promoted(kind: str, folder: Path) -> Iterator[tuple[MysqlDatabase, MysqlDatabase]]:
-    """A database whose rows 1 and 2 are in the log, and its replica, which has the row 3 too.
+def promoted(
+    kind: str, folder: Path, *, ahead: bool = True
+) -> Iterator[tuple[MysqlDatabase, MysqlDatabase]]:
+    """A database whose rows 1 and 2 are in the log, and its replica, which was let go.
 
-    Only then the replica is let go.
+    `ahead`: it has the row 3 too.
     """
     settings = {"server_id": 2, "log_slave_updates": True}
     with mysql_of(kind) as first, mysql_of(kind, settings) as second, first.database() as database:
@@ -34,9 +36,10 @@ def promoted(kind: str, folder: Path) -> Iterator[tuple[MysqlDatabase, MysqlData
         with captured(database, folder, follow="gtid") as feed:
             database.execute("INSERT INTO users VALUES (2)")
             feed.until_caught_up()
-        database.execute("INSERT INTO users VALUES (3)")
+        if ahead:
+            database.execute("INSERT INTO users VALUES (3)")
         other = MysqlDatabase(second, database.name)
-        wait_until(lambda: rows(other) == 3, timeout=30)
+        wait_until(lambda: rows(other) == 2 + ahead, timeout=30)
         second.execute("STOP SLAVE" if second.mariadb else "STOP REPLICA")
         yield database, other
 
@@ -60,13 +63,11 @@ def test_a_replica_that_was_promoted_is_followed_by_gtid(my_kind: str, tmp_path:
 def test_restarts_repeat_nothing_before_a_promoted_server_has_written(
     my_kind: str, tmp_path: Path
 ) -> None:
-    with promoted(my_kind, tmp_path) as (_, other):
-        with captured(other, tmp_path, follow="gtid") as feed:
-            assert ids(feed) == [1, 2, 3]
+    with promoted(my_kind, tmp_path, ahead=False) as (_, other):
         for _ in range(3):
             with captured(other, tmp_path, follow="gtid") as feed:
                 # The place in the other server's files is known as soon as it is quiet.
-                assert ids(feed) == [1, 2, 3]
+                assert ids(feed) == [1, 2]
                 assert_told_once(feed)
         feed_again(other, tmp_path)
 
@@ -76,10 +77,10 @@ def feed_again(other: MysqlDatabase, folder: Path) -> None:
     with captured(other, folder, follow="gtid") as feed:
         feed.capture.copy_again([f"{other.name}.users"])
         feed.until(
-            lambda: feed.resume.copies[f"{other.name}.users"].rows == 3 and not feed.resume.to_copy,
+            lambda: feed.resume.copies[f"{other.name}.users"].rows == 2 and not feed.resume.to_copy,
             "it is copied again",
         )
-        assert ids(feed) == [1, 2, 3]
+        assert ids(feed) == [1, 2]
 
 
 def test_transactions_of_other_domains_behind_a_new_one_are_not_repeated(tmp_path: Path) -> None:
