@@ -125,7 +125,7 @@ def test_a_value_that_cannot_be_read_keeps_no_other_table_from_being_copied(
         "CREATE TABLE a (id int PRIMARY KEY, t text CHARACTER SET ucs2);"
         "CREATE TABLE b (id int PRIMARY KEY, n int)"
     )
-    maria.execute("INSERT INTO a SELECT seq, repeat(x'0041', 200) FROM seq_1_to_3000")
+    maria.execute("INSERT INTO a SELECT seq, repeat(x'0041', 200) FROM seq_1_to_20000")
     maria.execute("UPDATE a SET t = x'd800' WHERE id = 1; INSERT INTO b VALUES (1, 2), (3, 4)")
     with captured(maria, tmp_path) as feed:
         assert list(feed.status.errored) == [f"{maria.name}.a"]
