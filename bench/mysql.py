@@ -14,8 +14,6 @@ from pathlib import Path
 import msgspec
 import pymysql
 from pymysql.cursors import SSCursor
-from pymysqlreplication import BinLogStreamReader
-from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
 from headrace.apart import Apart
 from headrace.capture import Capture
@@ -200,6 +198,10 @@ def headrace(task: Task) -> Outcome:
 
 def peer(task: Task) -> Outcome:
     """Through python-mysql-replication, into nothing."""
+    # Only this process needs it: the tests import this module with what `dev` installs.
+    from pymysqlreplication import BinLogStreamReader
+    from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
+
     began = time.perf_counter()
     stream = BinLogStreamReader(
         connection_settings={"host": "127.0.0.1", "port": task.port, "user": "root"},
