@@ -11,6 +11,7 @@ from headrace.errors import LogError
 from headrace.event import Op
 from headrace.log import LogReader
 from headrace.replay import Replay, TableName
+from headrace.sources.mysql.path import Path as TablePath
 from headrace.sources.mysql.resume import Resume, decode, file_number
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
@@ -139,7 +140,7 @@ def test_killed_in_the_middle_of_a_copy_the_log_still_equals_the_database(
             captor.kill()
             resume = stored(data_dir)
             assert resume is not None
-            assert resume.to_copy == [f"{database.name}.b_half"]
+            assert resume.to_copy == [(database.name, "b_half")]
         captor = Captor(database, data_dir)
         catch_up(database, data_dir, captor)
         captor.stop()
@@ -158,5 +159,5 @@ def test_killed_in_the_middle_of_a_copy_the_log_still_equals_the_database(
 def _copied(data_dir: Path, database: MysqlDatabase) -> int:
     """How many rows of the large table the log has from the copy that goes on."""
     resume = stored(data_dir)
-    copy = None if resume is None else resume.copies.get(f"{database.name}.b_half")
+    copy = None if resume is None else resume.copies.get(TablePath(database.name, "b_half"))
     return 0 if copy is None or not copy.begun else copy.rows

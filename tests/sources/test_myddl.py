@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
-from headrace.sources.mysql.ddl import Ddl, Dml, Path, Verb, read
+from headrace.sources.mysql.ddl import Ddl, Dml, Verb, read
+from headrace.sources.mysql.path import Path
 
 T, OTHER = Path("d", "t"), Path("x", "y")
 

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.event import Op
 from headrace.sources import Phase
+from headrace.sources.mysql.path import Path as TablePath
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.mysqls import mysql_of
@@ -77,7 +78,10 @@ def feed_again(other: MysqlDatabase, folder: Path) -> None:
     with captured(other, folder, follow="gtid") as feed:
         feed.capture.copy_again([f"{other.name}.users"])
         feed.until(
-            lambda: feed.resume.copies[f"{other.name}.users"].rows == 2 and not feed.resume.to_copy,
+            lambda: (
+                feed.resume.copies[TablePath(other.name, "users")].rows == 2
+                and not feed.resume.to_copy
+            ),
             "it is copied again",
         )
         assert ids(feed) == [1, 2]

@@ -13,6 +13,7 @@ from .address import quoted, run
 from .columns import DeclaredColumn
 from .dump import force_close
 from .gtid import MariadbGtids, MysqlGtids
+from .path import Path
 from .resume import Declared, Place, file_number
 from .settings import SYSTEM_SCHEMAS
 
@@ -129,9 +130,9 @@ class Found:
     estimated_rows: int
 
     @property
-    def path(self) -> str:
-        """database.table, as the config and the status write it."""
-        return f"{self.schema}.{self.name}"
+    def path(self) -> Path:
+        """What it is known by."""
+        return Path(self.schema, self.name)
 
 
 class Catalog:

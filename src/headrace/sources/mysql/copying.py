@@ -15,6 +15,7 @@ from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from .address import Address, classify, error_for, quoted, run
 from .catalog import Catalog, End, Found
 from .dump import Packets, force_close
+from .path import Path
 from .resume import Declared
 from .values import Encode, select_expression, text_encoder
 
@@ -209,8 +210,8 @@ class _Reading:
         if not packets:
             return []
         self._number += 1
-        path = f"{self._table.schema}.{self._table.name}"
-        name = f"snapshot-{self._end.file}:{self._end.position}-{path}-{self._number}"
+        label = Path(self._table.schema, self._table.name).label
+        name = f"snapshot-{self._end.file}:{self._end.position}-{label}-{self._number}"
         now = time.time_ns() // 1000
         transaction = Transaction(name, now, now)
         last = len(packets)

@@ -13,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from ...errors import DecodeError
+from .path import Path
 
 NO_BACKSLASH_ESCAPES = 0x100000
 # MariaDB writes sequences and packages with the same words, and events, users, functions … too.
@@ -29,16 +30,6 @@ _NO_COLUMN = frozenset(
 )
 _LOSING = frozenset({"DROP", "TRUNCATE", "EXCHANGE", "CONVERT"})  # ALTER TABLE … PARTITION
 _UNDERLYING = frozenset({"IMPORT", "DISCARD"})  # ALTER TABLE … TABLESPACE, or PARTITION
-
-
-class Path(msgspec.Struct, frozen=True):
-    """A table by its names."""
-
-    schema: str
-    table: str
-
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.table}"
 
 
 class Verb(StrEnum):

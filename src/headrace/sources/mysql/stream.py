@@ -23,7 +23,8 @@ from .address import Sessions, Truncated
 from .catalog import End, Found
 from .copying import Copier
 from .dump import Dump
-from .resume import Copy, Declared, Place, Restart, Resume, file_number, packed
+from .path import Path
+from .resume import Copy, Declared, Encoder, Place, Restart, Resume, file_number, packed
 from .session import Session
 from .settings import MysqlSettings
 from .tables import Tables, expect_no_history, schema
@@ -97,6 +98,7 @@ class _Flow:
         self._closing = closing
         self._phase = Phase.STARTING
         self._resume = session.resume
+        self._encoder = Encoder()
         self._copier: Copier | None = None
         self._dump: Dump | None = None
         self._stored_at = self._heard_at = 0
@@ -147,7 +149,7 @@ class _Flow:
         )
 
     def _batch(self, changes: list[Change]) -> Batch:
-        return Batch(changes, self._resume.encode())
+        return Batch(changes, self._encoder.encode(self._resume))
 
     # -- streaming ------------------------------------------------------------------------------
 
@@ -283,7 +285,9 @@ class _Flow:
 
     def _copy(self, *, first: bool) -> Iterator[Batch]:
         """Take a point, follow the stream up to it, and copy there what it shows."""
-        found = {table.path: table for table in self._session.catalog.candidates(self._wanted)}
+        found = {
+            table.path: table for table in self._session.catalog.candidates(self._source.wants)
+        }
         gone = [path for path in self._resume.to_copy if path not in found]
         for path in gone:
             self._resume = _without(self._resume, path)
@@ -297,9 +301,6 @@ class _Flow:
             if not self._closing.is_set():
                 yield from self._copied(copier, tables)
             self._copier = None
-
-    def _wanted(self, schema_name: str, name: str) -> bool:
-        return self._source.wants(schema_name, name)
 
     def _reach(self, end: End, *, first: bool) -> Iterator[Batch]:
         if first:
@@ -335,7 +336,7 @@ class _Flow:
         told: list[Change] = []
         at = MysqlPosition(copier.end.file, copier.end.position, "", copier.end.position)
         now = time.time_ns() // 1000
-        name = f"snapshot-{copier.end.file}:{copier.end.position}-{path}"
+        name = f"snapshot-{copier.end.file}:{copier.end.position}-{path.label}"
         transaction = Transaction(name, now, now)
         if self._resume.versions.get(path) != table.version:
             told.append(spoken(Op.SCHEMA, table, schema(table), (transaction, 1, at)))
@@ -355,7 +356,9 @@ class _Flow:
         yield self._batch(told)
         yield from self._rows(copier, table, declared, path)
 
-    def _rows(self, copier: Copier, table: Table, declared: Declared, path: str) -> Iterator[Batch]:
+    def _rows(
+        self, copier: Copier, table: Table, declared: Declared, path: Path
+    ) -> Iterator[Batch]:
         try:
             expect_no_history(declared)
             for changes in copier.rows(table, declared):
@@ -387,7 +390,7 @@ def _round(tables: list[Found]) -> list[Found]:
     return transactional or tables[:1]
 
 
-def _without(resume: Resume, path: str) -> Resume:
+def _without(resume: Resume, path: Path) -> Resume:
     """A table that is not there any more; the stream tells of its end."""
     copies = {each: copy for each, copy in resume.copies.items() if each != path}
     former = (*resume.former, path) if resume.copies[path].again else resume.former

@@ -17,7 +17,8 @@ from ...event import Op, Table
 from .. import Register
 from .binlog import TableMap
 from .columns import ColumnType, DeclaredColumn, MappedColumn, columns_of
-from .ddl import Ddl, Effect, Path, Verb
+from .ddl import Ddl, Effect, Verb
+from .path import Path
 from .resume import Copy, Declared, Place, Resume, packed
 from .rows import Rows
 from .settings import ANNOTATIONS
@@ -48,12 +49,12 @@ class Describes(Protocol):
 class State(msgspec.Struct, frozen=True):
     """What the resume keeps of the tables. Replaced, never altered."""
 
-    copies: dict[str, Copy]
-    errored: dict[str, str]
-    versions: dict[str, int]
-    former: tuple[str, ...]
+    copies: dict[Path, Copy]
+    errored: dict[Path, str]
+    versions: dict[Path, int]
+    former: tuple[Path, ...]
     catalogue: bytes
-    told_later: dict[str, list[dict[str, str]]]
+    told_later: dict[Path, list[dict[str, str]]]
 
     @property
     def to_copy(self) -> bool:
@@ -64,7 +65,7 @@ class State(msgspec.Struct, frozen=True):
 class Reading(msgspec.Struct, frozen=True):
     """How the rows after a table map are read."""
 
-    path: str
+    path: Path
     table: Table | None = None  # None: not captured
     rows: Rows | None = None  # None: passed over
     annotates: bool = False
@@ -87,9 +88,9 @@ class Tables:
         self._wants = wants
         self._named = named  # whether table maps tell names; looked at again with each
         self._declared = resume.declared()
-        self._used: set[str] = set()  # tables of which rows were read as they are declared
+        self._used: set[Path] = set()  # tables of which rows were read as they are declared
         self._readings: dict[bytes, Reading] = {}
-        self._latest: dict[str, Table] = {}  # as each was described last
+        self._latest: dict[Path, Table] = {}  # as each was described last
         self.state = State(
             resume.copies,
             resume.errored,
@@ -105,7 +106,7 @@ class Tables:
 
     def mapped(self, event: TableMap) -> tuple[Reading, list[Told]]:
         """How to read what a table map announces, and what has to be said first."""
-        path = f"{event.database}.{event.table}"
+        path = Path(event.database, event.table)
         if event.columns and path in self.state.copies:
             self._named = event.columns[0].name is not None
         told: list[Told] = []
@@ -118,11 +119,11 @@ class Tables:
         self._readings[event.content] = reading
         return reading, told
 
-    def cannot_read(self, path: str, reason: str) -> None:
+    def cannot_read(self, path: Path, reason: str) -> None:
         """Put a table into the errored state."""
         self._set(errored=self.state.errored | {path: reason})
 
-    def _captured(self, event: TableMap, path: str) -> tuple[Reading, list[Told]]:
+    def _captured(self, event: TableMap, path: Path) -> tuple[Reading, list[Told]]:
         try:
             table, types = self._described(event, path)
         except DecodeError as error:
@@ -144,7 +145,7 @@ class Tables:
         readable = path not in self.state.errored
         return Reading(path, table, Rows(table, types) if readable else None), told
 
-    def _described(self, event: TableMap, path: str) -> tuple[Table, list[ColumnType]]:
+    def _described(self, event: TableMap, path: Path) -> tuple[Table, list[ColumnType]]:
         declared = self._declared.get(path) or Declared(())
         expect_no_history(declared)
         shown = event.columns
@@ -167,8 +168,8 @@ class Tables:
         table = self._catalog.table_of(event.database, event.table, columns, declared)
         return table, types
 
-    def _annotations(self, event: TableMap, path: str) -> Reading:
-        schemas = {known.partition(".")[0] for known in self.state.copies}
+    def _annotations(self, event: TableMap, path: Path) -> Reading:
+        schemas = {known.schema for known in self.state.copies}
         if event.database not in schemas:
             return Reading(path)
         if path not in self._declared:
@@ -189,8 +190,7 @@ class Tables:
         said = {"ddl_type": ddl.kind, "ddl_command": sql}
         told: list[Told] = []
         if ddl.drops_schema:
-            prefix = f"{ddl.drops_schema}."
-            for path in [each for each in self.state.copies if each.startswith(prefix)]:
+            for path in [each for each in self.state.copies if each.schema == ddl.drops_schema]:
                 told += self._dropped(path, said)
         for effect in ddl.effects:
             told += self._effect(effect, said, end)
@@ -198,9 +198,9 @@ class Tables:
 
     def _effect(self, effect: Effect, said: dict[str, Any], end: Place) -> list[Told]:
         if effect.path.table == ANNOTATIONS:
-            self._declare(str(effect.path), None)
+            self._declare(effect.path, None)
             return []
-        path = str(effect.path)
+        path = effect.path
         match effect.verb:
             case Verb.CREATE | Verb.REPLACE:
                 return self._created(effect, said, end)
@@ -214,7 +214,7 @@ class Tables:
                 return self._truncated(path, said)
 
     def _created(self, effect: Effect, said: dict[str, Any], end: Place) -> list[Told]:
-        path = str(effect.path)
+        path = effect.path
         copy = self.state.copies.get(path)
         if not self._wants(effect.path.schema, effect.path.table):
             return []
@@ -233,13 +233,13 @@ class Tables:
             told.append(self._forgotten(path, table))
         return told + self._columns_told(effect, said, end)
 
-    def _forgotten(self, path: str, table: Table) -> Told:
+    def _forgotten(self, path: Path, table: Table) -> Told:
         """Rows of an earlier table of the name are in the log: these are none of the new one's."""
         self._set(former=tuple(each for each in self.state.former if each != path))
         return Op.TRUNCATE, table, {"snapshot": True, "relations": []}
 
     def _altered(self, effect: Effect, said: dict[str, Any], end: Place) -> list[Told]:
-        path = str(effect.path)
+        path = effect.path
         copy = self.state.copies.get(path)
         if copy is None or not copy.begun:
             return []
@@ -260,7 +260,7 @@ class Tables:
 
         Else nobody would learn that the values of the old one have gone.
         """
-        path = str(effect.path)
+        path = effect.path
         declared = self._declared.get(path)
         if before is None or declared is None:
             return []
@@ -279,7 +279,7 @@ class Tables:
 
         What the catalogue shows may be of a later statement, unless the binary log ends here.
         """
-        path = str(effect.path)
+        path = effect.path
         declared = self._declared.get(path)
         certain = declared is not None and declared.read_at == end
         before = self.state.versions.get(path)
@@ -295,7 +295,7 @@ class Tables:
         self._set(told_later=_left_out(self.state.told_later, path))
         return [(Op.SCHEMA, table, schema(table) | each) for each in later]
 
-    def _dropped(self, path: str, said: dict[str, Any]) -> list[Told]:
+    def _dropped(self, path: Path, said: dict[str, Any]) -> list[Told]:
         copy = self.state.copies.get(path)
         if copy is None:
             return []
@@ -310,18 +310,18 @@ class Tables:
 
     def _renamed(self, effect: Effect, said: dict[str, Any]) -> list[Told]:
         assert effect.to is not None
-        told = self._dropped(str(effect.path), said)
+        told = self._dropped(effect.path, said)
         if self._wants(effect.to.schema, effect.to.table):
-            self._appeared(str(effect.to))
+            self._appeared(effect.to)
         return told
 
-    def _appeared(self, path: str) -> None:
+    def _appeared(self, path: Path) -> None:
         """A table is there with rows that are in the log under another name, or nowhere."""
         again = path in self.state.former
         former = tuple(each for each in self.state.former if each != path)
         self._set(copies=self.state.copies | {path: Copy(again=again)}, former=former)
 
-    def _truncated(self, path: str, said: dict[str, Any]) -> list[Told]:
+    def _truncated(self, path: Path, said: dict[str, Any]) -> list[Told]:
         copy = self.state.copies.get(path)
         table = self._last_known(path)
         if copy is None or not copy.begun or table is None:
@@ -331,22 +331,21 @@ class Tables:
 
     def _now(self, path: Path) -> Table | None:
         """A table as the catalogue shows it, in the log's version; None: nothing is known."""
-        declared = self._declared.get(str(path))
+        declared = self._declared.get(path)
         if declared is None or not declared.columns:
             return None
         columns = [(column.name, column.type) for column in declared.columns]
         table = self._catalog.table_of(path.schema, path.table, columns, declared)
-        table = self._latest[str(path)] = self._register(table)
-        self._set(versions=self.state.versions | {str(path): table.version})
+        table = self._latest[path] = self._register(table)
+        self._set(versions=self.state.versions | {path: table.version})
         return table
 
-    def _last_known(self, path: str) -> Table | None:
+    def _last_known(self, path: Path) -> Table | None:
         if path in self._latest:
             return self._latest[path]
-        schema_name, _, name = path.partition(".")
-        return self._now(Path(schema_name, name))
+        return self._now(path)
 
-    def _forget(self, path: str) -> None:
+    def _forget(self, path: Path) -> None:
         self._latest.pop(path, None)
         self._declare(path, None)
         self._set(
@@ -356,7 +355,7 @@ class Tables:
             told_later=_left_out(self.state.told_later, path),
         )
 
-    def _declare(self, path: str, declared: Declared | None) -> None:
+    def _declare(self, path: Path, declared: Declared | None) -> None:
         kept = _left_out(self._declared, path)
         self._used.discard(path)
         self._declared = kept if declared is None else kept | {path: declared}
@@ -374,7 +373,7 @@ _TWICE_ALTERED = (
 )
 
 
-def _left_out(known: dict[str, T], path: str) -> dict[str, T]:
+def _left_out(known: dict[Path, T], path: Path) -> dict[Path, T]:
     return {each: value for each, value in known.items() if each != path}
 
 

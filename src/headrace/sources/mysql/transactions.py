@@ -32,6 +32,7 @@ from .binlog import (
 from .catalog import Gtids
 from .ddl import Dml, read
 from .dump import FIRST
+from .path import Path
 from .resume import Place, Resume, file_number
 from .savepoints import ROLLBACK_TO, SAVEPOINT, kept_by, savepoint
 from .settings import SYSTEM_SCHEMAS
@@ -442,7 +443,7 @@ class Assembler:
                 self._cannot_read(each.reading.path, rows)
             self.open.append(each.kept(self.tables.state.errored.get(each.reading.path, "")))
 
-    def _cannot_read(self, path: str, error: DecodeError) -> None:
+    def _cannot_read(self, path: Path, error: DecodeError) -> None:
         if path in self.tables.state.errored:
             return
         self.tables.cannot_read(path, str(error))
