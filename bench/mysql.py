@@ -199,8 +199,12 @@ def headrace(task: Task) -> Outcome:
 def peer(task: Task) -> Outcome:
     """Through python-mysql-replication, into nothing."""
     # Only this process needs it: the tests import this module with what `dev` installs.
-    from pymysqlreplication import BinLogStreamReader
-    from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
+    from pymysqlreplication import BinLogStreamReader  # noqa: PLC0415
+    from pymysqlreplication.row_event import (  # noqa: PLC0415
+        DeleteRowsEvent,
+        UpdateRowsEvent,
+        WriteRowsEvent,
+    )
 
     began = time.perf_counter()
     stream = BinLogStreamReader(
