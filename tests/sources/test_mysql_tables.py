@@ -152,3 +152,51 @@ def test_two_readers_under_one_number_are_told_of_each_other(
         wait_until(lambda: Phase.HALTED in (first.status.phase, second.status.phase), timeout=30)
         halted = first if first.status.phase is Phase.HALTED else second
         assert "same server_id" in halted.status.hint
+
+
+def test_documents_are_told_alike_whatever_their_column_is(
+    maria: MysqlDatabase, tmp_path: Path
+) -> None:
+    """MariaDB's JSON is a constraint, which a column of any type may have."""
+    kinds = {
+        "a": "text CHARACTER SET latin1",
+        "b": "varchar(50) CHARACTER SET ucs2",
+        "c": "char(50)",
+        "d": "varbinary(50)",
+        "e": "enum('1', '2')",
+        "f": "int",
+        "g": "json",
+    }
+    columns = ", ".join(f"{name} {kind} CHECK (json_valid({name}))" for name, kind in kinds.items())
+    maria.execute(
+        f"CREATE TABLE users (id int PRIMARY KEY, {columns})".replace(
+            "g json CHECK (json_valid(g))", "g json"
+        )
+    )
+    document = """'{"é": [1, "ü"]}'"""
+    values = f"{document}, {document}, {document}, {document}, '1', 7, {document}"
+    maria.execute(f"INSERT INTO users VALUES (1, {values})")
+    with captured(maria, tmp_path) as feed:
+        maria.execute(f"INSERT INTO users VALUES (2, {values})")
+        copied, streamed = feed.rows("users")
+        assert {**copied, "id": 2} == streamed
+        for name in ("a", "b", "c", "g"):
+            assert streamed[name] == {"é": [1, "ü"]}
+        assert (streamed["e"], streamed["f"]) == ("1", 7)
+        (change,) = feed.streamed()
+        types = {column.name: column.type for column in change.table.columns}
+        assert [name for name, kind in types.items() if kind == "json"] == ["a", "b", "c", "g"]
+
+
+def test_a_temporary_table_that_is_renamed_takes_no_captured_one_along(
+    maria: MysqlDatabase, tmp_path: Path
+) -> None:
+    maria.execute("CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1)")
+    with captured(maria, tmp_path) as feed:
+        maria.execute(
+            "CREATE TEMPORARY TABLE users (id int); RENAME TABLE users TO others;"
+            "INSERT INTO users VALUES (2)"
+        )
+        feed.until_caught_up()
+        maria.execute("INSERT INTO users VALUES (3)")
+        assert [row["id"] for row in feed.rows("users")] == [1, 2, 3]

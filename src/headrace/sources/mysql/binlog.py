@@ -338,9 +338,7 @@ def _mariadb_gtid(header: Header, data: bytes, form: Format) -> Gtid:
         header,
         MariadbGtid(domain, header.server_id, sequence),
         standalone=bool(flags & 0x01),
-        ddl=bool(flags & 0x20),
         prepared_xa=bool(flags & 0x40),
-        completed_xa=bool(flags & 0x80),
     )
 
 

@@ -10,6 +10,8 @@ import msgspec
 from .columns import MappedColumn
 from .gtid import MariadbGtid, MariadbGtids, MysqlGtid, MysqlGtids
 
+_ARTIFICIAL = 0x20  # in an event's flags
+
 
 class Header(msgspec.Struct, frozen=True, gc=False):
     """What every event begins with."""
@@ -24,7 +26,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     @property
     def artificial(self) -> bool:
         """Whether it stands in no file: such an event is no position."""
-        return bool(self.flags & 0x20) or self.end == 0
+        return bool(self.flags & _ARTIFICIAL)
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -94,9 +96,7 @@ class Gtid(msgspec.Struct, frozen=True):
     header: Header
     gtid: MysqlGtid | MariadbGtid | None  # None: ANONYMOUS_GTID
     standalone: bool = False  # MariaDB: one statement (DDL), no COMMIT follows
-    ddl: bool = False  # MariaDB
     prepared_xa: bool = False  # MariaDB: rows of an XA branch, its XA PREPARE follows
-    completed_xa: bool = False  # MariaDB: XA COMMIT or XA ROLLBACK follows
     commit_time: int = 0  # MySQL: microseconds since 1970; 0: not told
     length: int = 0  # MySQL: bytes of the whole transaction, this event included; 0: not told
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 from ...errors import SourceRefused
 from ...event import Column, Reference, Table
 from .address import quoted, run
-from .columns import DeclaredColumn
+from .columns import DeclaredColumn, declared_type
 from .dump import force_close
 from .gtid import MariadbGtids, MysqlGtids
 from .path import Path
@@ -25,6 +25,8 @@ Gtids = MysqlGtids | MariadbGtids
 
 # Engines whose rows a consistent snapshot shows.
 _TRANSACTIONAL = frozenset({"innodb", "rocksdb", "tokudb", "ndbcluster"})
+
+_LONG_TEXTS = ("tinytext", "text", "mediumtext", "longtext")
 
 _TABLES = """
     SELECT TABLE_SCHEMA, TABLE_NAME, COALESCE(ENGINE, ''), COALESCE(TABLE_ROWS, -1)
@@ -257,7 +259,7 @@ class Catalog:
             else set()
         )
         columns = tuple(
-            DeclaredColumn(column, kind, charset, column in documents)
+            DeclaredColumn(column, kind, charset, column in documents and _is_text(kind))
             for column, kind, charset in self._soon(_COLUMNS, schema, name)
         )
         key = tuple(row[0] for row in self._soon(_KEY, schema, name))
@@ -316,6 +318,11 @@ class Catalog:
     def sourceless(self, database: str) -> Table:
         """The table of changes that belong to no table."""
         return Table(self._source, "mysql", self._origin, database, "", "")
+
+
+def _is_text(kind: str) -> bool:
+    """Whether such a column can hold documents: bytes and labels are told as what they are."""
+    return declared_type(kind).base in ("char", "varchar", *_LONG_TEXTS)
 
 
 def _references(rows: list[tuple[Any, ...]]) -> tuple[Reference, ...]:

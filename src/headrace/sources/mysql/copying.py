@@ -12,9 +12,9 @@ from pymysql.err import MySQLError
 
 from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
 from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
-from .address import Address, classify, error_for, quoted, run
+from .address import Address, classify, quoted, run
 from .catalog import Catalog, End, Found
-from .dump import Packets, force_close
+from .dump import Packets, force_close, refused
 from .path import Path
 from .resume import Declared
 from .values import Encode, select_expression, text_encoder
@@ -84,7 +84,7 @@ class Copier:
                     pass
                 raise
         except OSError as error:
-            raise SourceUnavailable(f"the connection broke in a copy: {error}") from error
+            raise SourceUnavailable("the connection to the server broke in a copy") from error
 
     def _query(self, statement: str) -> Iterator[list[bytes]]:
         """The rows of a statement as the server sends them."""
@@ -105,7 +105,7 @@ class Copier:
             rows: list[bytes] = []
             for packet in packets:
                 if packet[0] == _ERROR:
-                    raise _refused(packet)
+                    raise refused(packet, "copy failed")
                 if packet[0] == _EOF and len(packet) < _LONGEST_EOF:
                     head -= 1
                     if not head:
@@ -258,9 +258,3 @@ def _template(names: Sequence[str]) -> bytes:
 def _statement(table: Table, declared: Declared) -> str:
     columns = ", ".join(select_expression(each, quoted(each.name)) for each in declared.columns)
     return f"SELECT {columns} FROM {quoted(table.schema, table.name)}"
-
-
-def _refused(packet: bytes) -> Exception:
-    code = int.from_bytes(packet[1:3], "little")
-    message = packet[3:].decode(errors="replace")
-    return error_for(code, f"copy failed: {message[6:] if message.startswith('#') else message}")

@@ -26,7 +26,7 @@ from .tablemap import bits
 from .walk import Field, Walk, walk
 
 # What a row says: key, before, before_kind, after, changed, unchanged, in the order of Change's
-# fields; the same as `_pgrows.Row`.
+# fields.
 Row = tuple[
     bytes | None,
     bytes | None,

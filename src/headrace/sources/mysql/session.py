@@ -12,7 +12,7 @@ from ...errors import PositionLost, SourceRefused, SourceReplaced
 from .address import Address
 from .binlog import UNKNOWN, Format, parse
 from .catalog import Catalog, End, Found, Server
-from .dump import FIRST, Dump, Place, patience
+from .dump import FIRST, Dump, Start, patience
 from .gtid import MariadbGtids, MysqlGtids
 from .resume import Copy, Restart, Resume, file_number, packed
 from .settings import MysqlSettings, matches
@@ -72,21 +72,21 @@ class Session:
         """The binary log from where the resume stands."""
         return Dump.open(
             self.address,
-            self._place(resume),
+            self._start(resume),
             replica_id=self.source.replica_id,
             heartbeat_seconds=self.source.heartbeat_seconds,
         )
 
-    def _place(self, resume: Resume) -> Place:
+    def _start(self, resume: Resume) -> Start:
         if resume.prepared:
             # Their rows have to be read again, wherever they begin.
             file, position = min(
                 [(resume.file, resume.position), *resume.prepared.values()],
                 key=lambda place: (file_number(place[0]), place[1]),
             )
-            return Place(file, position)
+            return Start(file, position)
         gtids = self.server.parse_gtids(resume.gtids) if resume.moved else None
-        return Place(resume.file, resume.position, gtids)
+        return Start(resume.file, resume.position, gtids)
 
 
 def expect_rows(catalog: Catalog) -> None:
@@ -138,7 +138,7 @@ def _verify_birth(source: MysqlSettings, stored: Resume, address: Address) -> No
     """A file that was begun at another time is another file, even if it has the same name."""
     dump = Dump.open(
         address,
-        Place(stored.file, FIRST),
+        Start(stored.file, FIRST),
         replica_id=source.replica_id,
         heartbeat_seconds=source.heartbeat_seconds,
     )

@@ -191,8 +191,7 @@ class _Flow:
         nowhere = self._register(catalog.sourceless(self._source.database))
         gtids = server.parse_gtids(resume.gtids)
         held = Held(self._source.xa_memory_mb)
-        assembler = Assembler(tables, resume, gtids, nowhere=nowhere, held=held)
-        return assembler.folding(server.folds)
+        return Assembler(tables, resume, gtids, nowhere=nowhere, held=held)
 
     def _batches(self, dump: Dump, assembler: Assembler, until: Place | None) -> Iterator[Batch]:
         offered = time.monotonic()
@@ -202,9 +201,7 @@ class _Flow:
                 break
             events = dump.receive(0.0 if assembler.done else _WAIT_SECONDS)
             size += sum(map(len, events))
-            for event in events:
-                if assembler.feed(event) and _ends(assembler, until):
-                    break
+            yield from self._fed(events, assembler, until)
             assembler.flush()
             if len(assembler.open) > _PIECE or (size > _PIECE_BYTES and assembler.open):
                 yield from self._pieces(assembler)
@@ -220,6 +217,20 @@ class _Flow:
         # In the middle of a transaction that was handed over in part, nothing is complete.
         if assembler.done or assembler.between_transactions:
             yield self._handed(assembler)
+
+    def _fed(
+        self, events: list[bytes], assembler: Assembler, until: Place | None
+    ) -> Iterator[Batch]:
+        """Take events; gives the pieces of what is unpacked on the way."""
+        for event in events:
+            ended = assembler.feed(event)
+            while assembler.unpacking:
+                yield from self._pieces(assembler)
+                if self._closing.is_set():
+                    return
+                ended = assembler.unpack()
+            if ended and _ends(assembler, until):
+                return
 
     def _passed(self, assembler: Assembler) -> bool:
         """Whether the position moves, if only by what is not captured."""

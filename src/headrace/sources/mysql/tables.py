@@ -16,6 +16,7 @@ from ...errors import DecodeError
 from ...event import Op, Table
 from .. import Register
 from .binlog import TableMap
+from .catalog import Server
 from .columns import ColumnType, DeclaredColumn, MappedColumn, columns_of
 from .ddl import Ddl, Effect, Verb
 from .path import Path
@@ -34,6 +35,10 @@ Told = tuple[Op, Table, dict[str, Any]]
 
 class Describes(Protocol):
     """Who knows what tables are now: the catalog."""
+
+    def server(self) -> Server:
+        """Who the server is."""
+        ...
 
     def declared(self, schema: str, name: str) -> Declared | None:
         """A table as it is now; None: there is none."""
@@ -99,6 +104,11 @@ class Tables:
             resume.catalogue,
             resume.told_later,
         )
+
+    @property
+    def folds(self) -> bool:
+        """Whether the server keeps names in small letters."""
+        return self._catalog.server().folds
 
     def known(self, content: bytes) -> Reading | None:
         """The reading for a table map that was there before, by all that follows its number."""
@@ -192,9 +202,26 @@ class Tables:
         if ddl.drops_schema:
             for path in [each for each in self.state.copies if each.schema == ddl.drops_schema]:
                 told += self._dropped(path, said)
+        if self._stayed(ddl):
+            (effect,) = ddl.effects
+            self._set(copies=self.state.copies | {effect.path: Copy(again=True)})
+            return []
         for effect in ddl.effects:
             told += self._effect(effect, said, end)
         return told
+
+    def _stayed(self, ddl: Ddl) -> bool:
+        """Whether a table may be there still: MariaDB logs the RENAME of a temporary one alike.
+
+        The same is seen where it went and came back since; a new copy is right for both.
+        """
+        if len(ddl.effects) != 1 or ddl.effects[0].to is None:
+            return False
+        path, to = ddl.effects[0].path, ddl.effects[0].to
+        copy = self.state.copies.get(path)
+        if copy is None or not (copy.begun or copy.again):
+            return False
+        return self._catalog.declared(*path) is not None and self._catalog.declared(*to) is None
 
     def _effect(self, effect: Effect, said: dict[str, Any], end: Place) -> list[Told]:
         if effect.path.table == ANNOTATIONS:
@@ -317,7 +344,8 @@ class Tables:
 
     def _appeared(self, path: Path) -> None:
         """A table is there with rows that are in the log under another name, or nowhere."""
-        again = path in self.state.former
+        copy = self.state.copies.get(path)
+        again = path in self.state.former or (copy is not None and copy.again)
         former = tuple(each for each in self.state.former if each != path)
         self._set(copies=self.state.copies | {path: Copy(again=again)}, former=former)
 

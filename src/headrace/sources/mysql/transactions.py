@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -37,13 +38,14 @@ from .resume import Place, Resume, file_number
 from .savepoints import ROLLBACK_TO, SAVEPOINT, kept_by, savepoint
 from .settings import SYSTEM_SCHEMAS
 from .tables import Reading, Tables, Told
-from .waiting import Begun, Waiting, decoded, spoken
+from .waiting import Begun, Waiting, annotation, decoded, spoken
 from .xa import XA, Held, Prepared, xid
 
 _TABLE_MAP = 19
 _HEAD = 19  # bytes of an event's header
 _TABLE_ID, _MAP_FLAGS = 6, 2  # bytes
 _CHECKSUM = 4  # bytes
+_UNPACKED = 1 << 20  # bytes of a compressed transaction that are taken at once
 _set = msgspec.structs.force_setattr
 
 
@@ -51,6 +53,9 @@ class Assembler:
     """Collects what the stream says into changes.
 
     Rows wait until `flush`, since many events decoded together cost much less than one by one.
+
+    A compressed transaction may be larger than memory when unpacked, so it is taken in steps:
+    while `unpacking`, the next events come by `unpack`.
 
     `done` holds complete transactions, up to `place`; `open` the one that has begun.
     """
@@ -77,17 +82,13 @@ class Assembler:
         self._passing = resume.moved and not resume.file
         self._form: Format = UNKNOWN
         self._begun: Begun | None = None
+        self._inner: Iterator[Event] = iter(())  # what is left of a compressed transaction
+        self.unpacking = False
         self._readings: dict[int, Reading] = {}
         self._at = 0  # where the event at hand begins
         self._nowhere = nowhere
         self._known = (resume.file, resume.born)  # the file whose birth is known, for a look at it
         self._gtid: Any = None
-        self._folds = False
-
-    def folding(self, folds: bool) -> Assembler:
-        """The same for a server that keeps names in small letters."""
-        self._folds = folds
-        return self
 
     @property
     def between_transactions(self) -> bool:
@@ -109,6 +110,18 @@ class Assembler:
             self._changed(event, data)
             return False
         self._take(event, data)
+        return self._begun is None
+
+    def unpack(self) -> bool:
+        """Take more of a compressed transaction, while `unpacking`; says the same as `feed`."""
+        size = 0
+        for event in self._inner:
+            self._happened(event, b"")
+            size += event.header.size
+            if size > _UNPACKED:
+                self.unpacking = True
+                return False
+        self.unpacking = False
         return self._begun is None
 
     def cut(self, file: str) -> None:
@@ -151,7 +164,7 @@ class Assembler:
         return True
 
     def _moved(self, header: Header) -> None:
-        self._reached(header.end, header.size, artificial=bool(header.flags & 0x20))
+        self._reached(header.end, header.size, artificial=header.artificial)
 
     def _reached(self, low: int, size: int, *, artificial: bool) -> None:
         """Note where the event at hand stands, of which only 32 bits are told, or nothing."""
@@ -177,7 +190,8 @@ class Assembler:
                 self._heard(event)
             case Payload():
                 self._moved(event.header)
-                self._unpacked(event)
+                self._inner = inner_events(event, self._form)
+                self.unpack()
             case _:
                 self._moved(event.header)
                 self._happened(event, data)
@@ -204,10 +218,6 @@ class Assembler:
                     hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
                 )
 
-    def _unpacked(self, payload: Payload) -> None:
-        for event in inner_events(payload, self._form):
-            self._happened(event, b"")
-
     def _rotated(self, event: Rotate) -> None:
         if self._begun is not None and event.file != self.file:
             raise Truncated(f"{self.file} ends within a transaction")
@@ -217,7 +227,7 @@ class Assembler:
 
     def _described(self, event: Format) -> None:
         self._form = event
-        if event.header.end and not event.header.flags & 0x20:
+        if event.header.end and not event.header.artificial:
             self._moved(event.header)
         file, born = self._known
         if born and file == self.file and event.header.timestamp not in (born, 0):
@@ -307,7 +317,10 @@ class Assembler:
     def _read(self, event: Query) -> Any:
         try:
             return read(
-                event.sql, database=event.database, sql_mode=event.sql_mode, folds=self._folds
+                event.sql,
+                database=event.database,
+                sql_mode=event.sql_mode,
+                folds=self.tables.folds,
             )
         except DecodeError as error:
             raise ProtocolError(
@@ -465,7 +478,7 @@ class Assembler:
         for _, _, _, after, _, _ in rows:
             if after is None:
                 continue  # the row was deleted again
-            content = _content(after)
+            content = annotation(after)
             metadata, whole = annotated(begun.transaction.metadata, content)
             # Nobody has seen the transaction yet, and its changes share this one value.
             _set(begun.transaction, "metadata", metadata)
@@ -484,12 +497,3 @@ class Assembler:
         for op, table, said in told:
             begun.ordinal += 1
             self.open.append(spoken(op, table, said, (begun.transaction, begun.ordinal, position)))
-
-
-def _content(image: bytes) -> bytes:
-    """The annotation in a row of the table: its column `metadata`."""
-    row = msgspec.json.decode(image, type=dict[str, msgspec.Raw])
-    said = bytes(row.get("metadata", b"null"))
-    if said.startswith(b'"'):
-        return msgspec.json.decode(said, type=str).encode()
-    return said
