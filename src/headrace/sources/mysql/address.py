@@ -65,6 +65,15 @@ _DIVERGED = ("not in the master's binlog", "diverged", "has more gtids than")
 _TWICE = "same server_uuid/server_id"
 
 
+_NO_TLS = 2026
+_TLS_FILES = "Let ssl_ca, ssl_cert and ssl_key in the source's url be PEM files that we may read."
+_TLS_AUTHORITY = (
+    "Set ssl_ca in the source's url to the certificate of the authority that signed the server's, "
+    "and its host to a name that the server's certificate has."
+)
+_TLS_MISSING = "Set ssl_cert and ssl_key of the server, or write ssl=off in the source's url."
+
+
 class Truncated(Unavailable):
     """A file of the binary log ends within a transaction: the server died while it wrote it."""
 
@@ -181,6 +190,15 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
     """How to encrypt; None: not at all, or without looking at certificates."""
     if options.get("ssl") in _OFF or not any(name.startswith("ssl") for name in options):
         return None
+    try:
+        return _context(options)
+    except OSError as error:  # no such file, or none of that kind
+        raise SourceRefused(
+            "the files that the source's url names for TLS cannot be read", hint=_TLS_FILES
+        ) from error
+
+
+def _context(options: dict[str, str]) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=options.get("ssl_ca"))
     verifies = options["ssl_verify"] not in _OFF if "ssl_verify" in options else "ssl_ca" in options
     if not verifies:
@@ -243,6 +261,10 @@ def _dumping_failed(message: str) -> SourceError:
 def _connecting_failed(error: Exception) -> SourceError:
     code, message = _told(error)
     message = f"cannot connect: {message}"
+    if isinstance(getattr(error, "original_exception", error), ssl.SSLCertVerificationError):
+        return SourceRefused(message, hint=_TLS_AUTHORITY)
+    if code == _NO_TLS:
+        return SourceRefused(message, hint=_TLS_MISSING)
     # RuntimeError: an authentication of the server's that needs another package.
     if code in _DENIED or isinstance(error, RuntimeError):
         return SourceRefused(message)

@@ -190,12 +190,23 @@ class _Check:
         return Finding("gtid", ok=ok, detail=detail, fix="" if ok else fix)
 
     def _copying(self) -> Finding:
-        if self._catalog.server().mariadb:
-            return Finding("snapshot", ok=True, detail="without a lock")
         grants = " ".join(str(row[0]).upper() for row in self._catalog.rows("SHOW GRANTS"))
+        if self._catalog.server().mariadb:
+            return self._copying_mariadb(grants)
         ok = "RELOAD" in grants or "ALL PRIVILEGES ON *.*" in grants or "LOCK TABLES" in grants
         detail = "a lock of some milliseconds" if ok else "may not lock for the moment it begins"
         fix = f"GRANT LOCK TABLES, RELOAD ON *.* TO {self._user()};"
+        return Finding("snapshot", ok=ok, detail=detail, fix="" if ok else fix)
+
+    def _copying_mariadb(self, grants: str) -> Finding:
+        found = self._catalog.candidates(self._source.wants)
+        locked = [table for table in found if not table.transactional]
+        if not locked:
+            return Finding("snapshot", ok=True, detail="without a lock")
+        ok = "LOCK TABLES" in grants or "ALL PRIVILEGES ON" in grants
+        detail = f"{locked[0].path} has no transactions, so it is locked while it is copied"
+        schema = quoted(locked[0].schema)
+        fix = f"GRANT LOCK TABLES ON {schema}.* TO {self._user()};"
         return Finding("snapshot", ok=ok, detail=detail, fix="" if ok else fix)
 
     def _prepared(self) -> Finding:
