@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...errors import SourceRefused, SourceUnavailable
@@ -26,12 +25,10 @@ class Installed:
     waiting: dict[str, str]  # the same, of tables that are tried again
 
 
-def ensure(
-    catalog: EventCatalog, source: PostgresEventsSettings, *, refused: Mapping[str, str] = {}
-) -> Installed:
+def ensure(catalog: EventCatalog, source: PostgresEventsSettings) -> Installed:
     """The tables to capture, after putting triggers on those that lack them.
 
-    A table that was `refused` before is not tried again; it counts once somebody has done it.
+    One whose triggers its owner must create counts once somebody has done it.
     """
     stranger = catalog.stranger()
     if source.install:
@@ -52,7 +49,7 @@ def ensure(
     for table in catalog.wanted(source.tables):
         if table.oid in present:
             continue
-        if why := refused.get(table.path) or _cannot(catalog, source, table, stranger):
+        if why := _cannot(catalog, source, table, stranger):
             reasons[table.path] = why
         elif not _add(catalog, source, table):
             waiting[table.path] = "it gets its triggers once the transactions that write to it end"

@@ -114,8 +114,7 @@ class _Flow:
                 yield self._batch([])
             self._trim()
             if self._time_to_watch():
-                refused = self._installed.refused
-                installed = install.ensure(self._catalog, self._source, refused=refused)
+                installed = install.ensure(self._catalog, self._source)
                 yield from self._take_up(installed)
                 if self._resume.to_copy:
                     yield from self._copy_at_a_point()
