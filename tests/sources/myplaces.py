@@ -35,7 +35,7 @@ VALUES = {
     "time": Value("time(1)", "'-23:59:59.5'", '"-23:59:59.5"'),
     "moment": Value("datetime", "'2025-01-15 10:30:00'", '"2025-01-15 10:30:00"'),
     "moment in a zone": Value("timestamp null", "'2025-01-15 10:30:00'", '"2025-01-15T10:30:00Z"'),
-    "document": Value("json", """'{"b": [1.50, null]}'""", '{"b": [1.50, null]}'),
+    "document": Value("json", """'{"b": [1.5, null]}'""", '{"b": [1.5, null]}'),
     "label": Value("enum('small','große')", "'große'", '"große"'),
     "labels": Value("set('a','b','c')", "'a,c'", '["a","c"]'),
     "double": Value("double", "-0.1", "-0.1"),
