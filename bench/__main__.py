@@ -234,7 +234,11 @@ class Bench:
             backlog.load_copy()
             runners = self._race(
                 "mysql-snapshot",
-                {"Headrace": lambda _, folder: backlog.measured("snapshot", folder)},
+                {
+                    "Headrace": lambda _, folder: backlog.measured("snapshot", folder),
+                    "PyMySQL, into nothing": lambda _, folder: backlog.measured("select", folder),
+                    "mariadb-dump": lambda _, folder: backlog.dumped(folder),
+                },
             )
         return Race("MariaDB snapshot → durable log", runners, [])
 

@@ -1,7 +1,9 @@
-"""The same backlog through MariaDB's binary log: Headrace, a peer in Python, and the limit.
+"""The same backlog and the same table from MariaDB: Headrace, a peer in Python, and the limit.
 
 `mariadb-binlog --raw` receives the same bytes as any replica and writes them to a file unread.
 python-mysql-replication decodes rows into Python values and stores nothing.
+PyMySQL's unbuffered cursor selects the table into Python values, which nobody keeps, and
+`mariadb-dump` writes it as INSERT statements to nowhere.
 """
 
 import sys
@@ -10,8 +12,8 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
-from pymysqlreplication import BinLogStreamReader
-from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
+import pymysql
+from pymysql.cursors import SSCursor
 
 from headrace.apart import Apart
 from headrace.capture import Capture
@@ -65,6 +67,9 @@ _PROCEDURE = f"""
             SET i = i + 1;
         END WHILE;
     END"""
+
+_COPIES = ("snapshot", "select")  # who reads the table, not the backlog
+_DUMP = "mariadb-dump"
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -125,7 +130,7 @@ class Backlog:
 
     def task(self, who: str, folder: Path) -> Task:
         """For one run."""
-        copies = who == "snapshot"
+        copies = who in _COPIES
         return Task(
             who=who,
             url=self.database.url,
@@ -161,6 +166,15 @@ class Backlog:
             raise MeasurementFailed(f"mariadb-binlog stopped before {last}")
         return Outcome(self.scale.changes, seconds, {"bytes": received})
 
+    def dumped(self, folder: Path) -> Outcome:
+        """The table as statements, into nothing."""
+        command = [_DUMP, "--no-defaults", "--host=127.0.0.1", "--user=root", "--quick"]
+        command += [f"--port={self.database.server.port}", "--single-transaction"]
+        command += ["--result-file=/dev/null", self.database.name, "bench_copy"]
+        began = time.perf_counter()
+        run(command, folder)
+        return Outcome(self.scale.rows, time.perf_counter() - began)
+
 
 # --- in the child --------------------------------------------------------------------------------
 
@@ -184,6 +198,14 @@ def headrace(task: Task) -> Outcome:
 
 def peer(task: Task) -> Outcome:
     """Through python-mysql-replication, into nothing."""
+    # Only this process needs it: the tests import this module with what `dev` installs.
+    from pymysqlreplication import BinLogStreamReader  # noqa: PLC0415
+    from pymysqlreplication.row_event import (  # noqa: PLC0415
+        DeleteRowsEvent,
+        UpdateRowsEvent,
+        WriteRowsEvent,
+    )
+
     began = time.perf_counter()
     stream = BinLogStreamReader(
         connection_settings={"host": "127.0.0.1", "port": task.port, "user": "root"},
@@ -197,7 +219,7 @@ def peer(task: Task) -> Outcome:
         only_events=[WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent],
     )
     found = 0
-    for event in stream:
+    for event in stream:  # never ends by itself: at the end of the binary log it waits for more
         found += len(event.rows)
         if found >= task.rows:
             break
@@ -205,6 +227,21 @@ def peer(task: Task) -> Outcome:
     stream.close()
     if found != task.rows:
         raise MeasurementFailed(f"python-mysql-replication read {found} rows, not {task.rows}")
+    return Outcome(found, seconds)
+
+
+def select(task: Task) -> Outcome:
+    """Through PyMySQL, into nothing."""
+    began = time.perf_counter()
+    connection = pymysql.connect(
+        host="127.0.0.1", port=task.port, user="root", database=task.database, cursorclass=SSCursor
+    )
+    with closing(connection), connection.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {task.table}")
+        found = sum(1 for _ in cursor)
+    seconds = time.perf_counter() - began
+    if found != task.rows:
+        raise MeasurementFailed(f"PyMySQL read {found} rows, not {task.rows}")
     return Outcome(found, seconds)
 
 
@@ -216,7 +253,7 @@ def server() -> MariadbServer:
 def main(encoded: str) -> None:
     """Do one task and answer."""
     task = msgspec.json.decode(encoded, type=Task)
-    answer(peer(task) if task.who == "peer" else headrace(task))
+    answer({"peer": peer, "select": select}.get(task.who, headrace)(task))
 
 
 if __name__ == "__main__":

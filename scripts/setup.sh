@@ -88,6 +88,8 @@ without_services() { # without_services COMMAND…: what it installs is not star
     return "$result"
 }
 
+# Tests on MySQL itself run where HEADRACE_MYSQLD names one (tests/sources/binlogs/README.md): Debian
+# has no package of it.
 need_mariadb() {
     if found_mariadb; then return; fi
     if [ -n "${CI:-}" ]; then

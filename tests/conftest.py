@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from headrace.pipeline.session import check_java
 from headrace.testing import PostgresDatabase, PostgresInstall, PostgresServer, postgres_installs
-from headrace.testing.mariadb import MariadbDatabase, MariadbServer, mariadb_install
+from headrace.testing.mysql import MysqlDatabase, MysqlServer
+from tests.mysqls import KINDS, Mysqls, mysql_of
 from tests.needs import missing
 
 # How long one example takes says more about the machine's load than about the code.
@@ -78,35 +79,43 @@ def own_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def mariadb() -> Iterator[MariadbServer]:
-    """The MariaDB that tests share; a test that stops or breaks one takes `own_mariadb`."""
-    expect_mariadb()
-    with MariadbServer() as server:
-        yield server
+def mysqls() -> Iterator[Mysqls]:
+    """The servers that tests share; a test that stops or breaks one takes `own_my`."""
+    with Mysqls() as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def mariadb(mysqls: Mysqls) -> MysqlServer:
+    """The MariaDB that tests share."""
+    return mysqls["mariadb"]
 
 
 @pytest.fixture
-def maria(mariadb: MariadbServer) -> Iterator[MariadbDatabase]:
+def maria(mariadb: MysqlServer) -> Iterator[MysqlDatabase]:
     """A fresh database on MariaDB."""
     with mariadb.database() as database:
         yield database
 
 
+@pytest.fixture(params=KINDS)
+def my_kind(request: pytest.FixtureRequest) -> str:
+    """MariaDB, and each MySQL in turn."""
+    return str(request.param)
+
+
 @pytest.fixture
-def own_mariadb() -> Iterator[MariadbServer]:
-    """A MariaDB of the test's own, to stop, kill and break."""
-    expect_mariadb()
-    with MariadbServer() as server:
+def my(my_kind: str, mysqls: Mysqls) -> Iterator[MysqlDatabase]:
+    """A fresh database on MariaDB, and on each MySQL in turn."""
+    with mysqls[my_kind].database() as database:
+        yield database
+
+
+@pytest.fixture
+def own_my(my_kind: str) -> Iterator[MysqlServer]:
+    """A MariaDB, and each MySQL in turn, of the test's own, to stop, kill and break."""
+    with mysql_of(my_kind) as server:
         yield server
-
-
-def expect_mariadb() -> None:
-    """Without a MariaDB the test is skipped, but in CI it fails."""
-    if mariadb_install() is None:
-        reason = "MariaDB is not installed (Debian: apt-get install mariadb-server)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
 
 
 SPARK = {
@@ -146,7 +155,5 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that uses a server as `live`."""
     for item in items:
-        if {"servers", "own_server", "mariadb", "own_mariadb"} & set(
-            getattr(item, "fixturenames", ())
-        ):
+        if {"servers", "own_server", "mysqls", "my_kind"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("live")

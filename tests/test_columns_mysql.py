@@ -12,7 +12,7 @@ from headrace.columns import arrow_schema, arrow_type, decode, widened
 from headrace.errors import DecodeError
 from headrace.event import Change, Column, Op
 from headrace.testing.mariadb import MariadbDatabase
-from tests.sources.mariacapturing import captured
+from tests.sources.mycapturing import captured
 
 moment = dt.datetime.fromisoformat
 

@@ -34,7 +34,7 @@ from headrace.errors import HeadraceError
 from headrace.replay import Replay, TableName
 from headrace.sinks import REPORT, Phase, Report, Status, Troubled
 from headrace.testing import PostgresDatabase, PostgresInstall, wait_until
-from tests.conftest import expect_mariadb
+from tests.mysqls import expect_mariadb
 
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
 PRODUCTS = TableName("shop", "public", "products")

@@ -172,13 +172,15 @@ class EventTablePosition(
     """Where a change stands in an event table of PostgreSQL."""
 
     transaction: int  # the transaction's number, an xid8
-    entry: int  # the row's number in the table
-    lsn: int = 0  # where the write-ahead log stood as the row was written; 0: not known
+    entry: int  # the row's number in the table, or that of one before it that is higher
+    # Where the write-ahead log stood when the transaction was found committed, and no two alike:
+    # it grows from one to the next, however late they commit. 0: not known.
+    lsn: int = 0
 
     @property
     def commit(self) -> int:
-        """A number that tells transactions apart; they come in the order they became visible."""
-        return self.transaction
+        """A number that orders transactions, as they became visible."""
+        return self.lsn
 
     @property
     def own(self) -> int:
@@ -263,7 +265,11 @@ _VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 def change_id(origin: str, position: Position, transaction: str, ordinal: int) -> str:
     """The id of the change that stands here in its source."""
-    name = f"{origin}|{position.commit}|{transaction}|{ordinal}"
+    # When an event table's transaction was found committed may differ from replay to replay.
+    commit = position.commit
+    if isinstance(position, EventTablePosition):
+        commit = position.transaction
+    name = f"{origin}|{commit}|{transaction}|{ordinal}"
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     # A UUID of version 8 (free of meaning), put together by hand: this runs for every delivery.
     variant = _VARIANTS[digest[16]]

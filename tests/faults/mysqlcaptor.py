@@ -1,4 +1,4 @@
-"""A process that captures a MariaDB database into a log until its standard input ends.
+"""A process that captures a MySQL or MariaDB database into a log until its standard input ends.
 
 python -m tests.faults.mysqlcaptor DATA_DIR URL
 """

@@ -1,4 +1,4 @@
-"""Writers of MariaDB that meet, roll back, alter, rename and empty tables, until stopped."""
+"""Writers of MySQL and MariaDB that meet, roll back, alter, rename and empty tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 import pymysql
 
 from headrace.testing import wait_until
-from headrace.testing.mariadb import MariadbDatabase
+from headrace.testing.mysql import MysqlDatabase
 
 TABLES = ("alpha", "beta", "gamma")
 _WRITERS = 3
@@ -40,7 +40,7 @@ COLUMNS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def create(database: MariadbDatabase, table: str) -> None:
+def create(database: MysqlDatabase, table: str) -> None:
     """One of the tables."""
     columns = ", ".join(f"`{name}` {kind}" for name, (kind, _) in COLUMNS.items())
     database.execute(f"CREATE TABLE IF NOT EXISTS {table} (id int PRIMARY KEY, {columns})")
@@ -49,7 +49,7 @@ def create(database: MariadbDatabase, table: str) -> None:
 class Workload:
     """Sessions that write, and one that alters."""
 
-    def __init__(self, database: MariadbDatabase, seed: int) -> None:
+    def __init__(self, database: MysqlDatabase, seed: int) -> None:
         self._database = database
         self._seed = seed
         self._ending = threading.Event()
@@ -138,7 +138,7 @@ def _decide(connection: pymysql.Connection[Any], mine: str) -> None:
                 cursor.execute(f"XA ROLLBACK {xid}")
 
 
-def settle(database: MariadbDatabase) -> None:
+def settle(database: MysqlDatabase) -> None:
     """Decide XA transactions that nobody will."""
     with closing(database.connect()) as connection:
         _decide(connection, "")
@@ -167,25 +167,33 @@ def _statement(dice: Random) -> str:
 def _define(connection: pymysql.Connection[Any], dice: Random) -> None:
     """What DDL may do without changing the rows that stay."""
     table, name = dice.choice(TABLES), dice.choice(list(COLUMNS))
-    kind = COLUMNS[name][0]
-    columns = ", ".join(f"`{each}` {typed}" for each, (typed, _) in COLUMNS.items())
-    position = dice.choice(["FIRST", "AFTER id", ""])
-    statements = dice.choice(
-        (
-            [f"ALTER TABLE {table} DROP COLUMN IF EXISTS `{name}`"],
-            [f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS `{name}` {kind} {position}"],
-            [f"ALTER TABLE {table} DROP COLUMN IF EXISTS `{name}`",
-             f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS `{name}` {kind} {position}"],
-            [f"TRUNCATE {table}"],
-            [f"CREATE OR REPLACE TABLE {table} (id int PRIMARY KEY, {columns})"],
-            [f"CREATE OR REPLACE TABLE shadow LIKE {table}",
-             f"INSERT INTO shadow SELECT * FROM {table}",
-             f"RENAME TABLE {table} TO gone, shadow TO {table}", "DROP TABLE gone"],
-        )
-    )  # fmt: skip
+    columns = ", ".join(f"`{each}` {kind}" for each, (kind, _) in COLUMNS.items())
     with connection.cursor() as cursor:
         cursor.execute("SET lock_wait_timeout = 2")
-        cursor.execute("DROP TABLE IF EXISTS gone")
+        cursor.execute(f"CREATE TABLE IF NOT EXISTS {table} (id int PRIMARY KEY, {columns})")
+        cursor.execute("DROP TABLE IF EXISTS gone, shadow")
+        drop = [f"ALTER TABLE {table} DROP COLUMN `{name}`"] if _has(cursor, table, name) else []
+        position = dice.choice(["FIRST", "AFTER id", ""])
+        add = f"ALTER TABLE {table} ADD COLUMN `{name}` {COLUMNS[name][0]} {position}"
+        cursor.execute("SELECT VERSION()")
+        mariadb = "MariaDB" in str(cursor.fetchall())
+        create = "CREATE OR REPLACE" if mariadb else f"DROP TABLE {table}; CREATE"
+        statements = dice.choice(
+            (
+                drop or [add],
+                [*drop, add],
+                [f"TRUNCATE {table}"],
+                [f"{create} TABLE {table} (id int PRIMARY KEY, {columns})"],
+                [f"DROP TABLE {table}", f"CREATE TABLE {table} (id int PRIMARY KEY, {columns})"],
+                [f"CREATE TABLE shadow LIKE {table}", f"INSERT INTO shadow SELECT * FROM {table}",
+                 f"RENAME TABLE {table} TO gone, shadow TO {table}", "DROP TABLE gone"],
+            )
+        )  # fmt: skip
         for statement in statements:
             cursor.execute(statement)
     connection.commit()
+
+
+def _has(cursor: Any, table: str, name: str) -> bool:
+    cursor.execute(f"SHOW COLUMNS FROM {table} LIKE %s", (name,))
+    return bool(cursor.fetchall())

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +19,7 @@ from headrace.sources import Phase
 from headrace.testing import PostgresDatabase, wait_until
 from tests.faults.captor import Kill, Orders, Report
 from tests.faults.verify import verify
+from tests.faults.workload import TABLES
 
 ROOT = Path(__file__).parents[2]
 
@@ -247,14 +249,14 @@ class Scenario:
 
         wait_until(arrived, timeout=60, message=f"the log has caught up: {captor.reports[-1:]}")
 
-    def finish(self, *, surprises: bool = True) -> None:
-        """Start once more, catch up, and compare the log with the database."""
+    def finish(self, *, surprises: bool = True, more: Sequence[str] = ()) -> None:
+        """Start once more, catch up, and compare the log with the database; `more`: tables."""
         captor = self.start()
         self.catch_up(captor)
         captor.stop()
-        self.compare(surprises=surprises)
+        self.compare(surprises=surprises, more=more)
 
-    def compare(self, *, surprises: bool = True) -> None:
+    def compare(self, *, surprises: bool = True, more: Sequence[str] = ()) -> None:
         """Hold the log against the database, and against what the reader saw meanwhile."""
         _, alive = psutil.wait_procs(self._orphans, timeout=10)
         assert not alive, f"processes outlive the one that started them: {alive}"
@@ -264,6 +266,6 @@ class Scenario:
             watcher.stop()
             seen = watcher.seen
         with LogReader.open(self.log) as log:
-            verify(log, self.database, surprises=surprises)
+            verify(log, self.database, tables=(*TABLES, *more), surprises=surprises)
             kept = [hash(record) for _, record in log.records(0, limit=len(seen))]
         assert kept == seen, "a change differs from what a reader saw of it before"

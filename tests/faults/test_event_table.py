@@ -15,6 +15,7 @@ from headrace.sources import Phase
 from headrace.testing import PostgresDatabase, PostgresServer, Setting, wait_until
 from tests.conftest import install_of
 from tests.faults import workload
+from tests.faults.alterations import Alterations
 from tests.faults.captor import Kill, Point
 from tests.faults.scenario import Captor, Scenario
 from tests.faults.workload import Workload
@@ -85,9 +86,11 @@ def test_killed_again_and_again_the_log_still_equals_the_database(
     dice = Random(seed)
     with replica.database() as database:
         workload.create(database, pages=2000)
+        alterations = Alterations(database, seed)
         with EventScenario(database, tmp_path) as scenario:
-            with Workload(database, seed), late_commits(database, seed):
+            with Workload(database, seed), late_commits(database, seed), alterations:
                 for turn in range(4):
+                    alterations.wait_for_more(dice.randrange(1, 5))
                     if turn % 2 == 1:
                         points = (Point.BEFORE_APPEND, Point.AFTER_APPEND)
                         scenario.start_to_die(Kill(dice.choice(points), dice.randrange(1, 4)))
@@ -95,7 +98,7 @@ def test_killed_again_and_again_the_log_still_equals_the_database(
                     captor = scenario.start()
                     captor.outlast(dice.uniform(0, 1.2))
                     scenario.kill(captor)
-            scenario.finish()
+            scenario.finish(more=alterations.settle())
             left = "SELECT count(*) FROM headrace.events"
             captor = scenario.start()
             wait_until(lambda: database.execute(left) == [(0,)], timeout=30, message="trimmed")

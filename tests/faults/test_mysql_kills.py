@@ -1,4 +1,4 @@
-"""MariaDB through kills of the server and of the capture, with DDL from beside the writers."""
+"""MySQL and MariaDB through kills of the server and of the capture, with DDL beside the writers."""
 
 import subprocess
 import sys
@@ -7,22 +7,26 @@ from random import Random
 
 import pytest
 
+from headrace.errors import LogError
+from headrace.event import Op
 from headrace.log import LogReader
 from headrace.replay import Replay, TableName
+from headrace.sources.mysql.path import Path as TablePath
 from headrace.sources.mysql.resume import Resume, decode, file_number
 from headrace.testing import wait_until
-from headrace.testing.mariadb import MariadbDatabase, MariadbServer
+from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.faults import mysqlwork
 from tests.faults.mysqlwork import TABLES, Workload
-from tests.sources.mariacapturing import copied_rows, ordered
+from tests.sources.mycapturing import copied_rows, numbers, ordered
 
 ROOT = Path(__file__).parents[2]
+ROWS = 100_000  # whose copy takes much longer than to look how far it is
 
 
 class Captor:
     """A capturing process, seen from outside."""
 
-    def __init__(self, database: MariadbDatabase, data_dir: Path) -> None:
+    def __init__(self, database: MysqlDatabase, data_dir: Path) -> None:
         self._errors = data_dir.with_suffix(".errors")
         with self._errors.open("ab") as errors:
             self._process = subprocess.Popen(
@@ -58,15 +62,18 @@ def stored(data_dir: Path) -> Resume | None:
     """How far the log is, as another process sees it."""
     if not (data_dir / "CURRENT").exists():
         return None
-    with LogReader.open(data_dir) as log:
-        resume = log.resume("faults")
+    try:
+        with LogReader.open(data_dir) as log:
+            resume = log.resume("faults")
+    except LogError:
+        return None  # it is being made
     found = None if resume is None else decode(resume)
     return found if isinstance(found, Resume) else None
 
 
-def catch_up(database: MariadbDatabase, data_dir: Path, captor: Captor) -> None:
+def catch_up(database: MysqlDatabase, data_dir: Path, captor: Captor) -> None:
     """Wait until the log has everything."""
-    file, position, *_ = database.execute("SHOW MASTER STATUS")[0]
+    file, position = database.server.end
     end = file_number(file), position
 
     def arrived() -> bool:
@@ -80,11 +87,11 @@ def catch_up(database: MariadbDatabase, data_dir: Path, captor: Captor) -> None:
 @pytest.mark.slow
 @pytest.mark.requirement("S0-28", "S0-29", "S0-30")
 def test_killed_again_and_again_the_log_still_equals_the_database(
-    own_mariadb: MariadbServer, tmp_path: Path, seed: int
+    own_my: MysqlServer, tmp_path: Path, seed: int
 ) -> None:
     dice = Random(seed)
     data_dir = tmp_path / "log"
-    with own_mariadb.database() as database:
+    with own_my.database() as database:
         for table in TABLES:
             mysqlwork.create(database, table)
         with Workload(database, seed) as load:
@@ -92,7 +99,7 @@ def test_killed_again_and_again_the_log_still_equals_the_database(
                 captor = Captor(database, data_dir)
                 load.progress(dice.randint(1, 15))
                 if turn in (1, 3):
-                    own_mariadb.restart("immediate" if turn == 1 else "fast")
+                    own_my.restart("immediate" if turn == 1 else "fast")
                     load.progress()
                 captor.expect_running()
                 captor.kill()
@@ -111,3 +118,46 @@ def test_killed_again_and_again_the_log_still_equals_the_database(
         for table in (*TABLES, "last"):
             rows = replay.rows(TableName("faults", database.name, table))
             assert ordered(rows) == expected.get(table, []), table
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_a_copy_the_log_still_equals_the_database(
+    own_my: MysqlServer, tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "log"
+    with own_my.database() as database:
+        database.execute("CREATE TABLE a_done (id int PRIMARY KEY, n int)")
+        database.execute("CREATE TABLE b_half (id int PRIMARY KEY, n int, s varchar(200))")
+        database.execute("INSERT INTO a_done VALUES (1, 1), (2, 2)")
+        database.execute(f"INSERT INTO b_half SELECT seq, 0, repeat('x', 99) FROM {numbers(ROWS)}")
+        for turn in range(1, 3):
+            captor = Captor(database, data_dir)
+            wait_until(lambda: _copied(data_dir, database) > 0, timeout=60, message="it copies")
+            database.execute(f"UPDATE b_half SET n = {turn} WHERE id % 50 = {turn}")
+            database.execute(f"DELETE FROM b_half WHERE id BETWEEN {turn} * 100 AND {turn} * 120")
+            database.execute(f"UPDATE a_done SET n = n + 1; INSERT INTO a_done VALUES (-{turn}, 0)")
+            captor.expect_running()
+            captor.kill()
+            resume = stored(data_dir)
+            assert resume is not None
+            assert resume.to_copy == [(database.name, "b_half")]
+        captor = Captor(database, data_dir)
+        catch_up(database, data_dir, captor)
+        captor.stop()
+        with LogReader.open(data_dir) as log:
+            changes = log.read(0, limit=1 << 30)
+        replay = Replay.of(changes)
+        assert replay.surprises == []
+        expected = copied_rows(database, tmp_path / "other")
+        for table in ("a_done", "b_half"):
+            rows = replay.rows(TableName("faults", database.name, table))
+            assert ordered(rows) == expected[table], table
+        reads = [change for change in changes if change.op is Op.READ]
+        assert len([change for change in reads if change.table.name == "a_done"]) == 2
+
+
+def _copied(data_dir: Path, database: MysqlDatabase) -> int:
+    """How many rows of the large table the log has from the copy that goes on."""
+    resume = stored(data_dir)
+    copy = None if resume is None else resume.copies.get(TablePath(database.name, "b_half"))
+    return 0 if copy is None or not copy.begun else copy.rows

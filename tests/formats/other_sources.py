@@ -11,10 +11,10 @@ from headrace.event import Change, Op
 from headrace.secret import Secret
 from headrace.sources.postgres_events import PostgresEvents
 from headrace.testing import Place, PostgresDatabase, Session, reading, session
-from headrace.testing.mariadb import MariadbServer
+from headrace.testing.mysql import MysqlServer
 from tests.conftest import Servers
 from tests.sources.litedb import SqlitePlace
-from tests.sources.mariaplaces import MariadbPlace
+from tests.sources.myplaces import MysqlPlace
 from tests.sources.places import PostgresPlace
 
 SOURCES = ("mysql", "sqlite", "postgres_events")
@@ -110,8 +110,8 @@ def place_of(kind: str, stack: ExitStack, request: pytest.FixtureRequest, folder
     if kind == "sqlite":
         return SqlitePlace(folder / "shop.db")
     if kind == "mysql":
-        mariadb: MariadbServer = request.getfixturevalue("mariadb")
-        return MariadbPlace(stack.enter_context(mariadb.database()))
+        mariadb: MysqlServer = request.getfixturevalue("mariadb")
+        return MysqlPlace(stack.enter_context(mariadb.database()))
     servers: Servers = request.getfixturevalue("servers")
     return PostgresPlace(stack.enter_context(servers[16].database()), _events)
 

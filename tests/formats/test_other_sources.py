@@ -37,7 +37,7 @@ from tests.changes import make_change, make_table
 from tests.formats.other_sources import SESSION, SOURCES, Told, place_of, workload
 from tests.formats.savegress_document import KEYS, seed
 from tests.formats.test_schemas import FACTS, FORMATS, VALIDATORS, Event, events
-from tests.sources.mariacapturing import captured
+from tests.sources.mycapturing import captured
 
 USERS = make_table(schema="shop")
 CONNECTORS = {"mysql": "mysql", "sqlite": "sqlite", "postgres_events": "postgres"}

@@ -22,8 +22,9 @@ from headrace.log import Log
 from headrace.replay import Replay, Row, TableName
 from headrace.sources import Phase, Source, Status
 from headrace.sources.sqlite import Sqlite, alter, install
-from headrace.sources.sqlite.connect import rows as rows_from
-from headrace.sources.sqlite.install import is_stale
+from headrace.sources.sqlite.connections import rows as rows_from
+from headrace.sources.sqlite.installation import is_stale
+from headrace.sources.sqlite.schema import TABLES
 from headrace.testing import Value, wait_until
 
 SOURCE = "shop"
@@ -231,8 +232,8 @@ def compare(path: Path, changes: Sequence[Change], *, surprises: bool = False) -
 
 def tables_of(connection: apsw.Connection) -> dict[str, list[Row]]:
     """Every table of a database, its values as an image should tell them."""
-    query = """SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table'
-               AND name NOT LIKE 'sqlite%' AND name NOT LIKE 'headrace%'"""
+    query = f"""SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table'
+               AND name NOT LIKE 'sqlite%' AND name NOT IN {TABLES}"""
     return {name: rows_of(connection, name) for (name,) in rows_from(connection, query)}
 
 

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
-from headrace.sources.mysql.ddl import Ddl, Dml, Path, Verb, read
+from headrace.sources.mysql.ddl import Ddl, Dml, Verb, read
+from headrace.sources.mysql.path import Path
 
 T, OTHER = Path("d", "t"), Path("x", "y")
 
@@ -27,6 +28,9 @@ T, OTHER = Path("d", "t"), Path("x", "y")
         ("truncate t", Verb.TRUNCATE, T, None),
         ("TRUNCATE TABLE x.y", Verb.TRUNCATE, OTHER, None),
         ("DELETE FROM `d`.`t`", Verb.TRUNCATE, T, None),
+        ("SET STATEMENT lock_wait_timeout=5 FOR TRUNCATE TABLE x.y", Verb.TRUNCATE, OTHER, None),
+        ("set statement a=(select 1 for update), b='for x' for drop table t", Verb.DROP, T, None),
+        ("ALTER TABLE t WAIT 5 ADD c int", Verb.ALTER, T, None),
         ("# a comment\n-- another\ncreate table .t (a int)", Verb.CREATE, T, None),
     ],
 )
@@ -42,6 +46,8 @@ def test_one_effect(sql: str, verb: Verb, path: Path, to: Path | None) -> None:
     [
         "ALTER TABLE t ADD c int, ADD KEY (a, b), RENAME u",
         "alter table t rename = `u`, algorithm = inplace",
+        "ALTER TABLE t NOWAIT RENAME TO u",
+        "alter table if exists t wait 5 rename u",
         'alter table "t" comment "x, rename v", rename to "d"."u"',
         r"alter table t comment 'it\'s, rename v', rename as u",
     ],
@@ -55,12 +61,49 @@ def test_altering_may_rename(sql: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("what", ["DROP", "TRUNCATE", "EXCHANGE", "IMPORT"])
+def test_columns_that_go_are_named() -> None:
+    found = read(
+        "ALTER TABLE t DROP a, DROP COLUMN `B c`, ADD d int, DROP COLUMN IF EXISTS e, DROP KEY f,"
+        " DROP PRIMARY KEY, DROP FOREIGN KEY g, DROP CONSTRAINT h, DROP `key`, DROP CHECK i",
+        database="d",
+    )
+    assert isinstance(found, Ddl)
+    assert [effect.drops for effect in found.effects] == [{"a", "b c", "e", "key"}]
+
+
+@pytest.mark.parametrize("what", ["DROP", "NOWAIT TRUNCATE", "EXCHANGE", "CONVERT", "IMPORT"])
 def test_rows_may_go_with_a_partition(what: str) -> None:
     rest = "TABLESPACE" if what == "IMPORT" else "PARTITION p"
     found = read(f"ALTER TABLE t {what} {rest}", database="d")
     assert isinstance(found, Ddl)
     assert [effect.loses for effect in found.effects] == [True]
+
+
+@pytest.mark.parametrize(
+    ("sql", "verb", "loses"),
+    [
+        ("EXCHANGE PARTITION `with table` WITH TABLE x.y WITHOUT VALIDATION", Verb.ALTER, True),
+        ("CONVERT PARTITION p TO TABLE `x`.`y`", Verb.CREATE, True),
+        ("CONVERT TABLE x.y TO PARTITION p VALUES LESS THAN (20)", Verb.DROP, False),
+    ],
+)
+def test_partitions_that_become_tables_and_tables_that_become_partitions(
+    sql: str, verb: Verb, loses: bool
+) -> None:
+    found = read(f"ALTER TABLE t {sql}", database="d")
+    assert isinstance(found, Ddl)
+    first, second = found.effects
+    assert (first.path, first.loses) == (T, True)
+    assert (second.path, second.verb, second.loses) == (OTHER, verb, loses)
+
+
+def test_rows_that_are_double_go_with_ignore() -> None:
+    found = read("ALTER IGNORE TABLE t ADD UNIQUE (a)", database="d")
+    assert isinstance(found, Ddl)
+    assert [effect.loses for effect in found.effects] == [True]
+    converted = read("ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4", database="d")
+    assert isinstance(converted, Ddl)
+    assert [effect.loses for effect in converted.effects] == [False]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +126,22 @@ def test_what_is_no_table_has_no_effect(sql: str) -> None:
 
 
 def test_rows_in_statements_are_recognised() -> None:
-    for sql in ("insert into t values (1)", "UPDATE t SET a = 1", "delete from t where a = 1"):
+    for sql in (
+        "insert into t values (1)",
+        "UPDATE t SET a = 1",
+        "delete from t where a = 1",
+        "SELECT `d`.`f`(7)",
+        "SET STATEMENT max_statement_time = 5 FOR INSERT INTO t VALUES (1)",
+        "(SELECT 1)",
+    ):
         assert isinstance(read(sql, database="d"), Dml)
-    heartbeat = read("INSERT IGNORE INTO mysql.beat VALUES (1)", database="d")
-    assert isinstance(heartbeat, Dml)
-    assert heartbeat.path == Path("mysql", "beat")
+    for sql in ("INSERT IGNORE INTO mysql.beat VALUES (1)", "UPDATE mysql.beat SET a = 1"):
+        heartbeat = read(sql, database="d")
+        assert isinstance(heartbeat, Dml)
+        assert heartbeat.path == Path("mysql", "beat")
+    joined = read("UPDATE mysql.beat, t SET a = 1", database="d")
+    assert isinstance(joined, Dml)
+    assert joined.path is None
 
 
 def test_a_server_may_keep_names_in_small_letters() -> None:

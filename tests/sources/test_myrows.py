@@ -254,3 +254,42 @@ def test_an_event_may_have_no_rows() -> None:
     columns = [ColumnType("c", TINY, 0, True)]
     for kind in KINDS:
         assert decoder(columns, keys=["c"]).read(event(kind, 1, b"")) == []
+
+
+def test_an_update_from_zero_to_minus_zero_is_told() -> None:
+    columns = [ColumnType("amount", DOUBLE, 8, False)]
+    data = image(columns, [0.0]) + image(columns, [-0.0])
+    ((_, before, _, after, changed, _),) = decoder(columns).read(event(31, 1, data))
+    assert (before, after, changed) == (b'{"amount":0.0}', b'{"amount":-0.0}', ("amount",))
+
+
+def test_bits_beyond_the_last_column_are_no_columns() -> None:
+    columns = [ColumnType("id", LONG, 0, False)]
+    beyond = msgspec.structs.replace(event(30, 1, b"data"), present=b"\xf0")
+    with pytest.raises(DecodeError, match="a row without any column"):
+        decoder(columns).read(beyond)
+
+
+def test_rows_that_show_no_column_are_counted() -> None:
+    columns = [ColumnType("hidden", LONG, 0, False)]
+    rows = [image(columns, [value]) for value in (1, 2, 3, 4)]
+    nothing = decoder(columns, shown=[])
+    assert [row[3] for row in nothing.read(event(30, 1, b"".join(rows)))] == [b"{}"] * 4
+    updates = nothing.read(event(31, 1, b"".join(rows)))
+    assert [(row[3], row[4]) for row in updates] == [(b"{}", ())] * 2
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [
+        (["[3", "4]", "1,2"], [b'"[3"', b'"4]"', b'"1,2"']),  # together an array, none by itself
+        (['{"a": 1}', "2"], [b'{"a": 1}', b"2"]),
+        ([" 1", '{"a":\n1}'], [b"1", b'{"a": 1}']),
+        (["1", ""], [b"1", b'""']),
+    ],
+)
+def test_documents_are_such_each_by_itself(values: list[str], texts: list[bytes]) -> None:
+    columns = [ColumnType("doc", BLOB, 4, False, charset="utf8mb4", json=True)]
+    data = b"".join(image(columns, [value]) for value in values)
+    found = decoder(columns).read(event(30, 1, data))
+    assert [row[3] for row in found] == [b'{"doc":%b}' % text for text in texts]

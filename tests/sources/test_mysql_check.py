@@ -1,4 +1,4 @@
-"""What `headrace check` finds on a MariaDB server, and that its fixes mend it."""
+"""What `headrace check` finds on a MySQL or MariaDB server, and that its fixes mend it."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from headrace.errors import ConfigError
 from headrace.secret import Secret
 from headrace.sources import Finding
 from headrace.sources.mysql import Mysql
-from headrace.testing.mariadb import MariadbDatabase, MariadbServer
-from tests.conftest import expect_mariadb
-from tests.sources.mariacapturing import captured
-from tests.sources.mariaplaces import mysql
+from headrace.testing.mysql import MysqlDatabase, MysqlServer
+from tests.mysqls import mysql_of
+from tests.sources.mycapturing import captured
+from tests.sources.myplaces import mysql
 
 
 def failed(source: Mysql) -> dict[str, Finding]:
@@ -19,17 +19,17 @@ def failed(source: Mysql) -> dict[str, Finding]:
     return {finding.name: finding for finding in source.check() if not finding.ok}
 
 
-def test_a_server_in_order_has_nothing_to_mend(maria: MariadbDatabase) -> None:
-    maria.execute("CREATE TABLE users (id int PRIMARY KEY)")
-    assert failed(mysql(maria)) == {}
+def test_a_server_in_order_has_nothing_to_mend(my: MysqlDatabase) -> None:
+    my.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    assert failed(mysql(my)) == {}
 
 
-def test_settings_are_mended_by_their_fixes(own_mariadb: MariadbServer) -> None:
-    own_mariadb.execute(
-        "SET GLOBAL binlog_format = MIXED, GLOBAL binlog_row_metadata = NO_LOG,"
+def test_settings_are_mended_by_their_fixes(own_my: MysqlServer) -> None:
+    own_my.execute(
+        "SET GLOBAL binlog_format = MIXED, GLOBAL binlog_row_metadata = MINIMAL,"
         " GLOBAL binlog_expire_logs_seconds = 60"
     )
-    with own_mariadb.database() as database:
+    with own_my.database() as database:
         database.execute("CREATE TABLE users (id int)")
         source = mysql(database)
         found = failed(source)
@@ -40,25 +40,24 @@ def test_settings_are_mended_by_their_fixes(own_mariadb: MariadbServer) -> None:
         assert failed(source) == {}
 
 
-def test_privileges_are_mended_by_their_fixes(own_mariadb: MariadbServer, tmp_path: Path) -> None:
-    with own_mariadb.database() as database:
+def test_privileges_are_mended_by_their_fixes(own_my: MysqlServer, tmp_path: Path) -> None:
+    with own_my.database() as database:
         database.execute("CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1)")
-        own_mariadb.execute("CREATE USER reader@'127.0.0.1' IDENTIFIED BY 'x'")
-        own_mariadb.execute(f"GRANT INSERT ON {database.name}.* TO reader@'127.0.0.1'")
+        own_my.execute("CREATE USER reader@'127.0.0.1' IDENTIFIED BY 'x'")
+        own_my.execute(f"GRANT INSERT ON {database.name}.* TO reader@'127.0.0.1'")
         url = Secret(database.url.replace("root@", "reader:x@"))
         source = mysql(database, url=url)
         for _ in range(2):  # what may not be asked is seen when it may
             for finding in failed(source).values():
-                own_mariadb.execute(finding.fix)
+                own_my.execute(finding.fix)
         assert failed(source) == {}
         with captured(database, tmp_path, url=url) as feed:
             assert feed.rows("users") == [{"id": 1}]
 
 
-def test_cascades_and_filters_are_told(tmp_path: Path) -> None:
-    expect_mariadb()
+def test_cascades_and_filters_are_told(my_kind: str) -> None:
     with (
-        MariadbServer(settings={"binlog_ignore_db": "shadow"}) as server,
+        mysql_of(my_kind, {"binlog_ignore_db": "shadow"}) as server,
         server.database() as database,
     ):
         database.execute(

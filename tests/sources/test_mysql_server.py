@@ -5,17 +5,17 @@ import signal
 from contextlib import closing
 from pathlib import Path
 
+import pymysql
 import pytest
 
 from headrace.errors import SourceRefused
-from headrace.event import Op
 from headrace.secret import Secret
 from headrace.sources import Phase
 from headrace.testing import wait_until
-from headrace.testing.mariadb import MariadbDatabase, MariadbServer
-from tests.conftest import expect_mariadb
-from tests.sources.mariacapturing import Captured, captured
-from tests.sources.mariaplaces import mysql
+from headrace.testing.mysql import MysqlDatabase, MysqlServer
+from tests.mysqls import mysql_of
+from tests.sources.mycapturing import Captured, captured
+from tests.sources.myplaces import mysql
 
 
 @pytest.fixture(autouse=True)
@@ -43,48 +43,66 @@ def assert_mended_by_a_full_copy(feed: Captured) -> None:
 
 
 def test_a_server_that_crashes_and_comes_back_is_followed_on(
-    own_mariadb: MariadbServer, tmp_path: Path
+    own_my: MysqlServer, tmp_path: Path
 ) -> None:
-    with own_mariadb.database() as database:
+    with own_my.database() as database:
         database.execute("CREATE TABLE users (id int PRIMARY KEY)")
         with captured(database, tmp_path) as feed:
             for number in range(3):
                 database.execute(f"INSERT INTO users VALUES ({number})")
-                own_mariadb.kill()
+                own_my.kill()
                 feed.until(lambda: feed.status.phase is Phase.WAITING, "it waits")
-                own_mariadb.start()
+                own_my.start()
                 database.execute(f"INSERT INTO users VALUES ({number + 10})")
                 feed.until_streaming()
             assert ids(feed) == [0, 1, 2, 10, 11, 12]
 
 
-def test_a_connection_that_is_killed_or_says_nothing_is_replaced(
-    own_mariadb: MariadbServer, tmp_path: Path
-) -> None:
-    with own_mariadb.database() as database:
+def test_a_connection_that_is_killed_is_replaced(own_my: MysqlServer, tmp_path: Path) -> None:
+    with own_my.database() as database:
         database.execute("CREATE TABLE users (id int PRIMARY KEY)")
         with captured(database, tmp_path, heartbeat_seconds=0.1) as feed:
             dump = "SELECT id FROM information_schema.processlist WHERE command LIKE 'Binlog%'"
             (thread,) = wait_until(lambda: database.execute(dump))[0]
             database.execute(f"KILL {thread}; INSERT INTO users VALUES (1)")
             assert ids(feed) == [1]
-            process = own_mariadb.process_id
+
+
+@pytest.mark.parametrize("look", [0.0, 60.0], ids=["asking", "following"])
+def test_a_server_that_falls_silent_is_noticed_and_keeps_nobody(
+    own_my: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: float
+) -> None:
+    monkeypatch.setattr("headrace.sources.mysql.stream._LOOK_SECONDS", look)
+    monkeypatch.setattr("headrace.sources.mysql.address._CONNECT_SECONDS", 2)
+    with own_my.database() as database:
+        database.execute("CREATE TABLE users (id int PRIMARY KEY)")
+        with captured(database, tmp_path, heartbeat_seconds=0.1) as feed:
+            process = own_my.process_id
             os.kill(process, signal.SIGSTOP)
             try:
-                feed.until(lambda: "has said nothing" in feed.status.error, "it waits")
+                feed.until(lambda: feed.status.phase is Phase.WAITING, "it waits")
             finally:
                 os.kill(process, signal.SIGCONT)
-            database.execute("INSERT INTO users VALUES (2)")
-            assert ids(feed) == [1, 2]
+            feed.until_streaming()
+            monkeypatch.setattr("headrace.sources.mysql.dump._PATIENCE", 600.0)
+            feed.restart()  # now nothing is noticed
+            feed.until_streaming()
+            os.kill(process, signal.SIGSTOP)
+            try:
+                feed.capture.close()
+                feed.capture.join(timeout=30)
+                assert feed.status.phase is Phase.STOPPED
+            finally:
+                os.kill(process, signal.SIGCONT)
 
 
-def test_files_that_were_purged_halt(own_mariadb: MariadbServer, tmp_path: Path) -> None:
-    with own_mariadb.database() as database:
+def test_files_that_were_purged_halt(own_my: MysqlServer, tmp_path: Path) -> None:
+    with own_my.database() as database:
         database.execute("CREATE TABLE users (id int PRIMARY KEY)")
         with captured(database, tmp_path) as feed:
             feed.capture.stop()
             database.execute("INSERT INTO users VALUES (1); FLUSH LOGS")
-            last = database.execute("SHOW MASTER STATUS")[0][0]
+            last = own_my.end[0]
             wait_until(
                 lambda: _purged(database, last)
             )  # who was reading it is noticed to have gone
@@ -96,9 +114,9 @@ def test_files_that_were_purged_halt(own_mariadb: MariadbServer, tmp_path: Path)
 
 @pytest.mark.parametrize("rows", [0, 200], ids=["shorter", "longer"])
 def test_a_binary_log_that_was_begun_anew_halts(
-    own_mariadb: MariadbServer, tmp_path: Path, rows: int
+    own_my: MysqlServer, tmp_path: Path, rows: int
 ) -> None:
-    with own_mariadb.database() as database:
+    with own_my.database() as database:
         database.execute("CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1)")
         with captured(database, tmp_path) as feed:
             database.execute("INSERT INTO users VALUES (2)")
@@ -106,7 +124,7 @@ def test_a_binary_log_that_was_begun_anew_halts(
             born = feed.resume.born
             feed.capture.stop()
             wait_until(lambda: database.execute("SELECT unix_timestamp()")[0][0] > born)
-            database.execute("RESET MASTER")
+            database.execute(_reset(own_my))
             for number in range(rows):
                 database.execute(f"INSERT INTO users VALUES ({number + 10})")
             feed.start()
@@ -114,8 +132,8 @@ def test_a_binary_log_that_was_begun_anew_halts(
             assert_mended_by_a_full_copy(feed)
 
 
-def test_a_statement_without_its_rows_halts(own_mariadb: MariadbServer, tmp_path: Path) -> None:
-    with own_mariadb.database() as database:
+def test_a_statement_without_its_rows_halts(own_my: MysqlServer, tmp_path: Path) -> None:
+    with own_my.database() as database:
         database.execute("CREATE TABLE users (id int PRIMARY KEY)")
         with captured(database, tmp_path) as feed:
             database.execute("SET binlog_format = STATEMENT; INSERT INTO users VALUES (1)")
@@ -124,10 +142,27 @@ def test_a_statement_without_its_rows_halts(own_mariadb: MariadbServer, tmp_path
             assert_mended_by_a_full_copy(feed)
 
 
-def test_a_server_without_the_right_settings_is_refused(tmp_path: Path) -> None:
-    expect_mariadb()
+def test_events_that_the_server_lost_halt(own_my: MysqlServer, tmp_path: Path) -> None:
+    # Rows of a table without transactions stay, also when the binary log has no room for them.
+    own_my.execute(
+        "SET GLOBAL binlog_stmt_cache_size = 4096, GLOBAL max_binlog_stmt_cache_size = 4096"
+    )
+    with own_my.database() as database:
+        database.execute("CREATE TABLE users (id int PRIMARY KEY, name text) ENGINE=MyISAM")
+        with captured(database, tmp_path) as feed:
+            values = ", ".join(f"({number}, repeat('x', 1000))" for number in range(50))
+            with pytest.raises(pymysql.MySQLError):
+                database.execute(f"INSERT INTO users VALUES {values}")
+            assert "the server lost events at mysql-bin.0" in feed.until_halted().error
+            own_my.execute("SET GLOBAL max_binlog_stmt_cache_size = 16777216")
+            feed.capture.copy_again([])
+            feed.until_streaming()
+            assert len(feed.rows("users")) == database.execute("SELECT count(*) FROM users")[0][0]
+
+
+def test_a_server_without_the_right_settings_is_refused(my_kind: str, tmp_path: Path) -> None:
     with (
-        MariadbServer(settings={"binlog_format": "MIXED"}) as server,
+        mysql_of(my_kind, {"binlog_format": "MIXED"}) as server,
         server.database() as database,
         captured(database, tmp_path, start=False) as feed,
     ):
@@ -139,60 +174,26 @@ def test_a_server_without_the_right_settings_is_refused(tmp_path: Path) -> None:
         feed.until_streaming()
 
 
-def test_a_refused_password_is_told_without_it(maria: MariadbDatabase) -> None:
-    url = maria.url.replace("root@", "nobody:s3cret@")
-    stream = mysql(maria, url=Secret(url)).open(None, lambda table: table)
+def test_a_refused_password_is_told_without_it(my: MysqlDatabase) -> None:
+    url = my.url.replace("root@", "nobody:s3cret@")
+    stream = mysql(my, url=Secret(url)).open(None, lambda table: table)
     with closing(stream), pytest.raises(SourceRefused) as refused:
         next(iter(stream))
     assert "Access denied" in str(refused.value)
     assert "s3cret" not in repr(refused.value)
 
 
-def test_without_a_table_nothing_begins(maria: MariadbDatabase) -> None:
-    stream = mysql(maria, tables=("nothing*",)).open(None, lambda table: table)
+def test_without_a_table_nothing_begins(my: MysqlDatabase) -> None:
+    stream = mysql(my, tables=("nothing*",)).open(None, lambda table: table)
     with closing(stream), pytest.raises(SourceRefused, match=r"no table matches nothing\*"):
         next(iter(stream))
 
 
-def test_a_replica_that_was_promoted_is_followed_by_gtid(tmp_path: Path) -> None:
-    expect_mariadb()
-    second_settings = {"server_id": 2, "log_slave_updates": True}
-    with MariadbServer() as first, MariadbServer(settings=second_settings) as second:
-        second.execute(
-            "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_USER = 'root',"
-            f" MASTER_PORT = {first.port}, MASTER_USE_GTID = slave_pos; START SLAVE"
-        )
-        with first.database() as database:
-            database.execute(
-                "CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1)"
-            )
-            promoted = MariadbDatabase(second, database.name)
-            with captured(database, tmp_path, follow="gtid") as feed:
-                database.execute("INSERT INTO users VALUES (2)")
-                feed.until_caught_up()
-                database.execute("INSERT INTO users VALUES (3)")
-                wait_until(lambda: _rows(promoted) == 3, timeout=30)
-            second.execute("STOP SLAVE")
-            promoted.execute("INSERT INTO users VALUES (4)")
-            with captured(promoted, tmp_path, start=False) as feed:  # followed by position
-                feed.start()
-                assert "our position is of mariadb:1:0" in feed.until_halted().error
-            with captured(promoted, tmp_path, follow="gtid") as feed:
-                assert ids(feed) == [1, 2, 3, 4]
-                assert len(feed.changes(Op.READ)) == 1
-                promoted.execute("INSERT INTO users VALUES (5)")
-                feed.restart()  # now by the place in the other server's files
-                assert ids(feed) == [1, 2, 3, 4, 5]
-                assert len({change.table.origin for change in feed.changes()}) == 1
+def _reset(server: MysqlServer) -> str:
+    newer = not server.mariadb and server.install.numbers >= (8, 4)
+    return "RESET BINARY LOGS AND GTIDS" if newer else "RESET MASTER"
 
 
-def _purged(database: MariadbDatabase, first: str) -> bool:
+def _purged(database: MysqlDatabase, first: str) -> bool:
     database.execute(f"PURGE BINARY LOGS TO '{first}'")
     return bool(database.execute("SHOW BINARY LOGS")[0][0] == first)
-
-
-def _rows(database: MariadbDatabase) -> int:
-    try:
-        return int(database.execute("SELECT count(*) FROM users")[0][0])
-    except Exception:  # noqa: BLE001 - not replicated yet
-        return -1

@@ -1,4 +1,4 @@
-"""What a real MariaDB's binlog gives is what its SELECT gives, for values of every type."""
+"""What a real server's binlog gives is what its SELECT gives, for values of every type."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -14,7 +14,7 @@ from headrace.sources.mysql.binlog import UNKNOWN, Event, Format, parse
 from headrace.sources.mysql.charsets import _TABLES, decoder, is_ascii_superset
 from headrace.sources.mysql.columns import DeclaredColumn
 from headrace.sources.mysql.values import select_expression
-from headrace.testing.mariadb import MariadbDatabase
+from headrace.testing.mysql import MysqlDatabase
 from tests.sources.binlogs.reading import parsed, rows, selected, taken_apart
 from tests.sources.binlogs.record import RecordedTable
 
@@ -105,11 +105,9 @@ TYPES: dict[str, st.SearchStrategy[Any]] = {
     "varchar(20) character set latin1": LATIN,
     "varchar(20) character set ucs2": LATIN,
     "varchar(20) character set utf16le": TEXT,
-    "varchar(20) compressed": TEXT,
     "tinytext": TEXT,
     "text": TEXT,
     "mediumtext character set utf32": TEXT,
-    "longtext compressed": TEXT.map(lambda text: text * 20),
     "binary(12)": BYTES,
     "varbinary(12)": BYTES,
     "tinyblob": BYTES,
@@ -121,17 +119,22 @@ TYPES: dict[str, st.SearchStrategy[Any]] = {
     choice("set", MANY[:64]): st.sets(st.sampled_from(MANY[:64])).map(",".join),
     choice("set", MANY[:20]): st.sets(st.sampled_from(MANY[:20])).map(",".join),
     "json": st.sampled_from(['{"a": 1}', "[1, 2.50]", '"é"', "null", " [1,\n2] "]),
+    "point": st.tuples(DOUBLES, DOUBLES),
+}
+OF_MARIADB: dict[str, st.SearchStrategy[Any]] = {
+    "varchar(20) compressed": TEXT,
+    "longtext compressed": TEXT.map(lambda text: text * 20),
     "uuid": st.uuids().map(str),
     "inet6": st.ip_addresses(v=6).map(str),
     "inet4": st.ip_addresses(v=4).map(str),
-    "point": st.tuples(DOUBLES, DOUBLES),
 }
+EVERY = TYPES | OF_MARIADB
 ROWS = st.lists(
-    st.tuples(*[st.none() | strategy for strategy in TYPES.values()]), min_size=1, max_size=5
+    st.tuples(*[st.none() | strategy for strategy in EVERY.values()]), min_size=1, max_size=5
 )
 
 
-def connect(database: MariadbDatabase) -> "pymysql.Connection[Any]":
+def connect(database: MysqlDatabase) -> "pymysql.Connection[Any]":
     plain: Any = pymysql.converters.encoders  # writes Python's values, reads none
     return pymysql.connect(
         host="127.0.0.1",
@@ -145,7 +148,7 @@ def connect(database: MariadbDatabase) -> "pymysql.Connection[Any]":
     )
 
 
-def binlog_after(database: MariadbDatabase, file: str, position: int) -> Iterator[Event]:
+def binlog_after(database: MysqlDatabase, file: str, position: int) -> Iterator[Event]:
     """What the server has written since then."""
     data = (database.server.data / file).read_bytes()
     size = int.from_bytes(data[13:17], "little")
@@ -159,7 +162,7 @@ def binlog_after(database: MariadbDatabase, file: str, position: int) -> Iterato
     return parsed(raw, form)
 
 
-def declared(cursor: Any, table: str) -> tuple[DeclaredColumn, ...]:
+def declared(cursor: Any, table: str, *, mariadb: bool) -> tuple[DeclaredColumn, ...]:
     cursor.execute(
         "SELECT COLUMN_NAME, COLUMN_TYPE, COALESCE(CHARACTER_SET_NAME, '') FROM"
         " information_schema.COLUMNS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = %s"
@@ -167,7 +170,9 @@ def declared(cursor: Any, table: str) -> tuple[DeclaredColumn, ...]:
         (table,),
     )
     return tuple(
-        DeclaredColumn(name.decode(), kind.decode(), charset.decode(), json=name == b"c_json")
+        DeclaredColumn(
+            name.decode(), kind.decode(), charset.decode(), mariadb and name == b"c_json"
+        )
         for name, kind, charset in cursor.fetchall()
     )
 
@@ -180,32 +185,33 @@ def declared(cursor: Any, table: str) -> tuple[DeclaredColumn, ...]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_the_binlog_says_what_select_says(
-    maria: MariadbDatabase, written: list[tuple[Any, ...]]
+    my: MysqlDatabase, written: list[tuple[Any, ...]]
 ) -> None:
-    with closing(connect(maria)) as connection:
+    with closing(connect(my)) as connection:
         cursor = connection.cursor()
         cursor.execute("SET time_zone = '+00:00', sql_mode = 'ALLOW_INVALID_DATES'")
-        names = [f"c_{at}" if kind != "json" else "c_json" for at, kind in enumerate(TYPES)]
-        columns = ", ".join(f"{name} {kind}" for name, kind in zip(names, TYPES, strict=True))
-        cursor.execute(f"CREATE OR REPLACE TABLE every (id int PRIMARY KEY, {columns})")
-        cursor.execute("SHOW MASTER STATUS")
-        ((file, position, *_),) = cursor.fetchall()
-        insert(cursor, written)
-        there = declared(cursor, "every")
+        kinds = list(EVERY if my.server.mariadb else TYPES)
+        names = [f"c_{at}" if kind != "json" else "c_json" for at, kind in enumerate(kinds)]
+        columns = ", ".join(f"{name} {kind}" for name, kind in zip(names, kinds, strict=True))
+        cursor.execute("DROP TABLE IF EXISTS every")
+        cursor.execute(f"CREATE TABLE every (id int PRIMARY KEY, {columns})")
+        file, position = my.server.end
+        insert(cursor, kinds, [row[: len(kinds)] for row in written])
+        there = declared(cursor, "every", mariadb=my.server.mariadb)
         shown = ", ".join(select_expression(column, f"`{column.name}`") for column in there)
         cursor.execute(f"SELECT {shown} FROM every")
         table = RecordedTable(there, ("id",), [list(row) for row in cursor.fetchall()])
-    events = binlog_after(maria, file.decode(), int(position))
+    events = binlog_after(my, file, position)
     found = {row[0]: taken_apart(row[3] or b"") for _, _, row in rows(events, {"every": table})}
     assert found == selected(table)
 
 
-def insert(cursor: Any, written: Sequence[tuple[Any, ...]]) -> None:
-    places = ", ".join("Point(%s, %s)" if kind == "point" else "%s" for kind in TYPES)
+def insert(cursor: Any, kinds: Sequence[str], written: Sequence[tuple[Any, ...]]) -> None:
+    places = ", ".join("Point(%s, %s)" if kind == "point" else "%s" for kind in kinds)
     values: list[Any] = []
     for number, row in enumerate(written):
         values.append(number)
-        for kind, value in zip(TYPES, row, strict=True):
+        for kind, value in zip(kinds, row, strict=True):
             if kind == "point":
                 values += value or (None, None)
             else:
@@ -224,10 +230,10 @@ SINGLE = (
 
 @pytest.mark.parametrize("charset", SINGLE)
 def test_every_byte_of_a_character_set_is_what_the_server_makes_of_it(
-    maria: MariadbDatabase, charset: str
+    my: MysqlDatabase, charset: str
 ) -> None:
     shown = ", ".join(f"HEX(CONVERT(_{charset} 0x{byte:02X} USING utf8mb4))" for byte in range(256))
-    ((*found,),) = maria.execute(f"SELECT {shown}")
+    ((*found,),) = my.execute(f"SELECT {shown}")
     decode = decoder(charset)
     for byte, text in enumerate(found):
         there = bytes.fromhex(text).decode()
@@ -240,14 +246,12 @@ def test_every_byte_of_a_character_set_is_what_the_server_makes_of_it(
 @pytest.mark.parametrize(
     "charset", ["gbk", "gb2312", "euckr", "cp932", "sjis", "ujis", "eucjpms", "big5"]
 )
-def test_pairs_of_bytes_are_what_the_server_makes_of_them(
-    maria: MariadbDatabase, charset: str
-) -> None:
+def test_pairs_of_bytes_are_what_the_server_makes_of_them(my: MysqlDatabase, charset: str) -> None:
     pairs = [bytes((high, low)) for high in range(0xA1, 0xF8, 5) for low in range(0xA1, 0xFF, 3)]
     shown = ", ".join(
         f"HEX(CONVERT(CONVERT(0x{pair.hex()} USING {charset}) USING utf8mb4))" for pair in pairs
     )
-    ((*found,),) = maria.execute(f"SELECT {shown}")
+    ((*found,),) = my.execute(f"SELECT {shown}")
     decode, same, other = decoder(charset), 0, 0
     for pair, text in zip(pairs, found, strict=True):
         there = bytes.fromhex(text or "").decode()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import DecodeError, ProtocolError
 from headrace.event import Change, Op, Table
-from headrace.sources.postgres.annotations import LIMIT
+from headrace.sources._annotations import LIMIT
 from headrace.sources.postgres.pgoutput import Begin, Commit, Relation, parse
 from headrace.sources.postgres.transactions import Assembler
 from tests.changes import wal_position

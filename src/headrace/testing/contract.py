@@ -276,7 +276,9 @@ class SourceContract:
                 [column["name"] for column in image(change.after)["columns"]]
                 for change in feed.changes(Op.SCHEMA, table="users")
             ]
-            assert told == [list(image(change.after)) for change in inserts]
+            # Columns may be told again, with the statement that changed them.
+            distinct = [columns for columns, _ in itertools.groupby(told)]
+            assert distinct == [list(image(change.after)) for change in inserts]
 
     def test_a_table_that_appears_later_is_copied(self, place: Place, tmp_path: Path) -> None:
         create(place, "users", rows=1)

@@ -38,8 +38,8 @@ class Mysql(MysqlSettings):
             return None
         known = decode(resume)
         paths = {table if "." in table else f"{self.database}.{table}" for table in tables}
-        copies = known.tables if isinstance(known, Restart) else tuple(known.copies)
-        unknown = paths - set(copies)
+        copies = set(map(str, known.tables if isinstance(known, Restart) else known.copies))
+        unknown = paths - copies
         if unknown:
             raise TableUnknown(
                 f"source {self.name} has no table {', '.join(sorted(unknown))}",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
-from dataclasses import dataclass
+import threading
+import weakref
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
@@ -33,16 +37,17 @@ _SESSION = (
     " net_write_timeout = 3600, net_read_timeout = 3600, lock_wait_timeout = 20,"
     " character_set_results = utf8mb4, autocommit = 1"
 )
-_NO_TIMEOUT = {
-    True: "SET SESSION max_statement_time = 0",
-    False: "SET SESSION max_execution_time = 0",
-}
+_OF_MARIADB = "SET SESSION max_statement_time = 0"
+_OF_MYSQL = "SET SESSION max_execution_time = 0"
+# A primary key that the server made is in the binary log, so the catalogue must show it.
+_SHOW_KEYS = "SET SESSION show_gipk_in_create_table_and_information_schema = ON"
 
-_CONNECT_SECONDS = 10
-_READ_SECONDS = 7200
+_CONNECT_SECONDS = 10  # until a new session is ready
+_READ_SECONDS = 600  # the catalogue of very many tables takes long
 
-_DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1370, 1698, 1820, 1862, 3118})
-_BINLOG = 1236
+# 1401 is what MySQL says to those who may not ask for prepared XA transactions.
+_DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1370, 1401, 1698, 1820, 1862, 3118})
+_BINLOG = frozenset({1236, 4052})  # 4052: MariaDB's, of another reader with our server_id
 _LOST = (
     "could not find first log file name",
     "purged required binary logs",
@@ -55,8 +60,53 @@ _LOST = (
     "max_allowed_packet",
     "bogus data",
 )
+_CUT = "truncated in the middle of event"
 _DIVERGED = ("not in the master's binlog", "diverged", "has more gtids than")
 _TWICE = "same server_uuid/server_id"
+
+
+_NO_TLS = 2026
+_TLS_FILES = "Let ssl_ca, ssl_cert and ssl_key in the source's url be PEM files that we may read."
+_TLS_AUTHORITY = (
+    "Set ssl_ca in the source's url to the certificate of the authority that signed the server's, "
+    "and its host to a name that the server's certificate has."
+)
+_TLS_MISSING = "Set ssl_cert and ssl_key of the server, or write ssl=off in the source's url."
+
+
+class Truncated(Unavailable):
+    """A file of the binary log ends within a transaction: the server died while it wrote it."""
+
+
+class Sessions:
+    """The sessions of one stream, so that another thread can end whatever they wait for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: weakref.WeakSet[Connection[Cursor]] = weakref.WeakSet()
+        self._ended = False
+
+    def add(self, connection: Connection[Cursor]) -> None:
+        """One more; when they have ended, it ends too."""
+        with self._lock:
+            self._open.add(connection)
+            ended = self._ended
+        if ended:
+            _shut(connection)
+
+    def end(self) -> None:
+        """Nobody waits for the server any more."""
+        with self._lock:
+            self._ended = True
+            found = list(self._open)
+        for connection in found:
+            _shut(connection)
+
+
+def _shut(connection: Any) -> None:
+    if connection._sock is not None:
+        with suppress(OSError):  # it is closed already
+            connection._sock.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +114,7 @@ class Address:
     """Where the server is and how sessions there are set up."""
 
     url: Secret
+    sessions: Sessions | None = field(default=None, compare=False, repr=False)
 
     @property
     def plausible(self) -> bool:
@@ -87,17 +138,19 @@ class Address:
 
     def connect(self) -> Connection[Cursor]:
         """A session in autocommit that shows values as the binary log has them."""
+        connection = pymysql.connect(**self._arguments(), defer_connect=True)
+        if self.sessions is not None:
+            self.sessions.add(connection)
         try:
-            connection = pymysql.connect(**self._arguments())
+            connection.connect()
         except (MySQLError, OSError, RuntimeError) as error:
             raise _connecting_failed(error) from error
         try:
-            run(connection, _SESSION)
-            version = str(run(connection, "SELECT VERSION()")[0][0])
-            run(connection, _NO_TIMEOUT["mariadb" in version.lower()])
+            _prepare(connection)
         except SourceError:
             connection.close()
             raise
+        connection._read_timeout = _READ_SECONDS  # type: ignore[attr-defined]
         return connection
 
     def _parts(self) -> SplitResult:
@@ -110,22 +163,42 @@ class Address:
             "host": self.host,
             "port": parts.port or 3306,
             "user": unquote(parts.username or ""),
-            "password": unquote(parts.password or ""),
+            "password": unquote(parts.password or "").encode(),  # else it is sent in latin1
             "unix_socket": options.get("unix_socket"),
             "ssl": _tls(options),
             "ssl_disabled": options.get("ssl") in _OFF,  # else it is used where the server has it
             "charset": "utf8mb4",
             "connect_timeout": _CONNECT_SECONDS,
-            "read_timeout": _READ_SECONDS,
+            "read_timeout": _CONNECT_SECONDS,
             "autocommit": True,
             "program_name": "headrace",
         }
+
+
+def _prepare(connection: Connection[Cursor]) -> None:
+    run(connection, _SESSION)
+    version = str(run(connection, "SELECT VERSION()")[0][0])
+    if "mariadb" in version.lower():
+        run(connection, _OF_MARIADB)
+        return
+    run(connection, _OF_MYSQL)
+    if run(connection, "SHOW VARIABLES LIKE 'show_gipk%%'"):  # since 8.0.30
+        run(connection, _SHOW_KEYS)
 
 
 def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
     """How to encrypt; None: not at all, or without looking at certificates."""
     if options.get("ssl") in _OFF or not any(name.startswith("ssl") for name in options):
         return None
+    try:
+        return _context(options)
+    except OSError as error:  # no such file, or none of that kind
+        raise SourceRefused(
+            "the files that the source's url names for TLS cannot be read", hint=_TLS_FILES
+        ) from error
+
+
+def _context(options: dict[str, str]) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=options.get("ssl_ca"))
     verifies = options["ssl_verify"] not in _OFF if "ssl_verify" in options else "ssl_ca" in options
     if not verifies:
@@ -159,7 +232,7 @@ def classify(error: Exception, what: str) -> SourceError:
 
 def error_for(code: int, message: str) -> SourceError:
     """Our error for a code and message of the server's."""
-    if code == _BINLOG:
+    if code in _BINLOG:
         return _dumping_failed(message)
     if code in _DENIED:
         return SourceRefused(message)
@@ -170,13 +243,17 @@ def error_for(code: int, message: str) -> SourceError:
 
 def _dumping_failed(message: str) -> SourceError:
     small = message.lower()
+    if _CUT in small:
+        return Truncated(message)
     if any(words in small for words in _LOST):
         return PositionLost(message)
     if any(words in small for words in _DIVERGED):
         return SourceReplaced(message)
     if _TWICE in small:
         return SourceRefused(
-            message, hint="Another reader has the same server_id; set server_id of the source."
+            message,
+            hint="Another reader of the server, perhaps a second Headrace with this source, has "
+            "the same server_id; stop it, or set server_id of the source to another number.",
         )
     return Unavailable(message)
 
@@ -184,6 +261,10 @@ def _dumping_failed(message: str) -> SourceError:
 def _connecting_failed(error: Exception) -> SourceError:
     code, message = _told(error)
     message = f"cannot connect: {message}"
+    if isinstance(getattr(error, "original_exception", error), ssl.SSLCertVerificationError):
+        return SourceRefused(message, hint=_TLS_AUTHORITY)
+    if code == _NO_TLS:
+        return SourceRefused(message, hint=_TLS_MISSING)
     # RuntimeError: an authentication of the server's that needs another package.
     if code in _DENIED or isinstance(error, RuntimeError):
         return SourceRefused(message)

@@ -44,7 +44,7 @@ from .binlogevents import (
 from .charsets import charset_of, decoder
 from .gtid import MariadbGtid, MysqlGtid, MysqlGtids
 from .payload import unpacked
-from .tablemap import integer, part, table_map
+from .tablemap import integer, part, table_map, without_doubtful_signs
 
 __all__ = [
     "UNKNOWN",
@@ -338,9 +338,7 @@ def _mariadb_gtid(header: Header, data: bytes, form: Format) -> Gtid:
         header,
         MariadbGtid(domain, header.server_id, sequence),
         standalone=bool(flags & 0x01),
-        ddl=bool(flags & 0x20),
         prepared_xa=bool(flags & 0x40),
-        completed_xa=bool(flags & 0x80),
     )
 
 
@@ -371,7 +369,10 @@ def _payload(header: Header, data: bytes, form: Format) -> Payload:
 def _table_map(header: Header, data: bytes, form: Format) -> TableMap:
     number = int.from_bytes(part(data, HEADER_SIZE, 6), "little")
     content = data[HEADER_SIZE + 8 :]
-    return TableMap(header, number, *table_map(content, mariadb=form.mariadb), content)
+    database, table, columns = table_map(content, mariadb=form.mariadb)
+    if not form.counts_years:
+        columns = without_doubtful_signs(columns)
+    return TableMap(header, number, database, table, columns, content)
 
 
 def _rows(kind: RowsKind, *, second: bool, compressed: bool = False) -> _Reader:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 import msgspec
 
 from .columns import MappedColumn
 from .gtid import MariadbGtid, MariadbGtids, MysqlGtid, MysqlGtids
+
+_ARTIFICIAL = 0x20  # in an event's flags
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -23,7 +26,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     @property
     def artificial(self) -> bool:
         """Whether it stands in no file: such an event is no position."""
-        return bool(self.flags & 0x20) or self.end == 0
+        return bool(self.flags & _ARTIFICIAL)
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -39,6 +42,15 @@ class Format(msgspec.Struct, frozen=True):
     def mariadb(self) -> bool:
         """Whether a MariaDB wrote it."""
         return "mariadb" in self.server.lower()
+
+    @property
+    def counts_years(self) -> bool:
+        """Whether a YEAR is surely among the numbers whose signs a table map tells.
+
+        8.0.15 does not count them, and 8.0.29 does; between them nothing is known.
+        """
+        numbers = [int(part) for part in re.findall(r"\d+", self.server)[:3]]
+        return self.mariadb or numbers >= [8, 0, 29]
 
 
 class Rotate(msgspec.Struct, frozen=True):
@@ -84,9 +96,7 @@ class Gtid(msgspec.Struct, frozen=True):
     header: Header
     gtid: MysqlGtid | MariadbGtid | None  # None: ANONYMOUS_GTID
     standalone: bool = False  # MariaDB: one statement (DDL), no COMMIT follows
-    ddl: bool = False  # MariaDB
     prepared_xa: bool = False  # MariaDB: rows of an XA branch, its XA PREPARE follows
-    completed_xa: bool = False  # MariaDB: XA COMMIT or XA ROLLBACK follows
     commit_time: int = 0  # MySQL: microseconds since 1970; 0: not told
     length: int = 0  # MySQL: bytes of the whole transaction, this event included; 0: not told
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from ...errors import SourceRefused
 from ...event import Column, Reference, Table
 from .address import quoted, run
-from .columns import DeclaredColumn
+from .columns import DeclaredColumn, declared_type
 from .dump import force_close
 from .gtid import MariadbGtids, MysqlGtids
+from .path import Path
 from .resume import Declared, Place, file_number
 from .settings import SYSTEM_SCHEMAS
 
@@ -25,13 +26,15 @@ Gtids = MysqlGtids | MariadbGtids
 # Engines whose rows a consistent snapshot shows.
 _TRANSACTIONAL = frozenset({"innodb", "rocksdb", "tokudb", "ndbcluster"})
 
+_LONG_TEXTS = ("tinytext", "text", "mediumtext", "longtext")
+
 _TABLES = """
     SELECT TABLE_SCHEMA, TABLE_NAME, COALESCE(ENGINE, ''), COALESCE(TABLE_ROWS, -1)
     FROM information_schema.TABLES
     WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND TABLE_SCHEMA NOT IN ({system})
     ORDER BY 1, 2"""
 _ONE = """
-    SELECT COALESCE(ENGINE, '') FROM information_schema.TABLES
+    SELECT COALESCE(ENGINE, ''), TABLE_TYPE FROM information_schema.TABLES
     WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
       AND TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')"""
 _COLUMNS = """
@@ -42,6 +45,15 @@ _KEY = """
     SELECT COLUMN_NAME FROM information_schema.STATISTICS
     WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_NAME = 'PRIMARY'
     ORDER BY SEQ_IN_INDEX"""
+# An index on an expression (MySQL), and a unique one on whole texts (MariaDB), each has a column.
+_HIDDEN = """
+    SELECT COUNT(*) FROM information_schema.STATISTICS
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND EXPRESSION IS NOT NULL"""
+_HAS_EXPRESSIONS = """
+    SHOW COLUMNS FROM information_schema.STATISTICS LIKE 'EXPRESSION'"""  # since 8.0.13
+_HIDDEN_HASHES = """
+    SELECT COUNT(DISTINCT INDEX_NAME) FROM information_schema.STATISTICS
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_TYPE = 'HASH'"""
 _REFERENCES = """
     SELECT CONSTRAINT_NAME, COLUMN_NAME, REFERENCED_TABLE_SCHEMA, REFERENCED_TABLE_NAME,
            REFERENCED_COLUMN_NAME
@@ -74,6 +86,17 @@ class Server:
         A MariaDB has no name of its own: when its files were begun tells it from others.
         """
         return f"mariadb:{self.number}:{self.domain}" if self.mariadb else f"mysql:{self.uuid}"
+
+    def same_as(self, identity: str) -> bool:
+        """Whether it may be this server; a MariaDB's domain may change, not its files' birth."""
+        if not self.mariadb:
+            return identity == self.identity
+        return identity.rpartition(":")[0] == self.identity.rpartition(":")[0]
+
+    @property
+    def newer(self) -> bool:
+        """Whether it has the words of MySQL 8.2 for replication, and 8.4 has no others."""
+        return not self.mariadb and _version(self.version) >= (8, 2)
 
     @property
     def origin(self) -> str:
@@ -109,16 +132,24 @@ class Found:
     estimated_rows: int
 
     @property
-    def path(self) -> str:
-        """database.table, as the config and the status write it."""
-        return f"{self.schema}.{self.name}"
+    def path(self) -> Path:
+        """What it is known by."""
+        return Path(self.schema, self.name)
 
 
 class Catalog:
     """Questions to a server, over a session of their own."""
 
-    def __init__(self, connection: Connection[Cursor], *, source: str, origin: str = "") -> None:
+    def __init__(
+        self,
+        connection: Connection[Cursor],
+        *,
+        source: str,
+        origin: str = "",
+        patience: float = 60.0,
+    ) -> None:
         self._connection = connection
+        self._patience = patience  # seconds that an answer may take which needs no work
         self._source = source
         self._origin = origin
         self._server: Server | None = None
@@ -129,17 +160,28 @@ class Catalog:
 
     def of(self, origin: str) -> Catalog:
         """The same session, for tables of this origin."""
-        return Catalog(self._connection, source=self._source, origin=origin)
+        return Catalog(
+            self._connection, source=self._source, origin=origin, patience=self._patience
+        )
 
     def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """The rows of a query."""
         return run(self._connection, query, *parameters)
 
+    def _soon(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query that a server answers at once, if it is there."""
+        connection: Any = self._connection
+        usual, connection._read_timeout = connection._read_timeout, self._patience
+        try:
+            return self.rows(query, *parameters)
+        finally:
+            connection._read_timeout = usual
+
     def variables(self, *names: str) -> dict[str, str]:
         """Global settings of the server; those it does not know are left out."""
         wanted = ", ".join(["%s"] * len(names))
         query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({wanted})"
-        return {str(name).lower(): str(value) for name, value in self.rows(query, *names)}
+        return {str(name).lower(): str(value) for name, value in self._soon(query, *names)}
 
     def server(self) -> Server:
         """Who the server is."""
@@ -148,7 +190,7 @@ class Catalog:
         return self._server
 
     def _asked(self) -> Server:
-        version = str(self.rows("SELECT VERSION()")[0][0])
+        version = str(self._soon("SELECT VERSION()")[0][0])
         known = self.variables(
             "server_uuid",
             "server_uid",
@@ -170,16 +212,23 @@ class Catalog:
     def end(self) -> End:
         """Where the binary log ends now."""
         # MySQL 8.4 knows only the second one, MariaDB and older servers only the first.
-        newer = not self.server().mariadb and _version(self.server().version) >= (8, 2)
-        found = self.rows("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")
+        newer = self.server().newer
+        found = self._soon("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")
         if not found:
             raise SourceRefused("the server writes no binary log (log_bin is off)")
         file, position, *rest = found[0]
         if self.server().mariadb:
-            gtids = str(self.rows("SELECT @@global.gtid_binlog_pos")[0][0] or "")
+            gtids = str(self._soon("SELECT @@global.gtid_binlog_pos")[0][0] or "")
         else:
             gtids = str(rest[2] if len(rest) > 2 else "").replace("\n", "")
         return End(str(file), int(position), gtids)
+
+    def exact_end(self) -> End:
+        """Where the binary log ends, with the transactions before that place and no others."""
+        end = self.end()
+        if not self.server().mariadb:
+            return end  # told in one answer
+        return replace(end, gtids=self.gtids_at(end.file, end.position))
 
     def gtids_at(self, file: str, position: int) -> str:
         """MariaDB: the last transactions before a place."""
@@ -188,7 +237,7 @@ class Catalog:
 
     def files(self) -> dict[str, int]:
         """The files of the binary log that are still there, with their sizes."""
-        return {str(row[0]): int(row[1]) for row in self.rows("SHOW BINARY LOGS")}
+        return {str(row[0]): int(row[1]) for row in self._soon("SHOW BINARY LOGS")}
 
     def candidates(self, wants: Callable[[str, str], bool]) -> list[Found]:
         """Tables that are wanted."""
@@ -201,23 +250,38 @@ class Catalog:
 
     def declared(self, schema: str, name: str) -> Declared | None:
         """A table as it is now; None: there is none."""
-        found = self.rows(_ONE, schema, name)
+        found = self._soon(_ONE, schema, name)
         if not found:
             return None
         documents = (
-            {row[0] for row in self.rows(_DOCUMENTS, schema, name)}
+            {row[0] for row in self._soon(_DOCUMENTS, schema, name)}
             if self.server().mariadb
             else set()
         )
         columns = tuple(
-            DeclaredColumn(column, kind, charset, column in documents)
-            for column, kind, charset in self.rows(_COLUMNS, schema, name)
+            DeclaredColumn(column, kind, charset, column in documents and _is_text(kind))
+            for column, kind, charset in self._soon(_COLUMNS, schema, name)
         )
-        key = tuple(row[0] for row in self.rows(_KEY, schema, name))
-        references = _references(self.rows(_REFERENCES, schema, name))
-        transactional = str(found[0][0]).lower() in _TRANSACTIONAL
-        # Asked last: whatever the answers above show has happened before this.
-        return Declared(columns, key, references, transactional, self.end().place)
+        key = tuple(row[0] for row in self._soon(_KEY, schema, name))
+        references = _references(self._soon(_REFERENCES, schema, name))
+        engine, kind = (str(each).lower() for each in found[0])
+        hidden = self._hidden(schema, name) if engine != "memory" else 0
+        return Declared(
+            columns,
+            key,
+            references,
+            transactional=engine in _TRANSACTIONAL,
+            hidden=hidden,
+            versioned=kind == "system versioned",
+            # Asked last: whatever the answers above show has happened before this.
+            read_at=self.end().place,
+        )
+
+    def _hidden(self, schema: str, name: str) -> int:
+        server = self.server()
+        if not server.mariadb and not self._soon(_HAS_EXPRESSIONS):
+            return 0
+        return int(self._soon(_HIDDEN_HASHES if server.mariadb else _HIDDEN, schema, name)[0][0])
 
     def hold(self, schema: str, name: str) -> None:
         """Keep a table's definition as it is to the end of this session's transaction."""
@@ -254,6 +318,11 @@ class Catalog:
     def sourceless(self, database: str) -> Table:
         """The table of changes that belong to no table."""
         return Table(self._source, "mysql", self._origin, database, "", "")
+
+
+def _is_text(kind: str) -> bool:
+    """Whether such a column can hold documents: bytes and labels are told as what they are."""
+    return declared_type(kind).base in ("char", "varchar", *_LONG_TEXTS)
 
 
 def _references(rows: list[tuple[Any, ...]]) -> tuple[Reference, ...]:

@@ -70,6 +70,8 @@ class _Check:
             yield from self._status()
         yield self._gtid()
         yield self._copying()
+        if not self._catalog.server().mariadb:
+            yield self._prepared()
         yield from self._tables()
 
     def _is(self, name: str, wanted: str, fix: str) -> Finding:
@@ -155,8 +157,7 @@ class _Check:
         yield self._replica()
 
     def _filters(self) -> Finding:
-        mariadb = self._catalog.server().mariadb
-        newer = not mariadb and self._catalog.server().version >= "8.2"
+        newer = self._catalog.server().newer
         row = self._catalog.rows("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")[0]
         told = [
             f"{name} = {value}"
@@ -170,9 +171,12 @@ class _Check:
     def _replica(self) -> Finding:
         logs = self._known.get("log_slave_updates") or self._known.get("log_replica_updates", "ON")
         try:
-            following = bool(self._catalog.rows("SHOW SLAVE STATUS"))
-        except HeadraceError:
-            following = False  # it may not be asked, or has another name for it
+            newer = self._catalog.server().newer
+            following = bool(
+                self._catalog.rows("SHOW REPLICA STATUS" if newer else "SHOW SLAVE STATUS")
+            )
+        except SourceRefused:
+            following = False  # it may not be asked
         ok = logs == "ON" or not following
         detail = "logs what it replicates" if logs == "ON" else "logs its own changes only"
         fix = "log_slave_updates = ON  # in my.cnf, then restart the server"
@@ -186,13 +190,36 @@ class _Check:
         return Finding("gtid", ok=ok, detail=detail, fix="" if ok else fix)
 
     def _copying(self) -> Finding:
-        if self._catalog.server().mariadb:
-            return Finding("snapshot", ok=True, detail="without a lock")
         grants = " ".join(str(row[0]).upper() for row in self._catalog.rows("SHOW GRANTS"))
+        if self._catalog.server().mariadb:
+            return self._copying_mariadb(grants)
         ok = "RELOAD" in grants or "ALL PRIVILEGES ON *.*" in grants or "LOCK TABLES" in grants
         detail = "a lock of some milliseconds" if ok else "may not lock for the moment it begins"
-        fix = f"GRANT RELOAD ON *.* TO {self._user()};"
+        fix = f"GRANT LOCK TABLES, RELOAD ON *.* TO {self._user()};"
         return Finding("snapshot", ok=ok, detail=detail, fix="" if ok else fix)
+
+    def _copying_mariadb(self, grants: str) -> Finding:
+        found = self._catalog.candidates(self._source.wants)
+        locked = [table for table in found if not table.transactional]
+        if not locked:
+            return Finding("snapshot", ok=True, detail="without a lock")
+        ok = "LOCK TABLES" in grants or "ALL PRIVILEGES ON" in grants
+        detail = f"{locked[0].path} has no transactions, so it is locked while it is copied"
+        schema = quoted(locked[0].schema)
+        fix = f"GRANT LOCK TABLES ON {schema}.* TO {self._user()};"
+        return Finding("snapshot", ok=ok, detail=detail, fix="" if ok else fix)
+
+    def _prepared(self) -> Finding:
+        try:
+            self._catalog.rows("XA RECOVER")
+        except SourceRefused:
+            detail = "may not ask for them: one that is prepared when a copy begins is noticed "
+            detail += "only when it commits, and then a new copy is needed"
+            fix = f"GRANT XA_RECOVER_ADMIN ON *.* TO {self._user()};"
+            return Finding("XA transactions", ok=False, detail=detail, fix=fix)
+        return Finding(
+            "XA transactions", ok=True, detail="a copy waits for those that are prepared"
+        )
 
     def _tables(self) -> Iterator[Finding]:
         found = self._catalog.candidates(self._source.wants)
@@ -213,6 +240,10 @@ class _Check:
             fix = f"GRANT SELECT ON {name} TO {self._user()};"
             return Finding(what, ok=False, detail=str(error), fix=fix)
         declared = self._catalog.declared(table.schema, table.name)
+        if declared is not None and declared.versioned:
+            detail = "keeps its history, which the binary log tells as rows: it is not captured"
+            fix = f"ALTER TABLE {name} DROP SYSTEM VERSIONING;"
+            return Finding(what, ok=False, detail=detail, fix=fix)
         if declared is None or declared.key:
             return Finding(what, ok=True, detail="has a primary key")
         fix = f"ALTER TABLE {name} ADD COLUMN row_id bigint AUTO_INCREMENT PRIMARY KEY;"

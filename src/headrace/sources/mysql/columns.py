@@ -107,8 +107,9 @@ _BLOBS = frozenset(
     (t.TINY_BLOB, t.MEDIUM_BLOB, t.LONG_BLOB, t.BLOB, t.BLOB_COMPRESSED)
 )  # fmt: skip
 _VARIABLE = frozenset((t.VARCHAR, t.VAR_STRING, t.VARCHAR_COMPRESSED))
-_GEOMETRIES = ("geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
-               "multipolygon", "geometrycollection")  # fmt: skip
+# In the order of the numbers that a table map has for them.
+GEOMETRIES = ("geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
+              "multipolygon", "geometrycollection")  # fmt: skip
 _TEXTS = frozenset(("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set"))
 
 # How each declared type may stand in a binlog.
@@ -131,7 +132,7 @@ _CODES: dict[str, frozenset[int]] = {
     **dict.fromkeys(("varchar", "varbinary"), _VARIABLE),
     **dict.fromkeys(("tinytext", "text", "mediumtext", "longtext"), _BLOBS),
     **dict.fromkeys(("tinyblob", "blob", "mediumblob", "longblob"), _BLOBS),
-    **dict.fromkeys(_GEOMETRIES, frozenset((t.GEOMETRY,))),
+    **dict.fromkeys(GEOMETRIES, frozenset((t.GEOMETRY,))),
     "json": frozenset((t.JSON, t.TYPED_ARRAY)),
     "enum": frozenset((t.ENUM,)),
     "set": frozenset((t.SET,)),
@@ -160,9 +161,14 @@ def columns_of(
 _ROW_METADATA = "SET GLOBAL binlog_row_metadata = FULL; then run `headrace snapshot SOURCE TABLE`."
 
 
+_SIGNED = frozenset((t.TINY, t.SHORT, t.INT24, t.LONG, t.LONGLONG))
+
+
 def _told(mapped: MappedColumn) -> ColumnType:
     if mapped.name is None:
         raise DecodeError("the binlog does not tell the names of columns", hint=_ROW_METADATA)
+    if mapped.unsigned is None and mapped.code in _SIGNED:
+        raise DecodeError(f"the binlog does not tell whether {mapped.name} has a sign")
     charset = "binary" if mapped.collation is None else charset_of(mapped.collation)
     return ColumnType(
         name=mapped.name,

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pymysql.err import MySQLError
 
-from ...errors import SourceRefused, SourceUnavailable
+from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
 from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
-from .address import Address, classify, error_for, quoted, run
+from .address import Address, classify, quoted, run
 from .catalog import Catalog, End, Found
-from .dump import Packets, force_close
+from .dump import Packets, force_close, refused
+from .path import Path
 from .resume import Declared
 from .values import Encode, select_expression, text_encoder
 
@@ -27,6 +28,7 @@ _BATCH_ROWS = 4096
 _BATCH_BYTES = 2 << 20
 _WAIT_SECONDS = 0.5  # between two looks whether it has been closed
 _SILENCE = 3600.0  # seconds
+_LOCK_SECONDS = 2
 _ERROR, _EOF = 0xFF, 0xFE
 _LONGEST_EOF = 9
 _label = msgspec.json.Encoder().encode
@@ -56,7 +58,7 @@ class Copier:
                 # Its rows are as they are: nobody may write while they are read.
                 names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
                 run(connection, f"LOCK TABLES {names}")
-                end = catalog.end()
+                end = catalog.exact_end()
             _expect_nothing_prepared(catalog)
         except Exception:
             force_close(connection)
@@ -70,12 +72,19 @@ class Copier:
     def rows(self, table: Table, declared: Declared) -> Iterator[list[Change]]:
         """The rows, some thousands at a time; each list is a transaction of its own."""
         reading = _Reading(table, declared, self.end)
+        answer = self._query(_statement(table, declared))
         try:
-            for packets in self._query(_statement(table, declared)):
-                yield from reading.take(packets)
-            yield reading.cut()
+            try:
+                for packets in answer:
+                    yield from reading.take(packets)
+                yield reading.cut()
+            except DecodeError:
+                # The snapshot has other tables to show: the rest of this answer must be gone.
+                for _ in answer:
+                    pass
+                raise
         except OSError as error:
-            raise SourceUnavailable(f"the connection broke in a copy: {error}") from error
+            raise SourceUnavailable("the connection to the server broke in a copy") from error
 
     def _query(self, statement: str) -> Iterator[list[bytes]]:
         """The rows of a statement as the server sends them."""
@@ -96,7 +105,7 @@ class Copier:
             rows: list[bytes] = []
             for packet in packets:
                 if packet[0] == _ERROR:
-                    raise _refused(packet)
+                    raise refused(packet, "copy failed")
                 if packet[0] == _EOF and len(packet) < _LONGEST_EOF:
                     head -= 1
                     if not head:
@@ -149,13 +158,18 @@ def _snapshot_end(connection: Connection[Cursor], catalog: Catalog) -> End:
 
 
 def _lock(connection: Connection[Cursor], tables: Sequence[Found]) -> None:
-    """Keep everybody from writing, for as long as it takes to begin a snapshot."""
+    """Keep everybody from writing, for as long as it takes to begin a snapshot.
+
+    Whoever waits for a lock keeps writers waiting too, so none is waited for long. A transaction
+    that wrote to these tables and goes on stands in the way of the first statement alone, and a
+    query that runs for long of the second, which also holds up whoever comes after it.
+    """
+    run(connection, f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
+    names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
     try:
+        run(connection, f"LOCK TABLES {names}")
+    except SourceError:
         run(connection, "FLUSH TABLES WITH READ LOCK")
-    except SourceRefused:
-        names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
-        if names:
-            run(connection, f"LOCK TABLES {names}")
 
 
 def _expect_nothing_prepared(catalog: Catalog) -> None:
@@ -196,8 +210,8 @@ class _Reading:
         if not packets:
             return []
         self._number += 1
-        path = f"{self._table.schema}.{self._table.name}"
-        name = f"snapshot-{self._end.file}:{self._end.position}-{path}-{self._number}"
+        label = Path(self._table.schema, self._table.name).label
+        name = f"snapshot-{self._end.file}:{self._end.position}-{label}-{self._number}"
         now = time.time_ns() // 1000
         transaction = Transaction(name, now, now)
         last = len(packets)
@@ -244,9 +258,3 @@ def _template(names: Sequence[str]) -> bytes:
 def _statement(table: Table, declared: Declared) -> str:
     columns = ", ".join(select_expression(each, quoted(each.name)) for each in declared.columns)
     return f"SELECT {columns} FROM {quoted(table.schema, table.name)}"
-
-
-def _refused(packet: bytes) -> Exception:
-    code = int.from_bytes(packet[1:3], "little")
-    message = packet[3:].decode(errors="replace")
-    return error_for(code, f"copy failed: {message[6:] if message.startswith('#') else message}")

@@ -13,22 +13,23 @@ from enum import StrEnum
 import msgspec
 
 from ...errors import DecodeError
+from .path import Path
 
 NO_BACKSLASH_ESCAPES = 0x100000
 # MariaDB writes sequences and packages with the same words, and events, users, functions … too.
 _TABLES = frozenset({"TABLE", "TABLES"})
-_DML = frozenset({"INSERT", "UPDATE", "DELETE", "REPLACE", "LOAD", "CALL", "WITH", "DO"})
-_LOSING = frozenset({"TRUNCATE", "EXCHANGE", "IMPORT", "DISCARD"})  # ALTER TABLE … PARTITION
-
-
-class Path(msgspec.Struct, frozen=True):
-    """A table by its names."""
-
-    schema: str
-    table: str
-
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.table}"
+# What changes no rows of a table. A SELECT may, by a function that it calls, so may all the rest.
+_HARMLESS = (
+    *("ANALYZE", "CACHE", "CHANGE", "CHECK", "CHECKSUM", "FLUSH", "GRANT", "INSTALL", "KILL"),
+    *("LOCK", "OPTIMIZE", "PURGE", "RELEASE", "REPAIR", "RESET", "REVOKE", "SAVEPOINT", "SET"),
+    *("START", "STOP", "UNINSTALL", "UNLOCK", "USE", "XA"),
+)
+# What ALTER TABLE … DROP may name beside columns.
+_NO_COLUMN = frozenset(
+    {"CHECK", "CONSTRAINT", "FOREIGN", "INDEX", "KEY", "PARTITION", "PERIOD", "PRIMARY", "SYSTEM"}
+)
+_LOSING = frozenset({"DROP", "TRUNCATE", "EXCHANGE", "CONVERT"})  # ALTER TABLE … PARTITION
+_UNDERLYING = frozenset({"IMPORT", "DISCARD"})  # ALTER TABLE … TABLESPACE, or PARTITION
 
 
 class Verb(StrEnum):
@@ -50,7 +51,8 @@ class Effect(msgspec.Struct, frozen=True):
     path: Path
     to: Path | None = None  # of RENAME
     maybe: bool = False  # CREATE … IF NOT EXISTS: it may have been there
-    loses: bool = False  # rows may have gone that no event tells of
+    loses: bool = False  # rows may have come or gone that no event tells of
+    drops: frozenset[str] = frozenset()  # columns that go, in small letters
 
 
 class Ddl(msgspec.Struct, frozen=True):
@@ -78,8 +80,9 @@ def read(sql: str, *, database: str, sql_mode: int = 0, folds: bool = False) -> 
     """
     words = _Words(sql, database, sql_mode, folds)
     first = words.word()
-    if first in _DML:
-        return _dml(words, first)
+    if first == "SET" and words.skip("STATEMENT"):  # SET STATEMENT lock_wait_timeout = 5 FOR …
+        words.pass_over("FOR")
+        first = words.word()
     match first:
         case "CREATE":
             return _create(words)
@@ -92,7 +95,7 @@ def read(sql: str, *, database: str, sql_mode: int = 0, folds: bool = False) -> 
         case "TRUNCATE":
             words.skip("TABLE")
             return Ddl("TRUNCATE_TABLE", (Effect(Verb.TRUNCATE, words.path()),))
-    return Ddl(first)
+    return Ddl(first) if not first or first in _HARMLESS else _dml(words, first)
 
 
 def _dml(words: _Words, verb: str) -> Statement:
@@ -106,6 +109,11 @@ def _dml(words: _Words, verb: str) -> Statement:
         while words.peek() in ("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO"):
             words.next()
         return Dml(verb, words.path())
+    if verb == "UPDATE":
+        words.skip("LOW_PRIORITY")
+        words.skip("IGNORE")
+        path = words.path()
+        return Dml(verb, path if words.peek() == "SET" else None)
     return Dml(verb)
 
 
@@ -125,41 +133,68 @@ def _create(words: _Words) -> Ddl:
 
 
 def _index(words: _Words, kind: str) -> Ddl:
-    while (token := words.next()) is not None:
-        if token.upper() == "ON" and not token.quoted:
-            return Ddl(kind, (Effect(Verb.INDEX, words.path()),))
-    return Ddl(kind)
+    if not words.pass_over("ON"):
+        return Ddl(kind)
+    return Ddl(kind, (Effect(Verb.INDEX, words.path()),))
 
 
 def _alter(words: _Words) -> Ddl:
     kind = words.word()
+    ignores = False
     while kind in ("ONLINE", "OFFLINE", "IGNORE"):
+        ignores = ignores or kind == "IGNORE"
         kind = words.word()
     if kind not in _TABLES:
         return Ddl(f"ALTER_{kind}")
     words.skip("IF") and words.skip("EXISTS")
     path = words.path()
-    to, loses = _altered(words)
-    effects = [Effect(Verb.ALTER, path, loses=loses)]
-    if to is not None and to != path:
-        effects.append(Effect(Verb.RENAME, path, to=to))
+    words.skip_waiting()
+    clauses = _Clauses(words)
+    loses = clauses.loses or ignores  # a new UNIQUE then deletes rows
+    effects = [Effect(Verb.ALTER, path, loses=loses, drops=frozenset(clauses.drops))]
+    effects += clauses.others
+    if clauses.to is not None and clauses.to != path:
+        effects.append(Effect(Verb.RENAME, path, to=clauses.to))
     return Ddl("ALTER_TABLE", tuple(effects))
 
 
-def _altered(words: _Words) -> tuple[Path | None, bool]:
-    """Where ALTER TABLE moves the table to, and whether rows go without being told."""
-    to, loses = None, False
-    begins = True  # whether a clause begins here
-    while (token := words.next()) is not None:
-        word = "" if token.quoted else token.upper()
-        if word == "RENAME" and begins:
-            to = _renamed(words) or to
-        elif begins and word in _LOSING:
-            loses = loses or words.peek() in ("PARTITION", "TABLESPACE")
-        elif begins and word == "DROP":
-            loses = loses or words.peek() == "PARTITION"
-        begins = word == "," and words.depth == 0
-    return to, loses
+class _Clauses:
+    """What the clauses of ALTER TABLE do."""
+
+    def __init__(self, words: _Words) -> None:
+        self.to: Path | None = None  # where they move the table
+        self.loses = False  # whether rows come or go that no event tells of
+        self.drops: set[str] = set()  # columns, in small letters
+        self.others: list[Effect] = []  # on tables that give or take its partitions
+        begins = True  # whether a clause begins here
+        while (token := words.next()) is not None:
+            word = "" if token.quoted else token.upper()
+            if begins:
+                self._read(word, words)
+            begins = word == "," and words.depth == 0
+
+    def _read(self, word: str, words: _Words) -> None:
+        follows = words.peek()
+        if word == "RENAME":
+            self.to = _renamed(words) or self.to
+        elif word in _UNDERLYING:
+            self.loses = self.loses or follows in ("PARTITION", "TABLESPACE")
+        elif word in _LOSING and follows == "PARTITION":
+            self.loses = True
+            self._read_partition(word, words)
+        elif word == "CONVERT" and words.skip("TABLE"):
+            self.loses = True
+            self.others.append(Effect(Verb.DROP, words.path()))
+        elif word == "DROP" and follows not in _NO_COLUMN:
+            words.skip("COLUMN")
+            words.skip("IF") and words.skip("EXISTS")
+            self.drops.add(words.name().lower())
+
+    def _read_partition(self, word: str, words: _Words) -> None:
+        if word == "EXCHANGE" and words.pass_over("WITH", "TABLE"):
+            self.others.append(Effect(Verb.ALTER, words.path(), loses=True))
+        elif word == "CONVERT" and words.pass_over("TO", "TABLE"):
+            self.others.append(Effect(Verb.CREATE, words.path(), loses=True))
 
 
 def _renamed(words: _Words) -> Path | None:
@@ -194,9 +229,7 @@ def _rename(words: _Words) -> Ddl:
     effects = []
     while True:
         path = words.path()
-        if words.skip("WAIT"):
-            words.next()
-        words.skip("NOWAIT")
+        words.skip_waiting()
         words.skip("TO")
         effects.append(Effect(Verb.RENAME, path, to=words.path()))
         if not words.skip(","):
@@ -276,6 +309,22 @@ class _Words:
             return False
         self.next()
         return True
+
+    def skip_waiting(self) -> None:
+        """Pass over how long to wait for a lock."""
+        if self.skip("WAIT"):
+            self.next()
+        self.skip("NOWAIT")
+
+    def pass_over(self, *sequence: str) -> bool:
+        """Pass over all up to these words outside of brackets, and over them; False: none came."""
+        depth = self.depth
+        while (token := self.next()) is not None:
+            if token.quoted or token.upper() != sequence[0] or self.depth != depth:
+                continue
+            if all(self.skip(word) for word in sequence[1:]):
+                return True
+        return False
 
     def name(self) -> str:
         """The next word as a name."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pymysql.err import MySQLError
 
-from ...errors import SourceUnavailable
+from ...errors import SourceError, SourceUnavailable
 from .address import Address, classify, error_for, run
 from .gtid import MariadbGtids, MysqlGtids
 
@@ -25,6 +25,7 @@ _COM_REGISTER_SLAVE = 0x15
 _COM_BINLOG_DUMP_GTID = 0x1E
 _THROUGH_GTID = 0x04
 
+_PACKET_HEAD = 4  # bytes: the length, and a number
 _WHOLE = 0xFFFFFF  # bytes of a packet that goes on in the next one
 _RECEIVE = 1 << 18
 _OK, _END, _ERROR = 0x00, 0xFE, 0xFF
@@ -34,7 +35,7 @@ FIRST = 4  # where the first event of a file begins
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Start:
     """Where in the binary log to begin."""
 
     file: str
@@ -47,7 +48,9 @@ class Packets:
 
     def __init__(self, connection: Connection[Cursor]) -> None:
         self._socket: socket.socket = connection._sock  # type: ignore[attr-defined]
-        self._buffer = b""
+        self._pieces: list[bytes] = []  # of what has arrived and is no whole packet yet
+        self._size = 0  # bytes of them
+        self._enough = _PACKET_HEAD  # bytes with which there is a whole packet
         self._parts: list[bytes] = []  # of a packet that is longer than 16 MB
         self._timeout: float | None = -1.0
 
@@ -66,17 +69,23 @@ class Packets:
             raise
         if not data:
             raise ConnectionResetError("the server has closed the connection")
-        return self._cut(self._buffer + data if self._buffer else data)
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size < self._enough:
+            return []
+        return self._cut(b"".join(self._pieces) if len(self._pieces) > 1 else data)
 
     def _cut(self, data: bytes) -> list[bytes]:
         packets = []
         at, size = 0, len(data)
-        while at + 4 <= size:
+        self._enough = _PACKET_HEAD
+        while at + _PACKET_HEAD <= size:
             length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
-            end = at + 4 + length
+            end = at + _PACKET_HEAD + length
             if end > size:
+                self._enough = end - at
                 break
-            packet = data[at + 4 : end]
+            packet = data[at + _PACKET_HEAD : end]
             at = end
             if length == _WHOLE:
                 self._parts.append(packet)
@@ -85,7 +94,8 @@ class Packets:
                 packet = b"".join([*self._parts, packet])
                 self._parts = []
             packets.append(packet)
-        self._buffer = data[at:]
+        self._pieces = [data[at:]] if at < size else []
+        self._size = size - at
         return packets
 
     def wake(self) -> None:
@@ -103,32 +113,35 @@ class Dump:
         self._stale_seconds = stale_seconds
         self._heard = time.monotonic()
         self._closed = False
+        self._last: bytes | None = None  # what the server said instead of an event
 
     @classmethod
     def open(
-        cls, address: Address, place: Place, *, replica_id: int, heartbeat_seconds: float
+        cls, address: Address, start: Start, *, replica_id: int, heartbeat_seconds: float
     ) -> Dump:
         """Ask for everything from a place on."""
         connection = address.connect()
         try:
-            _prepare(connection, place, replica_id, heartbeat_seconds)
-            _ask(connection, place, replica_id)
+            _prepare(connection, start, replica_id, heartbeat_seconds)
+            _ask(connection, start, replica_id)
         except (MySQLError, OSError) as error:
             connection.close()
             raise classify(error, "cannot read the binary log") from error
         except Exception:
             connection.close()
             raise
-        return cls(connection, stale_seconds=heartbeat_seconds * 3 + _PATIENCE)
+        return cls(connection, stale_seconds=patience(heartbeat_seconds))
 
     def receive(self, timeout: float) -> list[bytes]:
         """Events that have arrived, header and checksum included; none: nothing in time."""
+        if self._last is not None:
+            raise self._ended(self._last)
         try:
             packets = self._packets.receive(timeout)
         except OSError as error:
             if self._closed:
                 return []
-            raise SourceUnavailable(f"the connection to the server broke: {error}") from error
+            raise SourceUnavailable("the connection to the server broke") from error
         if packets is None:
             if time.monotonic() - self._heard > self._stale_seconds:
                 raise SourceUnavailable(
@@ -136,16 +149,22 @@ class Dump:
                 )
             return []
         self._heard = time.monotonic()
-        return [packet[1:] if packet[0] == _OK else self._ended(packet) for packet in packets]
+        return self._events(packets)
 
-    def _ended(self, packet: bytes) -> bytes:
+    def _events(self, packets: list[bytes]) -> list[bytes]:
+        for at, packet in enumerate(packets):
+            if packet[0] != _OK:
+                self._last = packet
+                if not at:
+                    raise self._ended(packet)
+                del packets[at:]  # what came before it counts
+                break
+        return [packet[1:] for packet in packets]
+
+    def _ended(self, packet: bytes) -> SourceError:
         if packet[0] == _ERROR:
-            (code,) = struct.unpack_from("<H", packet, 1)
-            message = packet[3:].decode(errors="replace")
-            if message.startswith("#"):
-                message = message[6:]  # an SQL state
-            raise error_for(code, f"the server does not send its binary log: {message}")
-        raise SourceUnavailable("the server has ended the binary log")
+            return refused(packet, "the server does not send its binary log")
+        return SourceUnavailable("the server has ended the binary log")
 
     def wake(self) -> None:
         """End the waiting of another thread, for good."""
@@ -158,13 +177,27 @@ class Dump:
         force_close(self._connection)
 
 
+def refused(packet: bytes, what: str) -> SourceError:
+    """Our error for a packet that tells one of the server's."""
+    (code,) = struct.unpack_from("<H", packet, 1)
+    message = packet[3:].decode(errors="replace")
+    if message.startswith("#"):
+        message = message[6:]  # an SQL state
+    return error_for(code, f"{what}: {message}")
+
+
+def patience(heartbeat_seconds: float) -> float:
+    """Seconds of silence after which a server is taken to be gone."""
+    return heartbeat_seconds * 3 + _PATIENCE
+
+
 def force_close(connection: Connection[Cursor]) -> None:
     """End a session without asking: in the middle of an answer nothing can be said."""
     connection._force_close()  # type: ignore[attr-defined]
 
 
 def _prepare(
-    connection: Connection[Cursor], place: Place, replica_id: int, heartbeat_seconds: float
+    connection: Connection[Cursor], start: Start, replica_id: int, heartbeat_seconds: float
 ) -> None:
     nanoseconds = round(heartbeat_seconds * 1e9)
     identity = uuid.uuid5(uuid.NAMESPACE_OID, f"headrace {replica_id}")
@@ -177,24 +210,24 @@ def _prepare(
         f"@slave_uuid = '{identity}'",
         f"@replica_uuid = '{identity}'",
     ]
-    if isinstance(place.gtids, MariadbGtids):
-        settings.append(f"@slave_connect_state = '{place.gtids}'")
+    if isinstance(start.gtids, MariadbGtids):
+        settings.append(f"@slave_connect_state = '{start.gtids}'")
         settings.append("@slave_gtid_strict_mode = 0, @slave_gtid_ignore_duplicates = 0")
     run(connection, f"SET {', '.join(settings)}")
 
 
-def _ask(connection: Any, place: Place, replica_id: int) -> None:
+def _ask(connection: Any, start: Start, replica_id: int) -> None:
     registration = struct.pack("<IBBBHII", replica_id, 0, 0, 0, 0, 0, 0)
     connection._execute_command(_COM_REGISTER_SLAVE, registration)
     connection._read_ok_packet()
-    if isinstance(place.gtids, MysqlGtids):
-        gtids = place.gtids.encode()
+    if isinstance(start.gtids, MysqlGtids):
+        gtids = start.gtids.encode()
         head = struct.pack("<HIIQI", _THROUGH_GTID, replica_id, 0, FIRST, len(gtids))
         connection._execute_command(_COM_BINLOG_DUMP_GTID, head + gtids)
         return
-    by_gtid = place.gtids is not None
-    file = b"" if by_gtid else place.file.encode()
+    by_gtid = start.gtids is not None
+    file = b"" if by_gtid else start.file.encode()
     # Beyond 4 GB the command has no number; then the file is read from its start.
-    position = FIRST if by_gtid or place.position > _MOST_POSITION else place.position
+    position = FIRST if by_gtid or start.position > _MOST_POSITION else start.position
     head = struct.pack("<IHI", position, 0, replica_id)
     connection._execute_command(_COM_BINLOG_DUMP, head + file)

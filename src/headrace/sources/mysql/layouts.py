@@ -35,6 +35,7 @@ PLAIN, QUOTED = b"%b", b'"%b"'
 
 _quote = msgspec.json.Encoder().encode
 _document = msgspec.json.Decoder(msgspec.Raw).decode
+_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 # What may stand in a JSON string only escaped.
 _SPECIAL = bytes(range(32)) + b'"\\'
@@ -157,15 +158,19 @@ def _texts(column: ColumnType) -> Convert:
         try:
             return PLAIN, [_quote(decode(value)) for value in values]
         except UnicodeError:
-            raise DecodeError(
-                f"the column {column.name} has a value that is not in its character set {charset}",
-                hint="Correct the row, or convert the column to the character set of its values.",
-            ) from None
+            raise _foreign(column) from None
 
     def fits(whole: bytes) -> bool:
         return whole.isascii() or (charset in UTF8 and _is_utf8(whole))
 
     return convert
+
+
+def _foreign(column: ColumnType) -> DecodeError:
+    return DecodeError(
+        f"the column {column.name} has a value that is not in its character set {column.charset}",
+        hint="Correct the row, or convert the column to the character set of its values.",
+    )
 
 
 def _is_utf8(whole: bytes) -> bool:
@@ -189,8 +194,23 @@ def document(value: bytes) -> bytes:
     return value.translate(_ONE_LINE).strip()
 
 
+def _are_documents(values: Values) -> bool:
+    """Whether each is one as it stands, asked of all at once."""
+    whole = b"[%b]" % b",".join(values)
+    if len(whole.translate(None, b"\n\r\t")) != len(whole):
+        return False
+    try:
+        whole.decode()
+        # Only where each of them is a value do they come back as they are.
+        return list(map(bytes, _array(whole))) == list(values)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # looking at them one by one says which
+
+
 def _documents(column: ColumnType) -> Convert:
     def convert(values: Values) -> tuple[bytes, Sequence[bytes]]:
+        if _are_documents(values):
+            return PLAIN, values
         try:
             return PLAIN, [document(value) for value in values]
         except UnicodeDecodeError:
@@ -199,10 +219,25 @@ def _documents(column: ColumnType) -> Convert:
     return convert
 
 
+def _documents_in(column: ColumnType) -> Convert:
+    """Documents in another character set than JSON's."""
+    decode = decoder(column.charset)
+
+    def convert(values: Values) -> tuple[bytes, Sequence[bytes]]:
+        try:
+            return PLAIN, [document(decode(value).encode()) for value in values]
+        except UnicodeError:
+            raise _foreign(column) from None
+
+    return convert
+
+
 def _content(column: ColumnType) -> Convert:
-    if column.json and column.charset in UTF8:
-        return _documents(column)
-    return _base64 if column.charset == "binary" else _texts(column)
+    if column.charset == "binary":
+        return _base64
+    if column.json:
+        return _documents(column) if column.charset in UTF8 else _documents_in(column)
+    return _texts(column)
 
 
 def _variable(column: ColumnType) -> Layout:
@@ -226,7 +261,7 @@ def _string(column: ColumnType) -> Layout:
         return Layout("", prefix, _padded(column, size, special))
     if column.charset == "binary":
         return Layout("", prefix, _padded(column, size, lambda v: b2a_base64(v, newline=False)))
-    return Layout("", prefix, _texts(column))
+    return Layout("", prefix, _content(column))
 
 
 def _padded(column: ColumnType, size: int, text: Callable[[bytes], bytes]) -> Convert:

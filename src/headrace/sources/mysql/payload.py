@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-import pyarrow as pa
-
 from ...errors import ProtocolError
 from .binlogevents import Payload
 
@@ -26,6 +24,9 @@ def unpacked(payload: Payload) -> Iterator[bytes]:
     """The events of a payload, one by one; ProtocolError where it is damaged."""
     if payload.compression not in (_ZSTD, _NONE):
         raise ProtocolError(f"a payload is compressed in an unknown way ({payload.compression})")
+    # Here, since it takes longer to load than all else, and most servers compress nothing.
+    import pyarrow as pa  # noqa: PLC0415
+
     plain = pa.BufferReader(payload.compressed)
     stream = plain if payload.compression == _NONE else pa.CompressedInputStream(plain, "zstd")
     try:

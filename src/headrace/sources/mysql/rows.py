@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import islice
+from itertools import repeat
 from operator import ne
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from .tablemap import bits
 from .walk import Field, Walk, walk
 
 # What a row says: key, before, before_kind, after, changed, unchanged, in the order of Change's
-# fields; the same as `_pgrows.Row`.
+# fields.
 Row = tuple[
     bytes | None,
     bytes | None,
@@ -42,7 +42,7 @@ _quote = msgspec.json.Encoder().encode
 
 _Texts = tuple[bytes, Sequence[bytes]]  # of one column: how an image holds each, and each
 _Columns = dict[int, _Texts]
-_Rows = list[tuple[Any, ...]]
+_Values = list[Any]  # of an image's columns, row by row
 
 
 class Rows:
@@ -74,22 +74,18 @@ class Rows:
         if reader is None:
             reader = self._reader(event)
         try:
+            images: tuple[_Values, ...] = tuple([] for _ in range(reader.images))
+            first, per_row = images[reader.counted], reader.per_row
             any_null = False
-            images: tuple[_Rows, ...] = ()
-            counts = []  # of rows, for each event
+            ends = []  # of each event's rows, counted
             for each in events:
-                end, nulls, rows = reader.walk(each.data, each.at, each.end)
-                if end != each.end or len(rows[0]) % reader.per_row:
+                end, nulls = reader.walk(each.data, each.at, each.end, *images)
+                if end != each.end or len(first) % per_row:
                     raise ValueError("rows do not end where their event does")
                 any_null = any_null or nulls
-                counts.append(len(rows[0]) // reader.per_row)
-                if images:
-                    for known, more in zip(images, rows, strict=True):
-                        known.extend(more)
-                else:
-                    images = rows
-            found = reader.read(images, nulls=any_null)
-            return [found] if len(counts) == 1 else _parted(found, counts)
+                ends.append(len(first) // per_row)
+            found = reader.read(images, ends[-1], nulls=any_null)
+            return [found[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
         except (struct.error, IndexError, ValueError) as error:
             raise ProtocolError(f"rows of {self.table.name} are cut short") from error
         except DecodeError as error:
@@ -104,8 +100,8 @@ class Rows:
         return reader
 
     def _build(self, event: RowsEvent) -> _Reader:
-        old = self._image(event.present)
-        if not any(event.present + event.present_after):
+        old, new = self._image(event.present), self._image(event.present_after or event.present)
+        if not old.width and not new.width:
             # Nothing would say how many rows there are.
             raise DecodeError(
                 f"{self.table.schema}.{self.table.name}: a row without any column",
@@ -113,27 +109,24 @@ class Rows:
             )
         if event.kind is not _UPDATE:
             return (_Inserts if event.kind is _INSERT else _Deletes)(self._described, old)
-        if event.present == event.present_after:
+        if old.there == new.there:
             return _Updates(self._described, old)
-        return _PartialUpdates(self._described, old, self._image(event.present_after))
+        return _PartialUpdates(self._described, old, new)
 
     def _image(self, present: bytes) -> _Image:
         there = [at for at, is_there in enumerate(bits(present, len(self._columns))) if is_there]
         return _Image(there, self._layouts, [self._columns[at].nullable for at in there])
 
 
-def _parted(rows: list[Row], counts: list[int]) -> list[list[Row]]:
-    each = iter(rows)
-    return [list(islice(each, count)) for count in counts]
-
-
 class _Reader(Protocol):
     """Reads events of one kind with one set of columns."""
 
-    per_row: int  # images in the walk's first list that make one row
+    images: int  # that the walk reads of a row
+    counted: int  # the one that tells how many rows there are
+    per_row: int  # values of that one
     walk: Walk
 
-    def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]: ...
+    def read(self, images: tuple[_Values, ...], count: int, *, nulls: bool) -> list[Row]: ...
 
 
 class _Image:
@@ -143,24 +136,31 @@ class _Image:
         self, there: list[int], layouts: Sequence[Layout], nullable: Sequence[bool]
     ) -> None:
         self.there = there
-        self._converts = [layouts[at].convert for at in there]
+        self.width = len(there)
+        self.converts = [layouts[at].convert for at in there]
+        # 0.0 and -0.0 are the same number, but not the same text.
+        self.comparable = [layouts[at].code not in ("f", "d") for at in there]
         self.fields = [
             Field(layouts[at].code, layouts[at].prefix, null)
             for at, null in zip(there, nullable, strict=True)
         ]
 
-    def texts(self, rows: _Rows, *, nulls: bool) -> _Columns:
-        """The rows' columns as JSON; nothing at all where there is no row."""
-        every = zip(self.there, self._converts, zip(*rows, strict=True), strict=bool(rows))
-        if nulls:
-            return {
-                at: _with_nulls(convert, values) if None in values else convert(values)
-                for at, convert, values in every
-            }
-        return {at: convert(values) for at, convert, values in every}
+    def texts(self, values: _Values, *, nulls: bool) -> _Columns:
+        """The columns as JSON, of rows whose values lie one after the other."""
+        read = _with_nulls if nulls else _without_nulls
+        return {
+            column: read(convert, values[at :: self.width])
+            for at, (column, convert) in enumerate(zip(self.there, self.converts, strict=True))
+        }
+
+
+def _without_nulls(convert: Convert, values: Sequence[Any]) -> _Texts:
+    return convert(values) if values else (PLAIN, ())
 
 
 def _with_nulls(convert: Convert, values: Sequence[Any]) -> _Texts:
+    if None not in values:
+        return _without_nulls(convert, values)
     known = [value for value in values if value is not None]
     if not known:
         return PLAIN, [b"null"] * len(values)
@@ -210,64 +210,60 @@ class _Writer:
         self._chosen = chosen
         self._templates: dict[tuple[bytes, ...], bytes] = {}
 
-    def write(self, columns: _Columns) -> tuple[list[tuple[bytes, ...]], list[bytes]]:
-        """The texts of each row, and the object that they make."""
+    def write(self, columns: _Columns, count: int) -> list[bytes]:
+        """The object that the texts of each of `count` rows make."""
+        if not self._chosen:
+            return [b"{}"] * count
         chosen = [columns[at] for at in self._chosen]
         slots = tuple([slot for slot, _ in chosen])
         template = self._templates.get(slots)
         if template is None:
             parts = [label + slot for label, slot in zip(self._labels, slots, strict=True)]
             template = self._templates[slots] = b"{%b}" % b",".join(parts)
-        rows = list(zip(*[texts for _, texts in chosen], strict=True))
-        return rows, [template % row for row in rows]
+        return [template % row for row in zip(*[texts for _, texts in chosen], strict=True)]
 
 
 def _keys(writer: _Writer | None, columns: _Columns, count: int) -> Sequence[bytes | None]:
-    return [None] * count if writer is None else writer.write(columns)[1]
+    return [None] * count if writer is None else writer.write(columns, count)
 
 
 class _Inserts:
-    per_row = 1
+    images, counted = 1, 0
 
     def __init__(self, table: _Described, image: _Image) -> None:
         self.walk = walk([image.fields])
+        self.per_row = image.width
         self._image = image
         self._writer = table.writer(table.of(image))
         self._key = table.key_writer(image)
         self._missing = table.missing(image)
 
-    def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]:
-        columns = self._image.texts(rows[0], nulls=nulls)
-        if not columns:
-            return [(None, None, _NONE, b"{}", None, self._missing)] * len(rows[0])
-        _, images = self._writer.write(columns)
-        keys = _keys(self._key, columns, len(images))
+    def read(self, images: tuple[_Values, ...], count: int, *, nulls: bool) -> list[Row]:
+        columns = self._image.texts(images[0], nulls=nulls)
+        every = zip(
+            _keys(self._key, columns, count), self._writer.write(columns, count), strict=True
+        )
         missing = self._missing
-        return [
-            (key, None, _NONE, image, None, missing)
-            for key, image in zip(keys, images, strict=True)
-        ]
+        return [(key, None, _NONE, image, None, missing) for key, image in every]
 
 
 class _Deletes:
-    per_row = 1
+    images, counted = 1, 0
 
     def __init__(self, table: _Described, image: _Image) -> None:
         self.walk = walk([image.fields])
+        self.per_row = image.width
         self._image = image
         self._writer = None if table.missing(image) else table.writer(table.of(image))
         self._key = table.key_writer(image)
 
-    def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]:
-        columns = self._image.texts(rows[0], nulls=nulls)
-        if self._writer is None or not columns:
-            keys = _keys(self._key if columns else None, columns, len(rows[0]))
+    def read(self, images: tuple[_Values, ...], count: int, *, nulls: bool) -> list[Row]:
+        columns = self._image.texts(images[0], nulls=nulls)
+        keys = _keys(self._key, columns, count)
+        if self._writer is None:
             return [(key, key, _KEY if key else _NONE, None, None, ()) for key in keys]
-        _, images = self._writer.write(columns)
-        keys = _keys(self._key, columns, len(images))
-        return [
-            (key, image, _FULL, None, None, ()) for key, image in zip(keys, images, strict=True)
-        ]
+        every = zip(keys, self._writer.write(columns, count), strict=True)
+        return [(key, image, _FULL, None, None, ()) for key, image in every]
 
 
 class _Changes(dict[tuple[bool, ...], tuple[str, ...]]):
@@ -284,45 +280,68 @@ class _Changes(dict[tuple[bool, ...], tuple[str, ...]]):
 
 
 class _Updates:
-    """Updates whose old and new images have the same columns: all are read as one list."""
+    """Updates whose old and new images have the same columns: both are read as one row."""
 
-    per_row = 2
+    images, counted = 1, 0
 
     def __init__(self, table: _Described, image: _Image) -> None:
         self.walk = walk([image.fields])
+        self.per_row = 2 * image.width
         self._image = image
-        chosen = table.of(image)
-        self._writer = table.writer(chosen)
+        self._chosen = table.of(image)
+        self._writer = table.writer(self._chosen)
         self._key = table.key_writer(image)
         self._missing = table.missing(image)
-        self._changes = _Changes([table.names[at] for at in chosen])
+        self._changes = _Changes([table.names[at] for at in self._chosen])
 
-    def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]:
-        columns = self._image.texts(rows[0], nulls=nulls)
-        if not columns:
-            return [(None, None, _NONE, b"{}", (), self._missing)] * (len(rows[0]) // 2)
-        texts, images = self._writer.write(columns)
-        keys = _keys(self._key, columns, len(images))
-        changes = self._changes
-        changed = [
-            changes[tuple(map(ne, was, now))]
-            for was, now in zip(texts[::2], texts[1::2], strict=True)
-        ]
-        # Without all columns, as little is said of the old row as of a row's key.
-        before = keys if self._missing else images
-        kind = (_KEY if self._key else _NONE) if self._missing else _FULL
+    def read(self, images: tuple[_Values, ...], count: int, *, nulls: bool) -> list[Row]:
+        old, new = self._texts(images[0], count, nulls=nulls)
+        before: Sequence[bytes | None]
+        if self._missing:
+            # Without all columns, as little is said of the old row as of a row's key.
+            before, kind = _keys(self._key, old, count), _KEY if self._key else _NONE
+        else:
+            before, kind = self._writer.write(old, count), _FULL
+        keys, after = _keys(self._key, new, count), self._writer.write(new, count)
         missing = self._missing
-        every = zip(keys[1::2], before[::2], images[1::2], changed, strict=True)
+        every = zip(keys, before, after, self._changed(old, new, count), strict=True)
         return [(key, was, kind, image, names, missing) for key, was, image, names in every]
+
+    def _texts(self, values: _Values, count: int, *, nulls: bool) -> tuple[_Columns, _Columns]:
+        """The columns of the old rows, and of the new; one that is the same in all is one."""
+        image, size = self._image, self.per_row
+        read = _with_nulls if nulls else _without_nulls
+        old: _Columns = {}
+        new: _Columns = {}
+        for at, column in enumerate(image.there):
+            was, now = values[at::size], values[at + image.width :: size]
+            if image.comparable[at] and was == now:
+                old[column] = new[column] = read(image.converts[at], was)
+            else:
+                slot, texts = read(image.converts[at], was + now)
+                old[column], new[column] = (slot, texts[:count]), (slot, texts[count:])
+        return old, new
+
+    def _changed(self, old: _Columns, new: _Columns, count: int) -> list[tuple[str, ...]]:
+        if not self._chosen:
+            return [()] * count
+        flags = [
+            repeat(False, count) if old[at] is new[at] else map(ne, old[at][1], new[at][1])
+            for at in self._chosen
+        ]
+        changes = self._changes
+        return [changes[each] for each in zip(*flags, strict=True)]
 
 
 class _PartialUpdates:
     """Updates whose new image has other columns than the old one."""
 
-    per_row = 1
+    images = 2
 
     def __init__(self, table: _Described, old: _Image, new: _Image) -> None:
         self.walk = walk([old.fields, new.fields])
+        self.counted = 0 if old.width else 1
+        self.per_row = old.width or new.width
         self._old, self._new = old, new
         self._writer = table.writer(table.of(old, new))
         self._key = table.key_writer(old, new)
@@ -334,21 +353,19 @@ class _PartialUpdates:
         self._compared = sent if set(sent) <= set(table.of(old)) else None
         self._changes = _Changes([table.names[at] for at in sent])
 
-    def read(self, rows: tuple[_Rows, ...], *, nulls: bool) -> list[Row]:
-        old = self._old.texts(rows[0], nulls=nulls)
-        new = self._new.texts(rows[1], nulls=nulls)
-        merged, count = {**old, **new}, len(rows[0])
-        if not merged:
-            return [(None, None, _NONE, b"{}", (), self._missing)] * count
+    def read(self, images: tuple[_Values, ...], count: int, *, nulls: bool) -> list[Row]:
+        old = self._old.texts(images[0], nulls=nulls)
+        new = self._new.texts(images[1], nulls=nulls)
+        merged = {**old, **new}
         before: Sequence[bytes | None]
         if self._old_writer is not None:
-            before, kind = self._old_writer.write(old)[1], _FULL
+            before, kind = self._old_writer.write(old, count), _FULL
         else:
             before, kind = _keys(self._old_key, old, count), _KEY if self._old_key else _NONE
-        images = self._writer.write(merged)[1]
+        after = self._writer.write(merged, count)
         keys = _keys(self._key, merged, count)
         missing = self._missing
-        every = zip(keys, before, images, self._changed(old, new, count), strict=True)
+        every = zip(keys, before, after, self._changed(old, new, count), strict=True)
         return [(key, was, kind, image, names, missing) for key, was, image, names in every]
 
     def _changed(

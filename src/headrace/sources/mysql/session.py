@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import msgspec
 
 from ...errors import PositionLost, SourceRefused, SourceReplaced
+from .address import Address
 from .binlog import UNKNOWN, Format, parse
 from .catalog import Catalog, End, Found, Server
-from .dump import FIRST, Dump, Place
-from .gtid import MysqlGtids
+from .dump import FIRST, Dump, Start, patience
+from .gtid import MariadbGtids, MysqlGtids
 from .resume import Copy, Restart, Resume, file_number, packed
 from .settings import MysqlSettings, matches
 
@@ -27,17 +28,24 @@ class Session:
     """A server that has turned out to be the right one."""
 
     source: MysqlSettings
+    address: Address
     catalog: Catalog
     server: Server
     resume: Resume  # where to go on
     fresh: bool  # nothing was read yet: the position is where the first copy will be
 
     @classmethod
-    def open(cls, source: MysqlSettings, stored: Resume | Restart | None) -> Session:
+    def open(
+        cls, source: MysqlSettings, stored: Resume | Restart | None, address: Address
+    ) -> Session:
         """Connect, make sure who the server is, and that it has what follows our position."""
         with ExitStack() as stack:
-            origin = stored.origin if isinstance(stored, Resume) else ""
-            catalog = Catalog(source.address.connect(), source=source.name, origin=origin)
+            catalog = Catalog(
+                address.connect(),
+                source=source.name,
+                origin=stored.origin if isinstance(stored, Resume) else "",
+                patience=patience(source.heartbeat_seconds),
+            )
             stack.callback(catalog.close)
             server = catalog.server()
             expect_rows(catalog)
@@ -45,9 +53,12 @@ class Session:
             if not found and stored is None:
                 raise _nothing_matches(source)
             if isinstance(stored, Resume):
-                resume = _narrowed(verified(source, stored, catalog), source)
+                resume = verified(source, stored, catalog)
+                if resume.file:
+                    _verify_birth(source, resume, address)
+                resume = _narrowed(resume, source)
             else:
-                resume = _begin(server, catalog.end(), stored)
+                resume = _begin(server, catalog.exact_end(), stored)
                 catalog = catalog.of(resume.origin)
             # Without a snapshot, what is not copied is what was there before the first start.
             copying = source.snapshot or stored is not None
@@ -55,27 +66,27 @@ class Session:
             if not copying:
                 resume = _with_columns(resume, found, catalog)
             stack.pop_all()
-        return cls(source, catalog, server, resume, not isinstance(stored, Resume))
+        return cls(source, address, catalog, server, resume, not isinstance(stored, Resume))
 
     def dump(self, resume: Resume) -> Dump:
         """The binary log from where the resume stands."""
         return Dump.open(
-            self.source.address,
-            self._place(resume),
+            self.address,
+            self._start(resume),
             replica_id=self.source.replica_id,
             heartbeat_seconds=self.source.heartbeat_seconds,
         )
 
-    def _place(self, resume: Resume) -> Place:
+    def _start(self, resume: Resume) -> Start:
         if resume.prepared:
             # Their rows have to be read again, wherever they begin.
             file, position = min(
                 [(resume.file, resume.position), *resume.prepared.values()],
                 key=lambda place: (file_number(place[0]), place[1]),
             )
-            return Place(file, position)
-        gtids = None if resume.file else self.server.parse_gtids(resume.gtids)
-        return Place(resume.file, resume.position, gtids)
+            return Start(file, position)
+        gtids = self.server.parse_gtids(resume.gtids) if resume.moved else None
+        return Start(resume.file, resume.position, gtids)
 
 
 def expect_rows(catalog: Catalog) -> None:
@@ -91,19 +102,21 @@ def verified(source: MysqlSettings, stored: Resume, catalog: Catalog) -> Resume:
     """Make sure that the server is the one we know, and still has what follows our position.
 
     Another server that has the same transactions will do, where these are followed by GTID; the
-    resume then has no file until the first event of that server's own is read.
+    resume then has no file until all that it has in common with the log is passed.
     """
     server = catalog.server()
-    if stored.server == server.identity and stored.file:
+    same = stored.server == server.identity or (stored.born and server.same_as(stored.server))
+    if same and stored.file:
         _verify_files(stored, catalog.files())
-        _verify_birth(source, stored)
-        return stored
+        return msgspec.structs.replace(stored, server=server.identity)
     if source.follow != "gtid" or stored.prepared or not stored.gtids:
         raise SourceReplaced(
             f"the server is {server.identity}, and our position is of {stored.server}"
         )
     _verify_gtids(stored, catalog)
-    return msgspec.structs.replace(stored, server=server.identity, file="", position=0, born=0)
+    return msgspec.structs.replace(
+        stored, server=server.identity, file="", position=0, born=0, moved=True
+    )
 
 
 def _verify_files(stored: Resume, files: dict[str, int]) -> None:
@@ -121,11 +134,11 @@ def _verify_files(stored: Resume, files: dict[str, int]) -> None:
         )
 
 
-def _verify_birth(source: MysqlSettings, stored: Resume) -> None:
+def _verify_birth(source: MysqlSettings, stored: Resume, address: Address) -> None:
     """A file that was begun at another time is another file, even if it has the same name."""
     dump = Dump.open(
-        source.address,
-        Place(stored.file, FIRST),
+        address,
+        Start(stored.file, FIRST),
         replica_id=source.replica_id,
         heartbeat_seconds=source.heartbeat_seconds,
     )
@@ -142,7 +155,8 @@ def _verify_birth(source: MysqlSettings, stored: Resume) -> None:
 
 def _verify_gtids(stored: Resume, catalog: Catalog) -> None:
     if catalog.server().mariadb:
-        return  # the server itself refuses a position that it does not have
+        _verify_domains(stored, catalog)
+        return
     known = catalog.variables("gtid_mode", "gtid_executed", "gtid_purged")
     if known.get("gtid_mode") != "ON":
         raise SourceRefused("follow: gtid needs gtid_mode = ON")
@@ -151,6 +165,16 @@ def _verify_gtids(stored: Resume, catalog: Catalog) -> None:
         raise SourceReplaced("the server has not executed all transactions that were read already")
     if not MysqlGtids.parse(known["gtid_purged"]) <= ours:
         raise PositionLost("the server has purged transactions that follow", hint=_PURGED)
+
+
+def _verify_domains(stored: Resume, catalog: Catalog) -> None:
+    """A server refuses what it lacks of a domain, but not a domain that it has never heard of."""
+    (state,) = catalog.rows("SELECT @@global.gtid_binlog_state")[0]
+    # The last of each domain and server; a replica that writes no log has executed more.
+    written = [MariadbGtids.parse(gtid) for gtid in str(state or "").split(",")]
+    for ours in MariadbGtids.parse(stored.gtids).last.values():
+        if not any(ours in gtids for gtids in written):
+            raise SourceReplaced(f"the server has not written {ours}, which was read already")
 
 
 def _nothing_matches(source: MysqlSettings) -> SourceRefused:

@@ -13,6 +13,7 @@ from msgspec import Meta
 from ...errors import ConfigError
 from ...secret import Secret
 from .address import Address
+from .path import Path
 
 ANNOTATIONS = "headrace_annotations"
 
@@ -29,6 +30,7 @@ class MysqlSettings:
     server_id: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0  # 0: made of the name and the url
     follow: Literal["position", "gtid"] = "position"  # how a place in the binary log is found again
     snapshot: bool = True  # whether to copy the rows that are there already
+    xa_memory_mb: Annotated[int, Meta(ge=1)] = 256  # for rows of prepared XA transactions
     heartbeat_seconds: Annotated[float, Meta(gt=0, le=600)] = 10.0
 
     def __post_init__(self) -> None:
@@ -71,20 +73,27 @@ class MysqlSettings:
         """Whether a table is to be captured."""
         if table == ANNOTATIONS or schema in SYSTEM_SCHEMAS:
             return False
-        return matches(f"{schema}.{table}", self.tables, self.database)
+        return matches(Path(schema, table), self.tables, self.database)
 
 
 SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
 
 
-def matches(path: str, globs: Sequence[str], database: str) -> bool:
-    """Whether database.table matches one of the globs; a bare name is of the url's database."""
+def matches(path: Path, globs: Sequence[str], database: str) -> bool:
+    """Whether a table matches one of the globs; a bare name is of the url's database."""
     return any(
-        fnmatch.fnmatchcase(path, glob if "." in glob else f"{_plain(database)}.{glob}")
+        _matches(path, glob)
+        if "." in glob
+        else path.schema == database and fnmatch.fnmatchcase(path.table, glob)
         for glob in globs
     )
 
 
-def _plain(name: str) -> str:
-    """A glob that means this name alone."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+def _matches(path: Path, glob: str) -> bool:
+    """Names may have dots, so each dot of the glob may be the one between database and table."""
+    dots = [at for at, letter in enumerate(glob) if letter == "."]
+    return any(
+        fnmatch.fnmatchcase(path.schema, glob[:dot])
+        and fnmatch.fnmatchcase(path.table, glob[dot + 1 :])
+        for dot in dots
+    )

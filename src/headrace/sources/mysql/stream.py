@@ -12,21 +12,25 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import msgspec
 
-from ...errors import DecodeError
+from ...errors import DecodeError, SourceUnavailable
 from ...event import Batch, Change, MysqlPosition, Op, Table, Transaction
 from .. import Phase, Register, Status
+from .address import Sessions, Truncated
 from .catalog import End, Found
 from .copying import Copier
 from .dump import Dump
-from .resume import Copy, Declared, Place, Restart, Resume, file_number, packed
+from .path import Path
+from .resume import Copy, Declared, Encoder, Place, Restart, Resume, file_number, packed
 from .session import Session
 from .settings import MysqlSettings
-from .tables import Tables, schema
+from .tables import Tables, expect_no_history, schema
 from .transactions import Assembler
 from .waiting import spoken
+from .xa import Held
 
 _PIECE = 8192  # changes; a longer transaction is handed over in pieces
 _PIECE_BYTES = 8 << 20
@@ -45,10 +49,19 @@ class MysqlStream:
         self._stored = stored
         self._register = register
         self._closing = threading.Event()
+        self._sessions = Sessions()
         self._flow: _Flow | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        session = Session.open(self._source, self._stored)
+        try:
+            yield from self._batches()
+        except SourceUnavailable:
+            if not self._closing.is_set():  # else it was we who ended the sessions
+                raise
+
+    def _batches(self) -> Iterator[Batch]:
+        address = replace(self._source.address, sessions=self._sessions)
+        session = Session.open(self._source, self._stored, address)
         flow = self._flow = _Flow(session, self._register, self._closing)
         try:
             yield from flow.batches()
@@ -72,6 +85,7 @@ class MysqlStream:
         self._closing.set()
         if self._flow is not None:
             self._flow.interrupt()
+        self._sessions.end()
 
 
 class _Flow:
@@ -84,6 +98,7 @@ class _Flow:
         self._closing = closing
         self._phase = Phase.STARTING
         self._resume = session.resume
+        self._encoder = Encoder()
         self._copier: Copier | None = None
         self._dump: Dump | None = None
         self._stored_at = self._heard_at = 0
@@ -120,7 +135,6 @@ class _Flow:
 
     def release(self) -> None:
         """Let go of the server."""
-        self._closing.set()
         self._session.catalog.close()
 
     def status(self) -> Status:
@@ -135,7 +149,7 @@ class _Flow:
         )
 
     def _batch(self, changes: list[Change]) -> Batch:
-        return Batch(changes, self._resume.encode())
+        return Batch(changes, self._encoder.encode(self._resume))
 
     # -- streaming ------------------------------------------------------------------------------
 
@@ -147,8 +161,21 @@ class _Flow:
             self._dump = dump
             if self._closing.is_set():
                 return
-            yield from self._batches(dump, self._assembler(), until)
+            assembler = self._assembler()
+            try:
+                yield from self._batches(dump, assembler, until)
+            except Truncated as error:
+                yield self._passed_over(assembler, error)
             self._dump = None
+
+    def _passed_over(self, assembler: Assembler, error: Truncated) -> Batch:
+        """A transaction that the server died in was undone when it came back, with a new file."""
+        number = file_number(assembler.file)
+        later = [file for file in self._session.catalog.files() if file_number(file) > number]
+        if not later:
+            raise error
+        assembler.cut(min(later, key=file_number))
+        return self._handed(assembler)
 
     def _assembler(self) -> Assembler:
         session, resume = self._session, self._resume
@@ -163,8 +190,8 @@ class _Flow:
         )
         nowhere = self._register(catalog.sourceless(self._source.database))
         gtids = server.parse_gtids(resume.gtids)
-        assembler = Assembler(tables, resume, gtids, nowhere=nowhere)
-        return assembler.folding(server.folds)
+        held = Held(self._source.xa_memory_mb)
+        return Assembler(tables, resume, gtids, nowhere=nowhere, held=held)
 
     def _batches(self, dump: Dump, assembler: Assembler, until: Place | None) -> Iterator[Batch]:
         offered = time.monotonic()
@@ -173,11 +200,8 @@ class _Flow:
             if _ends(assembler, until):
                 break
             events = dump.receive(0.0 if assembler.done else _WAIT_SECONDS)
-            for event in events:
-                assembler.feed(event)
-                size += len(event)
-                if _ends(assembler, until):
-                    break
+            size += sum(map(len, events))
+            yield from self._fed(events, assembler, until)
             assembler.flush()
             if len(assembler.open) > _PIECE or (size > _PIECE_BYTES and assembler.open):
                 yield from self._pieces(assembler)
@@ -193,6 +217,20 @@ class _Flow:
         # In the middle of a transaction that was handed over in part, nothing is complete.
         if assembler.done or assembler.between_transactions:
             yield self._handed(assembler)
+
+    def _fed(
+        self, events: list[bytes], assembler: Assembler, until: Place | None
+    ) -> Iterator[Batch]:
+        """Take events; gives the pieces of what is unpacked on the way."""
+        for event in events:
+            ended = assembler.feed(event)
+            while assembler.unpacking:
+                yield from self._pieces(assembler)
+                if self._closing.is_set():
+                    return
+                ended = assembler.unpack()
+            if ended and _ends(assembler, until):
+                return
 
     def _passed(self, assembler: Assembler) -> bool:
         """Whether the position moves, if only by what is not captured."""
@@ -258,7 +296,9 @@ class _Flow:
 
     def _copy(self, *, first: bool) -> Iterator[Batch]:
         """Take a point, follow the stream up to it, and copy there what it shows."""
-        found = {table.path: table for table in self._session.catalog.candidates(self._wanted)}
+        found = {
+            table.path: table for table in self._session.catalog.candidates(self._source.wants)
+        }
         gone = [path for path in self._resume.to_copy if path not in found]
         for path in gone:
             self._resume = _without(self._resume, path)
@@ -266,15 +306,12 @@ class _Flow:
         if not tables:
             yield self._batch([])
             return
-        with closing(Copier.open(self._source.address, self._session.catalog, tables)) as copier:
+        with closing(Copier.open(self._session.address, self._session.catalog, tables)) as copier:
             self._copier = copier
             yield from self._reach(copier.end, first=first)
             if not self._closing.is_set():
                 yield from self._copied(copier, tables)
             self._copier = None
-
-    def _wanted(self, schema_name: str, name: str) -> bool:
-        return self._source.wants(schema_name, name)
 
     def _reach(self, end: End, *, first: bool) -> Iterator[Batch]:
         if first:
@@ -310,7 +347,7 @@ class _Flow:
         told: list[Change] = []
         at = MysqlPosition(copier.end.file, copier.end.position, "", copier.end.position)
         now = time.time_ns() // 1000
-        name = f"snapshot-{copier.end.file}:{copier.end.position}-{path}"
+        name = f"snapshot-{copier.end.file}:{copier.end.position}-{path.label}"
         transaction = Transaction(name, now, now)
         if self._resume.versions.get(path) != table.version:
             told.append(spoken(Op.SCHEMA, table, schema(table), (transaction, 1, at)))
@@ -330,8 +367,11 @@ class _Flow:
         yield self._batch(told)
         yield from self._rows(copier, table, declared, path)
 
-    def _rows(self, copier: Copier, table: Table, declared: Declared, path: str) -> Iterator[Batch]:
+    def _rows(
+        self, copier: Copier, table: Table, declared: Declared, path: Path
+    ) -> Iterator[Batch]:
         try:
+            expect_no_history(declared)
             for changes in copier.rows(table, declared):
                 copy = self._resume.copies[path]
                 copy = msgspec.structs.replace(copy, rows=copy.rows + len(changes))
@@ -361,7 +401,7 @@ def _round(tables: list[Found]) -> list[Found]:
     return transactional or tables[:1]
 
 
-def _without(resume: Resume, path: str) -> Resume:
+def _without(resume: Resume, path: Path) -> Resume:
     """A table that is not there any more; the stream tells of its end."""
     copies = {each: copy for each, copy in resume.copies.items() if each != path}
     former = (*resume.former, path) if resume.copies[path].again else resume.former

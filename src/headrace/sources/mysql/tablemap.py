@@ -108,6 +108,13 @@ def table_map(data: bytes, *, mariadb: bool) -> tuple[str, str, tuple[MappedColu
     return database, table, tuple(_told(columns, data[at + (count + 7) // 8 :], fields))
 
 
+def without_doubtful_signs(columns: tuple[MappedColumn, ...]) -> tuple[MappedColumn, ...]:
+    """The same without signs where a YEAR may have shifted them: the catalogue knows them."""
+    if all(column.code != YEAR for column in columns):
+        return columns
+    return tuple(msgspec.structs.replace(column, unsigned=None) for column in columns)
+
+
 def _name(data: bytes, at: int) -> tuple[str, int]:
     size, at = integer(data, at)
     return part(data, at, size).decode(), at + size + 1  # a zero byte follows
@@ -195,6 +202,8 @@ def _high_bits(value: bytes, count: int) -> list[bool]:
 
 def _unsigned(columns: _Fields, value: bytes) -> _Fields:
     numbers = _chosen(columns, _NUMBERS)
+    if len(numbers) > 8 * len(value):  # an older server, which leaves them out
+        numbers = _chosen(columns, _NUMBERS - {YEAR})
     flags = _high_bits(value, len(numbers))
     return _set(columns, "unsigned", list(zip(numbers, flags, strict=True)))
 

@@ -91,6 +91,20 @@ def dates(values: Values) -> Converted:
     return QUOTED, [_dates[high << 16 | low] for low, high in packed]
 
 
+def _each_once(convert: Callable[[Values], Converted]) -> Callable[[Values], Converted]:
+    """The same, but moments that come again are written once: a statement's rows share its own."""
+
+    def converted(values: Values) -> Converted:
+        distinct = list(set(values))
+        if 2 * len(distinct) > len(values):
+            return convert(values)
+        slot, texts = convert(distinct)
+        known = dict(zip(distinct, texts, strict=True))
+        return slot, [known[value] for value in values]
+
+    return converted
+
+
 def datetimes(digits: int) -> Callable[[Values], Converted]:
     """DATETIME(digits): five bytes, the highest first, then the fraction."""
     size = (digits + 1) // 2
@@ -114,7 +128,7 @@ def datetimes(digits: int) -> Callable[[Values], Converted]:
             for h, low, a, b in iterate(b"".join(values))
         ]
 
-    return (plain, short, short, long)[size]
+    return _each_once((plain, short, short, long)[size])
 
 
 def timestamps(digits: int) -> Callable[[Values], Converted]:
@@ -147,7 +161,7 @@ def timestamps(digits: int) -> Callable[[Values], Converted]:
             for at, a, b in iterate(b"".join(values))
         ]
 
-    return (plain, short, short, long)[size]
+    return _each_once((plain, short, short, long)[size])
 
 
 def times(digits: int) -> Callable[[Values], Converted]:

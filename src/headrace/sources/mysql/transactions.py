@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from ...errors import DecodeError, PositionLost, ProtocolError, SourceRefused, SourceReplaced
 from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
-from ..postgres.annotations import annotated
+from .._annotations import annotated
+from .address import Truncated
 from .binlog import (
     UNKNOWN,
     Event,
@@ -31,22 +32,21 @@ from .binlog import (
 )
 from .catalog import Gtids
 from .ddl import Dml, read
+from .dump import FIRST
+from .path import Path
 from .resume import Place, Resume, file_number
+from .savepoints import ROLLBACK_TO, SAVEPOINT, kept_by, savepoint
 from .settings import SYSTEM_SCHEMAS
 from .tables import Reading, Tables, Told
-from .waiting import Begun, Waiting, decoded, spoken
-from .xa import XA, Prepared, xid
+from .waiting import Begun, Waiting, annotation, decoded, spoken
+from .xa import XA, Held, Prepared, xid
 
 _TABLE_MAP = 19
 _HEAD = 19  # bytes of an event's header
 _TABLE_ID, _MAP_FLAGS = 6, 2  # bytes
 _CHECKSUM = 4  # bytes
+_UNPACKED = 1 << 20  # bytes of a compressed transaction that are taken at once
 _set = msgspec.structs.force_setattr
-
-_SAVEPOINT = re.compile(r"SAVEPOINT\s+(?P<name>.+)", re.IGNORECASE | re.DOTALL)
-_ROLLBACK_TO = re.compile(
-    r"ROLLBACK\s+TO\s+(?:SAVEPOINT\s+)?(?P<name>.+)", re.IGNORECASE | re.DOTALL
-)
 
 
 class Assembler:
@@ -54,10 +54,15 @@ class Assembler:
 
     Rows wait until `flush`, since many events decoded together cost much less than one by one.
 
+    A compressed transaction may be larger than memory when unpacked, so it is taken in steps:
+    while `unpacking`, the next events come by `unpack`.
+
     `done` holds complete transactions, up to `place`; `open` the one that has begun.
     """
 
-    def __init__(self, tables: Tables, resume: Resume, gtids: Gtids, *, nowhere: Table) -> None:
+    def __init__(
+        self, tables: Tables, resume: Resume, gtids: Gtids, *, nowhere: Table, held: Held
+    ) -> None:
         self.tables = tables
         self.done: list[Change] = []
         self.open: list[Change] = []
@@ -67,24 +72,23 @@ class Assembler:
         self.gtids = gtids
         self.settled = tables.state
         self.prepared: dict[str, Prepared] = {}
-        self.heard_of = (resume.file, resume.position)  # how far the server has told to have come
         self._pending = dict(resume.prepared)
+        self._held = held
         # Where the last complete transaction ends: what stands before it is in the log already.
         self.after: tuple[str, int] = (resume.file, resume.position)
         self._skip = resume.place
+        # By GTID the server passes over what is in the log, and says where only when that is over.
+        self._by_gtid = resume.moved
+        self._passing = resume.moved and not resume.file
         self._form: Format = UNKNOWN
         self._begun: Begun | None = None
+        self._inner: Iterator[Event] = iter(())  # what is left of a compressed transaction
+        self.unpacking = False
         self._readings: dict[int, Reading] = {}
         self._at = 0  # where the event at hand begins
         self._nowhere = nowhere
         self._known = (resume.file, resume.born)  # the file whose birth is known, for a look at it
         self._gtid: Any = None
-        self._folds = False
-
-    def folding(self, folds: bool) -> Assembler:
-        """The same for a server that keeps names in small letters."""
-        self._folds = folds
-        return self
 
     @property
     def between_transactions(self) -> bool:
@@ -96,22 +100,51 @@ class Assembler:
         """How far everything has been read."""
         return file_number(self.file), self.end
 
-    def feed(self, data: bytes) -> None:
-        """Take one event, header and checksum included."""
+    def feed(self, data: bytes) -> bool:
+        """Take one event, header and checksum included; whether it ends all that had begun."""
         if data[4] == _TABLE_MAP and self._mapped_before(data):
-            return
+            return self._begun is None
         event = parse(data, self._form)
         if isinstance(event, RowsEvent):
             self._moved(event.header)
             self._changed(event, data)
-        else:
-            self._take(event, data)
+            return False
+        self._take(event, data)
+        return self._begun is None
+
+    def unpack(self) -> bool:
+        """Take more of a compressed transaction, while `unpacking`; says the same as `feed`."""
+        size = 0
+        for event in self._inner:
+            self._happened(event, b"")
+            size += event.header.size
+            if size > _UNPACKED:
+                self.unpacking = True
+                return False
+        self.unpacking = False
+        return self._begun is None
+
+    def cut(self, file: str) -> None:
+        """What has begun has no end, and never counted; go on with another file."""
+        self.flush()
+        if self._begun is not None and self._begun.handed:
+            raise SourceRefused(
+                f"{self.file} ends within a transaction of which a part is stored: the server died "
+                "while it wrote it",
+                hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
+            )
+        self._begun, self.open = None, []
+        self.file, self.end, self.born = file, FIRST, 0
+        self.after = (self.file, self.end)
 
     def take_open(self) -> list[Change]:
         """The changes of the open transaction so far, but one: the last must be known as such."""
         begun = self._begun
         self.flush()
-        if begun is None or begun.holds:
+        if begun is not None and begun.holds:
+            self._held.look(self.open, f"{self.file}:{self._at}")
+            return []
+        if begun is None:
             return []
         taken, self.open = self.open[:-1], self.open[-1:]
         begun.handed += len(taken)
@@ -131,7 +164,7 @@ class Assembler:
         return True
 
     def _moved(self, header: Header) -> None:
-        self._reached(header.end, header.size, artificial=bool(header.flags & 0x20))
+        self._reached(header.end, header.size, artificial=header.artificial)
 
     def _reached(self, low: int, size: int, *, artificial: bool) -> None:
         """Note where the event at hand stands, of which only 32 bits are told, or nothing."""
@@ -157,11 +190,12 @@ class Assembler:
                 self._heard(event)
             case Payload():
                 self._moved(event.header)
-                self._unpacked(event)
+                self._inner = inner_events(event, self._form)
+                self.unpack()
             case _:
                 self._moved(event.header)
                 self._happened(event, data)
-        if self._begun is None and self.place > self._skip:
+        if self._begun is None and self.place > self._skip and not self._passing:
             self.after = (self.file, self.end)  # nothing of a transaction stands before here
 
     def _happened(self, event: Event, data: bytes) -> None:
@@ -184,21 +218,16 @@ class Assembler:
                     hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
                 )
 
-    def _unpacked(self, payload: Payload) -> None:
-        for event in inner_events(payload, self._form):
-            self._happened(event, b"")
-
     def _rotated(self, event: Rotate) -> None:
-        if self._begun is not None and event.header.timestamp:
-            raise ProtocolError("a file of the binary log ends within a transaction")
+        if self._begun is not None and event.file != self.file:
+            raise Truncated(f"{self.file} ends within a transaction")
         if event.file != self.file:
             self.born = 0
         self.file, self.end = event.file, event.position
-        self.heard_of = (event.file, event.position)
 
     def _described(self, event: Format) -> None:
         self._form = event
-        if event.header.end and not event.header.flags & 0x20:
+        if event.header.end and not event.header.artificial:
             self._moved(event.header)
         file, born = self._known
         if born and file == self.file and event.header.timestamp not in (born, 0):
@@ -207,8 +236,10 @@ class Assembler:
         self._readings = {}
 
     def _heard(self, event: Heartbeat) -> None:
-        if event.file:
-            self.heard_of = (event.file, event.position)
+        """Behind a heartbeat nothing is left to send; what was passed over stood before it."""
+        if self._by_gtid and self._begun is None and event.file == self.file:
+            self.end = max(self.end, event.position)
+            self._passing = False
 
     # -- transactions ---------------------------------------------------------------------------
 
@@ -252,10 +283,11 @@ class Assembler:
         self.flush()
         if found := XA.match(sql):
             self._branch(begun, found["verb"].upper(), xid(found["xid"]))
-        elif found := _SAVEPOINT.fullmatch(sql):
-            begun.savepoints[found["name"]] = begun.handed + len(self.open)
-        elif found := _ROLLBACK_TO.fullmatch(sql):
-            self._rolled_back(begun, begun.savepoints.get(found["name"], 0))
+        elif found := SAVEPOINT.fullmatch(sql):
+            begun.savepoints[savepoint(found["name"])] = begun.handed + len(self.open)
+        elif found := ROLLBACK_TO.fullmatch(sql):
+            where = f"{self.file}:{self._at}"
+            self._rolled_back(begun, kept_by(begun.savepoints, found["name"], where))
         else:
             self._stated(begun, event)
 
@@ -264,7 +296,8 @@ class Assembler:
         self.flush()
         if kept < begun.handed:
             raise ProtocolError(
-                f"{self.file}:{self._at}: a transaction is rolled back of which a part is stored"
+                f"{self.file}:{self._at}: a transaction is rolled back of which a part is stored",
+                hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
             )
         del self.open[kept - begun.handed :]
         begun.ordinal = kept
@@ -284,7 +317,10 @@ class Assembler:
     def _read(self, event: Query) -> Any:
         try:
             return read(
-                event.sql, database=event.database, sql_mode=event.sql_mode, folds=self._folds
+                event.sql,
+                database=event.database,
+                sql_mode=event.sql_mode,
+                folds=self.tables.folds,
             )
         except DecodeError as error:
             raise ProtocolError(
@@ -319,6 +355,7 @@ class Assembler:
     def _ended(self, begun: Begun) -> None:
         if not begun.skipped:
             self.after = (self.file, self.end)
+            self._passing = False
             self.settled = self.tables.state
             if self._gtid is not None:
                 self.gtids = self.gtids.add(self._gtid)
@@ -339,19 +376,26 @@ class Assembler:
         begun = self._begun
         if begun is None:
             raise ProtocolError("an XA transaction was prepared that had not begun")
-        if event.one_phase:
+        self._held.look(self.open, f"{self.file}:{self._at}")
+        size = self._held.prepare()
+        name = f"{event.gtrid.hex()}.{event.bqual.hex()}.{event.format_id}"
+        waits = not event.one_phase and (not begun.skipped or name in self._pending)
+        if not waits:
+            self._held.decide(size)
+        if event.one_phase and not begun.skipped:
             begun.holds = False
             self._committed()
             return
-        name = f"{event.gtrid.hex()}.{event.bqual.hex()}.{event.format_id}"
-        if not begun.skipped or name in self._pending:
-            self.prepared[name] = Prepared(self.open, begun.file, begun.position)
+        if waits:
+            self.prepared[name] = Prepared(self.open, begun.file, begun.position, size)
         self.open = []
         self._ended(begun)
 
     def _decided(self, begun: Begun, name: str, *, commits: bool) -> None:
         """Rows are logged when they are prepared, and are changes when they are committed."""
         prepared = self.prepared.pop(name, None) if not begun.skipped else None
+        if prepared is not None:
+            self._held.decide(prepared.size)
         if prepared is None and commits and not begun.skipped:
             raise PositionLost(
                 f"{self.file}:{self._at}: an XA transaction is committed that was prepared before "
@@ -412,7 +456,7 @@ class Assembler:
                 self._cannot_read(each.reading.path, rows)
             self.open.append(each.kept(self.tables.state.errored.get(each.reading.path, "")))
 
-    def _cannot_read(self, path: str, error: DecodeError) -> None:
+    def _cannot_read(self, path: Path, error: DecodeError) -> None:
         if path in self.tables.state.errored:
             return
         self.tables.cannot_read(path, str(error))
@@ -434,7 +478,7 @@ class Assembler:
         for _, _, _, after, _, _ in rows:
             if after is None:
                 continue  # the row was deleted again
-            content = _content(after)
+            content = annotation(after)
             metadata, whole = annotated(begun.transaction.metadata, content)
             # Nobody has seen the transaction yet, and its changes share this one value.
             _set(begun.transaction, "metadata", metadata)
@@ -453,12 +497,3 @@ class Assembler:
         for op, table, said in told:
             begun.ordinal += 1
             self.open.append(spoken(op, table, said, (begun.transaction, begun.ordinal, position)))
-
-
-def _content(image: bytes) -> bytes:
-    """The annotation in a row of the table: its column `metadata`."""
-    row = msgspec.json.decode(image, type=dict[str, msgspec.Raw])
-    said = bytes(row.get("metadata", b"null"))
-    if said.startswith(b'"'):
-        return msgspec.json.decode(said, type=str).encode()
-    return said

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import msgspec
 
 from ...errors import DecodeError
-from .columns import DeclaredColumn, DeclaredType, declared_type
+from .columns import GEOMETRIES, DeclaredColumn, DeclaredType, declared_type
 from .layouts import document, shortest
 from .times import ZERO
 
@@ -112,8 +112,6 @@ def _always(encode: Encode) -> Callable[[DeclaredType], Encode]:
     return lambda kind: encode
 
 
-_GEOMETRIES = ("geometry", "point", "linestring", "polygon", "multipoint", "multilinestring",
-               "multipolygon", "geometrycollection")  # fmt: skip
 _ENCODERS: dict[str, Callable[[DeclaredType], Encode]] = {
     **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint"), _integer),
     "decimal": _decimal,
@@ -131,5 +129,5 @@ _ENCODERS: dict[str, Callable[[DeclaredType], Encode]] = {
     ),
     "set": _always(_labels),
     "json": _always(_same),
-    **dict.fromkeys(_GEOMETRIES, _always(lambda value: _base64(value[4:]))),
+    **dict.fromkeys(GEOMETRIES, _always(lambda value: _base64(value[4:]))),
 }

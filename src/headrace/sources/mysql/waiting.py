@@ -113,3 +113,12 @@ def spoken(
     """A change that is not about a row; `where`: transaction, ordinal, position."""
     content = msgspec.json.encode(said)
     return Change(op, table, None, None, BeforeKind.NONE, content, None, (), *where)
+
+
+def annotation(image: bytes) -> bytes:
+    """What a row of the table of annotations says: its column `metadata`."""
+    row = msgspec.json.decode(image, type=dict[str, msgspec.Raw])
+    said = bytes(row.get("metadata", b"null"))
+    if said.startswith(b'"'):
+        return msgspec.json.decode(said, type=str).encode()
+    return said

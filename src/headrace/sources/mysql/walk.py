@@ -12,9 +12,10 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-Walk = Callable[[bytes, int, int], tuple[int, bool, tuple[list[tuple[Any, ...]], ...]]]
-"""The rows from one place to another -> where they end, whether there was a NULL, and for each
-image of a row (one, or the old and the new one) its columns' values."""
+Walk = Callable[..., tuple[int, bool]]
+"""The rows from one place to another, and a list for each image of a row (one, or the old and the
+new one), which gets the columns' values one after the other -> where the rows end, and whether
+there was a NULL."""
 
 _PREFIXES = {1: "B", 2: "H", 4: "I"}
 
@@ -30,16 +31,13 @@ class Field(NamedTuple):
 def walk(images: Sequence[Sequence[Field]]) -> Walk:
     """The function for rows of these images, which come in turn."""
     source = _Source()
-    source.add("def walk(data, at, end):")
+    lists = ", ".join(f"values{number}" for number in range(len(images)))
+    source.add(f"def walk(data, at, end, {lists}):")
     source.add(" nulls = False")
-    for number in range(len(images)):
-        source.add(f" rows{number} = []")
-        source.add(f" add{number} = rows{number}.append")
     source.add(" while at < end:")
     for number, fields in enumerate(images):
         source.image(number, fields)
-    lists = "".join(f"rows{number}, " for number in range(len(images)))
-    source.add(f" return at, nulls, ({lists})")
+    source.add(" return at, nulls")
     return source.compiled()
 
 
@@ -75,7 +73,7 @@ class _Source:
             self.add("  if True:")
             self._straight(fields, size)
         values = "".join(f"c{at}, " for at in range(len(fields)))
-        self.add(f"  add{number}(({values}))")
+        self.add(f"  values{number} += ({values})")
 
     def _straight(self, fields: Sequence[Field], skip: int) -> None:
         """Without NULL: runs of fixed columns, each with the length of what follows."""

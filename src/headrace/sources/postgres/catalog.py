@@ -102,7 +102,7 @@ _LOOK_SECONDS = 0.01
 
 _PARTS = """
     SELECT format('%%I.%%I', n.nspname, c.relname),
-           pg_relation_size(c.oid) / current_setting('block_size')::int,
+           coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::int,
            coalesce(pg_relation_filenode(c.oid), 0)::bigint, c.reltuples::bigint
     FROM (SELECT relid::oid FROM pg_partition_tree(%s::oid) UNION SELECT %s::oid) t
     JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace

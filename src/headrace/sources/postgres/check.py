@@ -8,6 +8,7 @@ from psycopg import sql
 
 from ...errors import HeadraceError
 from .. import Finding
+from . import ddl
 from .catalog import Catalog
 from .settings import PostgresSettings
 from .slot import everything_published, publishes_everything
@@ -169,11 +170,17 @@ class _Check:
         return Finding(what, ok=True, detail=f"old row: {sent}")
 
     def _event_trigger(self) -> Finding:
-        there = self._catalog.rows("SELECT 1 FROM pg_event_trigger WHERE evtname = 'headrace_ddl'")
+        found = ddl.installed(self._catalog)
         user, superuser, _ = self._catalog.rows(_USER_PLAIN)[0]
-        ok = bool(there) or superuser
+        ok = found == ddl.EDITION or superuser
         fix = f"ALTER ROLE {_name(user)} SUPERUSER;  -- once, or set ddl: false"
-        detail = "installed" if there else "will be installed" if ok else "needs a superuser"
+        if found == ddl.EDITION:
+            detail = "installed"
+        elif found is None:
+            detail = "will be installed" if ok else "needs a superuser"
+        else:
+            # An older one may let whoever can log in act as the superuser who has installed it.
+            detail = "will be renewed" if ok else "is of another edition; needs a superuser"
         return Finding("ddl event trigger", ok=ok, detail=detail, fix="" if ok else fix)
 
 

@@ -130,7 +130,8 @@ def with_tables(resume: R, tables: Sequence[Published], *, copying: bool) -> R:
         if known is not None and known.relation == table.oid:
             continue
         renamed = named.get(table.oid)
-        if renamed is not None:
+        # Another table may have got the old name, and have been met before.
+        if renamed is not None and copies[renamed].relation == table.oid:
             # What the stream has told under the new name already is in the copy as well.
             del copies[renamed]
             former.append(renamed)

@@ -12,7 +12,7 @@ import msgspec
 from ...errors import DecodeError, ProtocolError
 from ...event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction
 from .. import Register
-from .annotations import annotated
+from .._annotations import annotated
 from .pgoutput import (
     Begin,
     Commit,

@@ -9,55 +9,97 @@ from typing import Any, NamedTuple
 import msgspec
 import psycopg
 
-from ...errors import DecodeError, SourceRefused
+from ...errors import DecodeError, PositionLost, SourceError, SourceRefused
 from ...event import Change, Column, EventTablePosition, Position, Table
 from ..postgres.address import classify
 from ..postgres.catalog import Catalog, Published
 from ..postgres.copying import Point
-from .ddl import trigger_names
+from .ddl import HERE, trigger_names
 from .entries import Entry
 from .resume import Seen
 from .rows import Described, EventRows
 
 _IDENTITY = """
-    SELECT s.system_identifier::text, c.timeline_id, current_database()
-    FROM pg_control_system() s, pg_control_checkpoint() c"""
+    SELECT s.system_identifier::text, current_database(),
+           -- The control file has that of the last checkpoint, which may be minutes old.
+           CASE WHEN pg_is_in_recovery() THEN NULL ELSE
+               ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
+    FROM pg_control_system() s"""
 
 _TRIGGERS = """
     SELECT tgrelid::bigint, tgname::text, tgenabled <> 'D' AND tgenabled <> 'R',
            format('%%s:%%s:%%s', oid, xmin, tgenabled)
     FROM pg_trigger WHERE tgname = ANY (%s) AND tgparentid = 0 ORDER BY tgrelid, tgname"""
 
+# Whoever owns them decides what runs when others write.
+_STRANGERS = """
+    SELECT r.rolname FROM pg_namespace n
+    LEFT JOIN pg_proc p ON p.pronamespace = n.oid AND p.proname IN
+        ('emit_cdc_event', 'note_columns', 'told', 'columns_now', 'as_json')
+    JOIN pg_roles r ON r.oid IN (n.nspowner, p.proowner)
+    JOIN pg_roles me ON me.rolname = current_user
+    WHERE n.nspname = %s AND NOT r.rolsuper AND r.oid <> me.oid
+      -- A superuser is a member of every role, which says nothing.
+      AND NOT (pg_has_role(r.oid, 'MEMBER') AND NOT me.rolsuper)
+      AND r.oid <> (SELECT datdba FROM pg_database WHERE datname = current_database())
+    LIMIT 1"""
+
+# Of values that are stored apart too, without reading them.
+_SIZE = "coalesce(octet_length(old), 0) + coalesce(octet_length(new), 0) AS size"
+
 # What a snapshot does not see was open in it, or began later.
 _NEWS = """
     FROM (SELECT xid, id FROM {schema}.events WHERE xid = ANY (%(open)s::text[]::xid8[])
           UNION ALL
           SELECT xid, id FROM {schema}.events WHERE xid >= %(after)s::text::xid8) news"""
+_NEWS = _NEWS.replace("xid, id", "xid, id, " + _SIZE)
 
-_ANY_NEWS = "SELECT pg_current_snapshot()::text, EXISTS (SELECT" + _NEWS + ")"
+# A dump that is loaded again keeps the installation's name, but makes other tables.
+_STATE = """SELECT installation || '/' || '{schema}.events'::regclass::oid, trimmed::text::bigint
+    FROM {schema}.state"""
+
+# In this order: what a snapshot sees has been written before, but perhaps not to the disk.
+_WAL = """(pg_current_wal_insert_lsn() - '0/0')::bigint,
+    pg_current_wal_insert_lsn() <= pg_current_wal_flush_lsn()"""
+
+# Its own commit waits for the disk, and for no standby, whatever the session's setting is.
+_FLUSH = """SELECT set_config('synchronous_commit', 'local', true),
+                   pg_logical_emit_message(true, 'headrace.heartbeat', '')"""
+
+# All by one snapshot: what was removed is not taken for what never was.
+_ANY_NEWS = (
+    "SELECT state.*, pg_current_snapshot()::text, EXISTS (SELECT"
+    + _NEWS
+    + f"), {_WAL} FROM ({_STATE}) AS state"
+)
 
 # Whoever has waited for another's row has its own entry after all of the other's: in the order of
 # their last entries no transaction comes before one that it has seen.
 _TRANSACTIONS = (
-    "SELECT xid::text::bigint, max(id), count(*)"
+    "SELECT xid::text::bigint, max(id), count(*), sum(size)::bigint"
     + _NEWS
     + """
     WHERE pg_visible_in_snapshot(xid, %(target)s::text::pg_snapshot)
     GROUP BY xid HAVING max(id) > %(entry)s ORDER BY max(id)"""
 )
 
-_FIELDS = """e.xid::text, e.id, e.op, e.columns, e.old, e.new, e.annotations,
-    (e.lsn - '0/0')::bigint, (extract(epoch FROM e.at) * 1000000)::bigint"""
+_FIELDS = """e.xid::text, e.id, e.turn, e.op, e.relation, e.columns, e.old, e.new, e.annotations,
+    (extract(epoch FROM e.at) * 1000000)::bigint"""
 _ENTRIES = f"""
     SELECT {_FIELDS}
-    FROM unnest(%(xids)s::text[]::xid8[]) WITH ORDINALITY AS t(xid, turn)
-    JOIN {{schema}}.events e USING (xid) ORDER BY t.turn, e.id"""
+    FROM unnest(%(xids)s::text[]::xid8[]) WITH ORDINALITY AS t(xid, place)
+    JOIN {{schema}}.events e USING (xid) ORDER BY t.place, e.turn, e.id"""
+# At least one, and no more than fit: the server sends nothing that is not wanted yet.
 _PIECE = f"""
-    SELECT {_FIELDS} FROM {{schema}}.events e
-    WHERE xid = %(xid)s::text::xid8 AND id > %(after)s ORDER BY id LIMIT %(limit)s"""
+    SELECT {_FIELDS} FROM (
+        SELECT *, sum(size) OVER (ORDER BY turn, id) - size AS before FROM (
+            SELECT *, {_SIZE} FROM {{schema}}.events
+            WHERE xid = %(xid)s::text::xid8 AND (turn, id) > (%(turn)s, %(after)s)
+            ORDER BY turn, id LIMIT %(limit)s) part) e
+    WHERE before < %(bytes)s ORDER BY turn, id"""
 _LAST = f"""
-    SELECT {_FIELDS} FROM {{schema}}.events e
-    WHERE xid = %(xid)s::text::xid8 ORDER BY id DESC LIMIT 1"""
+    SELECT {_FIELDS.replace("e.old, e.new", "NULL, NULL")} FROM {{schema}}.events e
+    WHERE xid = %(xid)s::text::xid8 AND id = %(last)s"""
 _ANNOTATIONS = """
     SELECT annotations FROM {schema}.events
     WHERE xid = %(xid)s::text::xid8 AND annotations IS NOT NULL
@@ -65,12 +107,10 @@ _ANNOTATIONS = """
 
 _TRIM = """
     WITH old AS MATERIALIZED (
-        SELECT xid, id FROM {schema}.events WHERE xid < %(before)s::text::xid8
-        ORDER BY xid, id LIMIT %(limit)s),
+        SELECT xid, turn, id FROM {schema}.events WHERE xid < %(before)s::text::xid8
+        ORDER BY xid, turn, id LIMIT %(limit)s),
     gone AS (DELETE FROM {schema}.events e USING old
-             WHERE e.xid = old.xid AND e.id = old.id RETURNING e.xid),
-    noted AS (UPDATE {schema}.state SET trimmed = greatest(trimmed, %(before)s::text::xid8)
-              WHERE EXISTS (SELECT FROM old))
+             WHERE e.xid = old.xid AND e.turn = old.turn AND e.id = old.id RETURNING e.xid)
     SELECT count(*) FROM gone"""
 
 
@@ -78,8 +118,8 @@ class Identity(NamedTuple):
     """Which database of which server."""
 
     system: str
-    timeline: int
     database: str
+    timeline: int | None  # None: it is a standby
 
 
 class State(NamedTuple):
@@ -87,6 +127,16 @@ class State(NamedTuple):
 
     installation: str
     trimmed: int
+
+
+class News(NamedTuple):
+    """A look at the event table."""
+
+    state: State
+    snapshot: str
+    any: bool  # whether it sees events that are not in the log
+    lsn: int  # where the write-ahead log stood
+    flushed: bool  # whether all that it sees would outlive a crash
 
 
 class Triggers(NamedTuple):
@@ -102,6 +152,7 @@ class Told(NamedTuple):
     xid: int
     last: int  # its last entry
     entries: int
+    size: int  # of their rows, in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +208,14 @@ class EventCatalog(Catalog):
         found = self.rows(query, self._schema)
         return str(found[0][0]) if found else None
 
+    def stranger(self) -> str:
+        """Who owns the schema or its functions, if that is nobody we trust; "": it is."""
+        found = self.rows(_STRANGERS, self._schema)
+        return str(found[0][0]) if found else ""
+
     def state(self) -> State:
         """Which installation it is, and how far its events were removed."""
-        query = "SELECT installation::text, trimmed::text::bigint FROM {schema}.state"
-        found = self._asked(query)
-        if not found:
-            raise SourceRefused(f"the table {self._schema}.state is empty")
-        return State(*found[0])
+        return State(*self._only(self._asked(_STATE)))
 
     # -- tables ---------------------------------------------------------------------------------
 
@@ -200,6 +252,11 @@ class EventCatalog(Catalog):
         found = self.rows(query, relation)
         return bool(found and found[0][0])
 
+    def owner(self, relation: int) -> str:
+        """Who owns a table."""
+        query = "SELECT pg_get_userbyid(relowner) FROM pg_class WHERE oid = %s"
+        return str(self.rows(query, relation)[0][0])
+
     def event_rows(self, columns: str) -> EventRows:
         """The decoder for rows of a description."""
         query = "SELECT described::text FROM {schema}.relations WHERE columns = %(columns)s LIMIT 1"
@@ -227,14 +284,29 @@ class EventCatalog(Catalog):
                           pg_current_snapshot()::text, pg_current_xact_id()::text::bigint"""
         return EventPoint(*self.rows(query)[0])
 
-    def snapshot(self) -> str:
-        """The snapshot of this moment."""
-        return str(self.rows("SELECT pg_current_snapshot()::text")[0][0])
+    def snapshot(self) -> tuple[str, int]:
+        """The snapshot of this moment, and where the write-ahead log stands."""
+        query = "SELECT pg_current_snapshot()::text, (pg_current_wal_insert_lsn() - '0/0')::bigint"
+        snapshot, lsn = self.rows(query)[0]
+        self.flush()
+        return snapshot, lsn
 
-    def news(self, seen: Seen) -> tuple[str, bool]:
-        """The snapshot of this moment, and whether it sees events that an earlier one does not."""
-        snapshot, any_ = self._asked(_ANY_NEWS, **_unseen(seen))[0]
-        return snapshot, any_
+    def flush(self) -> None:
+        """Make sure that what was committed or rolled back until now would outlive a crash.
+
+        The server gives numbers of transactions out again after a crash if no record of them has
+        reached the disk: those that were rolled back, and commits that did not wait.
+        """
+        self.run(_FLUSH)
+
+    def moved(self) -> bool:
+        """Whether a dump has brought the event table from another server or database."""
+        return bool(self._asked(f"SELECT server <> {HERE} FROM {{schema}}.state")[0][0])
+
+    def news(self, seen: Seen) -> News:
+        """What this moment's snapshot sees that an earlier one does not."""
+        *state, snapshot, any_, lsn, flushed = self._only(self._asked(_ANY_NEWS, **_unseen(seen)))
+        return News(State(*state), snapshot, any_, lsn, flushed)
 
     def transactions(self, seen: Seen, target: str, entry: int) -> Generator[Told, None, None]:
         """What a snapshot sees and an earlier one does not, in order, after an entry."""
@@ -244,22 +316,23 @@ class EventCatalog(Catalog):
             # Held by the server: there may be millions, and no transaction shall stay open.
             with self._connection.cursor("headrace_transactions", withhold=True) as cursor:
                 cursor.execute(query, asked)
-                for xid, last, entries in cursor:
-                    yield Told(xid, last, entries)
+                for row in cursor:
+                    yield Told(*row)
         except psycopg.Error as error:
-            raise classify(error, "query failed") from error
+            raise self._failed(error) from error
 
     def entries(self, xids: Sequence[int]) -> list[Entry]:
         """The entries of some transactions, in the order of these."""
         return self._read(_ENTRIES, xids=[str(xid) for xid in xids])
 
-    def piece(self, xid: int, after: int, limit: int) -> list[Entry]:
-        """Some entries of one transaction."""
-        return self._read(_PIECE, xid=str(xid), after=after, limit=limit)
+    def piece(self, xid: int, after: Entry | None, *, limit: int, size: int) -> list[Entry]:
+        """Some entries of one transaction, after another: so many, or of so many bytes."""
+        turn, id_ = (after.turn, after.id) if after else (0, 0)
+        return self._read(_PIECE, xid=str(xid), turn=turn, after=id_, limit=limit, bytes=size)
 
-    def last_entry(self, xid: int) -> Entry:
-        """The last entry of a transaction."""
-        return self._read(_LAST, xid=str(xid))[0]
+    def last_entry(self, told: Told) -> Entry | None:
+        """The last entry of a transaction, without its rows; None: it was removed."""
+        return next(iter(self._read(_LAST, xid=str(told.xid), last=told.last)), None)
 
     def annotations(self, xid: int) -> list[bytes]:
         """What a transaction has said of itself, in order."""
@@ -281,6 +354,16 @@ class EventCatalog(Catalog):
             raise classify(error, "statement failed") from error
         return True
 
+    def _only(self, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+        if not rows:
+            raise SourceRefused(f"the table {self._schema}.state is empty")
+        return rows[0]
+
+    def _failed(self, error: psycopg.Error) -> SourceError:
+        if isinstance(error, (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)):
+            return PositionLost(f"there is no event table in schema {self._schema} any more")
+        return classify(error, "query failed")
+
     def _named(self, query: str) -> bytes:
         return query.replace("{schema}", f'"{self._schema}"').encode()
 
@@ -288,12 +371,23 @@ class EventCatalog(Catalog):
         try:
             return self._connection.execute(self._named(query), parameters).fetchall()
         except psycopg.Error as error:
-            raise classify(error, "query failed") from error
+            raise self._failed(error) from error
 
     def _read(self, query: str, **parameters: object) -> list[Entry]:
         return [
-            Entry(int(xid), int(id_), op, columns.decode(), old, new, said, int(lsn), int(at))
-            for xid, id_, op, columns, old, new, said, lsn, at in self._raw_rows(
+            Entry(
+                int(xid),
+                int(id_),
+                int(turn),
+                op,
+                int(of),
+                columns.decode(),
+                old,
+                new,
+                said,
+                int(at),
+            )
+            for xid, id_, turn, op, of, columns, old, new, said, at in self._raw_rows(
                 query, **parameters
             )
         ]
@@ -303,7 +397,7 @@ class EventCatalog(Catalog):
         try:
             result = self._raw.execute(self._named(query), parameters).pgresult
         except psycopg.Error as error:
-            raise classify(error, "query failed") from error
+            raise self._failed(error) from error
         assert result is not None
         value, columns = result.get_value, range(result.nfields)
         return [tuple([value(row, at) for at in columns]) for row in range(result.ntuples)]

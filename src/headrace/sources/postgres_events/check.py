@@ -23,7 +23,7 @@ _TABLE = """
 
 _RIGHTS = """
     SELECT p.relname, w.needed FROM (VALUES ('events', 'SELECT'), ('events', 'DELETE'),
-        ('relations', 'SELECT'), ('state', 'SELECT'), ('state', 'UPDATE')) w(relname, needed)
+        ('relations', 'SELECT'), ('state', 'SELECT')) w(relname, needed)
     JOIN pg_class p ON p.relname = w.relname
     JOIN pg_namespace n ON n.oid = p.relnamespace AND n.nspname = %s
     WHERE NOT has_table_privilege(p.oid, w.needed)

@@ -2,6 +2,10 @@
 
 The rows are kept as `record_out` prints them, with the settings that every session of ours pins:
 the same functions print the same values for logical replication, so both ways give one image.
+
+The functions run as whoever has installed them, for whoever may write to a table. So nothing of a
+writer's is ever called: pg_temp is searched last (it is first where it is not named), catalogs are
+named in full, what a writer could have set is sealed, and no cast of a foreign type is used.
 """
 
 from __future__ import annotations
@@ -22,15 +26,18 @@ _PINNED = "".join(
 _SETUP = """
 -- Where it exists, nobody needs the right to create one.
 DO $$ BEGIN
-    IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '@guc@') THEN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = '@guc@') THEN
         CREATE SCHEMA @schema@;
     END IF;
 END $$;
 
+CREATE SEQUENCE IF NOT EXISTS @schema@.event_ids;
+
 -- One row a change, written by whoever changes a captured table, in the same transaction.
 CREATE TABLE IF NOT EXISTS @schema@.events (
     xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
-    id bigint GENERATED ALWAYS AS IDENTITY,
+    id bigint NOT NULL DEFAULT nextval('@schema@.event_ids'),
+    turn bigint NOT NULL,        -- the first event of the same statement: see emit_cdc_event()
     event_type text NOT NULL,    -- entity:created, entity:updated, entity:deleted, entity:truncated
     entity_type text NOT NULL,   -- schema.table
     entity_id text,              -- the key's values
@@ -44,7 +51,7 @@ CREATE TABLE IF NOT EXISTS @schema@.events (
     annotations text,            -- what the transaction says of itself: headrace.metadata
     lsn pg_lsn NOT NULL DEFAULT pg_current_wal_insert_lsn(),
     at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    PRIMARY KEY (xid, id)
+    PRIMARY KEY (xid, turn, id)
 );
 
 -- The columns that tables had when rows were written. No key: two writers may tell the same.
@@ -54,37 +61,67 @@ CREATE TABLE IF NOT EXISTS @schema@.relations (
 );
 CREATE INDEX IF NOT EXISTS relations_columns ON @schema@.relations (columns);
 
--- Which installation this is, and up to which transaction events were removed.
+-- Which installation this is, of which server, and up to which transaction events were removed.
 CREATE TABLE IF NOT EXISTS @schema@.state (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     installation uuid NOT NULL DEFAULT gen_random_uuid(),
+    server text NOT NULL,
     trimmed xid8 NOT NULL DEFAULT '0'
 );
-INSERT INTO @schema@.state DEFAULT VALUES ON CONFLICT DO NOTHING;
+INSERT INTO @schema@.state (server) SELECT @here@ ON CONFLICT DO NOTHING;
+
+-- What only these functions know; nobody needs to read it.
+CREATE TABLE IF NOT EXISTS @schema@.secret (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    word text NOT NULL DEFAULT gen_random_uuid()::text || gen_random_uuid()
+);
+INSERT INTO @schema@.secret DEFAULT VALUES ON CONFLICT DO NOTHING;
+
+-- Whoever removes events, and however: a reader that has not read them has to know.
+CREATE OR REPLACE FUNCTION @schema@.note_removed() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    last xid8;
+BEGIN
+    IF tg_op = 'TRUNCATE' THEN
+        SELECT e.xid INTO last FROM @schema@.events e ORDER BY e.xid DESC LIMIT 1;
+    ELSE
+        SELECT gone.xid INTO last FROM gone ORDER BY gone.xid DESC LIMIT 1;
+    END IF;
+    UPDATE @schema@.state SET trimmed = (last::text::bigint + 1)::text::xid8 WHERE trimmed <= last;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER note_deleted AFTER DELETE ON @schema@.events
+    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION @schema@.note_removed();
+CREATE OR REPLACE TRIGGER note_truncated BEFORE TRUNCATE ON @schema@.events
+    FOR EACH STATEMENT EXECUTE FUNCTION @schema@.note_removed();
+ALTER TABLE @schema@.events ENABLE ALWAYS TRIGGER note_deleted;
+ALTER TABLE @schema@.events ENABLE ALWAYS TRIGGER note_truncated;
 
 -- Not in SQL: the server would plan it anew for each statement of a writer.
 CREATE OR REPLACE FUNCTION @schema@.columns_now(relation oid) RETURNS json
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (SELECT json_build_object(
-        'relation', c.oid::bigint, 'schema', n.nspname, 'name', c.relname,
+        'of', columns_now.relation::bigint, 'relation', c.oid::bigint,
+        'schema', n.nspname, 'name', c.relname,
         'columns', (
             SELECT coalesce(json_agg(json_build_object(
                 'name', a.attname, 'type_id', a.atttypid::bigint, 'modifier', a.atttypmod,
                 'key', coalesce(a.attnum = ANY (i.indkey), false)) ORDER BY a.attnum), '[]')
-            FROM pg_attribute a
+            FROM pg_catalog.pg_attribute a
             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
               AND (a.attgenerated = '' OR a.attgenerated = 's'
                    AND current_setting('server_version_num')::int >= 180000)),
         'fields', (
             SELECT coalesce(json_agg(a.attname ORDER BY a.attnum), '[]')
-            FROM pg_attribute a
+            FROM pg_catalog.pg_attribute a
             WHERE a.attrelid = columns_now.relation AND a.attnum > 0 AND NOT a.attisdropped),
         'references', (
             SELECT coalesce(json_agg(k.oid::bigint ORDER BY k.oid), '[]')
-            FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f'))
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    LEFT JOIN pg_index i ON i.indrelid = c.oid
+            FROM pg_catalog.pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'f'))
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid
       AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
                WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE i.indisprimary END
     -- Rows of a partition are those of the whole table.
@@ -92,9 +129,9 @@ BEGIN
 END $$;
 
 -- Makes sure that a table's columns are told, and gives what its rows need to know of them: which
--- description is theirs, schema.table, and the names of its key columns.
+-- description is theirs, schema.table, whether it has types of others, and its key columns.
 CREATE OR REPLACE FUNCTION @schema@.told(relation oid) RETURNS text[]
-LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now_is json := @schema@.columns_now(relation);
     hash text := md5(now_is::text);
@@ -102,27 +139,59 @@ BEGIN
     IF NOT EXISTS (SELECT FROM @schema@.relations r WHERE r.columns = hash) THEN
         INSERT INTO @schema@.relations VALUES (hash, now_is);
     END IF;
-    RETURN ARRAY[hash, format('%s.%s', now_is ->> 'schema', now_is ->> 'name')] || ARRAY(
+    RETURN ARRAY[hash, format('%s.%s', now_is ->> 'schema', now_is ->> 'name'), EXISTS (
+        SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+        WHERE a.attrelid = told.relation AND a.attnum > 0 AND @foreign@)::text] || ARRAY(
         SELECT c ->> 'name' FROM json_array_elements(now_is -> 'columns') c
         WHERE (c ->> 'key')::boolean);
 END $$;
 
+-- A row as JSON. A cast to json that the owner of a type has made would run as us: values of such
+-- types are told as they are printed, which calls nothing of theirs.
+CREATE OR REPLACE FUNCTION @schema@.as_json(relation oid, entry record) RETURNS json
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp@pinned@ AS $$
+DECLARE
+    columns text;
+    written json;
+BEGIN
+    SELECT string_agg(CASE WHEN @foreign@
+                           THEN format('CASE num_nulls(($1).%1$I) WHEN 0'
+                                       ' THEN format(''%%s'', ($1).%1$I) END AS %1$I', a.attname)
+                           ELSE format('($1).%1$I', a.attname) END, ', ' ORDER BY a.attnum)
+    INTO columns
+    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped;
+    EXECUTE format('SELECT row_to_json(r) FROM (SELECT %s) r', columns) INTO written USING entry;
+    RETURN written;
+END $$;
+
 -- Before each statement: no table can be altered while one is under way.
 CREATE OR REPLACE FUNCTION @schema@.note_columns() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    told text[] := @schema@.told(tg_relid);
+    noted text[] := @seal@ || told;
 BEGIN
-    PERFORM set_config('@guc@.told_' || tg_relid, @schema@.told(tg_relid)::text, true);
+    PERFORM set_config('@guc@.told_' || tg_relid, noted::text, true),
+            set_config('@guc@.turn_' || pg_trigger_depth(), tg_relid::text, true);
     RETURN NULL;
 END $$;
 
 -- As its owner: whoever writes to a captured table need not know of this schema.
+--
+-- Its triggers come before all others of a row, but what those write for the first row of a
+-- statement is told before the statement's second row, which had changed by then. So the events of
+-- a statement have one `turn`, the number of its first; (turn, id) is the order of the changes.
 CREATE OR REPLACE FUNCTION @schema@.emit_cdc_event() RETURNS trigger
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog@pinned@ AS $$
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp@pinned@ AS $$
 DECLARE
-    -- A row that arrives by way of the whole table, of which this is a partition, has no note.
-    told text[] := coalesce(nullif(current_setting('@guc@.told_' || tg_relid, true), '')::text[],
-                            @schema@.told(tg_relid));
-    key_columns text[] := told[3:];
+    number bigint := nextval('@schema@.event_ids');
+    turn bigint := number;
+    statement text := '@guc@.turn_' || pg_trigger_depth();
+    under_way text[] := string_to_array(current_setting(statement, true), ' ');
+    noted text[] := nullif(current_setting('@guc@.told_' || tg_relid, true), '')::text[];
+    told text[] := noted[2:];
+    key_columns text[];
     identity text;
     key json;
     written json;
@@ -130,19 +199,32 @@ DECLARE
     is_now text;
     event text := 'entity:truncated';
 BEGIN
-    IF tg_op = 'INSERT' THEN
-        event := 'entity:created';
-        is_now := new::text;
-        written := row_to_json(new);
-    ELSIF tg_op = 'UPDATE' THEN
-        event := 'entity:updated';
-        was := old::text;
-        is_now := new::text;
-        written := row_to_json(new);
-    ELSIF tg_op = 'DELETE' THEN
+    -- A row that arrives by way of the whole table, of which this is a partition, has no note.
+    IF noted IS NULL OR noted[1] IS DISTINCT FROM @seal@ THEN
+        told := @schema@.told(tg_relid);
+    END IF;
+    key_columns := told[4:];
+    IF tg_op <> 'TRUNCATE' AND under_way[1] = tg_relid::text THEN
+        IF under_way[2] IS NULL THEN
+            PERFORM set_config(statement, tg_relid || ' ' || number, true);
+        ELSE
+            turn := least(under_way[2]::bigint, number);
+        END IF;
+    END IF;
+    IF tg_op = 'DELETE' THEN
         event := 'entity:deleted';
         was := old::text;
-        written := row_to_json(old);
+        written := CASE told[3] WHEN 'true' THEN @schema@.as_json(tg_relid, old)
+                                ELSE row_to_json(old) END;
+    ELSIF tg_op <> 'TRUNCATE' THEN
+        event := 'entity:created';
+        is_now := new::text;
+        written := CASE told[3] WHEN 'true' THEN @schema@.as_json(tg_relid, new)
+                                ELSE row_to_json(new) END;
+    END IF;
+    IF tg_op = 'UPDATE' THEN
+        event := 'entity:updated';
+        was := old::text;
     END IF;
     IF written IS NOT NULL AND key_columns[2] IS NOT NULL THEN
         SELECT string_agg(written ->> name, ','), json_object_agg(name, written -> name)
@@ -151,26 +233,50 @@ BEGIN
         identity := written ->> key_columns[1];
         key := json_build_object(key_columns[1], written -> key_columns[1]);
     END IF;
-    INSERT INTO @schema@.events (event_type, entity_type, entity_id, operation, op, relation,
-                                 columns, key, old, new, annotations)
-    VALUES (event, told[2], identity, written, left(tg_op, 1)::"char", tg_relid,
-            told[1], key, was, is_now, nullif(current_setting('headrace.metadata', true), ''));
+    INSERT INTO @schema@.events (id, turn, event_type, entity_type, entity_id, operation, op,
+                                 relation, columns, key, old, new, annotations)
+    VALUES (number, turn, event, told[2], identity, written, left(tg_op, 1)::"char",
+            tg_relid, told[1], key, was, is_now,
+            nullif(current_setting('headrace.metadata', true), ''));
     RETURN NULL;
 END $$;
+"""
+
+# Tells what we have noted in this transaction from what a writer has: settings are anybody's.
+_SEAL = """(SELECT md5(s.word || tg_relid || ' ' || pg_backend_pid() || ' '
+        || (date_part('epoch', now()) * 1000000)::bigint || told::text || s.word)
+        FROM @schema@.secret s)"""
+
+# A type above the server's own whose owner is neither a superuser nor whoever has installed this.
+_FOREIGN = """(t.oid >= 16384 AND NOT EXISTS (
+            SELECT FROM pg_catalog.pg_roles o
+            WHERE o.oid = t.typowner AND (o.rolsuper OR o.rolname = current_user)))"""
+
+# Which database of which server; a dump that is loaded elsewhere says where it was made.
+HERE = """(SELECT s.system_identifier || '/' || d.oid
+    FROM pg_catalog.pg_control_system() s, pg_catalog.pg_database d
+    WHERE d.datname = current_database())"""
+
+_MOVED = """
+TRUNCATE @schema@.events, @schema@.relations;
+UPDATE @schema@.state SET server = @here@, trimmed = '0', installation = gen_random_uuid();
 """
 
 _REMOVE = """
 DROP FUNCTION IF EXISTS @schema@.emit_cdc_event();
 DROP FUNCTION IF EXISTS @schema@.note_columns();
+DROP FUNCTION IF EXISTS @schema@.as_json(oid, record);
 DROP FUNCTION IF EXISTS @schema@.told(oid);
 DROP FUNCTION IF EXISTS @schema@.columns_now(oid);
-DROP TABLE IF EXISTS @schema@.events, @schema@.relations, @schema@.state;
+DROP TABLE IF EXISTS @schema@.events, @schema@.relations, @schema@.state, @schema@.secret;
+DROP SEQUENCE IF EXISTS @schema@.event_ids;
+DROP FUNCTION IF EXISTS @schema@.note_removed();
 -- It may be somebody else's, or hold something else.
 DO $$ BEGIN
-    IF EXISTS (SELECT FROM pg_namespace n WHERE n.nspname = '@guc@'
+    IF EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = '@guc@'
                AND pg_has_role(n.nspowner, 'USAGE')
-               AND NOT EXISTS (SELECT FROM pg_class WHERE relnamespace = n.oid)
-               AND NOT EXISTS (SELECT FROM pg_proc WHERE pronamespace = n.oid)) THEN
+               AND NOT EXISTS (SELECT FROM pg_catalog.pg_class WHERE relnamespace = n.oid)
+               AND NOT EXISTS (SELECT FROM pg_catalog.pg_proc WHERE pronamespace = n.oid)) THEN
         DROP SCHEMA @schema@;
     END IF;
 END $$;
@@ -187,8 +293,12 @@ _TRIGGERS = {
 
 
 def trigger_names(schema: str) -> tuple[str, ...]:
-    """The triggers that a captured table has."""
-    return tuple(f"{schema}_{part}" for part in _TRIGGERS)
+    """The triggers that a captured table has.
+
+    Triggers of a row fire in the order of their names: ours before those that change it again, and
+    before those that the server makes for foreign keys.
+    """
+    return tuple(f"!{schema}_{part}" for part in _TRIGGERS)
 
 
 def setup(schema: str) -> str:
@@ -203,6 +313,11 @@ def edition(schema: str) -> str:
     return f"headrace {hashlib.sha256(_filled(_SETUP, schema).encode()).hexdigest()[:16]}"
 
 
+def moved(schema: str) -> str:
+    """The statements that forget what a dump has brought from another server."""
+    return _filled(_MOVED, schema).strip()
+
+
 def remove(schema: str) -> str:
     """The statements that undo `setup`."""
     return _filled(_REMOVE, schema).strip()
@@ -214,8 +329,7 @@ def triggers(schema: str, table: tuple[str, str]) -> str:
     ALWAYS: also for rows that replication or a restore writes here.
     """
     statements = []
-    for part, what in _TRIGGERS.items():
-        name = _quoted(f"{schema}_{part}")
+    for name, what in zip(map(_quoted, trigger_names(schema)), _TRIGGERS.values(), strict=True):
         statements.append(f"CREATE OR REPLACE TRIGGER {name}\n    {what};")
         statements.append(f"ALTER TABLE @table@ ENABLE ALWAYS TRIGGER {name};")
     return _filled("\n".join(statements), schema).replace("@table@", quoted_table(table))
@@ -235,8 +349,10 @@ def quoted_table(table: tuple[str, str]) -> str:
 
 
 def _filled(text: str, schema: str) -> str:
-    pinned = text.replace("@pinned@", _PINNED)
-    return pinned.replace("@schema@", _quoted(schema)).replace("@guc@", schema)
+    parts = {"pinned": _PINNED, "here": HERE, "foreign": _FOREIGN, "seal": _SEAL}
+    for name, part in (parts | {"schema": _quoted(schema), "guc": schema}).items():
+        text = text.replace(f"@{name}@", part)
+    return text
 
 
 def _quoted(name: str) -> str:

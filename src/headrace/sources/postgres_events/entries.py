@@ -12,7 +12,7 @@ import msgspec
 from ...errors import DecodeError
 from ...event import BeforeKind, Change, EventTablePosition, Op, Table, Transaction
 from .. import Register
-from ..postgres.annotations import annotated
+from .._annotations import annotated
 from ..postgres.resume import Copies
 from ..postgres.transactions import ANNOTATION, schema
 from .outbox import Outbox, Router
@@ -27,12 +27,13 @@ class Entry(NamedTuple):
 
     xid: int
     id: int
+    turn: int  # the first entry of the same statement
     op: bytes
+    relation: int  # which table, or partition, has told it
     columns: str  # which description its rows follow
     old: bytes | None
     new: bytes | None
     annotations: bytes | None
-    lsn: int
     at: int  # µs since 1970
 
 
@@ -55,6 +56,7 @@ class Teller:
         self, catalog: Describes, register: Register, resume: Copies, outbox: Outbox | None = None
     ) -> None:
         self.errored = resume.errored
+        self.astray: frozenset[str] = frozenset()  # tables that were written to by another name
         self._router = Router(outbox, register, resume.versions)
         self._catalog = catalog
         self._register = register
@@ -63,10 +65,13 @@ class Teller:
         self._open: list[Change] = []
         self._transaction: Transaction | None = None
         self._ordinal = 0
+        self._commit = 0  # the number of the transaction's commit
+        self._reached = 0  # its highest entry so far
 
     def renew(self, resume: Copies) -> None:
         """Take up tables that were copied meanwhile."""
         self.errored, self._live = resume.errored, resume.live
+        self.astray = frozenset()
         self._router.versions = resume.versions
 
     @property
@@ -78,8 +83,11 @@ class Teller:
         """A transaction of a copy, as its rows are told."""
         return self._router.transaction(changes)
 
-    def begin(self, last: Entry, annotations: Iterable[bytes]) -> None:
-        """A transaction begins, of which the last entry is known, and all annotations."""
+    def begin(self, last: Entry, annotations: Iterable[bytes], *, commit: int) -> None:
+        """A transaction begins, of which the last entry is known, and all annotations.
+
+        `commit` is a number that grows from transaction to transaction.
+        """
         metadata, unfit = None, []
         for annotation in annotations:
             metadata, whole = annotated(metadata, annotation)
@@ -87,11 +95,10 @@ class Teller:
         now = time.time_ns() // 1000
         # The server keeps no time of a commit; the last entry was written just before.
         self._transaction = Transaction(str(last.xid), last.at, now, metadata)
-        self._ordinal = 0
+        self._ordinal = self._reached = 0
+        self._commit = commit
         for annotation in unfit:
-            self._add(
-                Op.MESSAGE, self._register(self._catalog.sourceless()), last, _spoken(annotation)
-            )
+            self._speak(last._replace(id=0), _spoken(annotation))
 
     def take(self, entries: Sequence[Entry]) -> list[Change]:
         """The changes of some entries, but one: it may be the transaction's last."""
@@ -110,9 +117,21 @@ class Teller:
     def _tell(self, entry: Entry) -> None:
         rows = self._known.get(entry.columns)
         if rows is None:
-            rows = self._known[entry.columns] = self._catalog.event_rows(entry.columns)
+            try:
+                rows = self._known[entry.columns] = self._catalog.event_rows(entry.columns)
+            except DecodeError as error:
+                self._keep(entry, error)
+                return
+        if rows.of_relation != entry.relation:
+            self._keep(entry, DecodeError("an event has the columns of another table"))
+            return
         path = self._live.get(rows.table.relation)
         if path is None:
+            return
+        if path != f"{rows.table.schema}.{rows.table.name}":
+            # It may get its name back before anybody looks; a copy says then what is in it.
+            self.astray |= {path}
+            del self._live[rows.table.relation]
             return
         if rows.table.version == 0:
             rows = self._known[entry.columns] = rows.of(self._register(rows.table))
@@ -136,6 +155,17 @@ class Teller:
                 return
         self._add(Op.MESSAGE, rows.table, entry, _undecoded(entry, op, self.errored.get(path, "")))
 
+    def _keep(self, entry: Entry, error: DecodeError) -> None:
+        """An event whose columns are not known: its table stops, and the others go on."""
+        path = self._live.get(entry.relation)
+        if path is None:
+            raise error
+        self.errored = {path: str(error)} | self.errored
+        self._speak(entry, _undecoded(entry, _OPERATIONS.get(entry.op), self.errored[path]))
+
+    def _speak(self, entry: Entry, said: dict[str, Any]) -> None:
+        self._add(Op.MESSAGE, self._register(self._catalog.sourceless()), entry, said)
+
     def _add(self, op: Op, table: Table, entry: Entry, said: dict[str, Any]) -> None:
         content = msgspec.json.encode(said)
         place = self._place(entry)
@@ -143,7 +173,9 @@ class Teller:
 
     def _place(self, entry: Entry) -> tuple[Transaction, int, EventTablePosition]:
         assert self._transaction is not None
-        position = EventTablePosition(entry.xid, entry.id, entry.lsn)
+        # A statement that a trigger has run is told before the rest of the one it was run for.
+        self._reached = max(self._reached, entry.id)
+        position = EventTablePosition(entry.xid, self._reached, self._commit)
         return self._transaction, self._ordinal + 1, position
 
     def _append(self, change: Change) -> None:

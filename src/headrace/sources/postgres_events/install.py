@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...errors import SourceRefused
+from ...errors import SourceRefused, SourceUnavailable
 from ..postgres.catalog import Published
 from . import ddl
 from .catalog import EventCatalog
 from .settings import PostgresEventsSettings
+
+_WAIT = "3s"  # for a lock: whoever wants to write waits as long
+_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +25,22 @@ class Installed:
     waiting: dict[str, str]  # the same, of tables that are tried again
 
 
-def ensure(
-    catalog: EventCatalog, source: PostgresEventsSettings, *, refused: Mapping[str, str] = {}
-) -> Installed:
+def ensure(catalog: EventCatalog, source: PostgresEventsSettings) -> Installed:
     """The tables to capture, after putting triggers on those that lack them.
 
-    A table that was `refused` before is not tried again; it counts once somebody has done it.
+    One whose triggers its owner must create counts once somebody has done it.
     """
+    stranger = catalog.stranger()
     if source.install:
-        set_up(catalog, source.schema)
+        set_up(catalog, source.schema, stranger)
     elif catalog.edition() is None:
         raise SourceRefused(
             f"there is no event table in schema {source.schema}",
+            hint=f"Run `headrace postgres install {source.name}` as its owner.",
+        )
+    if catalog.moved():
+        raise SourceRefused(
+            f"schema {source.schema} was loaded from a dump of another server or database",
             hint=f"Run `headrace postgres install {source.name}` as its owner.",
         )
     present = catalog.triggers()
@@ -43,25 +49,34 @@ def ensure(
     for table in catalog.wanted(source.tables):
         if table.oid in present:
             continue
-        if why := refused.get(table.path) or _cannot(catalog, source, table):
+        if why := _cannot(catalog, source, table, stranger):
             reasons[table.path] = why
         elif not _add(catalog, source, table):
             waiting[table.path] = "it gets its triggers once the transactions that write to it end"
     return _installed(catalog, source, reasons, waiting)
 
 
-def set_up(catalog: EventCatalog, schema: str) -> None:
+def set_up(catalog: EventCatalog, schema: str, stranger: str) -> None:
     """Create the event table where it is missing, and bring its functions up to date."""
     found = catalog.edition()
-    if found == ddl.edition(schema):
-        return
+    if stranger and found is None:
+        raise SourceRefused(
+            f"schema {schema} belongs to {stranger}, whose functions could run with every write",
+            hint="Let its owner be a superuser, the database's owner or the source's user; or set "
+            "`schema` to another one.",
+        )
+    if stranger:
+        return  # and no triggers of ours call what is there
     try:
-        catalog.apply(ddl.setup(schema))
+        if found != ddl.edition(schema):
+            catalog.apply(ddl.setup(schema))
+        if catalog.moved() and not catalog.apply(ddl.moved(schema), wait=_WAIT):
+            raise SourceUnavailable(f"{schema}.events came by a dump, and is being written to")
     except SourceRefused as error:
         if found is not None:
             return  # somebody else's, and it works: that is for its owner to renew
         raise SourceRefused(
-            f"the event table cannot be created: {error}",
+            "the event table cannot be created",
             hint="`headrace postgres install --print` shows what its owner can run.",
         ) from error
 
@@ -74,7 +89,20 @@ def install(catalog: EventCatalog, source: PostgresEventsSettings) -> Installed:
 def uninstall(catalog: EventCatalog, schema: str) -> list[str]:
     """Take triggers, functions and tables out again; returns which tables had triggers."""
     tables = catalog.triggered()
-    catalog.apply(removal(catalog, schema))
+    # One by one: whoever waits for one table must not make others wait for the rest.
+    for _ in range(_TRIES):
+        for table in catalog.triggered():
+            catalog.apply(ddl.without_triggers(schema, (table.schema, table.name)), wait=_WAIT)
+        busy = catalog.triggered()
+        if not busy:
+            break
+    else:
+        raise SourceUnavailable(
+            f"the triggers of {', '.join(table.path for table in busy)} cannot be dropped while "
+            "transactions that write there are open; run it again"
+        )
+    if not catalog.apply(ddl.remove(schema), wait=_WAIT):
+        raise SourceUnavailable(f"{schema}.events is being read; stop its reader, run it again")
     return [table.path for table in tables]
 
 
@@ -89,7 +117,7 @@ def removal(catalog: EventCatalog, schema: str) -> str:
     """Everything that `uninstall` would run, for somebody else to run."""
     tables = [(table.schema, table.name) for table in catalog.triggered()]
     parts = [ddl.without_triggers(schema, table) for table in tables]
-    return "\n".join([*parts, ddl.remove(schema)])
+    return "\n".join([f"SET lock_timeout = '{_WAIT}';", *parts, ddl.remove(schema)])
 
 
 def _installed(
@@ -110,10 +138,14 @@ def _installed(
     return Installed(tables, triggers, reasons, waiting)
 
 
-def _cannot(catalog: EventCatalog, source: PostgresEventsSettings, table: Published) -> str:
+def _cannot(
+    catalog: EventCatalog, source: PostgresEventsSettings, table: Published, stranger: str
+) -> str:
     """Why the triggers of a table cannot be created by us; "": they can."""
     if not source.install:
         return f"it has no triggers; run `headrace postgres install {source.name}` as its owner"
+    if stranger and catalog.owner(table.oid) != stranger:
+        return f"its triggers would call functions of {stranger}, who does not own it"
     if catalog.owns(table.oid):
         return ""
     statements = ddl.triggers(source.schema, (table.schema, table.name))
@@ -122,4 +154,4 @@ def _cannot(catalog: EventCatalog, source: PostgresEventsSettings, table: Publis
 
 def _add(catalog: EventCatalog, source: PostgresEventsSettings, table: Published) -> bool:
     """Put the triggers on a table; False when others would have had to wait too long."""
-    return catalog.apply(ddl.triggers(source.schema, (table.schema, table.name)), wait="3s")
+    return catalog.apply(ddl.triggers(source.schema, (table.schema, table.name)), wait=_WAIT)

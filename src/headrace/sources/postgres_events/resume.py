@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..postgres.resume import Copies, Restart
+from ..postgres.resume import Copies, Copy, Restart
 
 
 class Seen(NamedTuple):
@@ -38,19 +38,35 @@ class EventResume(Copies, frozen=True, kw_only=True):
     # the last transaction that is in the log. They come in the order of their last entries.
     target: str = ""
     entry: int = 0
+    # Where the write-ahead log stood at the two snapshots; from one to the other each transaction
+    # in the log counts one more, which is less than any of them has written.
+    lsn: int = 0
+    target_lsn: int = 0
 
     @property
     def reached(self) -> str:
         """The snapshot, as PostgreSQL writes one."""
         return self.seen
 
-    def reaching(self, target: str) -> EventResume:
+    def uncopied(self, paths: frozenset[str]) -> EventResume:
+        """With some tables to be copied anew."""
+        anew = {path: Copy(self.copies[path].relation, again=True) for path in paths}
+        return msgspec.structs.replace(self, copies=self.copies | anew)
+
+    def reaching(self, target: str, lsn: int) -> EventResume:
         """On the way to a later snapshot."""
-        return msgspec.structs.replace(self, target=target, entry=0)
+        return msgspec.structs.replace(self, target=target, target_lsn=lsn, entry=0)
 
     def arrived(self) -> EventResume:
         """With everything that the later snapshot sees."""
-        return msgspec.structs.replace(self, seen=self.target or self.seen, target="", entry=0)
+        return msgspec.structs.replace(
+            self,
+            seen=self.target or self.seen,
+            lsn=max(self.lsn, self.target_lsn),
+            target="",
+            target_lsn=0,
+            entry=0,
+        )
 
 
 def decode(stored: bytes) -> EventResume | Restart:

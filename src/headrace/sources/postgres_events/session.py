@@ -14,7 +14,7 @@ from ..postgres.resume import Copy, Restart
 from ..postgres.session import narrowed, with_tables
 from ..postgres.slot import nothing_matches
 from . import install
-from .catalog import EventCatalog, Identity
+from .catalog import EventCatalog, Identity, State
 from .install import Installed
 from .resume import EventResume, Seen
 from .settings import PostgresEventsSettings
@@ -41,6 +41,7 @@ class EventSession:
             )
             stack.callback(asking.close)
             identity, encoding = asking.identity(), asking.row_encoding()
+            _expect_primary(identity)
             if isinstance(stored, EventResume):
                 _expect_same_server(stored, identity)
             installed = install.ensure(asking, source)
@@ -50,10 +51,9 @@ class EventSession:
                 _expect_same_events(stored, asking)
                 resume = narrowed(stored, source.tables)
             else:
-                resume = _begin(identity, asking, stored)
-            # Without a snapshot, what is not copied is what was there before the first start.
-            copying = source.snapshot or stored is not None
-            resume = told_by(resume, installed, copying=copying)
+                # Without a snapshot, what is not copied is what was there before the first start.
+                copying = source.snapshot or stored is not None
+                resume = told_by(_begin(identity, asking, stored), installed, copying=copying)
             address = dataclasses.replace(source.address, encoding=encoding)
             catalog = _catalog(source, resume.origin)
             if encoding != source.address.encoding:
@@ -97,18 +97,29 @@ def _nothing_to_capture(source: PostgresEventsSettings, installed: Installed) ->
 
 
 def _begin(identity: Identity, catalog: EventCatalog, stored: Restart | None) -> EventResume:
+    seen, lsn = catalog.snapshot()
     return EventResume(
         system=identity.system,
-        timeline=identity.timeline,
+        timeline=_expect_primary(identity),
         database=identity.database,
         installation=catalog.state().installation,
-        seen=catalog.snapshot(),
+        seen=seen,
+        lsn=lsn,
         copies={},
         errored={},
         versions={},
         triggers={},
         former=stored.tables if stored else (),
     )
+
+
+def _expect_primary(found: Identity) -> int:
+    if found.timeline is None:
+        raise SourceRefused(
+            "the server is a standby",
+            hint="Let the url name the primary: triggers fire only there.",
+        )
+    return found.timeline
 
 
 def _expect_same_server(resume: EventResume, found: Identity) -> None:
@@ -126,11 +137,15 @@ def _expect_same_server(resume: EventResume, found: Identity) -> None:
 
 def _expect_same_events(resume: EventResume, catalog: EventCatalog) -> None:
     """Halt unless everything that the log has not seen is still in this very event table."""
-    state = catalog.state()
-    if state.installation != resume.installation:
-        raise PositionLost("the event table was removed and installed anew")
+    expect_kept(resume, catalog.state())
     if catalog.next_xid() < Seen.of(resume.seen).after:
         raise SourceReplaced("the server stands before the log's position: it was restored")
+
+
+def expect_kept(resume: EventResume, state: State) -> None:
+    """The same, of what the event table says of itself."""
+    if state.installation != resume.installation:
+        raise PositionLost("the event table was removed and installed anew")
     if state.trimmed > Seen.of(resume.seen).oldest:
         raise PositionLost(
             f"events of transactions below {state.trimmed} were removed, but the log has only "

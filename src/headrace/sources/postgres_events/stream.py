@@ -16,22 +16,24 @@ from itertools import groupby
 
 import msgspec
 
-from ...errors import DecodeError
+from ...errors import DecodeError, PositionLost
 from ...event import Batch, Change
 from .. import Phase, Register, Status
 from ..postgres.copying import Copied, Copier
 from ..postgres.plan import Planner, progressed
 from ..postgres.resume import Restart
 from . import install
-from .catalog import EventPoint, Told
+from .catalog import EventPoint, News, Told
 from .entries import Entry, Teller
+from .install import Installed
 from .resume import EventResume, Seen, seen_in
-from .session import EventSession, told_by
+from .session import EventSession, expect_kept, told_by
 from .settings import PostgresEventsSettings
 
 _WATCH_SECONDS = 10.0  # between two looks for new tables
 _IDLE_SECONDS = 5.0  # between two steps of an idle position
-_PAGE = 4096  # entries; a longer transaction is handed over in pieces
+_PAGE = 4096  # entries read at once; a longer transaction is handed over in pieces,
+_PAGE_BYTES = 4 << 20  # and so is one whose rows are larger
 _TRIMMED = 10_000  # events removed by one statement
 
 
@@ -99,6 +101,7 @@ class _Flow:
     def batches(self) -> Iterator[Batch]:
         """Everything, for ever."""
         yield self._batch([])  # remembers the event table before anything is read from it
+        yield from self._take_up(self._installed)
         if self._resume.to_copy:
             yield from self._copy_at_a_point()
         self._phase = Phase.STREAMING
@@ -110,9 +113,12 @@ class _Flow:
             if self._idle():
                 yield self._batch([])
             self._trim()
-            if self._tables_appeared():
-                yield from self._copy_at_a_point()
-                self._phase = Phase.STREAMING
+            if self._time_to_watch():
+                installed = install.ensure(self._catalog, self._source)
+                yield from self._take_up(installed)
+                if self._resume.to_copy:
+                    yield from self._copy_at_a_point()
+                    self._phase = Phase.STREAMING
             elif not came:
                 self._closing.wait(self._source.poll_seconds)
 
@@ -151,15 +157,30 @@ class _Flow:
     def _news(self) -> Iterator[Batch]:
         """What has become visible since the snapshot that the log has come to."""
         if not self._resume.target:
-            target, any_news = self._catalog.news(Seen.of(self._resume.seen))
+            news = self._catalog.news(Seen.of(self._resume.seen))
+            expect_kept(self._resume, news.state)
             self._heard_at = time.time_ns() // 1000
-            self._resume = self._resume.reaching(target)
-            if not any_news:
+            if not self._durable(news):
+                return
+            self._resume = self._resume.reaching(news.snapshot, news.lsn)
+            if not news.any:
                 self._resume = self._resume.arrived()
                 self._behind_since = 0.0
                 return
             self._behind_since = self._behind_since or time.time()
         yield from self._follow()
+
+    def _durable(self, news: News) -> bool:
+        """Whether to go on to a snapshot: what it sees must not come undone by a crash."""
+        if news.snapshot == self._resume.seen:
+            self._behind_since = 0.0
+            return False
+        if news.flushed:
+            return True
+        if not news.any and time.monotonic() - self._advanced < _IDLE_SECONDS:
+            return False  # there is nothing that would be worth a write of our own
+        self._catalog.flush()
+        return True
 
     def _follow(self) -> Iterator[Batch]:
         """Hand over what lies between two snapshots; after a crash, what is left of it."""
@@ -170,43 +191,59 @@ class _Flow:
                 if self._closing.is_set():
                     return
                 yield from self._page(page)
+        # Of what was removed since it began, nothing may have been left out.
+        expect_kept(self._resume, self._catalog.state())
         # Also where nothing was left: the next look begins at the later snapshot.
         self._resume = self._resume.arrived()
         yield self._batch([])
 
     def _page(self, page: list[Told]) -> Iterator[Batch]:
-        if page[0].entries > _PAGE:
+        if _is_large(page[0]):
             yield from self._pieces(page[0])
             return
         changes: list[Change] = []
         entries = self._catalog.entries([told.xid for told in page])
+        if len(entries) != sum(told.entries for told in page):
+            raise _removed(page[0])
+        commit = self._resume.lsn
         for _, group in groupby(entries, key=lambda entry: entry.xid):
             transaction = list(group)
-            self._teller.begin(transaction[-1], _annotations(transaction))
+            commit += 1
+            last = max(transaction, key=lambda entry: entry.id)
+            self._teller.begin(last, _annotations(transaction), commit=commit)
             changes += self._teller.take(transaction)
             changes += self._teller.end()
-        yield self._told(changes, page[-1])
+        yield self._told(changes, page[-1], commit)
 
     def _pieces(self, told: Told) -> Iterator[Batch]:
         """A transaction that is too large to be held at once."""
-        last = self._catalog.last_entry(told.xid)
-        self._teller.begin(last, self._catalog.annotations(told.xid))
-        after = 0
-        while after < told.last:
-            piece = self._catalog.piece(told.xid, after, _PAGE)
-            after = piece[-1].id
+        last = self._catalog.last_entry(told)
+        if last is None:
+            raise _removed(told)
+        commit = self._resume.lsn + 1
+        self._teller.begin(last, self._catalog.annotations(told.xid), commit=commit)
+        read, after = 0, None
+        while read < told.entries:
+            piece = self._catalog.piece(told.xid, after, limit=_PAGE, size=_PAGE_BYTES)
+            if not piece:
+                raise _removed(told)  # and the log forgets the pieces
+            read, after = read + len(piece), piece[-1]
             changes = self._teller.take(piece)
             if changes:
                 yield Batch(changes, None)
-        yield self._told(self._teller.end(), told)
+        yield self._told(self._teller.end(), told, commit)
 
-    def _told(self, changes: list[Change], last: Told) -> Batch:
+    def _told(self, changes: list[Change], last: Told, commit: int) -> Batch:
         self._resume = msgspec.structs.replace(
             self._resume,
             entry=last.last,
+            lsn=commit,
             errored=self._teller.errored,
             versions=self._teller.versions,
         )
+        if self._teller.astray:
+            self._resume = self._resume.uncopied(self._teller.astray)
+            self._teller.renew(self._resume)
         return self._batch(changes)
 
     def _idle(self) -> bool:
@@ -224,16 +261,23 @@ class _Flow:
             if self._catalog.trim(before, _TRIMMED) < _TRIMMED:
                 self._trimmed = before
 
-    def _tables_appeared(self) -> bool:
+    def _time_to_watch(self) -> bool:
         now = time.monotonic()
         if now - self._watched < _WATCH_SECONDS or self._closing.is_set() or self._resume.target:
             return False
         self._watched = now
-        refused = self._installed.refused
-        self._installed = install.ensure(self._catalog, self._source, refused=refused)
-        self._resume = told_by(self._resume, self._installed, copying=True)
+        return True
+
+    def _take_up(self, installed: Installed) -> Iterator[Batch]:
+        """Capture what has triggers now, once all is told of what had them before."""
+        if self._resume.target:
+            yield from self._follow()
+        yield from self._news()
+        if self._closing.is_set():
+            return
+        self._installed = installed
+        self._resume = told_by(self._resume, installed, copying=True)
         self._teller.renew(self._resume)
-        return bool(self._resume.to_copy)
 
     # -- copying --------------------------------------------------------------------------------
 
@@ -244,7 +288,8 @@ class _Flow:
             yield from self._follow()
         with closing(self._session.another_catalog()) as holder:
             point = holder.point()
-            self._resume = self._resume.reaching(point.seen)
+            self._catalog.flush()
+            self._resume = self._resume.reaching(point.seen, point.lsn)
             yield from self._follow()
             yield from self._copy(point)
         self._teller.renew(self._resume)
@@ -287,15 +332,28 @@ class _Flow:
 def _pages(transactions: Iterator[Told]) -> Iterator[list[Told]]:
     """Transactions that are read together; a large one is alone."""
     page: list[Told] = []
-    entries = 0
+    entries = size = 0
     for told in transactions:
-        if page and entries + told.entries > _PAGE:
+        if page and (entries + told.entries > _PAGE or size + told.size > _PAGE_BYTES):
             yield page
-            page, entries = [], 0
+            page, entries, size = [], 0, 0
         page.append(told)
         entries += told.entries
+        size += told.size
     if page:
         yield page
+
+
+def _is_large(told: Told) -> bool:
+    """Whether a transaction is too large to be held at once."""
+    return told.entries > _PAGE or told.size > _PAGE_BYTES
+
+
+def _removed(told: Told) -> PositionLost:
+    return PositionLost(
+        f"events of transaction {told.xid} or later were removed while they were read: "
+        "somebody else reads this event table"
+    )
 
 
 def _annotations(transaction: list[Entry]) -> dict[bytes, None]:

@@ -2,11 +2,11 @@
 
     install -> triggers tell of every row -> look, tell, copy -> delete what is stored
 
-`stream` is that flow. Around it: `install`, `triggers` and `schema` (what is put into the database,
-and for which tables), `database` and `connect` (reading and writing it), `wal` (where transactions
-end), `transactions` and `values` (entries -> changes, no I/O), `session` and
-`copying`, `resume` (what the log remembers), `check`, and `attach` for programs that want their own
-transactions told apart.
+`stream` is that flow. Around it: `installation`, `triggers` and `schema` (what is put into the
+database, and for which tables), `database` and `connections` (reading and writing it), `wal` (where
+transactions end), `transactions` and `values` (entries -> changes, no I/O), `session` and
+`copying`, `resume` (what the log remembers), `check`, and `attached` for programs that want their
+own transactions told apart.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from ...errors import TableUnknown
+from ...errors import ConfigError, TableUnknown
 from ...event import Table
+
+try:  # before any part is imported that needs it
+    import apsw as _apsw  # noqa: F401
+except ImportError as error:
+    raise ConfigError(
+        "a source of type sqlite needs apsw", hint="Run: pip install 'headrace[sqlite]'"
+    ) from error
+
 from .. import Finding, Phase, Register, Status
 from . import check
-from .attach import attach
-from .connect import connect, told
-from .install import Installed, Report, alter, install, remove
+from .attached import attach
+from .connections import connect, told
+from .installation import Installed, Report, alter, install, remove
 from .resume import Restart, Resume, copied_again, decode
 from .schema import path_of, shapes
 from .session import table_of

@@ -9,8 +9,8 @@ import apsw
 
 from ...errors import SourceError
 from .. import Finding
-from . import install
-from .connect import connect, rows, told
+from . import installation
+from .connections import connect, rows, told
 from .schema import shapes
 from .settings import SqliteSettings
 
@@ -35,7 +35,7 @@ def _findings(source: SqliteSettings, connection: apsw.Connection) -> Iterator[F
     yield Finding("database", ok=not connection.readonly("main"), detail=path)
     (mode,) = rows(connection, "PRAGMA main.journal_mode")[0]
     yield Finding("journal mode", ok=True, detail=str(mode) if mode == "wal" else _TOGETHER)
-    installed = install.is_installed(connection)
+    installed = installation.is_installed(connection)
     fix = f"headrace sqlite install {path}"
     detail = "installed" if installed else "Headrace's tables are not in the database"
     yield Finding("triggers", ok=installed, detail=detail, fix="" if installed else fix)
@@ -43,8 +43,8 @@ def _findings(source: SqliteSettings, connection: apsw.Connection) -> Iterator[F
     if not found:
         detail = f"no table matches {', '.join(source.tables)}"
         yield Finding("tables", ok=False, detail=detail, fix="Check `tables` of the source.")
-    refused = install.refusals(connection, source.tables)
-    known = {each.path for each in install.layouts(connection)} if installed else set()
+    refused = installation.refusals(connection, source.tables)
+    known = {each.path for each in installation.layouts(connection)} if installed else set()
     for shape in found:
         yield _table(shape.path, refused.get(shape.path, ""), captured=shape.path in known)
     if installed:
@@ -53,7 +53,7 @@ def _findings(source: SqliteSettings, connection: apsw.Connection) -> Iterator[F
 
 def _table(path: str, refused: str, *, captured: bool) -> Finding:
     if refused:
-        return Finding(f"table {path}", ok=False, detail=refused, fix="Give it a shorter key.")
+        return Finding(f"table {path}", ok=False, detail=refused, fix="Give it another key.")
     detail = "has its triggers" if captured else "will get its triggers"
     return Finding(f"table {path}", ok=True, detail=detail)
 

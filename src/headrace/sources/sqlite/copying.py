@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import islice
 
 import apsw
 import msgspec
 
 from ...errors import DecodeError
 from ...event import BeforeKind, Change, Op, SqlitePosition, Transaction
-from .connect import Row
+from .connections import Row, page
 from .database import Snapshot, read
 from .transactions import Described, schema
 
@@ -58,7 +57,7 @@ class Copier:
         images = self._told.images
         if self._error is not None:
             raise self._error
-        while rows := list(islice(self._found, _ROWS)):
+        while rows := page(self._found, _ROWS):
             yield self._changes([(Op.READ, images.key(row), images.image(row)) for row in rows])
 
     def _read(self) -> Iterator[Row]:

@@ -11,8 +11,8 @@ from typing import Any
 import apsw
 
 from ...errors import PositionLost, SourceReplaced, SourceUnavailable
-from . import install
-from .connect import BUSY_MILLISECONDS, Row, connect, not_installed, quoted, rows, writing
+from . import installation
+from .connections import BUSY_MILLISECONDS, Row, connect, not_installed, page, quoted, rows, writing
 from .triggers import VALUES, WIDTH
 from .values import Broken
 from .wal import Wal
@@ -33,6 +33,7 @@ _RAW = ", ".join(_TEXT.format(f"v{n}") for n in range(WIDTH))
 _MARKS = """
     SELECT entry, layout, op, at, token FROM headrace_changes
     WHERE entry > ? AND entry <= ? ORDER BY entry"""
+_SEAL = "SELECT layout, op, at, token FROM headrace_changes WHERE entry = ?"
 _LOST = """the append table has no entry {}: somebody else has deleted it"""
 
 
@@ -45,6 +46,10 @@ class Snapshot:
     last: int  # the newest entry
     page: int  # where the state's row lies
     schema: int  # changes with every DDL
+
+    def seal(self, entry: int) -> str:
+        """What an entry is known by; an older copy of the database has another one there."""
+        return _sealed(self.connection, entry)
 
     def release(self) -> None:
         """Let the moment go."""
@@ -59,6 +64,7 @@ class Database:
         self.path = os.path.realpath(path)
         self._file = self._found()
         self._main = connect(self.path)
+        self._reading = self._main
         self._opened = [self._main]
         self._spare: list[apsw.Connection] = []
         self.uuid = ""
@@ -71,7 +77,7 @@ class Database:
 
     def expect_installed(self) -> None:
         """Raise unless the triggers' tables are there."""
-        install.expect_installed(self._main, self.path)
+        installation.expect_installed(self._main, self.path)
 
     def expect_same_file(self) -> None:
         """Whoever puts another file in place leaves us with one that nobody else sees."""
@@ -86,6 +92,9 @@ class Database:
         """The database as it is now."""
         connection = self._spare.pop() if self._spare else self._another()
         connection.execute("BEGIN")
+        # Without a write-ahead log a writer that waits for this reader lets no other one begin, so
+        # a second connection of ours would wait for the first.
+        self._reading = connection
         state = rows(connection, _STATE)
         if not state:
             raise not_installed(self.path)
@@ -102,6 +111,8 @@ class Database:
         """Let a moment go."""
         if snapshot is not None and snapshot.connection not in self._spare:
             snapshot.release()
+            if self._reading is snapshot.connection:
+                self._reading = self._main
             self._spare.append(snapshot.connection)
 
     def begin_watch(self, uuid: str) -> None:
@@ -113,10 +124,13 @@ class Database:
 
     def entries(self, after: int, upto: int) -> list[Row]:
         """The next entries, as many as a page holds."""
+        cursor = self._reading.execute(_ENTRIES, (after, upto))
         try:
-            found = rows(self._main, _ENTRIES, after, upto)
+            found = page(cursor, PAGE)
         except UnicodeDecodeError:
             found = self._raw_entries(after, upto)
+        finally:
+            cursor.close()
         if not found or found[0][0] != after + 1 or found[-1][0] - after != len(found):
             missing = next((n for n, r in enumerate(found, after + 1) if r[0] != n), after + 1)
             raise PositionLost(_LOST.format(missing))
@@ -125,45 +139,55 @@ class Database:
     def all_entries(self, after: int, upto: int) -> Iterator[Row]:
         """All entries between two, a page at a time."""
         while after < upto:
-            page = self.entries(after, upto)
-            yield from page
-            after = page[-1][0]
+            found = self.entries(after, upto)
+            yield from found
+            after = found[-1][0]
 
     def marks(self, after: int, upto: int) -> list[Row]:
         """The same without values."""
-        return rows(self._main, _MARKS, after, upto)
+        return rows(self._reading, _MARKS, after, upto)
 
     def notes(self, after: int, upto: int) -> list[Any]:
         """The annotations between two entries."""
         query = "SELECT CAST(v0 AS BLOB) FROM headrace_changes WHERE entry > ? AND entry <= ? \
 AND op = 'N' ORDER BY entry"
-        return [note for (note,) in rows(self._main, query, after, upto)]
+        return [note for (note,) in rows(self._reading, query, after, upto)]
+
+    def seal(self, entry: int) -> str:
+        """What an entry is known by."""
+        return _sealed(self._reading, entry)
+
+    def ends(self, after: int) -> list[int]:
+        """Where transactions end, as far as somebody has noted it."""
+        query = "SELECT entry FROM headrace_ends WHERE entry > ? ORDER BY entry"
+        return [entry for (entry,) in rows(self._reading, query, after)]
 
     def _raw_entries(self, after: int, upto: int) -> list[Row]:
-        (encoding,) = rows(self._main, "PRAGMA main.encoding")[0]
+        (encoding,) = rows(self._reading, "PRAGMA main.encoding")[0]
         query = _ENTRIES.replace(VALUES, _RAW)
         return [
-            (*row[:5], *_values(row[5:], encoding)) for row in rows(self._main, query, after, upto)
+            (*row[:5], *_values(row[5:], encoding))
+            for row in rows(self._reading, query, after, upto)
         ]
 
-    def layout(self, number: int) -> tuple[install.Installed, int | None] | None:
+    def layout(self, number: int) -> tuple[installation.Installed, int | None] | None:
         """A layout, also one that has gone, and the one that it follows."""
-        return install.layout(self._main, number)
+        return installation.layout(self._reading, number)
 
     # -- what is written ------------------------------------------------------------------------
 
-    def renew(self, globs: Sequence[str]) -> install.Report:
+    def renew(self, globs: Sequence[str]) -> installation.Report:
         """Give every table the triggers that it should have."""
         with writing(self._main):
-            return install.renew(self._main, globs)
+            return installation.renew(self._main, globs)
 
-    def join(self, name: str, reader: str) -> tuple[str, int]:
-        """Begin as a new reader: the database's identity, and the entry to go on from."""
+    def join(self, name: str, reader: str) -> tuple[str, int, str]:
+        """Begin as a new reader: the database's identity, the entry to go on from, its seal."""
         with writing(self._main):
             uuid, last, _ = rows(self._main, _STATE)[0]
             statement = "INSERT OR REPLACE INTO headrace_readers VALUES (?, ?, ?, 1)"
             self._main.execute(statement, (name, reader, last))
-        return str(uuid), int(last)
+            return str(uuid), int(last), _sealed(self._main, last)
 
     def rejoin(self, name: str, reader: str, looks: int) -> int:
         """Go on as a reader that the database knows; how often that has happened."""
@@ -177,11 +201,6 @@ AND op = 'N' ORDER BY entry"
             self._main.execute("UPDATE headrace_readers SET looks = ? WHERE name = ?", (now, name))
         return now
 
-    def ends(self, after: int) -> list[int]:
-        """Where transactions end, as far as somebody has noted it."""
-        query = "SELECT entry FROM headrace_ends WHERE entry > ? ORDER BY entry"
-        return [entry for (entry,) in rows(self._main, query, after)]
-
     def note(self, ends: Sequence[int]) -> bool:
         """Note where transactions end; False: somebody writes just now."""
         statement = "INSERT OR IGNORE INTO headrace_ends VALUES (?)"
@@ -192,14 +211,14 @@ AND op = 'N' ORDER BY entry"
             return False
         return True
 
-    def trim(self, name: str, acked: int, *, most: int) -> int | None:
+    def trim(self, reader: tuple[str, str], acked: int, *, most: int) -> int | None:
         """Delete entries that every reader has stored, up to the one returned, not all at once.
 
-        None: somebody writes just now.
+        None: somebody writes just now. The reader is known by its name and its id.
         """
         try:
             with self._impatient(), writing(self._main):
-                return self._trim(name, acked, most)
+                return self._trim(reader, acked, most)
         except apsw.BusyError:
             return None
 
@@ -211,15 +230,20 @@ AND op = 'N' ORDER BY entry"
         finally:
             self._main.set_busy_timeout(BUSY_MILLISECONDS)
 
-    def _trim(self, name: str, acked: int, most: int) -> int:
-        update = "UPDATE headrace_readers SET acked = max(acked, ?) WHERE name = ?"
-        self._main.execute(update, (acked, name))
-        # The newest stays: the next one is counted from it.
+    def _trim(self, reader: tuple[str, str], acked: int, most: int) -> int:
+        update = "UPDATE headrace_readers SET acked = max(acked, ?) WHERE name = ? AND id = ?"
+        self._main.execute(update, (acked, *reader))
+        if not self._main.changes():
+            raise PositionLost(
+                f"another log reads {self.path} as source {reader[0]}",
+                hint="Stop one of the two, or give its source a name of its own.",
+            )
+        # The last that a reader has stored stays: by it the reader knows the database again, and
+        # of all the newest, from which the next one is counted.
         (upto,) = rows(
             self._main,
-            """SELECT min((SELECT min(acked) FROM headrace_readers),
-                          (SELECT min(entry) + ? FROM headrace_changes),
-                          (SELECT last - 1 FROM headrace_state))""",
+            """SELECT min((SELECT min(acked) - 1 FROM headrace_readers),
+                          (SELECT min(entry) + ? FROM headrace_changes))""",
             most,
         )[0]
         if upto is None:
@@ -228,10 +252,13 @@ AND op = 'N' ORDER BY entry"
         self._main.execute("DELETE FROM headrace_ends WHERE entry <= ?", (upto,))
         return int(upto)
 
-    def checkpoint(self) -> bool:
-        """Move what can be moved into the database itself; whether that was all."""
-        _, frames, moved = rows(self._main, "PRAGMA main.wal_checkpoint(PASSIVE)")[0]
-        return bool(frames == moved)
+    def checkpoint(self) -> bool | None:
+        """Move what can be moved into the database itself; whether that was all.
+
+        None: somebody else is at it, and may be waiting for our snapshot to end.
+        """
+        busy, frames, moved = rows(self._main, "PRAGMA main.wal_checkpoint(PASSIVE)")[0]
+        return None if busy else bool(frames == moved)
 
     def _found(self) -> tuple[int, int]:
         try:
@@ -239,6 +266,11 @@ AND op = 'N' ORDER BY entry"
         except OSError as error:
             raise SourceUnavailable(f"there is no file {self.path}") from error
         return found.st_dev, found.st_ino
+
+
+def _sealed(connection: apsw.Connection, entry: int) -> str:
+    found = rows(connection, _SEAL, entry)
+    return " ".join(map(str, found[0])) if found else ""
 
 
 def read(connection: apsw.Connection, table: str, columns: Sequence[str]) -> Iterator[Row]:

@@ -27,6 +27,7 @@ class Resume(msgspec.Struct, frozen=True):
     errored: dict[str, str]  # schema.table -> reason
     versions: dict[str, int]  # schema.table -> the version its last SCHEMA change told
     former: tuple[str, ...] = ()  # captured before and not now: their rows are in the log
+    seal: str = ""  # what that last entry is known by; "": there was none yet
 
     def encode(self) -> bytes:
         """As the log stores it."""

@@ -11,16 +11,20 @@ import apsw
 import msgspec
 
 from ...event import Column, Reference
-from .connect import Row, quoted, rows, text
+from .connections import Row, quoted, rows, text
 
 SCHEMA = "main"  # the name of the database itself, as every connection calls it by default
 OURS = "headrace_"
+TABLES = tuple(
+    OURS + name
+    for name in ("state", "changes", "replaced", "layouts", "ends", "readers", "annotations")
+)
 
 _ROWIDS = ("rowid", "_rowid_", "oid")
-_TABLES = """
+_TABLES = f"""
     SELECT name, wr FROM pragma_table_list
     WHERE schema = 'main' AND type = 'table'
-      AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT LIKE 'headrace\\_%' ESCAPE '\\'
+      AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND name NOT IN {TABLES}
     ORDER BY name"""
 _EXPRESSION = -2  # what index_xinfo calls a column that is an expression
 _ROWID = -1
@@ -54,7 +58,7 @@ class Shape:
     """A table, with all that its triggers must know."""
 
     layout: Layout
-    identity: tuple[str, ...]  # columns that tell rows apart: the rowid, or the key
+    identity: tuple[str, ...]  # columns that tell rows apart: the rowid, or the key; (): none do
     uniques: tuple[Unique, ...]
     filled: frozenset[str]  # columns that have a value in rows that were there before them
 
@@ -93,16 +97,25 @@ def _shape(connection: apsw.Connection, name: str, keyed: bool) -> Shape:
     if keyed:
         identity = tuple(row[1] for row in sorted(info, key=lambda row: row[5]) if row[5])
     else:
-        identity = (next(each for each in _ROWIDS if each not in names),)
+        free = [each for each in _ROWIDS if each not in names] or _rowid(info)
+        identity = tuple(free[:1])
+    layout = Layout(name, columns, _references(connection, name, columns))
+    if not identity:
+        return Shape(layout, (), (), frozenset())
     uniques = () if keyed else (Unique(((quoted(identity[0]), "BINARY"),), _alias(info)),)
     found = [
         _unique(connection, row[1], info, identity)
         for row in _pragma(connection, "index_list", name)
         if row[2]
     ]
-    layout = Layout(name, columns, _references(connection, name, columns))
     filled = frozenset(row[1] for row in info if row[4] is not None or row[6])
     return Shape(layout, identity, (*uniques, *found), filled)
+
+
+def _rowid(info: Sequence[Row]) -> list[str]:
+    """The column that is the rowid itself, where it has that name or the others' too."""
+    keys = [row for row in info if row[5]]
+    return [row[1] for row in keys if len(keys) == 1 and row[2].upper() == "INTEGER"]
 
 
 def _alias(info: Sequence[Row]) -> frozenset[str]:

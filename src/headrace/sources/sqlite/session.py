@@ -11,8 +11,8 @@ import msgspec
 from ...errors import PositionLost, SourceRefused, SourceReplaced
 from ...event import Table
 from .. import Register
-from .database import Database
-from .install import Installed
+from .database import Database, Snapshot
+from .installation import Installed
 from .resume import Copy, Restart, Resume
 from .schema import SCHEMA, matches
 from .settings import SqliteSettings
@@ -28,28 +28,35 @@ def begin(source: SqliteSettings, stored: Resume | Restart | None, database: Dat
         looks = database.rejoin(source.name, stored.reader, stored.looks)
         return msgspec.structs.replace(_narrowed(stored, source.tables), looks=looks)
     reader = uuid.uuid4().hex
-    identity, last = database.join(source.name, reader)
+    identity, last, seal = database.join(source.name, reader)
     former = stored.tables if stored else ()
-    return Resume(identity, reader, 1, last, {}, {}, {}, former)
+    return Resume(identity, reader, 1, last, {}, {}, {}, former, seal)
 
 
 def expect_same(resume: Resume, database: Database) -> None:
     """Halt unless it is the database that the log follows, and not an older copy of it."""
     snapshot = database.snapshot()
-    database.release(snapshot)
-    expect_known(resume, snapshot.uuid, snapshot.last, database.path)
+    try:
+        expect_known(resume, snapshot, database.path)
+    finally:
+        database.release(snapshot)
 
 
-def expect_known(resume: Resume, identity: str, last: int, path: str) -> None:
-    """The same, of what a look has shown."""
-    if identity != resume.uuid:
+def expect_known(resume: Resume, snapshot: Snapshot, path: str) -> None:
+    """The same, of a look."""
+    if snapshot.uuid != resume.uuid:
         raise SourceReplaced(
-            f"{path} is database {identity}, but the log follows database {resume.uuid}"
+            f"{path} is database {snapshot.uuid}, but the log follows database {resume.uuid}"
         )
-    if last < resume.position:
+    if snapshot.last < resume.position:
         raise SourceReplaced(
-            f"{path} stands at entry {last}, before the log's position {resume.position}: "
-            "it is an older copy of the database"
+            f"{path} stands at entry {snapshot.last}, before the log's position "
+            f"{resume.position}: it is an older copy of the database"
+        )
+    if snapshot.seal(resume.position) != resume.seal:
+        raise SourceReplaced(
+            f"entry {resume.position} of {path} is not the one that the log has: it is an older "
+            "copy of the database, to which others have written"
         )
 
 

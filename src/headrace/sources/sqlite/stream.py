@@ -18,8 +18,8 @@ import msgspec
 from ...errors import DecodeError, SourceUnavailable
 from ...event import Batch, BeforeKind, Change, Op, SqlitePosition, Transaction
 from .. import Phase, Register, Status
-from . import install
-from .connect import classify
+from . import installation
+from .connections import classify, weight
 from .copying import Copier
 from .database import Database, Snapshot
 from .resume import Restart, Resume, position_in
@@ -32,7 +32,8 @@ _FILE_SECONDS = 1.0  # between two looks whether the file is still the same
 _TRIM_SECONDS = 1.0
 _TRIM_MOST = 20_000  # entries deleted at once, so that writers wait for no longer than they take
 _RENEWALS = 5  # of triggers within one look
-_PIECE = 4096  # changes of a large transaction
+_PIECE, _PIECE_BYTES = 4096, 16 << 20  # changes of a large transaction
+_IDLE_SECONDS = 0.2  # without a commit: nobody's checkpoint shall wait for us then
 _WAL_BYTES = 4 << 20  # from here on it is worth a try to let the write-ahead log begin anew
 _WAL_MOST = 256 << 20  # from here on that is worth more than knowing where a transaction ended
 
@@ -97,7 +98,7 @@ class _Flow:
         self._resume = resume
         self._assembler = Assembler(tables, resume)
         self._phase = Phase.STARTING
-        self._installed: list[install.Installed] = []
+        self._installed: list[installation.Installed] = []
         self._refused: dict[str, str] = {}
         self._schema = -1  # the version that `_installed` is of
         self._kept: Snapshot | None = None  # holds the write-ahead log since it was taken
@@ -106,7 +107,8 @@ class _Flow:
         self._acked = self._trimmed = resume.position
         self._told_at = self._stored_at = self._heard_at = 0
         self._newest = 0  # the newest entry that was seen
-        self._file_at = self._trim_at = time.monotonic()
+        self._file_at = self._trim_at = self._kept_at = time.monotonic()
+        self._free = False  # whether what is kept needs nothing of the write-ahead log
 
     def batches(self, closing: threading.Event, *, first: bool) -> Iterator[Batch]:
         """Everything, for ever."""
@@ -178,10 +180,10 @@ class _Flow:
         database, globs = self._database, self._source.tables
         for _ in range(_RENEWALS):
             snapshot = database.snapshot()
-            expect_known(self._resume, snapshot.uuid, snapshot.last, database.path)
+            expect_known(self._resume, snapshot, database.path)
             if snapshot.schema == self._schema:
                 return snapshot
-            if not install.is_stale(snapshot.connection, globs):
+            if not installation.is_stale(snapshot.connection, globs):
                 return self._learn(snapshot)
             database.release(snapshot)
             database.renew(globs)
@@ -189,9 +191,9 @@ class _Flow:
 
     def _learn(self, snapshot: Snapshot) -> Snapshot:
         globs = self._source.tables
-        found = install.layouts(snapshot.connection)
+        found = installation.layouts(snapshot.connection)
         self._installed = [each for each in found if matches(each.layout.name, globs)]
-        self._refused = install.refusals(snapshot.connection, globs)
+        self._refused = installation.refusals(snapshot.connection, globs)
         self._schema = snapshot.schema
         if not self._installed and not self._resume.copies and not self._resume.former:
             raise nothing_to_capture(self._source)
@@ -217,6 +219,7 @@ class _Flow:
     def _keep(self, snapshot: Snapshot) -> None:
         self._database.release(self._kept)
         self._kept, self._watched = snapshot, snapshot.last
+        self._kept_at, self._free = time.monotonic(), False
 
     # -- entries --------------------------------------------------------------------------------
 
@@ -246,9 +249,12 @@ class _Flow:
         database, position = self._database, self._resume.position
         ((_, _, _, at, _),) = database.marks(end - 1, end)
         self._assembler.begin(position + 1, at, database.notes(position, end))
-        for fed, entry in enumerate(entries(database.all_entries(position, end)), 1):
+        fed = size = 0
+        for entry in entries(database.all_entries(position, end)):
             self._assembler.feed(entry)
-            if fed % _PIECE == 0:
+            fed, size = fed + 1, size + weight(entry.values)
+            if fed >= _PIECE or size >= _PIECE_BYTES:
+                fed = size = 0
                 yield Batch(self._assembler.take_open(), None)
                 if self._closing.is_set():
                     return
@@ -257,7 +263,8 @@ class _Flow:
     def _told(self, changes: list[Change], position: int) -> Batch:
         if changes:
             self._told_at = changes[-1].transaction.commit_time
-        self._resume = msgspec.structs.replace(self._assembler.resume, position=position)
+        seal = self._database.seal(position)
+        self._resume = msgspec.structs.replace(self._assembler.resume, position=position, seal=seal)
         self._assembler.resume = self._resume
         return self._batch(changes)
 
@@ -328,23 +335,30 @@ class _Flow:
         many = self._acked - self._trimmed >= _TRIM_MOST
         if self._acked > self._trimmed and (many or now - self._trim_at >= _TRIM_SECONDS):
             self._trim_at = now
-            upto = self._database.trim(self._source.name, self._acked, most=_TRIM_MOST)
-            self._trimmed = self._trimmed if upto is None else upto
+            acked, reader = self._acked, (self._source.name, self._resume.reader)
+            upto = self._database.trim(reader, acked, most=_TRIM_MOST)
+            if upto is not None:
+                self._trimmed = acked if upto == acked - 1 else upto
         self._let_wal_go()
 
     def _let_wal_go(self) -> None:
         """Let the write-ahead log begin anew, which this very reader keeps from it."""
         wal, kept = self._database.wal, self._kept
-        if wal is None or kept is None or wal.size() < _WAL_BYTES:
+        if wal is None or kept is None or self._free:
             return
-        if wal.size() > _WAL_MOST:
+        size, now = wal.size(), time.monotonic()
+        if size < _WAL_BYTES and now - self._kept_at < _IDLE_SECONDS:
+            return
+        self._kept_at = now
+        moved = self._database.checkpoint()
+        if moved is None or size > _WAL_MOST:
             self._database.release(kept)
             self._kept, self._watched = None, -1
-        if not self._database.checkpoint() or self._kept is None:
-            return
-        # One that begins when all has been moved does not need the log.
-        fresh = self._database.snapshot()
-        if fresh.last == kept.last:
-            self._keep(fresh)
-        else:
-            self._database.release(fresh)
+        elif moved:
+            # One that begins when all has been moved does not need the log.
+            fresh = self._database.snapshot()
+            if fresh.last == kept.last:
+                self._keep(fresh)
+                self._free = True
+            else:
+                self._database.release(fresh)

@@ -10,8 +10,8 @@ import msgspec
 
 from ...errors import DecodeError, ProtocolError
 from ...event import BeforeKind, Change, Op, SqlitePosition, Table, Transaction
-from ..postgres.annotations import annotated
-from .connect import Row
+from .._annotations import annotated
+from .connections import Row
 from .resume import Copy, Resume
 from .values import Images, undecoded
 

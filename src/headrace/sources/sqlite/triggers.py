@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .connect import quoted
+from .connections import quoted
 from .schema import OURS, Shape, Unique
 
 WIDTH = 32  # values in an entry

@@ -10,8 +10,8 @@ import apsw
 import msgspec
 
 from ...errors import SourceRefused
-from .connect import connect, not_installed, quoted, rows, told, writing
-from .schema import OURS, Layout, Shape, matches, path_of, shapes
+from .connections import connect, not_installed, quoted, rows, told, writing
+from .schema import OURS, TABLES, Layout, Shape, matches, path_of, shapes
 from .triggers import ANNOTATE, KEYS, MOVE_ON, NOW, VALUES, drop, triggers
 
 _KEYS = ", ".join(f"k{number}" for number in range(KEYS))
@@ -30,9 +30,11 @@ CREATE TABLE headrace_annotations (metadata TEXT);
 {ANNOTATE};
 """
 
-_OBJECTS = """
+# Triggers first; the application may have names that begin like ours.
+_OBJECTS = f"""
     SELECT type, name FROM main.sqlite_schema
-    WHERE type IN ('table', 'trigger') AND name LIKE 'headrace\\_%' ESCAPE '\\'
+    WHERE type = 'table' AND name IN {TABLES}
+       OR type = 'trigger' AND (tbl_name IN {TABLES} OR name GLOB '{OURS}[0-9]*_*')
     ORDER BY type DESC"""
 _TRIGGERS = """
     SELECT rowid, name, tbl_name, sql FROM main.sqlite_schema WHERE type = 'trigger'"""
@@ -95,12 +97,28 @@ def alter(path: str, statements: str) -> Report:
                 known = layouts(connection)
                 for each in known:
                     _drop_triggers(connection, each.number)
-                connection.execute(statements)
-                if not connection.in_transaction:
-                    raise SourceRefused("what is altered must not end its transaction")
+                _run(connection, statements)
                 return renew(connection, [each.path for each in known], altered=statements)
         finally:
             connection.close()
+
+
+def _run(connection: apsw.Connection, statements: str) -> None:
+    """Run statements, of which none may begin or end a transaction."""
+    connection.authorizer = _within
+    try:
+        connection.execute(statements)
+    except apsw.AuthError as error:
+        raise SourceRefused(
+            "what is altered must not end its transaction", hint="Leave out BEGIN and COMMIT."
+        ) from error
+    finally:
+        connection.authorizer = None
+
+
+def _within(operation: int, *_: str | None) -> int:
+    denied = operation == apsw.SQLITE_TRANSACTION
+    return apsw.SQLITE_DENY if denied else apsw.SQLITE_OK
 
 
 def remove(path: str) -> bool:
@@ -191,6 +209,8 @@ def refusals(connection: apsw.Connection, globs: Sequence[str]) -> dict[str, str
 
 
 def _refusal(shape: Shape) -> str:
+    if not shape.identity:
+        return "its columns have every name of the rowid, so nothing tells its rows apart"
     if len(shape.identity) > KEYS:
         return f"it has no rowid and a key of more than {KEYS} columns"
     return ""

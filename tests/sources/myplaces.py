@@ -1,4 +1,4 @@
-"""Databases of MariaDB as tests use them."""
+"""Databases of MySQL and MariaDB as tests use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.secret import Secret
 from headrace.sources import Source
 from headrace.sources.mysql import Mysql
 from headrace.testing import Value
-from headrace.testing.mariadb import MariadbDatabase, MariadbServer
+from headrace.testing.mysql import MysqlDatabase, MysqlServer
 
 VALUES = {
     "integer": Value("int", "-2147483648", "-2147483648"),
@@ -35,7 +35,7 @@ VALUES = {
     "time": Value("time(1)", "'-23:59:59.5'", '"-23:59:59.5"'),
     "moment": Value("datetime", "'2025-01-15 10:30:00'", '"2025-01-15 10:30:00"'),
     "moment in a zone": Value("timestamp null", "'2025-01-15 10:30:00'", '"2025-01-15T10:30:00Z"'),
-    "document": Value("json", """'{"b": [1.50, null]}'""", '{"b": [1.50, null]}'),
+    "document": Value("json", """'{"b": [1.5, null]}'""", '{"b": [1.5, null]}'),
     "label": Value("enum('small','große')", "'große'", '"große"'),
     "labels": Value("set('a','b','c')", "'a,c'", '["a","c"]'),
     "double": Value("double", "-0.1", "-0.1"),
@@ -44,14 +44,14 @@ VALUES = {
 }
 
 
-def mysql(database: MariadbDatabase, **settings: Any) -> Mysql:
+def mysql(database: MysqlDatabase, **settings: Any) -> Mysql:
     """The source that captures a database."""
     given: dict[str, Any] = {"name": "shop", "url": Secret(database.url), "heartbeat_seconds": 0.5}
     return Mysql(**(given | settings))
 
 
 class Connected:
-    """A session of MariaDB."""
+    """A session."""
 
     def __init__(self, connection: pymysql.Connection[Any]) -> None:
         self._connection = connection
@@ -67,12 +67,12 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
-class MariadbPlace:
-    """A database of MariaDB, and a source over it."""
+class MysqlPlace:
+    """A database, and a source over it."""
 
-    database: MariadbDatabase
-    make: Callable[[MariadbDatabase], Source] = mysql
-    elsewhere: MariadbServer | None = None  # another one
+    database: MysqlDatabase
+    make: Callable[[MysqlDatabase], Source] = mysql
+    elsewhere: MysqlServer | None = None  # another one
 
     @property
     def schema(self) -> str:
@@ -91,7 +91,7 @@ class MariadbPlace:
         """The binary log tells by itself."""
 
     @contextmanager
-    def another(self) -> Iterator[MariadbPlace]:
+    def another(self) -> Iterator[MysqlPlace]:
         """A database of another server."""
         assert self.elsewhere is not None
         with self.elsewhere.database() as database:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ...errors import ConfigError, SourceError, SourceRefused, SourceUnavailable
+import apsw
 
-try:
-    import apsw
-except ImportError as error:  # pragma: no cover - it is there wherever tests run
-    raise ConfigError(
-        "a source of type sqlite needs apsw", hint="Run: pip install 'headrace[sqlite]'"
-    ) from error
+from ...errors import SourceError, SourceRefused, SourceUnavailable
 
 BUSY_MILLISECONDS = 5000  # how long to wait for whoever holds the lock
+
+_PAGE_BYTES = 16 << 20  # from here on a page of rows is full, however few they are
 
 Row = tuple[Any, ...]
 
@@ -68,6 +65,23 @@ def not_installed(path: str) -> SourceRefused:
 def rows(connection: apsw.Connection, query: str, *values: object) -> list[Row]:
     """What a query returns."""
     return connection.execute(query, values).fetchall()
+
+
+def page(found: Iterable[Row], most: int) -> list[Row]:
+    """The next rows: so many, or fewer where they are large."""
+    taken: list[Row] = []
+    size = 0
+    for row in found:
+        taken.append(row)
+        size += weight(row)
+        if len(taken) >= most or size >= _PAGE_BYTES:
+            break
+    return taken
+
+
+def weight(values: Iterable[Any]) -> int:
+    """How much of the memory texts and blobs take."""
+    return sum([len(value) for value in values if isinstance(value, (str, bytes))])
 
 
 @contextmanager

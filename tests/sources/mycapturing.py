@@ -1,4 +1,4 @@
-"""A database of MariaDB that is captured into a log of its own while a test writes to it."""
+"""A database of MySQL or MariaDB, captured into a log of its own while a test writes to it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from headrace.sources import Phase, Status
 from headrace.sources.mysql import Mysql
 from headrace.sources.mysql.resume import Resume, decode, file_number
 from headrace.testing import wait_until
-from headrace.testing.mariadb import MariadbDatabase
-from tests.sources.mariaplaces import mysql
+from headrace.testing.mysql import MysqlDatabase
+from tests.sources.myplaces import mysql
 
 TIMEOUT = 30.0  # seconds; far more than anything here takes
 
@@ -26,7 +26,7 @@ TIMEOUT = 30.0  # seconds; far more than anything here takes
 class Captured:
     """A running capture, and what it has put into the log."""
 
-    def __init__(self, database: MariadbDatabase, log: Log, source: Mysql) -> None:
+    def __init__(self, database: MysqlDatabase, log: Log, source: Mysql) -> None:
         self.database = database
         self.log = log
         self.source = source
@@ -78,7 +78,7 @@ class Captured:
 
     def until_caught_up(self) -> None:
         """Wait until everything that is committed now is in the log, and copied."""
-        file, position, *_ = self.database.execute("SHOW MASTER STATUS")[0]
+        file, position = self.database.server.end
         end = file_number(file), position
         self.until(
             lambda: self.resume.place >= end and not self.resume.to_copy,
@@ -113,7 +113,7 @@ class Captured:
 
 @contextmanager
 def captured(
-    database: MariadbDatabase, folder: Path, *, start: bool = True, **settings: Any
+    database: MysqlDatabase, folder: Path, *, start: bool = True, **settings: Any
 ) -> Iterator[Captured]:
     """Capture a database; the block begins when what was there is copied."""
     with Log.open(folder / "log") as log:
@@ -138,7 +138,18 @@ def ordered(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: repr(sorted(row.items())))
 
 
-def copied_rows(database: MariadbDatabase, folder: Path) -> dict[str, list[Row]]:
+def numbers(count: int) -> str:
+    """A table for FROM, whose column `seq` has the numbers from one on."""
+    digits = " UNION ALL ".join(
+        f"SELECT {digit}{' AS d' if not digit else ''}" for digit in range(10)
+    )
+    places = range(len(str(count)))
+    tables = ", ".join(f"({digits}) AS d{place}" for place in places)
+    number = " + ".join(f"{10**place} * d{place}.d" for place in places)
+    return f"(SELECT 1 + {number} AS seq FROM {tables} HAVING seq <= {count}) AS numbers"
+
+
+def copied_rows(database: MysqlDatabase, folder: Path) -> dict[str, list[Row]]:
     """The rows of every table as a copy of its own, made now, tells them."""
     with captured(database, folder, name="other") as feed:
         replay = Replay.of(feed.changes(Op.READ))

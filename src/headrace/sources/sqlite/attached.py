@@ -16,8 +16,8 @@ from typing import Any
 import apsw
 import msgspec
 
-from .connect import rows
-from .install import expect_installed
+from .connections import rows
+from .installation import expect_installed
 
 _FUNCTION = "headrace_token"
 _TRIGGER = "headrace_attached"

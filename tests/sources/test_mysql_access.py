@@ -1,0 +1,146 @@
+"""How a MySQL or MariaDB server is reached: over TLS, with the privileges of the docs, by turns."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from headrace.secret import Secret
+from headrace.sources import Phase
+from headrace.sources.mysql import address
+from headrace.testing.mysql import MysqlDatabase, MysqlServer
+from tests.mysqls import mysql_of
+from tests.needs import missing
+from tests.sources.mycapturing import captured, numbers
+from tests.sources.myplaces import mysql
+
+_DOCS = Path(__file__).parents[2] / "docs" / "mysql.md"
+_ROWS = 5000
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position moves at once, and nobody waits long."""
+    monkeypatch.setattr("headrace.sources.mysql.stream._IDLE_SECONDS", 0.02)
+    monkeypatch.setattr("headrace.capture._LONGEST_WAIT", 0.2)
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A certificate of this machine that vouches for itself, and its key."""
+    if shutil.which("openssl") is None:
+        missing("openssl makes the certificate, and is not installed")
+    made, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", f"/CN={name}", "-out", str(made)]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)]
+    subprocess.run(command, check=True, capture_output=True)
+    key.chmod(0o644)  # for the user that runs the server
+    return made, key
+
+
+@pytest.fixture
+def encrypting() -> Iterator[MysqlServer]:
+    """A MariaDB with a certificate, which lets `reader` in over TLS only."""
+    server = mysql_of("mariadb")
+    made, key = certificate(server.directory, "server")
+    server.settings |= {"ssl_cert": str(made), "ssl_key": str(key)}
+    with server:
+        server.execute("CREATE USER reader@'127.0.0.1' IDENTIFIED BY 'x' REQUIRE SSL")
+        server.execute("GRANT ALL ON *.* TO reader@'127.0.0.1'")
+        yield server
+
+
+def test_a_server_is_copied_and_followed_over_tls(encrypting: MysqlServer, tmp_path: Path) -> None:
+    with encrypting.database() as database:
+        database.execute("CREATE TABLE users (id int PRIMARY KEY, name varchar(200))")
+        filled = f"INSERT INTO users SELECT {{}} + seq, repeat('x', 200) FROM {numbers(_ROWS)}"
+        database.execute(filled.format(0))
+        reader = database.url.replace("root@", "reader:x@")
+        trusted = Secret(f"{reader}?ssl_ca={encrypting.directory / 'server.pem'}")
+        with captured(database, tmp_path, url=trusted) as feed:
+            database.execute(filled.format(_ROWS))
+            assert len(feed.rows("users")) == 2 * _ROWS
+        plain = mysql(database, url=Secret(f"{reader}?ssl=off"))
+        (finding,) = plain.check()
+        assert (finding.ok, "Access denied" in finding.detail) == (False, True)
+
+
+def test_a_server_that_nobody_vouches_for_is_refused(
+    encrypting: MysqlServer, tmp_path: Path
+) -> None:
+    with encrypting.database() as database:
+        database.execute("CREATE TABLE users (id int PRIMARY KEY)")
+        other, _ = certificate(tmp_path, "other")
+        reader = database.url.replace("root@", "reader:x@")
+        for authority, hint in ((other, "authority that signed"), (tmp_path / "no", "PEM files")):
+            url = Secret(f"{reader}?ssl_ca={authority}")
+            with captured(database, tmp_path / hint, start=False, url=url) as feed:
+                feed.start()
+                assert hint in feed.until_halted().hint
+                assert "ssl_ca" in feed.status.hint
+        unverified = Secret(f"{reader}?ssl_ca={other}&ssl_verify=off")
+        with captured(database, tmp_path / "unverified", url=unverified) as feed:
+            assert feed.status.phase is Phase.STREAMING
+
+
+def test_a_server_without_tls_is_refused_where_it_is_asked_for(
+    maria: MysqlDatabase, tmp_path: Path
+) -> None:
+    with captured(maria, tmp_path, start=False, url=Secret(f"{maria.url}?ssl=on")) as feed:
+        feed.start()
+        feed.until_halted()
+        assert "ssl=off" in feed.status.hint
+
+
+def test_the_privileges_of_the_docs_are_enough(my: MysqlDatabase, tmp_path: Path) -> None:
+    (statements,) = re.findall(r"```sql\n(CREATE USER.*?)```", _DOCS.read_text(), re.DOTALL)
+    user = f"reader_{my.name}"
+    for line in statements.strip().splitlines():
+        statement, _, only = line.partition("--")
+        if "MySQL only" in only and my.server.mariadb:
+            continue
+        statement = statement.replace("headrace@'%'", f"{user}@'127.0.0.1'").replace("…", "x")
+        my.execute(statement.replace("shop.", f"{my.name}."))
+    my.execute(
+        "CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1);"
+        "CREATE TABLE old (id int PRIMARY KEY) ENGINE=MyISAM; INSERT INTO old VALUES (1)"
+    )
+    url = Secret(my.url.replace("root@", f"{user}:x@"))
+    if my.server.mariadb:
+        my.execute(f"REVOKE LOCK TABLES ON {my.name}.* FROM {user}@'127.0.0.1'")
+        (finding,) = [finding for finding in mysql(my, url=url).check() if not finding.ok]
+        my.execute(finding.fix)
+    assert [finding for finding in mysql(my, url=url).check() if not finding.ok] == []
+    with captured(my, tmp_path, url=url) as feed:
+        my.execute("INSERT INTO users VALUES (2); INSERT INTO old VALUES (2)")
+        feed.until_caught_up()
+        feed.restart()
+        feed.until_streaming()
+        my.execute("ALTER TABLE users ADD n int; INSERT INTO users VALUES (3, 3)")
+        assert [row["id"] for row in feed.rows("users")] == [1, 2, 3]
+        assert feed.rows("old") == [{"id": 1}, {"id": 2}]
+
+
+@pytest.mark.parametrize("engine", ["InnoDB", "MyISAM"])
+def test_a_copy_waits_for_a_lock_and_gives_way(
+    maria: MysqlDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    monkeypatch.setattr(
+        address,
+        "_SESSION",
+        address._SESSION.replace("lock_wait_timeout = 20", "lock_wait_timeout = 1"),
+    )
+    maria.execute(f"CREATE TABLE users (id int PRIMARY KEY) ENGINE={engine}")
+    with captured(maria, tmp_path, start=False) as feed:
+        with closing(maria.connect()) as locking, locking.cursor() as cursor:
+            cursor.execute("LOCK TABLES users WRITE")
+            feed.start()
+            feed.until(lambda: "Lock wait timeout" in feed.status.error, "it gives way")
+            cursor.execute("INSERT INTO users VALUES (1)")
+        feed.until_streaming()
+        maria.execute("INSERT INTO users VALUES (2)")
+        assert [row["id"] for row in feed.rows("users")] == [1, 2]

@@ -1,0 +1,47 @@
+"""Which tables are copied when names have changed hands."""
+
+import pytest
+
+from headrace.sources.postgres.catalog import Published
+from headrace.sources.postgres.resume import Copy, Resume
+from headrace.sources.postgres.session import with_tables
+
+
+def resume(**relations: int) -> Resume:
+    """Every table named is copied, under its oid."""
+    return Resume(
+        system="1",
+        timeline=1,
+        database="shop",
+        slot="headrace",
+        position=1,
+        xid=1,
+        copies={f"public.{name}": Copy(oid, ()) for name, oid in relations.items()},
+        errored={},
+        versions={},
+        former=(),
+    )
+
+
+def tables(**relations: int) -> list[Published]:
+    return [Published("public", name, oid, None) for name, oid in relations.items()]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ({"summer": 1}, {"summer": 2, "summer_gone": 1}),  # renamed, and made anew
+        ({"summer": 1, "summer_gone": 3}, {"summer": 2, "summer_gone": 1}),
+        ({"a": 1, "b": 2}, {"a": 2, "b": 1}),  # swapped
+        ({"a": 1, "b": 2}, {"b": 1, "c": 2}),
+    ],
+)
+def test_every_table_whose_name_has_another_is_copied_anew(
+    before: dict[str, int], now: dict[str, int]
+) -> None:
+    for order in (now, dict(reversed(now.items()))):
+        found = with_tables(resume(**before), tables(**order), copying=True)
+        assert {path: copy.relation for path, copy in found.copies.items()} == {
+            f"public.{name}": oid for name, oid in now.items()
+        }
+        assert all(copy.ranges is None and copy.again for copy in found.copies.values())
