@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from headrace.log import Stats
-from headrace.operate import PipelineOverview
+from headrace.report import PipelineOverview
 from headrace.show import (
     Progress,
     Rate,

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from . import keys
+from . import keys, report
 from .client import Client
 from .client.reading import Changes, DiskChanges
 from .config import Config
@@ -20,15 +20,11 @@ from .event import Batch
 from .keys import Key, Listed, Made, Wanted
 from .log import Cursor, Log, LogReader, Stats, Trimmed
 from .model import Model
+from .report import PipelineOverview
 from .run import OPERATOR_KEY, check_model, formats, server_settings
 from .secret import Secret
 from .serve.keyring import Keyring
-from .sinks import REPORT, Report
-from .sinks import Phase as SinkPhase
-from .sinks import Status as SinkStatus
 from .sources import Finding, Status
-
-STALE_SECONDS = 15.0  # a pipeline that has said nothing for so long is no longer there, or stuck
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,16 +35,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[Status]
     log: Stats | None  # None: there is no log yet
     cursors: list[Cursor]
-    pipeline: "PipelineOverview | None" = None  # None: the config has none
-
-
-class PipelineOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """How the pipeline is doing, by what it last wrote down."""
-
-    running: bool
-    told_at: int  # microseconds since 1970; 0: it has never run
-    detail: str
-    sinks: list[SinkStatus]
+    pipeline: PipelineOverview | None = None  # None: the config has none
 
 
 class Bound(NamedTuple):
@@ -114,30 +101,7 @@ def look_at_pipeline(config: Config) -> PipelineOverview | None:
     """What the pipeline last wrote down; None: the config has none."""
     if config.pipeline is None:
         return None
-    try:
-        report = msgspec.json.decode((config.pipeline_dir / REPORT).read_bytes(), type=Report)
-    except FileNotFoundError:
-        return PipelineOverview(running=False, told_at=0, detail="has never run here", sinks=[])
-    age = time.time() - report.at / 1e6
-    stopped = all(sink.phase is SinkPhase.STOPPED for sink in report.sinks)
-    if not _lives(report.pid):
-        detail = "not running" if stopped else "not running: it ended without a last word"
-    elif age > STALE_SECONDS:
-        detail = f"process {report.pid} has said nothing for {age:.0f} s"
-    else:
-        detail = f"process {report.pid} runs"
-    running = _lives(report.pid) and age <= STALE_SECONDS
-    return PipelineOverview(running=running, told_at=report.at, detail=detail, sinks=report.sinks)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # it is another user's
-    return True
+    return report.look(config.pipeline_dir)
 
 
 def _look_at_server(config: Config, client: Client) -> Overview:

@@ -25,6 +25,7 @@ from .formats.facts import Facts, Server
 from .keys import Key, Scope, Wanted
 from .log import Log, Trimmed
 from .model import Model
+from .report import PipelinePlace
 from .serve import BackgroundServer, Rules, ServerSettings, create_app
 from .sources import Phase, Status
 
@@ -53,6 +54,18 @@ def server_settings(config: Config) -> ServerSettings:
         allow_remote=server.allow_remote,
         require_key=server.require_key,
         websocket=_rules(server.websocket),
+        pipeline=_pipeline(config),
+    )
+
+
+def _pipeline(config: Config) -> PipelinePlace | None:
+    pipeline = config.pipeline
+    if pipeline is None:
+        return None
+    return PipelinePlace(
+        folder=config.pipeline_dir,
+        sinks=tuple(sink.name for sink in pipeline.sinks),
+        same_log=pipeline.url is None,
     )
 
 

@@ -16,7 +16,8 @@ from rich.text import Text
 from .formats.canonical import CanonicalTransaction
 from .keys import Listed
 from .log import Stats
-from .operate import Overview, PipelineOverview
+from .operate import Overview
+from .report import PipelineOverview
 from .sinks import Phase as SinkPhase
 from .sinks import Status as SinkStatus
 from .sources import CopyProgress, Finding, Phase, Status

@@ -1,7 +1,6 @@
 """A pipeline at work: every sink's query kept going, and an account of it in a file."""
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,12 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import msgspec
 from pyspark.sql import SparkSession
 
+from .. import report
 from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
-from ..sinks import REPORT, Phase, Report, Sink, Status
+from ..sinks import Phase, Sink, Status
 from .checkpoint import Checkpoint, alone_in, informed
 from .query import Feed, Plan
 from .session import jvm_lives
@@ -95,11 +94,8 @@ class Pipeline:
         if time.monotonic() < due:
             return
         self._due = time.monotonic() + REPORT_SECONDS
-        report = Report(pid=os.getpid(), at=time.time_ns() // 1000, sinks=self.statuses())
-        fresh = self._folder / f"{REPORT}.new"
         try:
-            fresh.write_bytes(msgspec.json.encode(report))
-            fresh.replace(self._folder / REPORT)
+            report.write(self._folder, self.statuses())
         except OSError as error:
             # Sinks elsewhere can go on without it.
             logger.warning("status cannot be written, error=%s", error.strerror)

@@ -177,6 +177,7 @@ class Supervised:
         before = self._before
         self._note(
             sent=before.sent + account.sent,
+            requests=before.requests + account.requests,
             retries=before.retries + account.retries,
             dead_letters=account.dead_letters,
             waiting_rows=account.waiting_rows,
@@ -193,7 +194,10 @@ class Supervised:
         """Called by Spark's thread after each batch."""
         if stored.batch > self._status.batch:
             self._failures = 0
-        rate = {"changes_per_second": stored.changes / stored.seconds} if stored.changes else {}
+        rate: dict[str, float] = {}
+        if stored.changes:
+            rate["changes_per_second"] = stored.changes / stored.seconds
+            rate["batch_seconds"] = stored.seconds
         self._note(
             phase=Phase.STREAMING,
             batch=stored.batch,

@@ -1,4 +1,4 @@
-"""For the operator: sources, copying again, health."""
+"""For the operator: sources, copying again, health, metrics."""
 
 import asyncio
 from typing import Any
@@ -6,9 +6,12 @@ from typing import Any
 import msgspec
 from litestar import Request, Response, get, post
 
+from .. import report
 from ..errors import TableUnknown
+from ..metrics import MEDIA_TYPE, Facts, Told, expose
 from ..sources import Status
-from .access import OPEN, admin, tells_all, whole
+from .access import OPEN, Access, access_of, admin, tells_all, whole
+from .asked import may
 from .body import read_body
 from .health import HealthReport, Verdict
 from .openapi import WITH_BODY, answers, asks, problem
@@ -91,3 +94,33 @@ async def health(request: Request[Any, Any, Any]) -> Response[HealthReport]:
     status = 503 if report.status is Verdict.UNHEALTHY else 200
     told = report if tells_all(request) else HealthReport(report.status)
     return Response(told, status_code=status, media_type="application/json")
+
+
+@get(
+    "/metrics",
+    guards=[whole],
+    operation_class=asks(NoQuery),
+    responses=answers(str, media_type=MEDIA_TYPE),
+)
+async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """How everything is doing, in Prometheus' text format."""
+    service, access = Service.of(request), access_of(request)
+    read_query(request, NoQuery)
+    # In a thread: it reads a file, and perhaps many cursors.
+    exposed = await asyncio.to_thread(_exposed, service, access)
+    return Response(exposed, media_type=MEDIA_TYPE)
+
+
+def _exposed(service: Service, access: Access) -> bytes:
+    statuses, cursors = service.statuses(), service.log.cursors()
+    place = service.settings.pipeline
+    facts = Facts(
+        health=service.health.report(statuses, service.log).status,
+        log=service.log.stats(),
+        sources=statuses,
+        cursors=cursors,
+        named=[cursor for cursor in cursors if may(access, cursor)],
+        waiting_subscriptions=service.feed.waiting,
+        pipeline=Told(place=place, seen=report.look(place.folder)) if place else None,
+    )
+    return expose(facts)

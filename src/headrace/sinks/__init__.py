@@ -50,10 +50,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = -1  # the last one stored since the process began; -1: none yet
     changes: int = 0  # stored since the process began
     changes_per_second: float = 0.0  # of the last batch that had any
+    batch_seconds: float = 0.0  # that it took
     sequence: int = 0  # everything up to it is stored; 0: not known yet
     lag: int = 0  # how many changes the log had beyond it
     troubled: tuple[Troubled, ...] = ()
     sent: int = 0  # events that another system has accepted since the process began
+    requests: int = 0  # in which they were handed over
     retries: int = 0  # events that were sent again, since the process began
     dead_letters: int = 0  # events that it has not taken, and that are kept
     waiting_rows: int = 0  # rows whose later events wait behind these
@@ -102,6 +104,7 @@ class Account:
     """What a sink that sends to another system has done since it was opened, and what waits."""
 
     sent: int = 0
+    requests: int = 0
     retries: int = 0
     dead_letters: int = 0
     waiting_rows: int = 0

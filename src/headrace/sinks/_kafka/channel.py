@@ -274,11 +274,14 @@ class KafkaChannel:
 
     def _finish(self, producer: Producer, window: _Window, deadline: float) -> None:
         """Wait until every event has an answer, or there is no use in it."""
-        trouble, before = self._trouble, len(producer)
+        trouble = self._trouble
+        before, known = len(producer), trouble.error
         while left := producer.flush(_LOOK_SECONDS):
-            if left < before and not trouble.fatal:
+            # What was accepted before a broker was lost says nothing of now, and the client tells
+            # of a loss only once.
+            if left < before and trouble.error is known:
                 trouble.over()
-            before = left
+            before, known = left, trouble.error
             if trouble.hopeless or time.monotonic() > deadline:
                 self._give_up(producer, window)
                 break

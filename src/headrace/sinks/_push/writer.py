@@ -236,6 +236,7 @@ class PushWriter:
         self._account = replace(
             account,
             sent=account.sent + sum(each.counts.sent for each in told),
+            requests=account.requests + sum(each.counts.requests for each in told),
             retries=account.retries + sum(each.counts.retries for each in told),
             dead_letters=self._letters.count,
             waiting_rows=self._letters.rows,

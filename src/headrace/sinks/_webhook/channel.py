@@ -93,7 +93,8 @@ class HttpChannel:
         if reply.gone:
             raise SinkRefused(
                 f"{self._endpoint.origin} answered 410 Gone: the endpoint takes no more events",
-                hint="Set the url of one that does, or run `headrace redrive SINK` once it does again.",
+                hint="Set the url of one that does, or run `headrace redrive SINK` once it does "
+                "again.",
             )
         return verdict(reply, now=now, hidden=self._hidden), reply
 
