@@ -57,7 +57,7 @@ class Place:
             "spark.driver.memory": "1g",
         }
         content = {
-            "sources": {"shop": {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop"}},
+            "sources": {"idle": {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop"}},
             "server": {"port": free_port()},
             "pipeline": {
                 "master": "local[2]",

@@ -212,7 +212,7 @@ def test_a_key_that_may_read_may_not_change_anything(closed: Site, method: str, 
     assert allowed.status_code in (200, 400, 404)
 
 
-WHOLE = ["/changefeed/stats", "/v1/records", "/v1/ranges", "/v1/tables", "/v1/sources"]
+WHOLE = ["/changefeed/stats", "/v1/records", "/v1/ranges", "/v1/tables", "/v1/sources", "/metrics"]
 
 
 @pytest.mark.parametrize("path", WHOLE)

@@ -34,6 +34,7 @@ REFUSED = {
     "/v1/tables",
     "/v1/sources",
     "/v1/keys",
+    "/metrics",
 }
 THE_SAME_FOR_ALL = {"/schemas", "/schemas/savegress.json", "/openapi.json"}
 UPGRADED = {"/v1/stream"}

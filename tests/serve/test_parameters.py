@@ -21,6 +21,7 @@ GETS = [
     "/schemas",
     "/schemas/canonical.json",
     "/health",
+    "/metrics",
     "/openapi.json",
 ]
 POSTS = ["/changefeed/retention", "/v1/sources/shop/snapshot"]
