@@ -125,7 +125,8 @@ def test_every_setting_of_the_server_reaches_it() -> None:
     )
     settings = server_settings(config(server=server, enabled=False, batch_size=7))
     told = msgspec.structs.asdict(settings) | {"websocket": server.websocket}
-    assert told == {**msgspec.structs.asdict(server), "enabled": False, "batch_size": 7}
+    given = msgspec.structs.asdict(server)
+    assert told == {**given, "enabled": False, "batch_size": 7, "pipeline": None}
 
 
 def test_every_setting_of_the_websocket_reaches_it() -> None:

@@ -1,0 +1,296 @@
+"""What Prometheus scrapes: how everything is doing, as numbers, without a row or a secret."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from . import __version__
+from .log import Cursor, Stats
+from .report import PipelineOverview, PipelinePlace
+from .sinks import Phase as SinkPhase
+from .sinks import Status as SinkStatus
+from .sources import Phase, Status
+
+# The oldest text format, which every version of every scraper reads.
+MEDIA_TYPE = "text/plain; version=0.0.4"  # in UTF-8
+MOST_CURSORS = 500  # that are told by name: clients make them, and every name is a series
+_AT_WORK = (SinkPhase.STARTING, SinkPhase.STREAMING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What the pipeline of this config last said."""
+
+    place: PipelinePlace
+    seen: PipelineOverview
+
+    @property
+    def running(self) -> bool:
+        """Whether what it said is how things are."""
+        return self.seen.running
+
+    @property
+    def sinks(self) -> list[SinkStatus]:
+        """What it said of sinks; of one that is no longer in the config only while it runs."""
+        known = self.place.sinks
+        return [sink for sink in self.seen.sinks if self.running or sink.sink in known]
+
+    @property
+    def names(self) -> list[str]:
+        """Every sink, also those of which it has said nothing."""
+        return list(dict.fromkeys([*self.place.sinks, *(sink.sink for sink in self.sinks)]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything that is exposed."""
+
+    health: StrEnum
+    log: Stats
+    sources: Sequence[Status]
+    cursors: Sequence[Cursor]  # all of them
+    named: Sequence[Cursor]  # those that whoever asks may know by name
+    waiting_subscriptions: int
+    pipeline: Told | None = None  # None: the config has none
+
+
+class _Exposed(Collector):
+    """Facts as Prometheus' client library takes them."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def collect(self) -> Iterator[Metric]:
+        facts = self._facts
+        yield from _server(facts)
+        yield from _log(facts.log)
+        yield from _sources(facts.sources)
+        yield from _cursors(facts)
+        if facts.pipeline is not None:
+            yield from _pipeline(facts.pipeline)
+            yield from _kept(facts.pipeline, latest=facts.log.latest_sequence)
+            yield from _at_work(facts.pipeline)
+
+
+def expose(facts: Facts) -> bytes:
+    """The facts, and what this process uses, in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Exposed(facts))
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+def _server(facts: Facts) -> Iterator[Metric]:
+    build = GaugeMetricFamily(
+        "headrace_build_info", "The version that runs; always 1.", labels=["version"]
+    )
+    build.add_metric([__version__], 1)
+    yield build
+    health = GaugeMetricFamily(
+        "headrace_health", "1 for what /health says now, 0 for the rest.", labels=["status"]
+    )
+    for status in type(facts.health):
+        health.add_metric([status.value], status is facts.health)
+    yield health
+    yield GaugeMetricFamily(
+        "headrace_subscriptions_waiting",
+        "Streams and long polls that have everything and wait for a change.",
+        facts.waiting_subscriptions,
+    )
+
+
+def _log(log: Stats) -> Iterator[Metric]:
+    yield GaugeMetricFamily("headrace_log_changes", "Changes that the log keeps.", log.count)
+    yield GaugeMetricFamily("headrace_log_bytes", "Bytes of these changes.", log.total_bytes)
+    yield GaugeMetricFamily(
+        "headrace_log_first_sequence", "Sequence of the oldest change kept.", log.first_sequence
+    )
+    yield GaugeMetricFamily(
+        "headrace_log_latest_sequence",
+        "Sequence of the newest change; its growth is the rate of capture.",
+        log.latest_sequence,
+    )
+
+
+def _sources(sources: Sequence[Status]) -> Iterator[Metric]:
+    yield _phases("source", Phase, {each.source: each.phase for each in sources})
+
+    def gauge(name: str, about: str, value: Callable[[Status], float | None]) -> Metric:
+        told = {each.source: value(each) for each in sources}
+        return _filled(GaugeMetricFamily(f"headrace_source_{name}", about, labels=["source"]), told)
+
+    yield gauge(
+        "lag_seconds",
+        "Age of the newest change captured while the database has more.",
+        lambda each: each.lag_seconds,
+    )
+    yield gauge(
+        "lag_bytes", "What the database has and the log has not.", lambda each: each.lag_bytes
+    )
+    yield gauge(
+        "heard_timestamp_seconds",
+        "When the database last said anything.",
+        lambda each: _moment(each.heard_at),
+    )
+    yield gauge(
+        "stored_timestamp_seconds",
+        "When the log last took changes of it.",
+        lambda each: _moment(each.stored_at),
+    )
+    yield gauge(
+        "errored_tables", "Tables that are not captured any more.", lambda each: len(each.errored)
+    )
+    yield gauge(
+        "copying_tables",
+        "Tables whose copy is not done.",
+        lambda each: sum(not copy.done for copy in each.copies),
+    )
+
+
+def _cursors(facts: Facts) -> Iterator[Metric]:
+    latest = facts.log.latest_sequence
+    behind = [latest - cursor.sequence for cursor in facts.cursors]
+    yield GaugeMetricFamily("headrace_cursors", "Named cursors.", len(behind))
+    yield GaugeMetricFamily(
+        "headrace_cursors_lag_changes",
+        "Changes that the cursor furthest behind has not acked.",
+        max(behind, default=0),
+    )
+    sequence = GaugeMetricFamily(
+        "headrace_cursor_sequence",
+        "Up to where a cursor's consumers have everything.",
+        labels=["cursor", "owner"],
+    )
+    lag = GaugeMetricFamily(
+        "headrace_cursor_lag_changes",
+        "Changes in the log beyond a cursor.",
+        labels=["cursor", "owner"],
+    )
+    for cursor in sorted(facts.named, key=lambda cursor: cursor.sequence)[:MOST_CURSORS]:
+        labels = [cursor.name, cursor.owner or ""]
+        sequence.add_metric(labels, cursor.sequence)
+        lag.add_metric(labels, latest - cursor.sequence)
+    yield sequence
+    yield lag
+
+
+def _pipeline(told: Told) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "headrace_pipeline_up",
+        "1 while the pipeline's process lives and says how it is doing, else 0.",
+        told.running,
+    )
+    at = GaugeMetricFamily(
+        "headrace_pipeline_told_timestamp_seconds", "When it last said how it is doing."
+    )
+    if told.seen.told_at:
+        at.add_metric([], told.seen.told_at / 1e6)
+    yield at
+    working = {each.sink for each in told.sinks if told.running and each.phase in _AT_WORK}
+    up = GaugeMetricFamily(
+        "headrace_sink_up",
+        "1 while a sink starts or streams; 0: it waits, has halted, or nobody tells of it.",
+        labels=["sink"],
+    )
+    yield _filled(up, {name: name in working for name in told.names})
+
+
+def _kept(told: Told, *, latest: int) -> Iterator[Metric]:
+    """What stays as it was told when the pipeline ends."""
+    gauge = _sinks(told.sinks, GaugeMetricFamily)
+    yield gauge(
+        "sequence",
+        "Up to where everything has arrived, as last told.",
+        lambda each: each.sequence or None,
+    )
+    yield gauge(
+        "lag_changes",
+        "Changes in the log beyond that, also while the pipeline is down.",
+        lambda each: _lag(told, each, latest),
+    )
+    yield gauge(
+        "dead_letters",
+        "Events that the destination has not taken, kept in the dead letters, as last told.",
+        lambda each: each.dead_letters,
+    )
+    yield gauge(
+        "waiting_rows",
+        "Rows whose later events wait behind dead letters, as last told.",
+        lambda each: each.waiting_rows,
+    )
+    yield gauge(
+        "troubled_tables",
+        "Tables that a sink does not follow any more, as last told.",
+        lambda each: len(each.troubled),
+    )
+
+
+def _lag(told: Told, sink: SinkStatus, latest: int) -> float | None:
+    if not sink.sequence:
+        return None
+    if told.place.same_log:
+        # What the sink says of it is as old as the batch that it is at.
+        return max(latest - sink.sequence, 0)
+    return sink.lag if told.running else None
+
+
+def _at_work(told: Told) -> Iterator[Metric]:
+    """What is so only while the pipeline runs, and begins at 0 with each of its processes."""
+    sinks = told.sinks if told.running else []
+    yield _phases("sink", SinkPhase, {each.sink: each.phase for each in sinks})
+    yield _sinks(sinks, GaugeMetricFamily)(
+        "last_batch_seconds",
+        "How long the last batch with changes took.",
+        lambda each: each.batch_seconds or None,
+    )
+    counter = _sinks(sinks, CounterMetricFamily)
+    yield counter("changes", "Changes taken from the log.", lambda each: each.changes)
+    yield counter(
+        "events_sent", "Events that the destination has accepted.", lambda each: each.sent
+    )
+    yield counter(
+        "requests",
+        "Windows of events handed over, in a request or what the destination has for it.",
+        lambda each: each.requests,
+    )
+    yield counter("retries", "Events that were sent again.", lambda each: each.retries)
+
+
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+
+def _sinks(
+    sinks: Sequence[SinkStatus], family: Family
+) -> Callable[[str, str, Callable[[SinkStatus], float | None]], Metric]:
+    def told(name: str, about: str, value: Callable[[SinkStatus], float | None]) -> Metric:
+        empty = family(f"headrace_sink_{name}", about, labels=["sink"])
+        return _filled(empty, {each.sink: value(each) for each in sinks})
+
+    return told
+
+
+def _phases(kind: str, phases: Iterable[StrEnum], now: Mapping[str, StrEnum]) -> Metric:
+    name, about = f"headrace_{kind}_phase", f"1 for what a {kind} is doing now, 0 for the rest."
+    family = GaugeMetricFamily(name, about, labels=[kind, "phase"])
+    for each, phase in now.items():
+        for known in phases:
+            family.add_metric([each, known.value], known is phase)
+    return family
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[str, float | None]
+) -> Metric:
+    """The family with a sample for each that is known."""
+    for label, value in values.items():
+        if value is not None:
+            family.add_metric([label], value)
+    return family
+
+
+def _moment(microseconds: int) -> float | None:
+    return microseconds / 1e6 if microseconds else None

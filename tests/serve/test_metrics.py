@@ -1,0 +1,382 @@
+"""GET /metrics: what Prometheus reads, from a real server and the report of a pipeline."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from headrace import __version__, metrics, report
+from headrace.config import load
+from headrace.keys import Scope
+from headrace.report import PipelinePlace
+from headrace.run import server_settings
+from headrace.serve import ServerSettings
+from headrace.sinks import REPORT, Phase, Report, Status, Troubled
+from headrace.sources import CopyProgress
+from headrace.sources import Phase as SourcePhase
+from headrace.sources import Status as SourceStatus
+from tests.serve.conftest import Site, Sites
+from tests.serve.sse import Reader
+
+PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
+HOOK = Status(
+    sink="hook",
+    phase=Phase.STREAMING,
+    batch=3,
+    changes=40,
+    batch_seconds=0.5,
+    sequence=15,
+    lag=1,
+    sent=38,
+    requests=4,
+    retries=6,
+    dead_letters=2,
+    waiting_rows=1,
+)
+LAKE = Status(
+    sink="lake",
+    phase=Phase.HALTED,
+    sequence=20,
+    troubled=(Troubled("public.users", 7, "no key", "Give it one."),),
+    error="the password is hunter2",
+)
+
+Labels = frozenset[tuple[str, str]]
+
+
+class Scraped:
+    """What a scraper makes of an answer."""
+
+    def __init__(self, text: str) -> None:
+        families = list(text_string_to_metric_families(text))
+        self.about = {family.name: family.documentation for family in families}
+        self.samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+        # A series that is told twice makes Prometheus refuse the whole answer.
+        assert len(self.samples) == sum(len(family.samples) for family in families)
+
+    def __getitem__(self, name: str) -> float:
+        return self.of(name)
+
+    def of(self, name: str, **labels: str) -> float:
+        """The value of a series."""
+        return self.samples[f"headrace_{name}", frozenset(labels.items())]
+
+    def only(self, name: str, **labels: str) -> list[str]:
+        """The phases (or the like) that are 1."""
+        wanted = labels.items()
+        return [
+            value
+            for (each, given), one in self.samples.items()
+            if each == f"headrace_{name}" and one == 1 and wanted <= dict(given).items()
+            for label, value in given
+            if label not in labels
+        ]
+
+    def names(self, **labels: str) -> set[str]:
+        """The metrics that have a series with these labels."""
+        wanted = labels.items()
+        return {name for name, given in self.samples if wanted <= dict(given).items()}
+
+
+def scrape(site: Site, **headers: str) -> Scraped:
+    answer = site.http.get("/metrics", headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    return Scraped(answer.text)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> PipelinePlace:
+    folder = tmp_path / "pipeline"
+    folder.mkdir()
+    return PipelinePlace(folder=folder, sinks=("hook", "lake"))
+
+
+@pytest.fixture
+def site(sites: Sites, place: PipelinePlace) -> Site:
+    """A server over twenty changes, of a config with two sinks."""
+    site = sites(ServerSettings(port=0, pipeline=place))
+    site.writer.put_many("users", 20)
+    return site
+
+
+# --- the server, its log, its sources and its clients --------------------------------------------
+
+
+def test_the_log_is_told_of(site: Site) -> None:
+    site.log.trim(5)
+    scraped, stats = scrape(site), site.log.stats()
+    assert (scraped["log_first_sequence"], scraped["log_latest_sequence"]) == (5, 20)
+    assert (scraped["log_changes"], scraped["log_bytes"]) == (16, stats.total_bytes)
+    assert scraped.only("build_info") == [__version__]
+    assert scraped.only("health") == ["healthy"]
+
+
+def test_every_source_is_told_of_and_no_reason_or_table(site: Site) -> None:
+    now = time.time()
+    site.statuses = [
+        SourceStatus(
+            source="shop",
+            phase=SourcePhase.SNAPSHOT,
+            lag_bytes=512,
+            lag_seconds=2.5,
+            heard_at=int(now * 1e6),
+            copies=(CopyProgress("users", 5, 9, False), CopyProgress("orders", 5, 5, True)),
+            errored={"public.maps": "a value of hunter2"},
+        ),
+        SourceStatus(source="stock", phase=SourcePhase.HALTED, error="hunter2"),
+    ]
+    scraped = scrape(site)
+    assert scraped.only("source_phase", source="shop") == ["snapshot"]
+    assert scraped.only("source_phase", source="stock") == ["halted"]
+    assert scraped.of("source_lag_seconds", source="shop") == 2.5
+    assert scraped.of("source_lag_bytes", source="shop") == 512
+    assert scraped.of("source_heard_timestamp_seconds", source="shop") == pytest.approx(now)
+    assert "headrace_source_heard_timestamp_seconds" not in scraped.names(source="stock")
+    assert scraped.of("source_errored_tables", source="shop") == 1
+    assert scraped.of("source_copying_tables", source="shop") == 1
+    assert scraped.only("health") == ["unhealthy"]
+    text = site.get("/metrics").text
+    assert "hunter2" not in text
+    assert "maps" not in text
+
+
+def test_readers_that_wait_are_counted(site: Site) -> None:
+    assert scrape(site)["subscriptions_waiting"] == 0
+    url = f"{site.url}/v1/changes/stream"
+    with Reader(url), Reader(f"{url}?format=debezium"):
+        site.await_waiting(2)
+        assert scrape(site)["subscriptions_waiting"] == 2
+
+
+def test_what_the_servers_process_uses_is_told_as_everywhere(site: Site) -> None:
+    used = scrape(site).samples["process_resident_memory_bytes", frozenset()]
+    assert used > 1 << 20 or sys.platform != "linux"
+
+
+# --- cursors -------------------------------------------------------------------------------------
+
+
+def put_cursor(site: Site, name: str, sequence: int, key: dict[str, str]) -> None:
+    site.http.put(
+        f"/v1/cursors/{name}", json={"sequence": sequence}, headers=key
+    ).raise_for_status()
+
+
+def test_cursors_are_named_to_those_who_may_see_them_and_counted_to_all(site: Site) -> None:
+    first, second = site.key(), site.key()
+    put_cursor(site, "billing", 3, first)
+    put_cursor(site, "billing", 12, second)
+    put_cursor(site, "audit", 20, {})
+    everything = scrape(site, **site.key(scopes=frozenset({Scope.ADMIN})))
+    assert (everything["cursors"], everything["cursors_lag_changes"]) == (3, 17)
+    lags = [
+        v for (name, _), v in everything.samples.items() if name == "headrace_cursor_lag_changes"
+    ]
+    assert lags == [17, 8, 0]
+    assert everything.of("cursor_sequence", cursor="audit", owner="") == 20
+    own = scrape(site, **first)
+    assert (own["cursors"], own["cursors_lag_changes"]) == (3, 17)
+    owners = {dict(labels)["owner"] for name, labels in own.samples if "_cursor_" in name}
+    assert len(owners) == 1
+    assert "audit" not in site.http.get("/metrics", headers=first).text
+
+
+def test_of_many_cursors_those_furthest_behind_are_named(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "MOST_CURSORS", 2)
+    for number in range(5):
+        put_cursor(site, f"c{number}", 10 + number, {})
+    scraped = scrape(site)
+    assert scraped["cursors"] == 5
+    named = {dict(labels).get("cursor") for _, labels in scraped.samples} - {None}
+    assert named == {"c0", "c1"}
+
+
+# --- the pipeline --------------------------------------------------------------------------------
+
+
+def test_a_running_pipelines_sinks_are_told_of(site: Site, place: PipelinePlace) -> None:
+    report.write(place.folder, [HOOK, LAKE])
+    scraped = scrape(site)
+    assert scraped["pipeline_up"] == 1
+    assert scraped["pipeline_told_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
+    assert scraped.only("sink_phase", sink="hook") == ["streaming"]
+    assert scraped.only("sink_phase", sink="lake") == ["halted"]
+    assert scraped.only("sink_up") == ["hook"]
+    hook = {
+        name.removeprefix("headrace_sink_"): value
+        for (name, labels), value in scraped.samples.items()
+        if labels == {("sink", "hook")}
+    }
+    assert hook == {
+        "up": 1,
+        "sequence": 15,
+        "lag_changes": 5,  # of the log as it is now, not as it was when the sink looked
+        "changes_total": 40,
+        "last_batch_seconds": 0.5,
+        "events_sent_total": 38,
+        "requests_total": 4,
+        "retries_total": 6,
+        "dead_letters": 2,
+        "waiting_rows": 1,
+        "troubled_tables": 0,
+    }
+    assert scraped.of("sink_troubled_tables", sink="lake") == 1
+    assert "hunter2" not in site.get("/metrics").text
+
+
+def stale(place: PipelinePlace) -> None:
+    told = Report(pid=os.getpid(), at=int((time.time() - 60) * 1e6), sinks=[HOOK])
+    (place.folder / REPORT).write_bytes(msgspec.json.encode(told))
+
+
+def ended(place: PipelinePlace) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    told = Report(pid=process.pid, at=time.time_ns() // 1000, sinks=[HOOK])
+    (place.folder / REPORT).write_bytes(msgspec.json.encode(told))
+
+
+@pytest.mark.parametrize("gone", [stale, ended])
+def test_of_a_pipeline_that_says_nothing_any_more_only_what_it_left_is_told(
+    site: Site, place: PipelinePlace, gone: Any
+) -> None:
+    gone(place)
+    scraped = scrape(site)
+    assert scraped["pipeline_up"] == 0
+    assert scraped.only("sink_up") == []
+    assert scraped.names(sink="hook") == {
+        "headrace_sink_up",
+        "headrace_sink_sequence",
+        "headrace_sink_lag_changes",
+        "headrace_sink_dead_letters",
+        "headrace_sink_waiting_rows",
+        "headrace_sink_troubled_tables",
+    }
+    assert scraped.of("sink_lag_changes", sink="hook") == 5
+    site.writer.put_many("users", 10)
+    assert scrape(site).of("sink_lag_changes", sink="hook") == 15  # it grows, and wakes somebody
+    assert scraped.names(sink="lake") == {"headrace_sink_up"}
+
+
+def test_a_pipeline_that_never_ran_is_down_with_all_its_sinks(site: Site) -> None:
+    scraped = scrape(site)
+    assert scraped["pipeline_up"] == 0
+    assert [scraped.of("sink_up", sink=name) for name in ("hook", "lake")] == [0, 0]
+    assert ("headrace_pipeline_told_timestamp_seconds", frozenset()) not in scraped.samples
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"pid": 1, "at": 1, "sinks": [{"phase": "x"}]}'])
+def test_a_report_that_cannot_be_read_stops_nothing(
+    site: Site, place: PipelinePlace, content: bytes
+) -> None:
+    (place.folder / REPORT).write_bytes(content)
+    scraped = scrape(site)
+    assert (scraped["pipeline_up"], scraped["log_changes"]) == (0, 20)
+
+
+def test_a_sink_that_left_the_config_is_told_of_only_while_it_runs(
+    sites: Sites, place: PipelinePlace
+) -> None:
+    site = sites(ServerSettings(port=0, pipeline=msgspec.structs.replace(place, sinks=("lake",))))
+    report.write(place.folder, [HOOK, LAKE])
+    assert scrape(site).of("sink_up", sink="hook") == 1
+    stale(place)
+    assert scrape(site).names(sink="hook") == set()
+
+
+def test_the_lag_in_another_log_is_as_the_sink_tells_it(sites: Sites, place: PipelinePlace) -> None:
+    elsewhere = msgspec.structs.replace(place, same_log=False)
+    site = sites(ServerSettings(port=0, pipeline=elsewhere))
+    report.write(place.folder, [HOOK])
+    assert scrape(site).of("sink_lag_changes", sink="hook") == 1
+    stale(place)
+    assert "headrace_sink_lag_changes" not in scrape(site).names(sink="hook")
+
+
+def test_without_a_pipeline_nothing_is_told_of_one(sites: Sites) -> None:
+    text = sites().get("/metrics").text
+    assert "headrace_pipeline" not in text
+    assert "headrace_sink" not in text
+
+
+def test_the_config_says_where_the_pipeline_tells_and_of_what(tmp_path: Path) -> None:
+    source = "sources: {db: {type: postgres, url: 'postgresql://127.0.0.1:1/x'}}\n"
+    file = tmp_path / "headrace.yaml"
+    file.write_text(source)
+    assert server_settings(load(file)).pipeline is None
+    file.write_text(source + "pipeline: {sinks: {lake: {type: tables, path: lake}}}\n")
+    config = load(file)
+    assert server_settings(config).pipeline == PipelinePlace(
+        folder=config.pipeline_dir, sinks=("lake",)
+    )
+    url = "http://elsewhere:3000"
+    file.write_text(
+        source + f"pipeline: {{url: '{url}', sinks: {{lake: {{type: tables, path: lake}}}}}}\n"
+    )
+    place = server_settings(load(file)).pipeline
+    assert place is not None
+    assert not place.same_log
+
+
+# --- who may ask, and what is written of it ------------------------------------------------------
+
+
+def test_where_keys_are_needed_a_scraper_needs_one_to_everything(
+    sites: Sites, place: PipelinePlace
+) -> None:
+    site = sites(ServerSettings(port=0, require_key=True, pipeline=place))
+    assert site.http.get("/metrics").status_code == 401
+    assert site.http.get("/metrics", headers=site.key(tables=("users",))).status_code == 403
+    assert site.http.get("/metrics", headers=site.key(tenant="t1")).status_code == 403
+    key = site.key()
+    bearer = {"Authorization": f"Bearer {key['X-API-Key']}"}  # as Prometheus sends it
+    assert scrape(site, **bearer)["pipeline_up"] == 0
+    assert key["X-API-Key"] not in site.http.get("/metrics", headers=key).text
+
+
+def test_the_description_says_that_it_is_text(site: Site) -> None:
+    described = site.get("/openapi.json").json()["paths"]["/metrics"]["get"]
+    [media_type] = described["responses"]["200"]["content"]
+    assert media_type.startswith("text/plain")
+
+
+ROW = re.compile(r"^\| `(headrace_\w+)` \|([^|]*)\| ", re.MULTILINE)
+
+
+def test_the_docs_list_exactly_what_is_exposed(site: Site, place: PipelinePlace) -> None:
+    now = time.time_ns() // 1000
+    site.statuses = [
+        SourceStatus(source="shop", phase=SourcePhase.STREAMING, heard_at=now, stored_at=now)
+    ]
+    put_cursor(site, "billing", 3, {})
+    report.write(place.folder, [HOOK, LAKE])
+    scraped = scrape(site)
+    exposed = {
+        name: {label for label, _ in labels}
+        for name, labels in scraped.samples
+        if name.startswith("headrace_")
+    }
+    written = {
+        name: set(re.findall(r"`(\w+)`", labels)) for name, labels in ROW.findall(PAGE.read_text())
+    }
+    assert written == exposed
+    assert all(scraped.about.values())
+
+
+def test_serving_them_loads_no_spark() -> None:
+    looking = "import sys, headrace.serve; assert 'pyspark' not in sys.modules"
+    subprocess.run([sys.executable, "-W", "error", "-c", looking], check=True)
