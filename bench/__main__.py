@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,7 @@ from . import (
     peers,
     push_files,
     push_kafka,
+    push_queues,
     push_webhook,
     report,
     workload,
@@ -75,6 +77,9 @@ class Part(StrEnum):
     PUSH_FILES = "push-files"
     PUSH_KAFKA = "push-kafka"
     PUSH_KAFKA_DELAY = "push-kafka-delay"
+    PUSH_RABBITMQ = "push-rabbitmq"
+    PUSH_NATS = "push-nats"
+    PUSH_REDIS = "push-redis"
     PUSH_WEBHOOK = "push-webhook"
 
 
@@ -284,32 +289,18 @@ class Bench:
         with temporary_folder() as folder:
             return delivery_grpc.deliveries(folder, factor=factor, runs=self.runs)
 
-    def push_files(self) -> Section:
-        """From the log to files."""
-        console.print("push-files: a query's batches, beside a loop")
+    def push(self, deliveries: Callable[..., Section]) -> Section:
+        """From the log to another system."""
+        console.print("push: a query's batches, beside a loop")
         factor = min(1.0, self.scale.factor)
         with temporary_folder() as folder:
-            return push_files.deliveries(folder, factor=factor, runs=self.runs)
-
-    def push_kafka(self) -> Section:
-        """From the log to a broker."""
-        console.print("push-kafka: a query's batches, beside a loop")
-        factor = min(1.0, self.scale.factor)
-        with temporary_folder() as folder:
-            return push_kafka.deliveries(folder, factor=factor, runs=self.runs)
+            return deliveries(folder, factor=factor, runs=self.runs)
 
     def push_kafka_delay(self) -> Section:
         """From commit to a consumer."""
         console.print("push-kafka-delay: a capture, a pipeline, a broker and a consumer")
         with temporary_folder() as folder:
             return push_kafka.delay(self.database, folder)
-
-    def push_webhook(self) -> Section:
-        """From the log to a receiver of webhooks."""
-        console.print("push-webhook: an event a request, and batches, beside a loop")
-        factor = min(1.0, self.scale.factor)
-        with temporary_folder() as folder:
-            return push_webhook.deliveries(folder, factor=factor, runs=self.runs)
 
     def _short(self, seconds: float) -> float:
         """A duration at this scale."""
@@ -356,7 +347,7 @@ def measure(
     with server.database() as database:
         workload.create(database)
         bench = bench_of(database)
-        measurements = {
+        measurements: dict[Part, Callable[[], Section]] = {
             Part.STREAM: bench.stream,
             Part.SNAPSHOT: bench.snapshot,
             Part.LATENCY: bench.latency,
@@ -372,10 +363,13 @@ def measure(
             Part.DELIVERY_IDLE: bench.delivery_idle,
             Part.DELIVERY_SLOW: bench.delivery_slow,
             Part.DELIVERY_GRPC: bench.delivery_grpc,
-            Part.PUSH_FILES: bench.push_files,
-            Part.PUSH_KAFKA: bench.push_kafka,
+            Part.PUSH_FILES: partial(bench.push, push_files.deliveries),
+            Part.PUSH_KAFKA: partial(bench.push, push_kafka.deliveries),
             Part.PUSH_KAFKA_DELAY: bench.push_kafka_delay,
-            Part.PUSH_WEBHOOK: bench.push_webhook,
+            Part.PUSH_RABBITMQ: partial(bench.push, partial(push_queues.deliveries, "RabbitMQ")),
+            Part.PUSH_NATS: partial(bench.push, partial(push_queues.deliveries, "NATS")),
+            Part.PUSH_REDIS: partial(bench.push, partial(push_queues.deliveries, "Redis")),
+            Part.PUSH_WEBHOOK: partial(bench.push, push_webhook.deliveries),
         }
         section = measurements[part]()
     console.print(report.terminal(section))

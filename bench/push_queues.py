@@ -1,17 +1,17 @@
-"""Log → RabbitMQ, NATS and Redis: events through a streaming query, beside a loop that only sends.
+"""Log → RabbitMQ, NATS and Redis: events through a streaming query, beside loops that only send.
 
-The server is a real one on this machine, and what it costs is part of every figure. The loop has
-the same events ready in memory and hands them to the same channel, a window after the other; what
-it takes no pipeline can beat.
+The server is a real one on this machine, and what it costs is part of every figure. The loops have
+the same events ready in memory. One hands them to the sink's own channel, a window after the other:
+what it takes no pipeline can beat. The other is a plain loop of the client that programs use.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,7 @@ from headrace.testing.processes import ServerProcess
 from headrace.testing.rabbitmq import RabbitmqServer
 from headrace.testing.redis import RedisServer
 
+from . import push_clients
 from .orders import Orders
 from .process import MeasurementFailed, Outcome, answer, measure, module
 from .push import best, size, through
@@ -37,13 +38,23 @@ from .report import Figure, Figures
 ROWS = 100_000  # different ones
 CHANGES = 50_000  # of a query's batch
 BATCHES, WARM_UP = 4, 2
-WHO = ("Headrace", "a loop of the same channel")
+HEADRACE, LOOP = "Headrace", "a loop of the same channel"
 TARGET = 20_000  # events a second
 
-SERVERS: Mapping[str, Callable[[], ServerProcess]] = {
-    "RabbitMQ": RabbitmqServer,
-    "NATS": NatsServer,
-    "Redis": RedisServer,
+
+class Server(NamedTuple):
+    """A server, and the client that programs use for it."""
+
+    start: Callable[[], ServerProcess]
+    client: str
+    loop: Callable[[str, Sequence[Event]], None]
+    events: int  # that the client's loop sends, as it may be slow
+
+
+SERVERS: Mapping[str, Server] = {
+    "RabbitMQ": Server(RabbitmqServer, "a loop of pika", push_clients.by_pika, 10_000),
+    "NATS": Server(NatsServer, "a loop of nats-py", push_clients.by_nats, 50_000),
+    "Redis": Server(RedisServer, "a loop of redis-py", push_clients.by_redis, 200_000),
 }
 
 
@@ -76,36 +87,37 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return Nats(**given, stream="CDC") if self.server == "NATS" else Redis(**given)
 
 
-def deliveries(folder: Path, *, factor: float, runs: int) -> list[Figures]:
-    """Events a second, of each the best run; every run has a server of its own."""
-    changes = size(CHANGES, factor)
-    log = str(folder / "log")
+def deliveries(name: str, folder: Path, *, factor: float, runs: int) -> Figures:
+    """Events a second to one server, of each the best run; every run has a server of its own."""
+    changes, log = size(CHANGES, factor), str(folder / "log")
     Orders(log).update(ROWS, batch=changes, batches=BATCHES, warm_up=WARM_UP)
-    return [_figures(name, folder, log, changes, runs) for name in SERVERS]
+    server = SERVERS[name]
 
-
-def _figures(name: str, folder: Path, log: str, changes: int, runs: int) -> Figures:
     def one(who: str, place: Path) -> Outcome:
-        with SERVERS[name]() as server:
+        with server.start() as running:
             task = Task(
-                log=log, folder=str(place), server=name, address=server.address, changes=changes
+                log=log, folder=str(place), server=name, address=running.address, changes=changes
             )
-            return measure(module("push_queues", who, task.encode()), place)
+            return sent(who, task)
 
-    rates = best(folder / name, runs, one, WHO)
-    headrace, loop = WHO
+    rates = best(folder, runs, one, (HEADRACE, LOOP, server.client))
     figures = [
-        Figure(headrace, rates[headrace], "events/s", at_least=TARGET),
-        Figure(loop, rates[loop], "events/s"),
+        Figure(who, rate, "events/s", at_least=TARGET if who == HEADRACE else None)
+        for who, rate in rates.items()
     ]
     return Figures(f"Log → {name}: updates of 8 columns, to a server on this machine", figures)
 
 
-def bare(task: Task) -> Outcome:
-    """Events that are ready, handed over window by window."""
+def sent(who: str, task: Task) -> Outcome:
+    """One run."""
+    return measure(module("push_queues", who, task.encode()), Path(task.folder))
+
+
+def ready(task: Task, count: int) -> list[Event]:
+    """The first events of the log."""
     with Log.open(task.log) as log:
         encode = Savegress(Facts()).encode
-        events = [
+        return [
             Event(
                 change.sequence,
                 0,
@@ -119,13 +131,18 @@ def bare(task: Task) -> Outcome:
                 change.transaction.commit_time,
                 encode(change),
             )
-            for change in log.read(0, limit=task.events)
+            for change in log.read(0, limit=count)
         ]
+
+
+def bare(task: Task) -> Outcome:
+    """Events that are ready, handed to the sink's channel window by window."""
+    events = ready(task, task.events)
     sink = task.sink
     channel = sink.connect()
     began = time.perf_counter()
-    for begin in range(0, len(events), sink.batch_size):
-        verdicts = channel.send(events[begin : begin + sink.batch_size])
+    for window in push_clients.windows(events, sink.batch_size):
+        verdicts = channel.send(window)
         if set(verdicts) != {ACCEPTED}:
             raise MeasurementFailed(f"events were not accepted: {set(verdicts)}")
     seconds = time.perf_counter() - began
@@ -133,14 +150,23 @@ def bare(task: Task) -> Outcome:
     return Outcome(len(events), seconds)
 
 
+def plain(task: Task) -> Outcome:
+    """Events that are ready, sent by the client that programs use."""
+    server = SERVERS[task.server]
+    events = ready(task, min(task.events, server.events))
+    began = time.perf_counter()
+    server.loop(task.address, events)
+    return Outcome(len(events), time.perf_counter() - began)
+
+
 def main(who: str, given: str) -> None:
     """Do one task and answer."""
     task = msgspec.json.decode(given, type=Task)
-    if who == WHO[0]:
+    if who == HEADRACE:
         folder, changes, warm_up = Path(task.folder), task.changes, task.warm_up
         answer(through(task.sink, task.log, folder, changes=changes, warm_up=warm_up))
     else:
-        answer(bare(task))
+        answer(bare(task) if who == LOOP else plain(task))
 
 
 if __name__ == "__main__":
