@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import socket
 import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pytest
 import yaml
@@ -22,7 +23,7 @@ from headrace.errors import SinkUnavailable
 from headrace.secret import Secret
 from headrace.sinks._broker import BrokerSettings
 from headrace.sinks._push import ACCEPTED, Answer, Channel, Event, Verdict
-from headrace.sinks._push.channels import Line
+from headrace.sinks._push.channels import Line, close_all
 from headrace.sinks._push.writer import PushWriter
 from headrace.testing import wait_until
 from headrace.testing.processes import ServerProcess
@@ -125,7 +126,7 @@ class QueueTests:
     @pytest.mark.requirement("S1-41")
     def test_a_server_that_is_killed_in_a_window_loses_nothing(self, queues: Queues) -> None:
         table = table_name()
-        events = [event(table, at % 7, at, payload=b"x" * 2000) for at in range(6000)]
+        events = [event(table, at % 3000, at, payload=b"x" * 2000) for at in range(6000)]
         line = Line(queues.sink(timeout_seconds=10.0))
         assert set(line.send(events[:10])) == {ACCEPTED}
         rest: list[Event] = []
@@ -143,6 +144,23 @@ class QueueTests:
         assert rest
         until_accepted(line, rest)
         expect_in_order(queues.read(table), events)
+
+    @pytest.mark.requirement("S1-41")
+    @pytest.mark.parametrize("heard", [0, 30, 3000])
+    def test_what_was_not_answered_when_a_connection_ends_is_not_accepted(
+        self, queues: Queues, heard: int
+    ) -> None:
+        table = table_name()
+        first = event(table, "first", 0)
+        events = [event(table, at, at, payload=b"x" * 2000) for at in range(1, 2001)]
+        with Cut(queues.server) as cut:
+            line = Line(queues.sink(servers=cut.address, timeout_seconds=10.0))
+            assert list(line.send([first])) == [ACCEPTED]
+            cut.after(heard)
+            verdicts = line.send(events)
+            expect_stored(queues.read(table), events, verdicts)
+            if not heard:
+                assert {verdict.answer for verdict in verdicts} == {Answer.UNREACHABLE}
 
     def test_a_server_that_is_down_is_told_of_each_time(self, queues: Queues) -> None:
         table = table_name()
@@ -195,6 +213,116 @@ class QueueTests:
         assert queues.server.address in str(refused.value)
         assert SECRET not in repr(refused.value)
         assert SECRET not in repr(queues.sink(username="alice", password=Secret(SECRET)))
+
+
+class Cut:
+    """A way to a server that ends all connections once so many more bytes came back on it."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._port = server.port
+        self._left: int | None = None
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._threads = [threading.Thread(target=self._listen)]
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        close_all()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for thread in self._threads:
+            thread.join()
+
+    def after(self, count: int) -> None:
+        """The next so many bytes pass, and no more."""
+        self._left = count
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._port))
+            threads = [
+                threading.Thread(target=self._pass, args=(client, server)),
+                threading.Thread(target=self._pass_back, args=(server, client)),
+            ]
+            self._threads += threads
+            for thread in threads:
+                thread.start()
+
+    def _pass(self, client: socket.socket, server: socket.socket) -> None:
+        with suppress(OSError):
+            while data := client.recv(65536):
+                server.sendall(data)
+        _hang_up(client, server)
+
+    def _pass_back(self, server: socket.socket, client: socket.socket) -> None:
+        with server, client, suppress(OSError):
+            while data := server.recv(65536):
+                left, self._left = self._left, None
+                if left is None:
+                    client.sendall(data)
+                    continue
+                client.sendall(data[:left])
+                if left <= len(data):
+                    break
+                self._left = left - len(data)
+            _hang_up(client, server)
+
+
+def _hang_up(*sockets: socket.socket) -> None:
+    for each in sockets:
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+class Strange:
+    """A server that says the same whatever it is told."""
+
+    def __init__(self, *said: bytes) -> None:
+        self._said = said
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        close_all()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listening.accept()
+            except OSError:
+                return
+            with client, suppress(OSError):
+                for each in self._said:
+                    client.sendall(each)
+                    client.recv(65536)
+                while client.recv(65536):
+                    continue
+
+
+def expect_stored(
+    records: Sequence[Record], events: Sequence[Event], verdicts: Sequence[Verdict]
+) -> None:
+    """What was accepted is there."""
+    stored = {record.id for record in records}
+    accepted = {
+        each.id for each, verdict in zip(events, verdicts, strict=True) if verdict is ACCEPTED
+    }
+    assert not accepted - stored
 
 
 class Mail(Post):

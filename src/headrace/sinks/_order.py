@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from ._push import ACCEPTED, UNSENT, Event, Verdict
+from ._push import ACCEPTED, UNSENT, Answer, Event, Verdict
+
+_UNANSWERED = Verdict(Answer.FAILED, "no answer came")
 
 
 class Window:
-    """What became of the events of one call."""
+    """What became of the events of one call; one without an answer of its own is not accepted."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
+        self.accepted = 0
         self.failed: dict[int, Verdict] = {}  # by the event's place
         self.held: set[str] = set()  # rows of which an event failed
+        self.otherwise = _UNANSWERED  # of events that nothing is known about
+        self._taken = bytearray(len(events))
+
+    def accept(self, at: int) -> None:
+        """The destination has said that it has an event."""
+        self._taken[at] = 1
+        self.accepted += 1
 
     def fail(self, at: int, verdict: Verdict) -> None:
         """An event is not accepted, nor are those of its row that follow."""
@@ -23,16 +33,19 @@ class Window:
 
     def verdicts(self) -> list[Verdict]:
         """One for each event; what follows one that failed comes again, wherever it was."""
-        if not self.failed:
+        if not self.failed and 0 not in self._taken:
             return [ACCEPTED] * len(self.events)
         found: list[Verdict] = []
         held: set[str] = set()
         for at, event in enumerate(self.events):
-            verdict = UNSENT if event.row in held else self.failed.get(at, ACCEPTED)
+            verdict = UNSENT if event.row in held else self._verdict(at)
             if verdict is not ACCEPTED:
                 held.add(event.row)
             found.append(verdict)
         return found
+
+    def _verdict(self, at: int) -> Verdict:
+        return self.failed.get(at) or (ACCEPTED if self._taken[at] else self.otherwise)
 
 
 def waves(events: Sequence[Event], places: Iterable[int]) -> list[list[int]]:

@@ -7,18 +7,21 @@ Messages of one channel are in a queue in the order they were published in.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError
 from ._broker import BrokerSettings
-from ._rabbitmq.channel import Addresses, ExchangeType, RabbitmqChannel
+from ._rabbitmq.channel import LONGEST_EXCHANGE, Addresses, ExchangeType, RabbitmqChannel
 from ._rabbitmq.session import PORT, TLS_PORT, Login
 from ._template import Template
 
 _EXCHANGE = Template("cdc")
 _ROUTING_KEY = Template("${schema}.${table}")
 _NO_QUEUE = Template("")
+_UNFIT = re.compile(r"[^a-zA-Z0-9_.:@#,/+ -]")
+_NOT_ASCII = re.compile(r"[^ -~]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class Rabbitmq(BrokerSettings):
     declare_exchange: ExchangeType = ""  # make a durable one of this type; "": it is there
     declare_queue: Template = _NO_QUEUE  # make a durable queue and bind it; "": none
     queue_arguments: Mapping[str, str | int | bool] = field(default_factory=dict)
-    content_type: str = "application/json"
+    content_type: str = ""  # what messages say that they hold; "": what the format writes
 
     batch_size: int = 2_000
     batch_bytes: int = 4_000_000
@@ -50,6 +53,13 @@ class Rabbitmq(BrokerSettings):
         if not self.exchange.text and not self.routing_key.text:
             raise ConfigError("routing_key: the default exchange needs the name of a queue")
 
+        unfit = {"exchange": _UNFIT, "declare_queue": _UNFIT, "routing_key": _NOT_ASCII}
+        for name, pattern in unfit.items():
+            if bad := pattern.search(getattr(self, name).plain):
+                raise ConfigError(f"{name}: {getattr(self, name)} has {bad[0]!r} in it")
+        if len(self.exchange.plain) > LONGEST_EXCHANGE:
+            raise ConfigError(f"exchange: a name has at most {LONGEST_EXCHANGE} characters")
+
     def connect(self) -> RabbitmqChannel:
         """Open a connection, or raise SinkUnavailable."""
         addresses = Addresses(
@@ -58,7 +68,7 @@ class Rabbitmq(BrokerSettings):
             declare_exchange=self.declare_exchange,
             declare_queue=self.declare_queue,
             queue_arguments=dict(self.queue_arguments),
-            content_type=self.content_type,
+            content_type=self.content_type or self.formats.named(self.format).media_type,
         )
         return RabbitmqChannel(Login(self, self.virtual_host), addresses)
 

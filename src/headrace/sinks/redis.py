@@ -30,6 +30,8 @@ _PORT = 6379
 _STREAM = Template("cdc:${schema}:${table}")
 _OPERATIONS = {op.value: name.encode() for op, name in OPERATIONS.items()}
 
+_STRANGE = "it does not speak as Redis does"
+
 # What a server says of itself and not of an event: waiting costs nothing.
 _ELSEWHERE = {
     "READONLY": "it is a replica and takes no writes; name the primary",
@@ -109,9 +111,9 @@ class RedisChannel:
                         held.add(events[at].row)
                 left = [] if run else [at for at in left if events[at].row not in held]
         except (OSError, HiredisError) as error:
-            self.close()
-            reason = why(error) if isinstance(error, OSError) else "it does not speak as Redis does"
+            reason = why(error) if isinstance(error, OSError) else _STRANGE
             lost = Verdict(Answer.UNREACHABLE, str(self._unavailable(reason)))
+            self.close()
             verdicts.update(dict.fromkeys(left, lost))
         if not verdicts:
             return [ACCEPTED] * len(events)
@@ -129,8 +131,14 @@ class RedisChannel:
     def _transaction(
         self, line: _Line, events: Sequence[Event]
     ) -> tuple[bool, Sequence[Verdict | None]]:
-        """Whether it was run, and what is wrong with an event; None: nothing."""
-        _, *queued, done = line.ask([_MULTI, *map(self._command, events), _EXEC])
+        """Whether it was run, and what is wrong with an event; None: nothing.
+
+        OSError: it was perhaps run, or only in part.
+        """
+        begun, *queued, done = line.ask([_MULTI, *map(self._command, events), _EXEC])
+        # Without it each command stood alone, and without its end all of them still wait.
+        if complaint := self._complaint(begun) or self._complaint(done, only="NOPERM"):
+            raise ConnectionAbortedError(complaint)
         if isinstance(done, list):
             # Only a key that is no stream is found as late as here.
             return True, self._verdicts(done, events)
@@ -142,6 +150,8 @@ class RedisChannel:
         return False, judged
 
     def _verdicts(self, replies: list[Any], events: Sequence[Event]) -> list[Verdict | None]:
+        if len(replies) != len(events):
+            raise ConnectionAbortedError(_STRANGE)
         return [self._verdict(*pair) for pair in zip(replies, events, strict=True)]
 
     def _command(self, event: Event) -> bytes:
@@ -164,8 +174,10 @@ class RedisChannel:
         return (b"XADD", name.encode(), *self._trim, b"*", table.encode())
 
     def _verdict(self, reply: Any, event: Event) -> Verdict | None:
-        if not isinstance(reply, ReplyError):
+        if isinstance(reply, bytes):
             return None
+        if not isinstance(reply, ReplyError):
+            raise ConnectionAbortedError(_STRANGE)
         said = self._sink.without_secrets(str(reply))
         code = said.partition(" ")[0]
         if code in _ELSEWHERE:
@@ -208,13 +220,21 @@ class RedisChannel:
             [reply] = line.ask([_packed("AUTH", sink.username, sink.password.reveal())])
             if isinstance(reply, ReplyError):
                 return f"username or password is wrong for {sink.username}"
-        select, role = line.ask([_packed("SELECT", str(sink.database)), _packed("ROLE")])
-        if isinstance(select, ReplyError):
-            code = str(select).partition(" ")[0]
-            return _ELSEWHERE.get(code) or f"database {sink.database}: {select}"
+        if sink.database:
+            [reply] = line.ask([_packed("SELECT", str(sink.database))])
+            if isinstance(reply, ReplyError):
+                return _said(reply) or f"database {sink.database}: {reply}"
+        role, begun, done = line.ask([_packed("ROLE"), _MULTI, _EXEC])
         if isinstance(role, list) and role[0] == b"slave":
             return _ELSEWHERE["READONLY"]
-        return ""
+        return self._complaint(begun) or self._complaint(done)
+
+    def _complaint(self, reply: Any, only: str = "") -> str:
+        """What is wrong with the begin or the end of a transaction; "": nothing."""
+        if not isinstance(reply, ReplyError) or not str(reply).startswith(only):
+            return ""
+        needs = f"{self._sink.username} needs the commands multi, exec and xadd"
+        return _said(reply) or f"it runs no transaction, {needs}: {reply}"
 
     def _unavailable(self, reason: str) -> SinkUnavailable:
         return unavailable("Redis", self._line.host if self._line else self._sink.servers, reason)
@@ -254,6 +274,11 @@ class _Line:
 
     def close(self) -> None:
         self._wire.close()
+
+
+def _said(reply: ReplyError) -> str:
+    """What a server says of itself; "": it is about something else."""
+    return _ELSEWHERE.get(str(reply).partition(" ")[0], "")
 
 
 def _packed(*words: str) -> bytes:

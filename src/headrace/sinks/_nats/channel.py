@@ -49,13 +49,31 @@ class _Route(NamedTuple):
     table: bytes
 
 
+class _Error(msgspec.Struct):
+    """What a stream did not like."""
+
+    err_code: int = 0
+    description: str = "not stored"
+
+
+class _Stored(msgspec.Struct):
+    """What JetStream answers to a message."""
+
+    stream: str = ""
+    seq: int = 0
+    error: _Error | None = None
+
+
+_stored = msgspec.json.Decoder(_Stored)
+
+
 class _Window(Window):
     """What became of the events of one call."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         super().__init__(events)
-        self.accepted = 0
         self.nobody: list[int] = []  # the places of events that no stream takes
+        self.refusing = False  # a stream has not stored a message
 
 
 class NatsChannel:
@@ -66,6 +84,7 @@ class NatsChannel:
         self._subjects = subjects
         self._routes: dict[tuple[str, str, str], _Route] = {}
         self._strict: dict[bytes, bool] = {}  # subjects: whether a message may be refused
+        self._careful = False  # a message was not stored, and the next may be: one of a row a time
         self._sent = 0
         self._session: Session | None = None
         self._open()
@@ -76,12 +95,13 @@ class NatsChannel:
         session = self._session
         if session is None or not session.alive():
             session = self._open()
-        careful = self._look(session, events)
+        careful = self._look(session, events) or self._careful
         places = range(len(events))
-        for wave in waves(events, places) if careful else [list(places)]:
-            if self._session is None:  # what was not sent comes again
+        for wave in waves(events, places) if careful else [places]:
+            if self._session is None:  # the window knows what is to be said of the rest
                 break
             self._publish(session, window, wave)
+        self._careful = window.refusing
         self._judge_nobody(window)
         return window.verdicts()
 
@@ -112,12 +132,9 @@ class NatsChannel:
                     self._answered(window, waiting.pop(said.subject, None), said)
                 elif denied(said):
                     self._denied(window, waiting, said)
-            return
         except OSError as error:
-            verdict = self._lost(session, error, answered=window.accepted > 0)
+            window.otherwise = self._lost(session, error, answered=window.accepted > 0)
             self.close()
-        for at in waiting.values():
-            window.fail(at, verdict)
 
     def _message(self, session: Session, window: _Window, at: int) -> bytes:
         """An event as bytes; b"": it is not sent."""
@@ -150,16 +167,26 @@ class NatsChannel:
         if said.status == _NOBODY:
             window.nobody.append(at)
             window.held.add(window.events[at].row)
-        elif b'"error"' in said.data:
-            window.fail(at, self._verdict(said.data, self._route(window.events[at]).subject))
+            return
+        try:
+            answer = _stored.decode(said.data)
+        except msgspec.DecodeError:
+            answer = _Stored()
+        if answer.error is None and answer.stream and answer.seq:
+            window.accept(at)
         else:
-            window.accepted += 1
+            window.refusing = True
+            window.fail(at, self._verdict(answer, self._route(window.events[at]).subject))
 
-    def _verdict(self, answer: bytes, subject: bytes) -> Verdict:
-        told = msgspec.json.decode(answer)["error"]
-        reason = f"subject {subject.decode()}: {told.get('description', 'not stored')}"
-        refused = told.get("err_code") == _TOO_LARGE
-        return Verdict(Answer.REFUSED if refused else Answer.FAILED, reason)
+    def _verdict(self, answer: _Stored, subject: bytes) -> Verdict:
+        """Of an event that no stream says to have."""
+        about, error = f"subject {subject.decode()}", answer.error
+        if error is None:
+            reason = f"{about}: something answered that is no stream of JetStream"
+            return Verdict(Answer.FAILED, reason)
+        refused = error.err_code == _TOO_LARGE
+        reason = self._login.without_secrets(error.description)
+        return Verdict(Answer.REFUSED if refused else Answer.FAILED, f"{about}: {reason}")
 
     def _denied(self, window: _Window, waiting: dict[bytes, int], said: Line) -> None:
         """Of a subject that we may not publish to, every event."""
@@ -228,8 +255,10 @@ class NatsChannel:
         """
         subjects = {self._route(event).subject for event in events}
         try:
-            for subject in subjects - self._strict.keys():
-                self._strict[subject] = _may_refuse(session, subject.decode())
+            if unknown := subjects - self._strict.keys():
+                limited = _limited(session)
+                for subject in unknown:
+                    self._strict[subject] = limited or _may_refuse(session, subject.decode())
         except OSError as error:
             self.close()
             raise unavailable("NATS", session.host, why(error)) from error
@@ -245,6 +274,15 @@ class NatsChannel:
             )
             route = self._routes[about] = _Route(subject.encode(), header_value(table))
         return route
+
+
+def _limited(session: Session) -> bool:
+    """Whether our account may store only so much: a large message fails, and a small one not."""
+    told = session.ask("$JS.API.INFO", {})
+    if not told or "limits" not in told:
+        return True
+    limits = [told["limits"], *(tier.get("limits", {}) for tier in told.get("tiers", {}).values())]
+    return any(each.get(name, -1) > 0 for each in limits for name in ("max_storage", "max_memory"))
 
 
 def _may_refuse(session: Session, subject: str) -> bool:

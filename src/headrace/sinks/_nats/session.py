@@ -19,6 +19,8 @@ from .protocol import Credentials, Line, Message, Reader, Said, request
 
 PORT = 4222
 
+_STRANGE = "it does not speak as NATS does"
+
 
 @dataclass(frozen=True, slots=True)
 class Login:
@@ -43,11 +45,12 @@ class Login:
         if self.credentials_file:
             try:
                 known = Credentials.read(Path(self.credentials_file).read_text())
-            except (OSError, UnicodeDecodeError, ConfigError) as error:
+                return {"jwt": known.jwt, "sig": known.sign(nonce)}
+            except (OSError, ValueError, ConfigError) as error:
                 raise SinkUnavailable(
-                    f"credentials_file {self.credentials_file} cannot be used"
+                    f"credentials_file {self.credentials_file} cannot be used: no such file, or "
+                    "no user JWT or no valid seed in it"
                 ) from error
-            return {"jwt": known.jwt, "sig": known.sign(nonce)}
         if self.token:
             return {"auth_token": self.token.reveal()}
         if sink.password:
@@ -79,7 +82,7 @@ class Session:
     def log_in(self, context: Any) -> None:
         """Say who we are, and listen at the inbox."""
         line = self._line(b"INFO")
-        info = msgspec.json.decode(line.rest)
+        info = _decoded(line.rest)
         if context is not None:
             self._wire.secure(context, self._login.timeout)
         elif info.get("tls_required"):
@@ -127,7 +130,7 @@ class Session:
             if isinstance(said, Line) and denied(said):
                 return None
             if isinstance(said, Message) and said.subject == inbox:
-                return None if said.status else msgspec.json.decode(said.data)
+                return None if said.status else _decoded(said.data)
 
     def alive(self) -> bool:
         """Whether the server has not hung up since."""
@@ -147,7 +150,10 @@ class Session:
         self._wire.close()
 
     def _hear(self, data: bytes) -> None:
-        self._said.extend(self._reader.feed(data))
+        try:
+            self._said.extend(self._reader.feed(data))
+        except (ValueError, IndexError) as error:
+            raise Refused(_STRANGE) from error
 
     def _line(self, name: bytes) -> Line:
         while True:
@@ -164,6 +170,13 @@ class Session:
             told = line.rest.decode(errors="replace").strip("'")
             raise Refused(self._login.without_secrets(told))
         return False
+
+
+def _decoded(text: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise Refused(_STRANGE) from error
 
 
 def denied(line: Line) -> bool:

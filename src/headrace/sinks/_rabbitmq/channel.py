@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,8 @@ from .frames import Confirm, Envelope, Returned
 from .session import ChannelClosed, Login, Session, opened
 
 _PIECE = 200  # messages written at once
-_LONGEST = 255  # bytes of an exchange's, a queue's or a routing key's name
+LONGEST_EXCHANGE = 127  # characters of a name, as pamqp has it
+_LONGEST = 255  # bytes of a queue's name or a routing key
 _NOT_FOUND, _DENIED, _PRECONDITION = 404, 403, 406
 
 _OPERATIONS = {op.value: name for op, name in OPERATIONS.items()}
@@ -48,46 +49,45 @@ class _Route(NamedTuple):
     queue: str
 
 
-class _Window(Window):
-    """What became of the events of one call."""
-
-    def __init__(self, events: Sequence[Event]) -> None:
-        super().__init__(events)
-        self.answered = 0
-
-
 class _Published:
     """Messages that wait for their confirms; `places` are those of their events."""
 
-    def __init__(self, window: _Window, places: Sequence[int], first: int) -> None:
+    def __init__(self, window: Window, places: Sequence[int], first: int) -> None:
         self._window, self._places, self._first = window, places, first
-        self._done = bytearray(len(places))
-        self._lowest = 0  # all before are done
+        self._waits = bytearray(b"\1" * len(places))
+        self._lowest = 0  # all before have their answers
         self.left = len(places)
 
     def confirm(self, said: Confirm) -> None:
         """The server has, or has not, a message or all up to it."""
         at = said.tag - self._first
+        if not 0 <= at < len(self._places):
+            raise ConnectionAbortedError("it confirms what was not sent")
         for each in range(self._lowest, at + 1) if said.multiple else (at,):
-            if not self._done[each]:
-                self._done[each] = 1
+            if self._waits[each]:
+                self._waits[each] = 0
                 self.left -= 1
-                self._window.answered += 1
-                if not said.taken:
+                if said.taken:
+                    self._window.accept(self._places[each])
+                else:
                     self._window.fail(self._places[each], _NACKED)
         if said.multiple:
             self._lowest = at + 1
 
-    def returned(self, said: Returned) -> None:
+    def returned(self, said: Returned, answer: Answer) -> Event | None:
         """No queue has taken a message; that the server confirms it means nothing then."""
         for at in self._places:
-            if self._window.events[at].id == said.message_id and at not in self._window.failed:
-                self._window.fail(at, Verdict(Answer.REFUSED, said.reason))
-                return
+            event = self._window.events[at]
+            if event.id == said.message_id and at not in self._window.failed:
+                self._window.fail(at, Verdict(answer, said.reason))
+                return event
+        return None
 
-    def unanswered(self) -> Iterable[int]:
-        """The places of those that wait still."""
-        return (at for at, done in zip(self._places, self._done, strict=True) if not done)
+    def fail_rest(self, verdict: Verdict) -> None:
+        """No answer comes any more."""
+        for at, waits in zip(self._places, self._waits, strict=True):
+            if waits:
+                self._window.fail(at, verdict)
 
 
 _NACKED = Verdict(
@@ -109,14 +109,14 @@ class RabbitmqChannel:
 
     def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
         """Hand over some events, in order, and wait until the server has confirmed them."""
-        window = _Window(events)
+        window = Window(events)
         session = self._session
         if session is None or not session.alive():
             session = self._reopen()
         places = self._prepare(session, window)
         for wave in waves(events, places) if self._careful else [places]:
             wanted = [at for at in wave if events[at].row not in window.held]
-            if self._session is None:  # what was not sent comes again
+            if self._session is None:  # the window knows what is to be said of the rest
                 break
             self._publish(session, window, wanted)
         self._careful = _NACKED in window.failed.values()
@@ -136,7 +136,7 @@ class RabbitmqChannel:
 
     # --- a window --------------------------------------------------------------------------------
 
-    def _publish(self, session: Session, window: _Window, places: Sequence[int]) -> None:
+    def _publish(self, session: Session, window: Window, places: Sequence[int]) -> None:
         published = _Published(window, places, session.published + 1)
         deadline = time.monotonic() + self._login.timeout
         try:
@@ -148,16 +148,20 @@ class RabbitmqChannel:
                 if isinstance(said, Confirm):
                     published.confirm(said)
                 elif isinstance(said, Returned):
-                    published.returned(said)
-            return
+                    self._returned(published, said)
         except ChannelClosed as error:
-            verdict = self._closed(error, alone=len(places) == 1)
-            self._resume(session)
+            published.fail_rest(self._closed(error, alone=len(places) == 1))
+            self._resume(session, window)
         except OSError as error:
-            verdict = self._lost(session, error, answered=window.answered > 0)
+            window.otherwise = self._lost(session, error, answered=window.accepted > 0)
             self.close()
-        for at in published.unanswered():
-            window.fail(at, verdict)
+
+    def _returned(self, published: _Published, said: Returned) -> None:
+        """A queue that we made has been deleted, and is made again; else nobody wants the event."""
+        ours = bool(self._addresses.declare_queue.text)
+        event = published.returned(said, Answer.FAILED if ours else Answer.REFUSED)
+        if event is not None:
+            self._ready.discard(self._route(event))
 
     def _message(self, event: Event, frame_max: int) -> bytes:
         about = (event.source, event.schema, event.table, event.op)
@@ -189,16 +193,18 @@ class RabbitmqChannel:
     def _unavailable(self, session: Session, reason: str) -> str:
         return str(unavailable("RabbitMQ", session.host, reason))
 
-    def _resume(self, session: Session) -> None:
-        """Another AMQP channel after the server closed one, or none."""
+    def _resume(self, session: Session, window: Window) -> None:
+        """Another AMQP channel after the server closed one; what we had made may be gone."""
+        self._ready.clear()
         try:
             session.reopen()
-        except (OSError, ChannelClosed):
+        except OSError as error:
+            window.otherwise = self._lost(session, error, answered=False)
             self.close()
 
     # --- exchanges and queues --------------------------------------------------------------------
 
-    def _prepare(self, session: Session, window: _Window) -> list[int]:
+    def _prepare(self, session: Session, window: Window) -> list[int]:
         """The places of events whose exchange is there; it and its queue are made if we are to."""
         places, wrong = [], dict[_Route, Verdict]()
         for at, event in enumerate(window.events):
@@ -216,41 +222,47 @@ class RabbitmqChannel:
         return places
 
     def _declare(self, session: Session, route: _Route) -> Verdict | None:
-        kind, queue = self._addresses.declare_exchange, commands.Queue
         try:
-            if route.exchange:
-                exchange = commands.Exchange.Declare(
-                    exchange=route.exchange,
-                    exchange_type=kind or "direct",
-                    passive=not kind,
-                    durable=True,
-                )
-                session.ask(exchange, commands.Exchange.DeclareOk)
-            if route.queue:
-                arguments: Any = dict(self._addresses.queue_arguments)
-                declare = queue.Declare(queue=route.queue, durable=True, arguments=arguments)
-                session.ask(declare, queue.DeclareOk)
-            if route.queue and route.exchange:
-                bind = queue.Bind(queue=route.queue, exchange=route.exchange, routing_key=route.key)
-                session.ask(bind, queue.BindOk)
-        except ChannelClosed as error:
-            session.reopen()
-            hint = "; create it, or set declare_exchange" if error.code == _NOT_FOUND else ""
-            return Verdict(Answer.FAILED, f"{error.text}{hint}")
+            try:
+                self._make(session, route)
+            except ChannelClosed as error:
+                session.reopen()
+                hint = "; create it, or set declare_exchange" if error.code == _NOT_FOUND else ""
+                return Verdict(Answer.FAILED, f"{error.text}{hint}")
         except OSError as error:
-            raise SinkUnavailable(self._unavailable(session, why(error))) from error
+            raise SinkUnavailable(self._lost(session, error, answered=False).reason) from error
         return None
+
+    def _make(self, session: Session, route: _Route) -> None:
+        kind, queue = self._addresses.declare_exchange, commands.Queue
+        if route.exchange:
+            exchange = commands.Exchange.Declare(
+                exchange=route.exchange,
+                exchange_type=kind or "direct",
+                passive=not kind,
+                durable=True,
+            )
+            session.ask(exchange, commands.Exchange.DeclareOk)
+        if route.queue:
+            arguments: Any = dict(self._addresses.queue_arguments)
+            declare = queue.Declare(queue=route.queue, durable=True, arguments=arguments)
+            session.ask(declare, queue.DeclareOk)
+        if route.queue and route.exchange:
+            bind = queue.Bind(queue=route.queue, exchange=route.exchange, routing_key=route.key)
+            session.ask(bind, queue.BindOk)
 
     def _route(self, event: Event) -> _Route:
         about = (event.source, event.schema, event.table)
         route = self._routes.get(about)
         if route is None:
             addresses = self._addresses
-            templates = (addresses.exchange, addresses.routing_key, addresses.declare_queue)
-            route = self._routes[about] = _Route(*(_filled(each, *about) for each in templates))
+            route = self._routes[about] = _Route(
+                within(_filled(addresses.exchange, *about), LONGEST_EXCHANGE),
+                within(_filled(addresses.routing_key, *about), _LONGEST),
+                within(_filled(addresses.declare_queue, *about), _LONGEST),
+            )
         return route
 
 
 def _filled(template: Template, source: str, schema: str, table: str) -> str:
-    name = template.fill(source=source, schema=schema, table=table, escape=token)
-    return within(name, _LONGEST)
+    return template.fill(source=source, schema=schema, table=table, escape=token)

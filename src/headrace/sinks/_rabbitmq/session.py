@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 from pamqp import commands
+from pamqp.exceptions import PAMQPException
 
 from ...errors import SinkUnavailable
 from .._broker import BrokerSettings
@@ -73,8 +75,11 @@ class Session:
         """A new AMQP channel; tags of messages begin at 1."""
         self._said.clear()
         self.published = 0
-        self.ask(commands.Channel.Open(), commands.Channel.OpenOk)
-        self.ask(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        try:
+            self.ask(commands.Channel.Open(), commands.Channel.OpenOk)
+            self.ask(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        except ChannelClosed as error:
+            raise ConnectionClosed(error.text) from error
 
     def publish(self, messages: list[bytes]) -> None:
         """Send messages; what comes meanwhile is kept for `next`."""
@@ -87,12 +92,12 @@ class Session:
     def next(self, timeout: float) -> Said:
         """What the server says next, or Silent."""
         deadline = time.monotonic() + timeout
-        while True:
-            while not self._said:
-                self._hear(self._wire.receive(deadline - time.monotonic()))
-            said = self._said.popleft()
-            if not (isinstance(said, Method) and self._noted(said.command)):
-                return said
+        while not self._said:
+            self._hear(self._wire.receive(deadline - time.monotonic()))
+        said = self._said.popleft()
+        if isinstance(said, Method):
+            self._check(said.command)
+        return said
 
     def alive(self) -> bool:
         """Whether the server has not hung up since."""
@@ -121,24 +126,33 @@ class Session:
         self._wire.close()
 
     def _hear(self, data: bytes) -> None:
-        self._said.extend(self._reader.feed(data))
+        try:
+            for said in self._reader.feed(data):
+                # Heard at once: a server that is low on memory says so and then reads no more.
+                if not (isinstance(said, Method) and self._paused(said.command)):
+                    self._said.append(said)
+        except (PAMQPException, ValueError, LookupError, struct.error) as error:
+            raise ConnectionAbortedError("it does not speak AMQP 0-9-1") from error
 
-    def _noted(self, command: Any) -> bool:
-        """Whether it was about the connection itself; that it was closed is raised."""
+    def _paused(self, command: Any) -> bool:
+        """Whether it was about the server taking nothing for now, or something again."""
         if isinstance(command, commands.Connection.Blocked):
-            self.blocked = command.reason
+            self.blocked = command.reason or "it is blocked"
         elif isinstance(command, commands.Connection.Unblocked):
             self.blocked = ""
-        elif isinstance(command, commands.Connection.Close):
+        else:
+            return False
+        return True
+
+    def _check(self, command: Any) -> None:
+        """Raise that the connection or the AMQP channel was closed."""
+        if isinstance(command, commands.Connection.Close):
             raise ConnectionClosed(self._login.sink.without_secrets(command.reply_text))
-        elif isinstance(command, commands.Channel.Close):
+        if isinstance(command, commands.Channel.Close):
             self._send(method(commands.Channel.CloseOk()))
             raise ChannelClosed(
                 command.reply_code or 0, self._login.sink.without_secrets(command.reply_text)
             )
-        else:
-            return False
-        return True
 
     def _log_in(self) -> None:
         self._send(GREETING)
@@ -174,12 +188,8 @@ def opened(login: Login) -> Session:
             if context is not None:
                 wire.secure(context, sink.timeout_seconds)
             return Session(login, wire)
-        except (OSError, ChannelClosed) as error:
+        except OSError as error:
             if wire is not None:
                 wire.close()
-            reasons.append(f"{host}: {_reason(error)}")
+            reasons.append(f"{host}: {why(error)}")
     raise SinkUnavailable(f"RabbitMQ at {'; '.join(reasons)}")
-
-
-def _reason(error: OSError | ChannelClosed) -> str:
-    return why(error) if isinstance(error, OSError) else error.text
