@@ -109,6 +109,15 @@ class Share(Protocol):
         """Of how many."""
         ...
 
+    @property
+    def upto(self) -> int:
+        """The last change's sequence."""
+        ...
+
+    def beyond(self, sequence: int) -> "Share":
+        """What follows a change of it."""
+        ...
+
     def pieces(self) -> Iterator[tuple[int, int, bytes]]:
         """Neighbouring changes: the first one's sequence, how many, and their records."""
         ...

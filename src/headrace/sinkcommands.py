@@ -84,6 +84,11 @@ def _ask(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Re
         seen = look_at_pipeline(settings)
         if told is not None or seen is None or time.monotonic() - began < PATIENCE_SECONDS:
             return
+        if all(status.sink != sink.name for status in seen.sinks):
+            raise PipelineError(
+                f"asked for, but the running pipeline has no sink called {sink.name}",
+                hint="It sends the dead letters again when it is started with the sink.",
+            )
         for status in seen.sinks:
             if status.sink == sink.name and status.phase is Phase.WAITING:
                 raise PipelineError(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ..errors import HeadraceError, LogReplaced, PipelineError, TableTroubled
+from ..errors import ConfigError, HeadraceError, LogReplaced, PipelineError, TableTroubled
 from ..log import Ranges
 from ..sinks import Paced, Sharing, Sink, Troubled, Writer
 from .checkpoint import Checkpoint
@@ -144,6 +144,7 @@ class Plan:
         cores = spark.sparkContext.defaultParallelism
         options["minPartitions"] = str(cores)
         if isinstance(self.sink, Sharing):
+            _expect_no_speculation(spark, self.sink.name)
             options["shares"] = str(self.sink.parallelism or min(cores, _MOST_SHARES))
         changes = spark.readStream.format("headrace").options(**options).load()
         stream = (
@@ -170,3 +171,12 @@ class Plan:
         if starting is not None:
             options["startingSequence"] = str(starting)
         return options
+
+
+def _expect_no_speculation(spark: SparkSession, name: str) -> None:
+    if spark.conf.get("spark.speculation", "false") == "true":
+        raise ConfigError(
+            f"pipeline.spark: spark.speculation is true, and the sink {name} sends events: two "
+            "tasks would send the same ones at once",
+            hint="Take it out, or run this sink in a pipeline of its own.",
+        )

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -113,6 +113,16 @@ class Share:
     def epoch(self) -> str:
         """The log."""
         return self.wanted.epoch
+
+    @property
+    def upto(self) -> int:
+        """The last change's sequence."""
+        return self.wanted.upto
+
+    def beyond(self, sequence: int) -> "Share":
+        """What follows a change of it."""
+        after = max(sequence, self.wanted.after)
+        return replace(self, wanted=replace(self.wanted, after=after))
 
     def pieces(self) -> Iterator[tuple[int, int, bytes]]:
         """The changes of the range, as the log stores them."""

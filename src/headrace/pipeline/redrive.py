@@ -36,11 +36,17 @@ def ask(
     """
     wish = asking.ask(str(folder), keys)
     while True:
-        living = alive()  # before the look: what it said last counts
+        # Before the look at what is told, which comes first: what was said last counts.
+        living, asked = alive(), asking.asked(str(folder))
         told = asking.told(str(folder), wish)
         look(told)
         if told is not None and told.done:
             return told
+        if told is None and (asked is None or asked.id != wish.id):
+            raise PipelineError(
+                "another redrive of the sink took the place of this one; none is lost",
+                hint="Run the command once more when the other has ended.",
+            )
         if not living:
             raise PipelineError(
                 "the pipeline ended before it sent the dead letters again; none is lost",

@@ -69,6 +69,7 @@ def default_settings(master: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.worker.reuse": "true",
+        "spark.speculation": "false",  # two tasks that send the same events at once
         "spark.scheduler.mode": "FAIR",  # a long batch of one sink must not hold up the others
         "spark.sql.streaming.numRecentProgressUpdates": "5",
         "spark.sql.streaming.stopTimeout": "5s",  # a sink that hangs must not keep the rest alive

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import HeadraceError, LogError, QueryFailed
-from ..sinks import Account, Phase, Recallable, Sender, Status, Writer
+from ..sinks import Account, Phase, Recallable, Sender, Status
 from .failures import passing, understood
 from .query import Batches, Plan, Stored
 
@@ -25,6 +25,9 @@ TRIES = 10  # in a row without a batch stored, for a failure of unknown kind
 TRIES_ONCE = 3  # where somebody waits for the end
 LOOK_SECONDS = 0.25
 GRACE_SECONDS = 5.0  # for a running batch, when the pipeline stops
+# A sink that sends notes every few seconds how far it is. To wait for it leaves no task behind that
+# goes on sending, and nothing is sent again.
+SENDER_GRACE_SECONDS = 20.0
 _WAITS = "Everything waits in the log and is sent when it is back; the other sinks go on."
 
 
@@ -42,6 +45,7 @@ class Supervised:
         self._untended = -1
         self._before = self._status  # as it was when the query began
         self._adopting = plan.adopt
+        self._sender: Sender | None = None
         self._thread = threading.Thread(target=self._keep, name=f"sink {plan.sink.name}")
 
     def start(self) -> None:
@@ -51,6 +55,8 @@ class Supervised:
     def close(self) -> None:
         """Ask the query to end after the batch that it is at."""
         self._stopping.set()
+        if sender := self._sender:
+            sender.close()  # the thread may be waiting within it
 
     def join(self) -> None:
         """Wait for the end."""
@@ -109,13 +115,20 @@ class Supervised:
         sink = self.plan.sink
         if self._status.phase is not Phase.HALTED or not isinstance(sink, Recallable):
             return False
-        sink.decline(self._status.error)
+        self._decline(sink)
         while not self.plan.once and not self._stopping.wait(LOOK_SECONDS):
             if sink.recalled():
                 logger.info("sink=%s goes on, somebody asked for it", sink.name)
                 self._failures = 0
                 return True
         return False
+
+    def _decline(self, sink: Recallable) -> None:
+        try:
+            sink.decline(self._status.error)
+        except (HeadraceError, OSError) as error:
+            # Whoever asked is told when it halts the next time: their wish is still there.
+            logger.warning("sink=%s cannot say that it halts: %s", self.plan.sink.name, error)
 
     def _pause(self) -> float:
         return min(FIRST_WAIT * 2.0 ** (self._failures - 1), LONGEST_WAIT)
@@ -134,18 +147,21 @@ class Supervised:
         batches = Batches(writer, name, self._stored)
         batches.untended = self._untended
         self._before = self._status
+        self._sender = writer if isinstance(writer, Sender) else None
         query = plan.start(self._spark, batches, plan.starting(writer))
         try:
-            self._watch(query, batches, writer)
+            self._watch(query, batches)
         except StreamingQueryException as error:
             raise batches.error or error from None
         finally:
             self._untended = batches.untended
+            if self._sender:
+                self._sender.close()  # or a batch that waits would go on in Spark's thread
             if query.isActive:
                 query.stop()
 
-    def _watch(self, query: StreamingQuery, batches: Batches, writer: Writer) -> None:
-        sender = writer if isinstance(writer, Sender) else None
+    def _watch(self, query: StreamingQuery, batches: Batches) -> None:
+        sender = self._sender
         while not _ended(query, within=LOOK_SECONDS):  # raises when the query failed
             self._look(query)
             if sender:
@@ -171,7 +187,8 @@ class Supervised:
                 sender.close()
         elif self._status.phase is Phase.WAITING:
             self._note(phase=Phase.STREAMING, error="", hint="")
-        sender.idle(self._spark)
+        if not self._stopping.is_set():
+            sender.idle(self._spark)
 
     def _count(self, account: Account) -> None:
         before = self._before
@@ -186,7 +203,8 @@ class Supervised:
     def _end(self, query: StreamingQuery, batches: Batches) -> None:
         """Stop between two batches, if the running one ends in time."""
         batches.close()
-        deadline = time.monotonic() + GRACE_SECONDS
+        grace = SENDER_GRACE_SECONDS if self._sender else GRACE_SECONDS
+        deadline = time.monotonic() + grace
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             _ended(query, within=0.05)
 

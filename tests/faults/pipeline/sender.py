@@ -29,6 +29,7 @@ from headrace.sinks._push import redrive
 from headrace.sinks._push import writer as writers
 from headrace.sinks._push.deadletters import DeadLetters
 from headrace.sinks._push.ledger import Ledger
+from headrace.sinks._push.resending import Resending
 from headrace.sinks._push.writer import PushWriter
 from tests.faults.pipeline.runner import QUICK
 from tests.sinks.courier import Courier
@@ -74,7 +75,7 @@ class Killer:
         self._around(DeadLetters, "commit", after=Point.KEPT)
         self._around(Ledger, "pause", after=Point.PAUSED)
         self._around(Batches, "__call__", after=Point.SETTLED)
-        self._around(PushWriter, "_resent", after=Point.REDRIVEN)
+        self._around(Resending, "_sent", after=Point.REDRIVEN)
 
     def _around(self, owner: type, name: str, *, after: Point) -> None:
         original: Callable[..., Any] = getattr(owner, name)

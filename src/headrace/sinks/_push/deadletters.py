@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,6 +23,7 @@ from .._delta import KEEP, Delta, Marks
 from .._store import Added, Folder
 from . import Event
 from .delivery import Span
+from .parcel import Parcel
 
 SCHEMA = pa.schema(
     [
@@ -48,7 +49,7 @@ LETTERS = "dead letters"  # what the table keeps
 FILE = "letters"
 _PLACE = ("epoch", "row", "sequence", "at")
 _HELD_BYTES = 8_000_000
-_MOST_REASONS = 1000
+_SEQUENCE, _STATUS = SCHEMA.get_field_index("sequence"), SCHEMA.get_field_index("status")
 _VACUUM_SECONDS = 3600.0
 _VACUUM_HOURS = 24.0  # for so long, versions of the table can still be read
 _IN_ORDER = [(name, "ascending") for name in ("epoch", "sequence", "at")]
@@ -66,9 +67,9 @@ class LetterBox:
     def __init__(self, folder: Folder, epoch: str = "") -> None:
         self.epoch = epoch
         self.added: list[Added] = []
-        self.reasons: dict[str, int] = {}  # each with how many were kept for it
+        self.error: SinkUnavailable | None = None  # why what is still held cannot be written
         self._folder = folder
-        self._rows: list[tuple[object, ...]] = []
+        self._rows: list[tuple[Any, ...]] = []
         self._size = 0
 
     def add(self, event: Event, status: str, reason: str, attempts: int) -> None:
@@ -76,23 +77,33 @@ class LetterBox:
         now = time.time_ns() // 1000
         head = (self.epoch, *event[:-1])
         payload = None if event.payload is None else event.payload.decode()
-        if reason and (reason in self.reasons or len(self.reasons) < _MOST_REASONS):
-            self.reasons[reason] = self.reasons.get(reason, 0) + 1
         self._rows.append((*head, status, reason or None, attempts, now, payload))
         self._size += len(event.payload or b"") + 500
         if self._size >= _HELD_BYTES:
             self.flush()
 
+    @property
+    def unsaved(self) -> list[tuple[int, int, str]]:
+        """What is still held: each one's sequence and place, and its status."""
+        return [(row[_SEQUENCE], row[_SEQUENCE + 1], row[_STATUS]) for row in self._rows]
+
     def flush(self) -> None:
-        """Write down what is still held."""
+        """Write down what is still held; it stays held if that fails, and `error` says why."""
         if not self._rows:
             return
+        try:
+            self._write()
+        except SinkUnavailable as error:
+            # Not raised: whoever sends must tell what was accepted, or it would be sent again.
+            self.error = error
+
+    def _write(self) -> None:
         columns = zip(*self._rows, strict=True)
         arrays = [
             pa.array(values, type=kind) for values, kind in zip(columns, SCHEMA.types, strict=True)
         ]
         self.added.append(self._folder.write(pa.table(arrays, schema=SCHEMA), FILE, {}))
-        self._rows, self._size = [], 0
+        self._rows, self._size, self.error = [], 0, None
 
 
 class DeadLetters:
@@ -101,11 +112,12 @@ class DeadLetters:
     def __init__(self, folder: Folder, writer: str, *, adopt: bool) -> None:
         self._folder = folder
         self._writer = writer
-        self._delta = Delta.open(folder, writer, adopt=adopt)
+        self._delta: Delta | None = None
+        self._stale = False  # a commit has failed, and may have been done all the same
         self._blocked: dict[str, dict[str, Span]] = {}  # by log and row
-        self._packed: bytes | None = None
+        self._packed: Parcel | None = None
         self._vacuum_due = time.monotonic()
-        self._load(self.files)
+        self._open(adopt=adopt)
 
     @property
     def folder(self) -> Folder:
@@ -127,26 +139,46 @@ class DeadLetters:
         """How many rows wait."""
         return len(set().union(*self._blocked.values()))
 
-    def blocked(self) -> bytes:
-        """The rows that have dead letters, as tasks get them."""
-        # Spark itself sees to it that a large one goes to each machine once.
+    def held(self, rows: Collection[str]) -> int:
+        """How many of them are of some rows."""
+        if not rows:
+            return 0
+        return sum(row in rows for file in self.files for row in _row_names(self._folder, file))
+
+    def blocked(self) -> Parcel:
+        """The rows that have dead letters, as tasks get them; the same until these change."""
         if self._packed is None:
-            self._packed = _to_msgpack(self._blocked)
+            self._packed = Parcel.of(_to_msgpack(self._blocked), self._folder)
         return self._packed
 
     def commit(self, added: Sequence[Added], removed: Sequence[str] = (), *, marks: Marks) -> None:
-        """Take files in and out at once."""
+        """Take files in and out at once; after it has failed, it may be called again."""
         if not added and not removed:
             return
+        if self._stale:
+            self._open(adopt=False)  # it may have been done, and only the answer was lost
+        self._stale = True
         if self._delta is None:
             properties = {KEEP: LETTERS}
             self._delta = Delta.create(self._folder, SCHEMA, properties, writer=self._writer)
-        self._delta.commit(added, removed, marks=marks)
+        there = self._delta.parts
+        fresh = [file for file in added if file.path not in there]
+        gone = [file for file in removed if file in there]
+        if fresh or gone:
+            self._delta.commit(fresh, gone, marks=marks)
         if removed:
-            self._blocked = {}
-            self._load(self.files)
+            self._reload()
         else:
             self._load([file.path for file in added])
+        self._stale = False
+
+    def _open(self, *, adopt: bool) -> None:
+        self._delta = Delta.open(self._folder, self._writer, adopt=adopt)
+        self._reload()
+
+    def _reload(self) -> None:
+        self._blocked = {}
+        self._load(self.files)
 
     def tend(self) -> None:
         """Join small files, and now and then delete those that nobody needs any more."""
@@ -159,10 +191,20 @@ class DeadLetters:
             self._delta.commit([added], [part.path for part in parts])
         if time.monotonic() >= self._vacuum_due:
             self._vacuum_due = time.monotonic() + _VACUUM_SECONDS
+            self._forget()  # or what tasks are to read might be deleted as old
             self._delta.vacuum(_VACUUM_HOURS)
 
-    def _load(self, paths: Iterable[str]) -> None:
+    def _forget(self) -> None:
+        if self._packed is not None:
+            self._packed.remove(self._folder)
         self._packed = None
+
+    def close(self) -> None:
+        """Leave no file behind that only tasks need."""
+        self._forget()
+
+    def _load(self, paths: Iterable[str]) -> None:
+        self._forget()
         for path in paths:
             letters = self._folder.read(path, list(_PLACE))
             for epoch, row, sequence, at in _rows(letters, _PLACE):
@@ -180,15 +222,19 @@ def counted(folder: Folder) -> tuple[int, int]:
 
 def rows_of(folder: Folder) -> dict[str, int]:
     """The rows that have dead letters, each with how many; no matter who writes them."""
+    return dict(Counter(row for name in files_of(folder) for row in _row_names(folder, name)))
+
+
+def files_of(folder: Folder) -> list[str]:
+    """The files that make up the table; no matter who writes it."""
     uri, options = folder.uri, dict(folder.options)
-    if not DeltaTable.is_deltatable(uri, options):
-        return {}
     try:
+        if not DeltaTable.is_deltatable(uri, options):
+            return []
         files = DeltaTable(uri, storage_options=options).file_uris()
-        names = [unquote(file).removeprefix(uri).lstrip("/") for file in files]
-        return dict(Counter(row for name in names for row in _row_names(folder, name)))
     except (DeltaError, OSError) as error:
         raise SinkUnavailable(f"the dead letters in {uri} cannot be read") from error
+    return [unquote(file).removeprefix(uri).lstrip("/") for file in files]
 
 
 def _row_names(folder: Folder, file: str) -> list[str]:
@@ -220,12 +266,15 @@ def events_of(letters: pa.Table) -> list[tuple[str, Event]]:
     return list(zip(letters["epoch"].to_pylist(), map(Event._make, rows), strict=True))
 
 
-def ranks(folder: Folder, files: Iterable[str]) -> dict[str, int]:
+def ranks(folder: Folder, files: Iterable[str], followed: Sequence[str]) -> dict[str, int]:
     """The logs that dead letters come from, in the order in which they were followed."""
-    firsts: dict[str, int] = {}
+    firsts: dict[str, tuple[int, int]] = {}
     for file in files:
         letters = folder.read(file, ["epoch", "refused_at"])
         times = letters["refused_at"].cast(pa.int64()).to_pylist()
         for epoch, at in zip(letters["epoch"].to_pylist(), times, strict=True):
-            firsts[epoch] = min(at, firsts.get(epoch, at))
+            # One that nothing was settled of yet is the latest. The times decide only among
+            # several of these: they change when letters are refused again.
+            known = followed.index(epoch) if epoch in followed else len(followed)
+            firsts[epoch] = min((known, at), firsts.get(epoch, (known, at)))
     return {epoch: rank for rank, epoch in enumerate(sorted(firsts, key=firsts.__getitem__))}

@@ -1,20 +1,24 @@
 """What a push sink has sent, batch by batch: lines of JSON in the sink's own folder.
 
-A batch has a line when it begins, one whenever its destination takes nothing and it waits, and
-one when it is settled, which is on disk before the batch counts as stored.
+A batch has a line when it begins, one that says how far it is if it takes long or waits, and one
+when it is settled, which is on disk before the batch counts as stored.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from ...errors import PipelineError, SinkFenced
 from .. import Progress
 from .delivery import Counts, Point
+
+if TYPE_CHECKING:
+    from .events import Chunk
 
 FILE = "sent.jsonl"
 SETTLED = ("settled", "earlier")  # what a line is called that counts events
@@ -31,6 +35,26 @@ class Rendered(msgspec.Struct, frozen=True, omit_defaults=True):
     adds_tombstones: bool = False
 
 
+class Seen(msgspec.Struct):
+    """The changes that a task has read."""
+
+    changes: int = 0
+    first: int = 0
+    last: int = 0
+    epochs: set[str] = set()
+
+    def add(self, chunk: Chunk) -> None:
+        """Count these too."""
+        self.changes += chunk.changes
+        self.first = self.first or chunk.first
+        self.last = max(self.last, chunk.last)
+        self.epochs |= {chunk.epoch}
+
+    def copy(self) -> Seen:
+        """The same, which does not change with it."""
+        return Seen(self.changes, self.first, self.last, set(self.epochs))
+
+
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line."""
 
@@ -44,11 +68,13 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     counts: Counts = msgspec.field(default_factory=Counts)
     at: int = 0  # microseconds since 1970
     tasks: int = 0  # in how many parts the batch is sent …
-    points: dict[int, Point] = {}  # … and where those stand that are not settled
+    points: dict[int, Point] = {}  # … and where those stand that are not settled,
+    read: dict[int, Seen] = {}  # … which need not read these changes again
     batches: int = 1  # how many it stands for
     again: int = 0  # events that may have come twice, because nobody knew that they had been sent
     rendered: Rendered | None = None  # what events the changes stood for
     closed: bool = False  # it waited, and whoever sent it has ended without doing more
+    files: list[str] = []  # of dead letters, which leave their table with what was sent of them
 
 
 _encode = msgspec.json.Encoder().encode
@@ -62,10 +88,15 @@ class Ledger:
         self._file = file
         self._writer = writer
         self._count = 0  # of lines
+        self._size = 0  # in bytes, of whole lines
+        self._last: Line | None = None
+        self._last_size = 0
+        self.epochs: list[str] = []  # the logs that were followed, in order
         self._settled: Line | None = None  # the last one, of any writer
         self._own: Line | None = None  # the last one of this writer
         self._paused: Line | None = None
         self._begun = 0  # how often the batch after it was, as far as its end is not known
+        self._last_redriven: Line | None = None
 
     @classmethod
     def open(cls, folder: str, writer: str, *, adopt: bool) -> Ledger:
@@ -73,7 +104,7 @@ class Ledger:
         file = Path(folder, FILE)
         file.parent.mkdir(parents=True, exist_ok=True)
         ledger = cls(file, writer)
-        _mend(file)
+        ledger._size = _mend(file)
         lines = read(file)
         owner = next((line.writer for line in reversed(lines) if line.what == "writer"), writer)
         if owner != writer and not adopt:
@@ -99,15 +130,15 @@ class Ledger:
         own = self._own
         return own if own is not None and batch <= own.batch else None
 
-    def paused(self, batch: int, tasks: int) -> Line | None:
-        """Where a batch was interrupted, if it is sent in as many parts as then."""
+    def paused(self, batch: int) -> Line | None:
+        """Where a batch was interrupted; None: it was not, as far as is known."""
         line = self._paused
-        return line if line is not None and (line.batch, line.tasks) == (batch, tasks) else None
+        return line if line is not None and line.batch == batch else None
 
     @property
     def interrupted(self) -> bool:
-        """Whether a batch was begun and waits to be sent to its end."""
-        return self._paused is not None
+        """Whether a batch was begun and is to be sent to its end."""
+        return self._paused is not None or self._begun > 0
 
     @property
     def unsure(self) -> bool:
@@ -119,24 +150,43 @@ class Ledger:
         self._append(Line("begun", self._writer, batch, at=at), sync=False)
 
     def pause(self, line: Line) -> None:
-        """Note where a batch waits."""
-        self._append(line, sync=True)
+        """Note how far a batch is; it takes the place of what was noted of it just before."""
+        last = self._last
+        again = last is not None and (last.what, last.batch) == (line.what, line.batch)
+        self._append(line, sync=True, instead=again)
 
     def settle(self, line: Line) -> None:
-        """Note that a batch is settled."""
+        """Note that a batch is settled, or that dead letters were sent again."""
         self._append(line, sync=True)
 
-    def _append(self, line: Line, *, sync: bool) -> None:
-        with self._file.open("ab") as file:
-            file.write(_encode(line) + b"\n")
+    def withdraw(self, kept: Collection[str]) -> None:
+        """Take back that dead letters were sent again, if their table still has them all."""
+        if (line := undone(self._last_redriven, kept)) is not None:
+            less = Counts(sent=-line.counts.sent)
+            self.settle(Line("redriven", self._writer, counts=less, at=line.at))
+
+    def _append(self, line: Line, *, sync: bool, instead: bool = False) -> None:
+        if instead:
+            self._size, self._last_size, self._last = self._size - self._last_size, 0, None
+        begin = self._size
+        encoded = _encode(line) + b"\n"
+        with self._file.open("r+b" if self._file.exists() else "w+b") as file:
+            # What follows is replaced, or the beginning of a line for which there was no room.
+            file.truncate(begin)
+            file.seek(begin)
+            file.write(encoded)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
+        self._size, self._last_size = begin + len(encoded), len(encoded)
         self._take(line)
 
     def _take(self, line: Line) -> None:
         self._count += 1
+        self._last = line
         if line.what in SETTLED:
+            if line.last and line.epoch not in self.epochs:
+                self.epochs.append(line.epoch)
             self._settled = self._merged(line)
             self._paused, self._begun = None, 0
             if line.writer == self._writer:
@@ -146,8 +196,10 @@ class Ledger:
         elif line.what == "paused" and line.writer == self._writer:
             self._paused = line
             self._begun = 0 if line.closed else self._begun
+        elif line.what == "redriven":
+            self._last_redriven = line
         elif line.what == "writer":
-            self._paused = None
+            self._paused, self._begun = None, 0
 
     def _merged(self, line: Line) -> Line:
         # A batch without changes says nothing of the log.
@@ -160,13 +212,15 @@ class Ledger:
         """Keep the file short: old batches become one line."""
         if self._count > _MOST_LINES:
             kept = joined(read(self._file))
+            content = b"".join(_encode(line) + b"\n" for line in kept)
             fresh = self._file.with_suffix(".new")
             with fresh.open("wb") as file:
-                file.write(b"".join(_encode(line) + b"\n" for line in kept))
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self._file)
-            self._count = len(kept)
+            self._count, self._size = len(kept), len(content)
+            self._last = None  # nothing is replaced of what was rewritten
 
 
 def read(file: Path) -> list[Line]:
@@ -185,16 +239,31 @@ def read(file: Path) -> list[Line]:
         ) from error
 
 
-def _mend(file: Path) -> None:
-    """Take away the end of a line that a crash has cut short."""
+def redriven(lines: Sequence[Line], kept: Collection[str]) -> int:
+    """How many dead letters were sent again and have left their table, which has these files."""
+    told = [line for line in lines if line.what == "redriven"]
+    doubtful = undone(told[-1], kept) if told else None
+    total = sum(line.counts.sent for line in told)
+    return total - (doubtful.counts.sent if doubtful else 0)
+
+
+def undone(line: Line | None, kept: Collection[str]) -> Line | None:
+    """A line that tells of dead letters which are all still there; only the last one may."""
+    # It is written before they leave, and whoever wrote it may have been killed between.
+    return line if line and line.files and set(line.files) <= set(kept) else None
+
+
+def _mend(file: Path) -> int:
+    """Take away the end of a line that a crash has cut short; returns how large the file is."""
     if not file.exists():
-        return
+        return 0
     content = file.read_bytes()
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         with file.open("r+b") as opened:
             opened.truncate(whole)
             os.fsync(opened.fileno())
+    return whole
 
 
 def joined(lines: list[Line]) -> list[Line]:
@@ -236,4 +305,5 @@ def _added(one: Line, other: Line) -> Line:
         at=other.at,
         batches=one.batches + other.batches,
         again=one.again + other.again,
+        files=[],
     )

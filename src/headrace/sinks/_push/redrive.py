@@ -6,47 +6,40 @@ Whoever asks need not be the process that sends. The file `redrive.json` is the 
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from dataclasses import dataclass, field
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...errors import SinkRefused
 from .._store import Added, Folder
 from . import Destination, Event
 from .channels import Line
-from .deadletters import EARLIER, FILE, LetterBox, events_of
-from .delivery import Counts, Delivery, Policy, Span
+from .deadletters import EARLIER, FILE, REFUSED, SCHEMA, events_of
+from .delivery import Delivery, Policy, Position, Span
 from .events import part_of
-from .tasks import Batches, Delivered, Refusal, Seen, said
+from .tasks import Batches, Delivered, Refusal, freeze, said
+
+logger = logging.getLogger(__name__)
 
 _ASKED, _TOLD = "redrive.json", "redriven.json"
 
-OPENED_DDL = "part int, rank int, sequence long, at int, event binary, told binary"
-_OPENED = pa.schema(
-    [
-        ("part", pa.int32()),
-        ("rank", pa.int32()),
-        ("sequence", pa.int64()),
-        ("at", pa.int32()),
-        ("event", pa.binary()),
-        ("told", pa.binary()),
-    ]
-)
-_CHUNK = 1000
+MOST_LETTERS = 5000  # sent again before it is noted, and others get their turn
+_MOST_BYTES = 32_000_000
 _MOST_REASONS = 20
-ORDER = ("rank", "sequence", "at")
-
-_pack = msgspec.msgpack.Encoder().encode
-_event = msgspec.msgpack.Decoder(tuple[str, Event]).decode
+_CHUNK = 1000
+SLICE = "redrive"  # what the file is called that tasks get letters by
+_PLACE = ["epoch", "row", "sequence", "at"]
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -80,18 +73,39 @@ def ask(folder: str, keys: Sequence[str] = ()) -> Wish:
 
 def asked(folder: str) -> Wish | None:
     """What is asked for; None: nothing."""
+    file = Path(folder, _ASKED)
     try:
-        return msgspec.json.decode(Path(folder, _ASKED).read_bytes(), type=Wish)
+        return msgspec.json.decode(file.read_bytes(), type=Wish)
     except FileNotFoundError:
+        return None
+    except msgspec.DecodeError:
+        logger.warning("file=%s cannot be read and is removed; ask once more", file)
+        file.unlink(missing_ok=True)
         return None
 
 
 def tell(folder: str, told: Redriven) -> None:
     """Say what came of it."""
     _write(Path(folder, _TOLD), told)
-    wish = asked(folder)
-    if told.done and wish is not None and wish.id == told.id:
-        Path(folder, _ASKED).unlink()
+    if told.done:
+        _take_away(Path(folder, _ASKED), told.id)
+
+
+def _take_away(file: Path, wish_id: str) -> None:
+    """Remove a wish that is answered; one that has just taken its place stays."""
+    aside = file.with_suffix(f".{uuid.uuid4().hex}")
+    try:
+        file.rename(aside)
+    except FileNotFoundError:
+        return
+    try:
+        if msgspec.json.decode(aside.read_bytes(), type=Wish).id != wish_id and not file.exists():
+            os.link(aside, file)
+    except (FileExistsError, msgspec.DecodeError) as error:
+        # A still newer wish is there, or what was there says nothing.
+        logger.debug("file=%s was dropped, error=%s", file, type(error).__name__)
+    finally:
+        aside.unlink()
 
 
 def told(folder: str, wish: Wish) -> Redriven | None:
@@ -110,130 +124,250 @@ def _write(file: Path, what: Wish | Redriven) -> None:
     fresh.replace(file)
 
 
-# --- tasks ---------------------------------------------------------------------------------------
+# --- the letters that come next ------------------------------------------------------------------
 
 
-class Opened(msgspec.Struct, frozen=True):
-    """A file whose letters are sent again, and the one that has those which are not."""
+class Slice(NamedTuple):
+    """Some dead letters that are sent again together."""
 
-    removed: str
-    added: list[Added]
+    letters: pa.Table  # in order
+    files: list[str]  # of the table, which they are in
+    last: bool  # no others are to be sent again
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
-    """A task that reads files of dead letters, and parts those that are wanted by row."""
+@dataclass(slots=True)
+class Round:
+    """A wish that is being done, slice by slice."""
 
-    folder: Folder
-    files: list[str]
-    keys: frozenset[str]
-    ranks: dict[str, int]  # logs, in the order in which they were followed
-    parts: int
+    wish: Wish
+    letters: int  # that were there
+    sent: int = 0
+    refused: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    reason: str = ""  # why it ended before its end
+    # Rows of which a letter was refused again: what they have is not tried once more.
+    stuck: set[str] = field(default_factory=set)
 
-    def __call__(self, batches: Batches) -> Batches:
-        """Read the files whose numbers come."""
-        for batch in batches:
-            for at in batch.column("id").to_pylist():
-                yield from self._opened(self.files[at])
+    def wants(self, row: str) -> bool:
+        """Whether a row's letters are to be sent."""
+        if row in self.stuck:
+            return False
+        return self.asks_for(row)
 
-    def _opened(self, file: str) -> Batches:
-        letters = self.folder.read(file)
-        wanted = pa.array([self._wants(row) for row in letters["row"].to_pylist()], pa.bool_())
-        chosen, rest = letters.filter(wanted), letters.filter(pc.invert(wanted))
-        if not chosen.num_rows:
-            return
-        kept = [self.folder.write(rest, FILE, {})] if rest.num_rows else []
-        yield self._told(Opened(file, kept))
-        for at in range(0, chosen.num_rows, 1000):
-            yield self._parted(events_of(chosen.slice(at, 1000)))
-
-    def _wants(self, row: str) -> bool:
-        if not self.keys:
+    def asks_for(self, row: str) -> bool:
+        """Whether somebody asked for a row's letters."""
+        if not self.wish.keys:
             return True
         # source|schema.table:key
         name = row.partition("|")[2]
-        return name in self.keys or name.partition(".")[2] in self.keys
+        return name in self.wish.keys or name.partition(".")[2] in self.wish.keys
 
-    def _told(self, opened: Opened) -> pa.RecordBatch:
-        return pa.record_batch([[0], [-1], [0], [0], [None], [_pack(opened)]], _OPENED)
+    def add(self, told: Resent) -> None:
+        """Count what a task has done."""
+        self.sent += len(told.sent)
+        self.refused += len(told.refused)
+        self.reasons.update(each.reason for each in told.refused if each.reason)
+        self.stuck.update(each.row for each in told.refused)
+        self.reason = self.reason or told.delivered.reason
 
-    def _parted(self, events: Sequence[tuple[str, Event]]) -> pa.RecordBatch:
-        rows = [
-            (part_of(event.row, self.parts), self.ranks[epoch], event.sequence, event.at)
-            for epoch, event in events
+    def answer(self, left: int, waiting: int, *, done: bool = True) -> Redriven:
+        """What came of it so far."""
+        return Redriven(
+            self.wish.id,
+            self.letters,
+            self.sent,
+            left,
+            self.reason,
+            done,
+            self.refused,
+            waiting,
+            dict(self.reasons.most_common(_MOST_REASONS)),
+        )
+
+
+def chosen(folder: Folder, files: Sequence[str], ranks: dict[str, int], of: Round) -> Slice:
+    """The first letters that are to be sent again, in the order of the logs."""
+    places = [_places(folder, file, at, ranks, of) for at, file in enumerate(files)]
+    wanted = sorted(place for each in places for place in each)
+    first, parts = wanted[:MOST_LETTERS], []
+    for at in sorted({place[3] for place in first}):
+        rows = [place[4] for place in first if place[3] == at]
+        parts.append(folder.read(files[at]).take(pa.array(rows, pa.int64())))
+    letters = pa.concat_tables(parts) if parts else SCHEMA.empty_table()
+    order = {place[:3]: number for number, place in enumerate(first)}
+    numbers = [order[ranks[epoch], sequence, at] for epoch, _, sequence, at in _rows(letters)]
+    letters = _within(letters.take(pa.array(_inverse(numbers), pa.int64())))
+    opened = [files[at] for at in sorted({place[3] for place in first})]
+    return Slice(letters, opened, letters.num_rows == len(wanted))
+
+
+def _places(
+    folder: Folder, file: str, at: int, ranks: dict[str, int], of: Round
+) -> list[tuple[int, int, int, int, int]]:
+    """The log's rank, sequence and place of each letter that is wanted, and where it lies."""
+    return [
+        (ranks[epoch], sequence, place, at, number)
+        for number, (epoch, row, sequence, place) in enumerate(_rows(folder.read(file, _PLACE)))
+        if of.wants(row)
+    ]
+
+
+def _rows(letters: pa.Table) -> Iterator[tuple[str, str, int, int]]:
+    return zip(*(letters[name].to_pylist() for name in _PLACE), strict=True)
+
+
+def _inverse(numbers: Sequence[int]) -> list[int]:
+    """The places of the numbers, from the least number to the largest."""
+    return sorted(range(len(numbers)), key=numbers.__getitem__)
+
+
+def _within(letters: pa.Table) -> pa.Table:
+    """As many of the letters as a task may have in memory, and at least one."""
+    total = 0
+    for count, event in enumerate(letters["event"]):
+        total += len(event.as_buffer()) if event.is_valid else 0
+        if total > _MOST_BYTES and count:
+            return letters.slice(0, count)
+    return letters
+
+
+class Rewritten(NamedTuple):
+    """What takes the place of files whose letters were sent again."""
+
+    removed: list[str]
+    added: list[Added]
+
+
+def rewritten(folder: Folder, files: Sequence[str], told: Sequence[Resent]) -> Rewritten:
+    """Files without the letters that were accepted, and with the reasons of those refused again."""
+    gone = {tuple(place) for each in told for place in each.sent}
+    again = {(each.epoch, each.sequence, each.at): each for one in told for each in one.refused}
+    result = Rewritten([], [])
+    for file in files:
+        letters = folder.read(file)
+        places = [(epoch, sequence, at) for epoch, _, sequence, at in _rows(letters)]
+        if not any(place in gone or place in again for place in places):
+            continue
+        letters = _judged_anew(letters, [again.get(place) for place in places])
+        kept = letters.filter(pa.array([place not in gone for place in places], pa.bool_()))
+        result.removed.append(file)
+        if kept.num_rows:
+            result.added.append(folder.write(kept, FILE, {}))
+    return result
+
+
+def _judged_anew(letters: pa.Table, verdicts: Sequence[Again | None]) -> pa.Table:
+    if not any(verdicts):
+        return letters
+    now = time.time_ns() // 1000
+    told = {
+        "status": [each and REFUSED for each in verdicts],
+        "reason": [each and each.reason for each in verdicts],
+        "attempts": [each and each.attempts for each in verdicts],
+        "refused_at": [each and now for each in verdicts],
+    }
+    for name, values in told.items():
+        at = SCHEMA.get_field_index(name)
+        known = letters[name].combine_chunks()
+        fresh = pa.array(values, SCHEMA.field(name).type)
+        column = [
+            new if each else old for each, new, old in zip(verdicts, fresh, known, strict=True)
         ]
-        columns = [list(column) for column in zip(*rows, strict=True)]
-        packed = [_pack(each) for each in events]
-        return pa.record_batch([*columns, packed, [None] * len(rows)], _OPENED)
+        letters = letters.set_column(
+            at, SCHEMA.field(name), pa.array([value.as_py() for value in column], fresh.type)
+        )
+    return letters
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+class Again(msgspec.Struct, frozen=True):
+    """A dead letter that was refused again."""
+
+    epoch: str
+    sequence: int
+    at: int
+    row: str
+    reason: str
+    attempts: int
 
 
 class Resent(msgspec.Struct):
     """A task's word to the driver."""
 
     delivered: Delivered
-    opened: list[Opened] = []
-    reasons: dict[str, int] = {}
+    sent: list[tuple[str, int, int]] = []  # log, sequence and place of what was accepted
+    refused: list[Again] = []
+
+
+class _Aside:
+    """Takes what is refused again; what waits behind it stays as it is."""
+
+    def __init__(self, epoch: str, resent: Resent) -> None:
+        self.places: set[Position] = set()
+        self._epoch = epoch
+        self._resent = resent
+
+    def add(self, event: Event, status: str, reason: str, attempts: int) -> None:
+        self.places.add((event.sequence, event.at))
+        if status == REFUSED:
+            place = self._epoch, event.sequence, event.at
+            self._resent.refused.append(Again(*place, event.row, reason, attempts))
 
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """A task that sends dead letters, and keeps what is not accepted."""
+    """A task that sends dead letters, in order; the driver sees to those that are not accepted."""
 
     destination: Destination
     policy: Policy
-    letters: Folder
+    folder: Folder
+    file: str
+    parts: int
 
     def __call__(self, batches: Batches) -> Batches:
-        """Send what comes, in order."""
-        resent = Resent(Delivered(0, Seen(), Counts()))
-        box = LetterBox(self.letters)
+        """Send those of a part."""
+        for part in (part for batch in batches for part in batch.column(0).to_pylist()):
+            yield said(self.resent(part))
+        freeze()
+
+    def resent(self, part: int) -> Resent:
+        """Send the letters of a part, until one log's are not settled."""
+        resent = Resent(Delivered(part, self.parts))
         blocked: dict[str, Span] = {}
-        for epoch, events in groupby(_unpacked(batches, resent.opened), itemgetter(0)):
-            box.epoch = epoch
-            self._send(resent.delivered, box, blocked, _chunks(event for _, event in events))
+        own = (
+            (epoch, event)
+            for epoch, event in events_of(self.folder.read(self.file))
+            if part_of(event.row, self.parts) == part
+        )
+        for epoch, events in groupby(own, itemgetter(0)):
+            self._send(resent, epoch, blocked, [event for _, event in events])
+            if resent.delivered.open or resent.delivered.refusal:
+                break
             blocked = dict.fromkeys(blocked, EARLIER)
-        box.flush()
-        resent.delivered.added, resent.reasons = box.added, box.reasons
-        yield said(resent)
+        return resent
 
     def _send(
-        self,
-        told: Delivered,
-        box: LetterBox,
-        blocked: dict[str, Span],
-        events: Iterator[list[Event]],
+        self, resent: Resent, epoch: str, blocked: dict[str, Span], events: list[Event]
     ) -> None:
+        told, aside = resent.delivered, _Aside(epoch, resent)
         line = Line(self.destination)
-        delivery = Delivery(line.send, self.policy, box, blocked, counts=told.counts)
-        if told.stopped or told.refusal:
-            delivery.abandon(events, told.reason)
-            return
+        delivery = Delivery(line.send, self.policy, aside, blocked, counts=told.counts)
         try:
-            delivery.run(events)
+            delivery.run(events[at : at + _CHUNK] for at in range(0, len(events), _CHUNK))
         except SinkRefused as error:
             told.refusal = Refusal(str(error), error.hint)
         told.stopped = delivery.stopped
-        if told.stopped or told.refusal:
-            delivery.abandon(events, told.reason)
+        unsettled = aside.places | _unsettled(delivery, events)
+        places = [(event.sequence, event.at) for event in events]
+        resent.sent += [(epoch, *place) for place in places if place not in unsettled]
 
 
-def reasons(told: Sequence[Resent]) -> dict[str, int]:
-    """Why letters were not accepted, the most frequent reasons first."""
-    total: Counter[str] = Counter()
-    for each in told:
-        total.update(each.reasons)
-    return dict(total.most_common(_MOST_REASONS))
-
-
-def _chunks(events: Iterator[Event]) -> Iterator[list[Event]]:
-    while chunk := list(islice(events, _CHUNK)):
-        yield chunk
-
-
-def _unpacked(batches: Batches, opened: list[Opened]) -> Iterator[tuple[str, Event]]:
-    rows = chain.from_iterable(zip(b["event"], b["told"], strict=True) for b in batches)
-    for event, told_of in rows:
-        if told_of.is_valid:
-            opened.append(msgspec.msgpack.decode(told_of.as_buffer(), type=Opened))
-        else:
-            yield _event(event.as_buffer())
+def _unsettled(delivery: Delivery, events: Sequence[Event]) -> set[Position]:
+    if delivery.stopped is None:
+        return set()
+    point = delivery.stopped.point
+    pending = {(each.sequence, each.at) for each in point.pending}
+    places = {(event.sequence, event.at) for event in events}
+    return {place for place in places if place in pending or place > (point.sequence, point.at)}

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-import logging
+import pickle
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from ... import frame
 from ...errors import LogReplaced, PipelineError, SinkRefused, SinkUnavailable
 from .. import Account, Progress, Troubled
 from .._delta import Marks
 from . import disabled
 from . import ledger as ledgers
 from . import redrive as redriving
-from .deadletters import DeadLetters, ranks
-from .delivery import Counts, Point
-from .ledger import Ledger
-from .tasks import SAID_DDL, Deliver, Delivered, Seen, Send
+from .deadletters import DeadLetters
+from .delivery import Counts
+from .ledger import Ledger, Seen
+from .parcel import Parcel
+from .resending import Resending
+from .tasks import SAID_DDL, Deliver, Delivered, Send, Stand, packed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from .settings import PushSettings
 
-logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 FIRST_WAIT = 1.0  # seconds, after a destination took nothing; doubled each time
 LONGEST_WAIT = 60.0
@@ -37,13 +41,16 @@ class _Sending:
     """A batch that is being sent."""
 
     batch: int
-    parts: int
-    points: dict[int, Point]  # of the parts that are not settled; what is missing is at its start
-    open: frozenset[int]
-    seen: Seen
-    counts: Counts
+    after: int = 0  # changes up to this one were settled when the batch came before
+    parts: int = 0  # 0: nobody knows yet
+    stands: dict[int, Stand] = field(default_factory=dict)  # of the parts that are not settled
+    open: frozenset[int] | None = None  # which these are; None: all
+    seen: Seen = field(default_factory=Seen)
+    counts: Counts = field(default_factory=Counts)
     known: int = 0  # events of these that were sent before, and are not sent again
-    rounds: int = 0  # that ended before everything was settled
+    repeats: bool = False  # more was sent before than is known
+    rounds: int = 0  # in a row that ended before everything was settled, with nothing accepted
+    begun: bool = False  # at least one has ended
 
 
 class PushWriter:
@@ -55,12 +62,16 @@ class PushWriter:
         disabled.expect_enabled(sink.folder, sink.address)
         self._ledger = Ledger.open(sink.folder, writer, adopt=adopt)
         self._letters = DeadLetters(sink.letters, writer, adopt=adopt)
+        self._ledger.withdraw(self._letters.files)
+        self._resending = Resending(sink, self._ledger, self._letters, writer)
         self._writer = writer
         self._closed = threading.Event()
         self._busy = threading.Lock()  # one batch or one redrive at a time
         self._account = Account(dead_letters=self._letters.count, waiting_rows=self._letters.rows)
         self._accepted_at = time.monotonic()  # when something last was
         self._refusals = 0  # in a row, with nothing accepted between them
+        self._answer: redriving.Redriven | None = None  # to the last redrive
+        self._told = True  # to whoever asked for it
 
     def progress(self) -> Progress | None:
         """Up to where every change is settled."""
@@ -80,108 +91,161 @@ class PushWriter:
 
     def write(self, changes: DataFrame, batch_id: int) -> int:
         """Send what is not settled yet."""
+        after = 0
         if known := self._ledger.settled(batch_id):
-            return known.changes
+            after = self._settled_upto()
+            if _upto(changes) <= after:
+                return known.changes
         with self._busy:
-            sending = self._begun(changes, batch_id)
-            while sending.open:
+            self._until_done(self._save)
+            sending = self._begun(batch_id, after)
+            while sending.open is None or sending.open:
                 self._round(changes, sending)
-            self._settle(sending)
+            self._until_done(lambda: self._settle(sending))
         return sending.seen.changes
 
     def idle(self, spark: SparkSession) -> None:
-        """Send dead letters again, if somebody has asked for it."""
-        wish = redriving.asked(self._sink.folder)
-        if not self._letters.files and self._ledger.interrupted:
-            return  # whoever asks wants to know whether the batch goes on
-        if wish is not None and self._busy.acquire(blocking=False):
-            try:
-                self.redrive(spark, wish)
-            except BaseException as error:
-                # Answered, so that nobody waits for it and it is not tried for ever.
-                count = self._letters.count
-                told = redriving.Redriven(wish.id, count, 0, count, type(error).__name__)
-                redriving.tell(self._sink.folder, told)
-                raise
-            finally:
-                self._busy.release()
+        """Send some dead letters again, if somebody has asked for it."""
+        if self._ledger.interrupted or not self._busy.acquire(blocking=False):
+            return  # first the batch that was begun: its events may be among the letters
+        try:
+            self._resend(spark)
+        finally:
+            self._busy.release()
 
     def tend(self) -> None:
         """Keep the ledger short, and the dead letters in few files."""
-        self._ledger.tend()
         if self._busy.acquire(blocking=False):  # else they are being sent again
             try:
-                self._letters.tend()
+                if not self._resending.unsaved:
+                    self._ledger.tend()
+                    self._letters.tend()
             finally:
                 self._busy.release()
 
     # --- rounds ----------------------------------------------------------------------------------
 
-    def _begun(self, changes: DataFrame, batch_id: int) -> _Sending:
-        parts = changes.rdd.getNumPartitions()
-        self._ledger.begin(batch_id, _now())
+    def _settled_upto(self) -> int:
+        progress = self._ledger.progress()
+        return progress.sequence if progress else 0
+
+    def _begun(self, batch_id: int, after: int) -> _Sending:
+        self._until_done(lambda: self._ledger.begin(batch_id, _now()))
         self._accepted_at = time.monotonic()
-        sending = _Sending(batch_id, parts, {}, frozenset(range(parts)), Seen(), Counts())
-        if known := self._ledger.paused(batch_id, parts):
-            sending.points, sending.open = dict(known.points), frozenset(known.points)
-            _count(sending.counts, known.counts)
-            sending.known = known.counts.sent
+        sending = _Sending(batch_id, after)
+        line = self._ledger.paused(batch_id)
+        if line is not None and line.rendered == self._sink.rendered:
+            sending.parts = line.tasks
+            sending.stands = {
+                part: Stand(point, line.read.get(part, Seen()))
+                for part, point in line.points.items()
+            }
+            sending.open = frozenset(sending.stands)
+            _count(sending.counts, line.counts)
+            sending.known = line.counts.sent
+        else:
+            sending.repeats = line is not None and line.counts.sent > 0
         return sending
 
     def _round(self, changes: DataFrame, sending: _Sending) -> None:
         told = self._delivered(changes, sending)
         _expect_one_log(told)
-        # Each that did not stop has seen everything, and in the last round none does.
-        sending.seen = max((each.seen for each in told), key=_last, default=Seen())
-        for each in told:
-            _count(sending.counts, each.counts)
-        epoch = self._epoch(sending.seen)
+        _expect_all(told, sending)
+        self._take(told, sending)
+        marks = Marks(batch_id=None, epoch=self._epoch(sending.seen), sequence=sending.seen.last)
         added = [file for each in told for file in each.added]
-        marks = Marks(batch_id=None, epoch=epoch, sequence=sending.seen.last)
-        self._letters.commit(added, marks=marks)
-        stopped = [each for each in told if each.stopped]
-        sending.points = {each.part: each.stopped.point for each in stopped if each.stopped}
-        sending.open = frozenset(sending.points)
+        self._until_done(lambda: self._letters.commit(added, marks=marks))
         self._note(told)
-        for each in stopped:
+        for each in told:
             if each.refusal:
                 self._pause(sending, closed=True)
                 self._halt(SinkRefused(each.refusal.message, hint=each.refusal.hint))
-        if stopped:
-            self._pause(sending)
-            self._wait(sending, stopped)
+        if sending.open:
+            closed = self._closed.is_set()
+            self._pause(sending, closed=closed)
+            if closed:
+                raise SinkUnavailable(f"{self._sink.name}: the batch was interrupted")
+            self._wait(sending, told)
 
     def _delivered(self, changes: DataFrame, sending: _Sending) -> list[Delivered]:
-        sink = self._sink
+        sink, letters = self._sink, self._letters
         patient = time.monotonic() - self._accepted_at < sink.patience_seconds
         policy = msgspec.structs.replace(
             sink.policy,
-            gives_up=bool(sending.rounds) and not patient,
+            gives_up=sending.begun and not patient,
             refusals=self._refusals,
             probes=sending.rounds,
+            **(
+                {"moved": sending.counts.sent > 0}
+                if "moved" in sink.policy.__struct_fields__
+                else {}
+            ),
         )
-        deliver = Deliver(sink, policy, sink.letters, self._letters.blocked(), sending.points)
-        send = Send(sink.rendering, deliver, sending.open)
-        said = [row["said"] for row in changes.mapInArrow(send, SAID_DDL).collect()]
+        blocked = self._until_done(letters.blocked)
+        content = packed(sending.stands) if sending.stands else b""
+        stands = self._until_done(lambda: Parcel.of(content, letters.folder))
+        deliver = Deliver(sink, policy, letters.folder, blocked, stands)
+        send = Send(sink.rendering, deliver, sending.open, sending.parts, sending.after)
+        try:
+            said = [row["said"] for row in changes.mapInArrow(send, SAID_DDL).collect()]
+        finally:
+            stands.remove(letters.folder)
         return [msgspec.json.decode(each, type=Delivered) for each in said]
 
-    def _wait(self, sending: _Sending, stopped: list[Delivered]) -> None:
+    def _take(self, told: list[Delivered], sending: _Sending) -> None:
+        """Note what the tasks have done, and where they stand."""
+        # Each that did not stop has seen everything, and in the last round none does.
+        sending.seen = max((each.seen for each in told), key=_last, default=Seen())
+        stands: dict[int, Stand] = {}
+        for each in told:
+            _count(sending.counts, each.counts)
+            sending.repeats |= each.again and each.counts.sent > 0
+            if each.stopped:
+                stands[each.part] = Stand(each.stopped.point, each.read)
+            elif each.unread:
+                stands[each.part] = sending.stands.get(each.part, Stand())
+        sending.stands, sending.open, sending.begun = stands, frozenset(stands), True
+
+    def _wait(self, sending: _Sending, told: list[Delivered]) -> None:
         """Let the destination come back, unless the query is to end."""
-        progress = any(each.counts.sent for each in stopped)
-        sending.rounds = 1 if progress else sending.rounds + 1
-        told = [each.stopped for each in stopped if each.stopped]
-        reason = told[0].reason
-        self._account = replace(
-            self._account,
-            reason=reason,
-            since=self._account.since or time.time(),
-            rounds=sending.rounds,
-        )
-        doubled = FIRST_WAIT * 2.0 ** min(sending.rounds - 1, 20)
-        wait = max(min(doubled, LONGEST_WAIT), min(each.after for each in told))
-        if self._closed.wait(wait):
+        left = [each for each in told if each.open]
+        failing = [each for each in left if each.reason]
+        if any(each.counts.sent or each.counts.refused for each in told):
+            sending.rounds = 1 if failing else 0
+        else:
+            sending.rounds += 1
+        if len(failing) < len(left):
+            return  # some have only used up their time
+        reason = failing[0].reason
+        asked = min(each.stopped.after if each.stopped else 0.0 for each in failing)
+        self._waits(reason, sending.rounds)
+        if self._closed.wait(max(_doubled(sending.rounds), asked)):
             self._pause(sending, closed=True)
             raise SinkUnavailable(f"{self._sink.name}: {reason}")
+
+    def _waits(self, reason: str, rounds: int) -> None:
+        since = self._account.since or time.time()
+        self._account = replace(self._account, reason=reason, since=since, rounds=rounds)
+
+    def _until_done(self, do: Callable[[], _T]) -> _T:
+        """Do something with the sink's own files; wait while they fail, unless it is to end.
+
+        To raise would mean to send once more what was sent before it.
+        """
+        tries = 0
+        while True:
+            try:
+                done = do()
+            except (SinkUnavailable, OSError) as error:
+                tries += 1
+                reason = _reason(error)
+                self._waits(reason, tries)
+                if self._closed.wait(_doubled(tries)):
+                    raise SinkUnavailable(f"{self._sink.name}: {reason}") from error
+                continue
+            if tries:
+                self._account = replace(self._account, reason="", since=0.0, rounds=0)
+            return done
 
     def _halt(self, error: SinkRefused) -> None:
         disabled.disable(self._sink.folder, self._sink.address, error)
@@ -195,10 +259,12 @@ class PushWriter:
             counts=sending.counts,
             at=_now(),
             tasks=sending.parts,
-            points=sending.points,
+            points={part: stand.point for part, stand in sending.stands.items()},
+            read={part: stand.read for part, stand in sending.stands.items()},
+            rendered=self._sink.rendered,
             closed=closed,
         )
-        self._ledger.pause(line)
+        self._until_done(lambda: self._ledger.pause(line))
 
     def _epoch(self, seen: Seen) -> str:
         """The log that the batch comes from."""
@@ -210,6 +276,7 @@ class PushWriter:
 
     def _settle(self, sending: _Sending) -> None:
         seen = sending.seen
+        doubtful = self._ledger.unsure or sending.repeats
         line = ledgers.Line(
             "settled",
             self._writer,
@@ -220,7 +287,7 @@ class PushWriter:
             seen.changes,
             sending.counts,
             _now(),
-            again=sending.counts.sent - sending.known if self._ledger.unsure else 0,
+            again=sending.counts.sent - sending.known if doubtful else 0,
             rendered=self._sink.rendered,
         )
         self._ledger.settle(line)
@@ -228,7 +295,9 @@ class PushWriter:
 
     def _note(self, told: list[Delivered]) -> None:
         account = self._account
-        self._refusals += sum(each.counts.refused for each in told)
+        self._refusals += sum(
+            getattr(each.counts, "refusals", each.counts.refused) for each in told
+        )
         if any(each.counts.sent for each in told):
             self._refusals = 0
             self._accepted_at = time.monotonic()
@@ -246,46 +315,65 @@ class PushWriter:
 
     def redrive(self, spark: SparkSession, wish: redriving.Wish) -> redriving.Redriven:
         """Send dead letters again, each row's in order; what is not accepted stays."""
-        letters, sink = self._letters, self._sink
-        before = letters.count
-        redriving.tell(sink.folder, redriving.Redriven(wish.id, before, left=before, done=False))
-        told = self._resent(spark, wish) if letters.files else []
-        opened = [file for each in told for file in each.opened]
-        added = [file for each in told for file in each.delivered.added]
-        kept = [file for each in opened for file in each.added]
-        marks = Marks(batch_id=None, epoch=self._ledger.epoch, sequence=0)
-        counts = Counts()
-        for each in told:
-            _count(counts, each.delivered.counts)
-        # Before they leave the table: who is killed in between sends them twice, and none is
-        # missed when they are counted.
-        self._ledger.settle(ledgers.Line("redriven", self._writer, counts=counts, at=_now()))
-        letters.commit([*kept, *added], [each.removed for each in opened], marks=marks)
-        self._note([each.delivered for each in told])
-        done = redriving.Redriven(
-            wish.id,
-            before,
-            counts.sent,
-            letters.count,
-            next((each.delivered.reason for each in told if each.delivered.reason), ""),
-            refused=counts.refused,
-            waiting=counts.waiting,
-            reasons=redriving.reasons(told),
-        )
-        redriving.tell(sink.folder, done)
-        return done
+        with self._busy:
+            while True:
+                self._until_done(self._save)
+                self._note(self._resending.step(spark, wish))
+                self._until_done(self._save)
+                if self._answer is not None and self._answer.done:
+                    return self._answer
 
-    def _resent(self, spark: SparkSession, wish: redriving.Wish) -> list[redriving.Resent]:
-        sink, files = self._sink, self._letters.files
-        folder = self._letters.folder
-        parts = sink.parallelism or min(spark.sparkContext.defaultParallelism, len(files))
-        reading = redriving.Open(folder, files, frozenset(wish.keys), ranks(folder, files), parts)
-        numbers = spark.range(len(files), numPartitions=min(len(files), 8 * parts))
-        letters = numbers.mapInArrow(reading, redriving.OPENED_DDL)
-        placed = letters.repartitionById(parts, "part").sortWithinPartitions(*redriving.ORDER)
-        sending = redriving.Resend(sink, sink.policy, folder)
-        rows = placed.mapInArrow(sending, SAID_DDL).collect()
-        return [msgspec.json.decode(row["said"], type=redriving.Resent) for row in rows]
+    def _resend(self, spark: SparkSession) -> None:
+        """A step of what is asked for; it is noted when the dead letters' storage allows it."""
+        if not self._saved():
+            return
+        wish = redriving.asked(self._sink.folder)
+        if wish is None:
+            return
+        try:
+            self._note(self._resending.step(spark, wish))
+            self._saved()
+        except BaseException as error:
+            # Answered, so that nobody waits for it and it is not tried for ever.
+            count = self._letters.count
+            told = redriving.Redriven(wish.id, count, 0, count, type(error).__name__)
+            redriving.tell(self._sink.folder, told)
+            raise
+
+    def _saved(self) -> bool:
+        """Whether all is noted that was sent again; if not, it is tried at the next step."""
+        try:
+            self._save()
+        except (SinkUnavailable, OSError) as error:
+            self._waits(_reason(error), self._account.rounds + 1)
+            return False
+        return True
+
+    def _save(self) -> None:
+        """Note what was sent again, and tell whoever asked for it."""
+        if self._resending.unsaved:
+            self._resending.save()
+            self._answer, self._told = self._resending.answer(), False
+            self._account = replace(
+                self._account,
+                reason="",
+                since=0.0,
+                rounds=0,
+                dead_letters=self._letters.count,
+                waiting_rows=self._letters.rows,
+            )
+        if self._answer is not None and not self._told:
+            redriving.tell(self._sink.folder, self._answer)
+            self._told = True
+
+
+def _upto(changes: DataFrame) -> int:
+    """The last change of a batch; 0: it has none."""
+    row = changes.first()
+    if row is None:
+        return 0
+    share: frame.Share = pickle.loads(row[0])
+    return share.upto
 
 
 def _expect_one_log(told: list[Delivered]) -> None:
@@ -294,6 +382,35 @@ def _expect_one_log(told: list[Delivered]) -> None:
             "the batch holds changes of several logs, and their sequences have no common order",
             hint="Give each log a sink of its own.",
         )
+
+
+def _expect_all(told: list[Delivered], sending: _Sending) -> None:
+    """Every part that is not settled has said something: silence must not count as settled."""
+    parts = told[0].parts if told else sending.parts
+    if parts != sending.parts:
+        # It is the first round. What was noted of other parts is of no use for these.
+        sending.repeats |= sending.known > 0
+        sending.counts, sending.known, sending.stands = Counts(), 0, {}
+        sending.parts, sending.open = parts, frozenset(range(parts))
+    expected = sending.open or frozenset()
+    found = {each.part for each in told}
+    if found != expected or len(found) != len(told):
+        raise PipelineError(
+            f"of the parts {sorted(expected)} of the batch, {sorted(found)} told what they sent",
+            hint="Whatever the others sent will come again. Please report it.",
+        )
+
+
+def _doubled(tries: int) -> float:
+    """Seconds to wait after so many tries."""
+    return min(FIRST_WAIT * 2.0 ** min(tries - 1, 20), LONGEST_WAIT)
+
+
+def _reason(error: SinkUnavailable | OSError) -> str:
+    if isinstance(error, SinkUnavailable):
+        return str(error)
+    place = f": {error.filename}" if error.filename else ""
+    return f"{error.strerror or type(error).__name__}{place}"
 
 
 def _last(seen: Seen) -> int:
