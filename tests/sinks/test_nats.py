@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,23 @@ from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
 from headrace.sinks._nats.protocol import Line, Message, Reader
 from headrace.sinks._push import ACCEPTED, UNSENT, Answer
+from headrace.sinks._push.channels import Line as Sender
 from headrace.sinks._template import Template
 from headrace.sinks.nats import Nats
 from headrace.testing.nats import HINT, NatsServer, nats_program
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
+from tests.sinks.nkeys import Trust, another_seed
 from tests.sinks.queues import (
     SECRET,
+    Cut,
     Queues,
     QueueTests,
     Record,
+    Strange,
     certificate,
     documented,
+    expect_stored,
     through_spark,
 )
 
@@ -56,16 +63,20 @@ class Subjects(Queues):
 
     def read(self, table: str) -> list[Record]:
         """A subject as nats-py reads it."""
-        return asyncio.run(self._read(f"cdc.public.{table}"))
+        return self.stored("CDC", f"cdc.public.{table}")
 
-    async def _read(self, subject: str) -> list[Record]:
+    def stored(self, stream: str, subject: str) -> list[Record]:
+        """A subject of any stream."""
+        return asyncio.run(self._read(stream, subject))
+
+    async def _read(self, name: str, subject: str) -> list[Record]:
         client = await nats.connect(self.server.address)
         stream = client.jetstream()
         consumer = await stream.subscribe(subject, ordered_consumer=True)
         found: list[Record] = []
         asked = json.dumps({"subjects_filter": subject}).encode()
-        told = json.loads((await client.request("$JS.API.STREAM.INFO.CDC", asked)).data)
-        left = told["state"]["subjects"][subject]
+        told = json.loads((await client.request(f"$JS.API.STREAM.INFO.{name}", asked)).data)
+        left = told["state"].get("subjects", {}).get(subject, 0)
         while len(found) < left:
             message = await consumer.next_msg(timeout=10)
             headers = dict(message.headers or {})
@@ -84,6 +95,31 @@ class Subjects(Queues):
             return json.loads(answer.data)
 
         return asyncio.run(asked())
+
+
+@contextmanager
+def answering(queues: Subjects, subject: str, answer: bytes) -> Iterator[None]:
+    """A service that is no stream answers on a subject."""
+    ready, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        client = await nats.connect(queues.server.address)
+        subscription = await client.subscribe(subject)
+        await client.flush()
+        ready.set()
+        while not over.is_set():
+            with suppress(TimeoutError):
+                await (await subscription.next_msg(timeout=0.1)).respond(answer)
+        await client.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +195,94 @@ def test_what_is_too_large_is_refused_and_its_row_waits(queues: Subjects) -> Non
     assert "size exceeds maximum" in second.reason
     assert (third, fourth, fifth) == (UNSENT, UNSENT, ACCEPTED)
     assert queues.ask(f"STREAM.INFO.{name}", {})["state"]["messages"] == 1
+
+
+@pytest.mark.requirement("S1-41")
+@pytest.mark.parametrize("heard", [200, 8_000, 40_000])
+def test_where_one_of_a_row_is_sent_at_a_time_what_was_not_sent_is_not_accepted(
+    queues: Subjects, heard: int
+) -> None:
+    name, table = table_name(), table_name()
+    chosen: dict[str, Any] = {
+        "subject": Template(f"{name}.${{table}}"),
+        "stream": name,
+        "stream_settings": {"max_msg_size": 5000},
+        "timeout_seconds": 10.0,
+    }
+    events = [event(table, at % 500, at) for at in range(1000)]
+    with Cut(queues.server) as cut:
+        sender = Sender(queues.sink(servers=cut.address, **chosen))
+        assert list(sender.send([event(table, "first", 5000)])) == [ACCEPTED]
+        cut.after(heard)
+        verdicts = sender.send(events)
+        expect_stored(queues.stored(name, f"{name}.{table}"), events, verdicts)
+    assert verdicts[-1].answer in (Answer.UNREACHABLE, Answer.UNSENT)
+
+
+def test_an_account_with_a_limit_keeps_rows_in_order(queues: Subjects) -> None:
+    settings = "accounts { A { jetstream { max_file: 300K }, users: [{user: a, password: a}] } }"
+    table = table_name()
+    sent = [event(table, 1, 1, payload=b"x" * 400_000), event(table, 1, 2), event(table, 2, 3)]
+    with NatsServer(settings=settings) as server:
+        limited = Subjects(server)
+        with limited.channel(username="a", password=Secret("a")) as channel:
+            first, second, third = channel.send(sent)
+            assert first.answer is Answer.FAILED
+            assert "limits" in first.reason
+            assert (second, third) == (UNSENT, ACCEPTED)
+
+
+def test_an_answer_that_is_no_stream_s_accepts_nothing(queues: Subjects) -> None:
+    name = table_name()
+    chosen = {"subject": Template(f"{name}.${{table}}"), "stream": ""}
+    with answering(queues, f"{name}.*", b"hello"), queues.channel(**chosen) as channel:
+        [verdict] = channel.send([event("users", 1, 1)])
+    assert verdict.answer is Answer.FAILED
+    assert f"subject {name}.users: something answered" in verdict.reason
+
+
+def test_a_stream_may_be_called_error(queues: Subjects) -> None:
+    with queues.channel(subject=Template("error.${table}"), stream="error") as channel:
+        assert list(channel.send([event("users", 1, 1)])) == [ACCEPTED]
+
+
+def test_a_file_of_credentials_is_taken(queues: Subjects, tmp_path: Path) -> None:
+    trust = Trust.made()
+    with NatsServer(settings=trust.settings) as server:
+        secured = Subjects(server)
+        right = trust.write(tmp_path / "right.creds")
+        with secured.channel(credentials_file=right) as channel:
+            assert list(channel.send([event("users", 1, 1)])) == [ACCEPTED]
+        wrong = trust.write(tmp_path / "wrong.creds", another_seed())
+        with pytest.raises(SinkUnavailable, match="Authorization Violation"):
+            secured.sink(credentials_file=wrong).connect()
+
+
+@pytest.mark.parametrize("seed", ["SU1!!NOTBASE", "SUAA", ""])
+def test_a_file_of_credentials_that_does_not_do_is_named(
+    queues: Subjects, tmp_path: Path, seed: str
+) -> None:
+    file = tmp_path / "broken.creds"
+    if seed:
+        Trust.made().write(file, seed)
+    with pytest.raises(SinkUnavailable, match=r"broken\.creds cannot be used"):
+        queues.sink(credentials_file=str(file)).connect()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        (b"SSH-2.0-OpenSSH\r\nINFO no\r\n",),
+        (b"INFO []\r\n",),
+        (b'INFO {"headers":true}\r\n', b"PONG\r\nMSG x 1 y\r\n\r\n"),
+    ],
+)
+def test_what_is_no_nats_is_told(said: tuple[bytes, ...]) -> None:
+    with Strange(*said) as strange:
+        line = Sender(Nats(name="events", servers=strange.address, stream="CDC"))
+        [verdict] = line.send([event("users", 1, 1)])
+    assert verdict.answer is Answer.UNREACHABLE
+    assert "does not speak as NATS does" in verdict.reason
 
 
 def test_a_user_publishes_where_he_may(queues: Subjects) -> None:
