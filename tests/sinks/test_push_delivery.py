@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,111 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import SinkRefused
-from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
+from headrace.sinks._push import ACCEPTED, Answer, Event, Verdict
 from headrace.sinks._push import delivery as module
-from headrace.sinks._push.delivery import Delivery, Point, Policy, Span, Stopped
-from headrace.sinks._push.retry import Schedule
-
-Position = tuple[int, int]
-
-POLICY = Policy(schedule=Schedule(0.1, 30.0), attempts=5, batch_size=8)
-FAILED = Verdict(Answer.FAILED, "it stumbled")
-REFUSED = Verdict(Answer.REFUSED, "never this one")
-UNREACHABLE = Verdict(Answer.UNREACHABLE, "nobody is there")
-
-
-def event(sequence: int, row: str = "a", payload: bytes | None = b"{}", at: int = 0) -> Event:
-    return Event(sequence, at, f"evt_{sequence}", row, "INSERT", "s", "p", "t", None, 0, payload)
-
-
-class Watch:
-    """Time that passes only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.naps: list[float] = []
-
-    def now(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float) -> None:
-        self.naps.append(seconds)
-        self.time += seconds
-
-
-@dataclass
-class Letters:
-    """Dead letters in memory."""
-
-    kept: list[tuple[Event, str, str, int]] = field(default_factory=list)
-
-    def add(self, event: Event, status: str, reason: str, attempts: int) -> None:
-        self.kept.append((event, status, reason, attempts))
-
-    def spans(self) -> dict[str, Span]:
-        found: dict[str, Span] = {}
-        for each, *_ in self.kept:
-            at = each.sequence, each.at
-            span = found.get(each.row, Span(at, at))
-            found[each.row] = Span(min(span.first, at), max(span.last, at))
-        return found
-
-    def sequences(self, status: str | None = None) -> list[int]:
-        return [each.sequence for each, told, *_ in self.kept if status in (None, told)]
-
-
-Judge = Callable[[Event], Verdict]
-
-
-class Office:
-    """A destination that judges each event, and remembers what it took."""
-
-    def __init__(self, judge: Judge = lambda _: ACCEPTED, *, careless: bool = False) -> None:
-        self.judge = judge
-        self.careless = careless  # it takes later events of a row, although it failed at one
-        self.windows: list[list[Event]] = []
-        self.taken: list[Event] = []
-
-    def send(self, events: Sequence[Event]) -> list[Verdict]:
-        self.windows.append(list(events))
-        stuck: set[str] = set()
-        verdicts: list[Verdict] = []
-        for each in events:
-            blocked = each.row in stuck and not self.careless
-            verdict = UNSENT if blocked else self.judge(each)
-            if verdict.answer is Answer.ACCEPTED:
-                self.taken.append(each)
-            else:
-                stuck.add(each.row)
-            verdicts.append(verdict)
-        return verdicts
-
-    def sequences(self) -> list[int]:
-        return [each.sequence for each in self.taken]
-
-
-def deliver(
-    office: Office, events: Sequence[Event], letters: Letters | None = None, **chosen: Any
-) -> Delivery:
-    policy = msgspec.structs.replace(POLICY, **chosen.pop("policy", {}))
-    chosen.setdefault("clock", Watch())
-    delivery = Delivery(office.send, policy, letters or Letters(), **chosen)
-    delivery.run([events])
-    return delivery
-
-
-def failing(count: int, which: Callable[[Event], bool], how: Verdict = FAILED) -> Judge:
-    """Fail so often at each of some events, then take it."""
-    times: dict[int, int] = {}
-
-    def judge(each: Event) -> Verdict:
-        if not which(each):
-            return ACCEPTED
-        times[each.sequence] = times.get(each.sequence, 0) + 1
-        return how if times[each.sequence] <= count else ACCEPTED
-
-    return judge
-
+from headrace.sinks._push import held as held_rows
+from headrace.sinks._push.delivery import Delivery, Point, Stopped
+from tests.sinks.office import (
+    FAILED,
+    POLICY,
+    REFUSED,
+    UNREACHABLE,
+    Letters,
+    Office,
+    Rounds,
+    Watch,
+    deliver,
+    event,
+    failing,
+)
 
 # --- windows -------------------------------------------------------------------------------------
 
@@ -215,22 +126,26 @@ def test_what_is_refused_is_put_aside_with_all_that_follows_of_its_row() -> None
 def test_one_that_refuses_everything_is_not_believed_for_ever() -> None:
     office, letters = Office(lambda each: REFUSED), Letters()
     events = [event(n, str(n)) for n in range(1, 101)]
-    delivery = Delivery(office.send, POLICY, letters, clock=Watch())
+    watch = Watch()
+    delivery = Delivery(office.send, POLICY, letters, clock=watch)
     delivery.run([events])
     assert len(letters.sequences("refused")) == module.MOST_REFUSALS
+    assert delivery.counts.refusals == module.MOST_REFUSALS
     assert delivery.stopped is not None
     assert delivery.stopped.reason == REFUSED.reason
+    watch.sleep(delivery.stopped.after)
     # It goes on to refuse: nothing more is put aside, until patience has ended.
     policy = msgspec.structs.replace(POLICY, refusals=module.MOST_REFUSALS, probes=1)
     again = Delivery(
-        office.send, policy, letters, letters.spans(), point=delivery.stopped.point, clock=Watch()
+        office.send, policy, letters, letters.spans(), point=delivery.stopped.point, clock=watch
     )
     again.run([events])
     assert len(letters.sequences("refused")) == module.MOST_REFUSALS
     assert again.stopped is not None
     impatient = msgspec.structs.replace(policy, gives_up=True)
+    watch.sleep(again.stopped.after)
     last = Delivery(
-        office.send, impatient, letters, letters.spans(), point=again.stopped.point, clock=Watch()
+        office.send, impatient, letters, letters.spans(), point=again.stopped.point, clock=watch
     )
     last.run([events])
     assert last.stopped is None
@@ -301,49 +216,51 @@ def test_or_a_small_event_tells_where_to_read_it() -> None:
 def test_delivery_stops_and_goes_on_from_there(how: Verdict) -> None:
     events = [event(n, str(n % 7)) for n in range(1, 101)]
     office, letters = Office(lambda each: how if each.sequence > 20 else ACCEPTED), Letters()
-    done = deliver(office, events, letters)
+    watch = Watch()
+    done = deliver(office, events, letters, clock=watch)
     assert done.stopped is not None
     assert done.stopped.reached is (how is FAILED)
     assert done.stopped.reason == how.reason
     assert not letters.kept
     office.judge = lambda _: ACCEPTED
     office.windows.clear()
-    deliver(office, events, letters, point=done.stopped.point, policy={"probes": 1})
+    watch.sleep(done.stopped.after)
+    deliver(office, events, letters, point=done.stopped.point, policy={"probes": 1}, clock=watch)
     assert len(office.windows[0]) == 1, "first one event, to see whether it is back"
     assert sorted(office.sequences()) == list(range(1, 101)), "nothing twice, nothing missing"
     assert_in_order(office)
 
 
 def test_nothing_is_put_aside_as_long_as_nothing_is_reached() -> None:
-    point, letters = Point(), Letters()
+    point, letters, watch = Point(), Letters(), Watch()
     for probes in range(6):
         office = Office(lambda _: UNREACHABLE)
         policy = {"probes": probes, "gives_up": True}
-        done = deliver(office, [event(1), event(2)], letters, point=point, policy=policy)
+        events = [event(1), event(2)]
+        done = deliver(office, events, letters, point=point, policy=policy, clock=watch)
         assert done.stopped is not None
+        assert office.windows
         point = done.stopped.point
+        watch.sleep(done.stopped.after)
     assert not letters.kept
 
 
 def test_patience_ends() -> None:
-    letters, point = Letters(), Point()
-    done = deliver(Office(lambda _: FAILED), [event(1), event(2), event(3, "b")], letters)
+    letters, watch = Letters(), Watch()
+    events = [event(1), event(2), event(3, "b")]
+    done = deliver(Office(lambda _: FAILED), events, letters, clock=watch)
     assert done.stopped is not None
-    point = done.stopped.point
     assert not letters.kept
-    policy = {"probes": 1, "gives_up": True}
-    for _ in range(10):
-        done = deliver(
-            Office(lambda _: FAILED),
-            [event(1), event(2), event(3, "b")],
-            letters,
-            point=point,
-            policy=policy,
-            blocked=letters.spans(),
-        )
-        if done.stopped is None:
-            break
-        point = done.stopped.point
+    watch.sleep(done.stopped.after)
+    last = deliver(
+        Office(lambda _: FAILED),
+        events,
+        letters,
+        point=done.stopped.point,
+        policy={"probes": 1, "gives_up": True},
+        clock=watch,
+    )
+    assert last.stopped is None
     assert letters.sequences("refused") == [1, 3]
     assert letters.sequences("waiting") == [2]
 
@@ -352,13 +269,9 @@ def test_a_destination_that_fails_at_many_rows_is_not_taken_for_dead() -> None:
     """The first rows always fail, one by one; those behind them are taken in the end."""
     events = [event(n, f"bad{n}" if n <= 30 else str(n)) for n in range(1, 101)]
     office = Office(lambda each: FAILED if each.row.startswith("bad") else ACCEPTED)
-    letters, point = Letters(), Point()
-    for probes in range(20):
-        policy = {"batch_size": 1, "probes": probes}
-        done = deliver(office, events, letters, point=point, policy=policy, blocked=letters.spans())
-        if done.stopped is None:
-            break
-        point = done.stopped.point
+    letters = Letters()
+    rounds = Rounds(office.send, events, letters, policy={"batch_size": 1})
+    assert rounds.run(until=3000.0)
     assert sorted(office.sequences()) == list(range(31, 101))
     assert sorted(letters.sequences("refused")) == list(range(1, 31))
 
@@ -376,7 +289,7 @@ def test_a_long_wait_is_left_to_who_started_it() -> None:
 
 
 def test_memory_is_bounded_while_a_row_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HELD_EVENTS", 50)
+    monkeypatch.setattr(held_rows, "HELD_EVENTS", 50)
     office = Office(lambda each: FAILED if each.row == "a" else ACCEPTED)
     given = 0
 
@@ -487,19 +400,29 @@ def test_every_event_is_settled_once_and_rows_keep_their_order(
         verdicts = office.send(window)
         return [UNREACHABLE] * len(window) if mood == "deaf" else verdicts
 
-    point, rounds = Point(), 0
+    point, rounds, failures, moved, watch = Point(), 0, 0, 0.0, Watch()
     crashes = data.draw(st.lists(st.booleans(), max_size=5))
+    seconds = data.draw(st.sampled_from([0.0, 0.5, 5.0]))  # none: each window by itself
     pieces = data.draw(st.integers(1, 20))
     chunks = [events[at : at + pieces] for at in range(0, len(events), pieces)]
     while True:
         policy = msgspec.structs.replace(
-            POLICY, batch_size=size, attempts=attempts, probes=rounds, gives_up=rounds > 3
+            POLICY,
+            batch_size=size,
+            attempts=attempts,
+            probes=failures,
+            gives_up=failures > 3,
+            seconds=seconds,
+            moved=moved,
         )
-        delivery = Delivery(send, policy, letters, letters.spans(), point=point, clock=Watch())
+        delivery = Delivery(send, policy, letters, letters.spans(), point=point, clock=watch)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(module, "HELD_EVENTS", held or 1)
+            patched.setattr(held_rows, "HELD_EVENTS", held or 1)
             delivery.run(chunks)
         rounds += 1
+        failures += bool(delivery.stopped and delivery.stopped.reason)
+        moved = max(moved, delivery.accepted_at)
+        watch.sleep(delivery.stopped.after if delivery.stopped else 0.0)
         assert rounds < 500, "it ends"
         if crashes and crashes.pop():
             point = Point()  # whoever knew where it stopped has died

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import SinkUnavailable
-from . import Answer, Channel, Destination, Event, Verdict
+from . import ACCEPTED, Answer, Channel, Destination, Event, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,17 @@ class Line:
         except BaseException:
             _close(channel)
             raise
-        if any(verdict.answer is Answer.UNREACHABLE for verdict in verdicts):
+        if _lost(verdicts):
             _close(channel)
         else:
             _give_back(self._destination, channel)
         return verdicts
+
+
+def _lost(verdicts: Sequence[Verdict]) -> bool:
+    if verdicts.count(ACCEPTED) == len(verdicts):  # far quicker than to look at each
+        return False
+    return any(verdict.answer is Answer.UNREACHABLE for verdict in verdicts)
 
 
 def _take(destination: Destination) -> Channel:

@@ -2,7 +2,11 @@
 
 A row whose event was not accepted is held: that event is tried again by a schedule, the row's
 later events wait behind it, other rows go on. When a destination takes nothing at all, delivery
-stops and says where, so that whoever started it may wait and go on from there.
+stops and says where, so that whoever started it may wait and go on from there. It also stops after
+some seconds of sending, to be gone on with at once: so where it stands is noted now and then.
+
+An event is given up after so many tries, if others were accepted since its first; what it was
+tried before any was counts as one. Only then may it be the event's fault that nobody was reached.
 """
 
 from __future__ import annotations
@@ -16,21 +20,23 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ...errors import SinkRefused
-from . import Answer, Event, Verdict
+from . import ACCEPTED, Answer, Event, Verdict
 from .events import reference
+from .held import Held, Row
 from .retry import Clock, RealClock, Schedule
 
 Send = Callable[[Sequence[Event]], Sequence[Verdict]]
 Position = tuple[int, int]  # sequence, at
 
-HELD_EVENTS = 10_000  # waiting in memory behind what failed, before nothing further is read
-HELD_BYTES = 32_000_000
 LONGEST_NAP = 2.0  # seconds; for longer waits delivery stops
 MOST_REFUSALS = 20  # in a row; then it is the destination that refuses, and not the event
 _NARROWER = 2  # after each failure so many powers of two fewer events are tried at once
 
 _ACCEPTED, _REFUSED = Answer.ACCEPTED, Answer.REFUSED
-_FAILED, _UNREACHABLE = Answer.FAILED, Answer.UNREACHABLE
+_UNREACHABLE, _UNSENT = Answer.UNREACHABLE, Answer.UNSENT
+
+_LATER = "it wants to be asked again later"  # what is said if the reason was told long ago …
+_UNSAID = "it did not say why"  # … or never was
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +49,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     max_event_bytes: int = 0  # 0: any
     reference: bool = False  # what is too large is told of by a small event
     format: str = "savegress"
-    gives_up: bool = False  # put aside what failed so often, even if nothing else is accepted
+    gives_up: bool = False  # put aside whatever fails, as long as nothing at all is accepted
     refusals: int = 0  # events that were refused in a row before, with none accepted
     probes: int = 0  # >0: it stopped so often before; begin with one event, further on each time
+    moved: float = 0.0  # by the wall clock: when any part last had something accepted
+    seconds: float = 5.0  # of sending, after which it stops by itself
 
     def at_once(self, failures: int) -> int:
         """How many events to hand over at once after so many failures; the last time, one."""
@@ -61,6 +69,8 @@ class Pending(NamedTuple):
     at: int
     attempts: int
     moved: bool = False  # whether others were accepted since the first of these
+    due: float = 0.0  # by the wall clock: not to be tried before
+    failed: float = 0.0  # by the wall clock: when it first did
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -69,6 +79,7 @@ class Point(msgspec.Struct, frozen=True):
     sequence: int = 0
     at: int = -1
     pending: list[Pending] = []
+    quiet: float = 0.0  # by the wall clock: nothing is to be sent before; 0: nothing was wrong
 
 
 _BEGINNING = Point()
@@ -78,7 +89,7 @@ class Stopped(msgspec.Struct, frozen=True):
     """That delivery ended before its end."""
 
     point: Point
-    reason: str
+    reason: str  # "": it has sent for long enough, and may go on at once
     after: float = 0.0  # seconds after which the destination wants to be asked again
     reached: bool = True  # whether it answered
 
@@ -93,6 +104,7 @@ class Counts(msgspec.Struct):
     refused: int = 0  # put aside for a reason of their own
     waiting: int = 0  # put aside behind these
     skipped: int = 0  # that the dead letters had already
+    refusals: int = 0  # of those put aside, that the destination itself refused
 
 
 class Span(NamedTuple):
@@ -111,18 +123,6 @@ class Letters(Protocol):
 
 
 @dataclass(slots=True)
-class _Held:
-    """A row that waits for its first event."""
-
-    events: deque[Event]
-    due: float = 0.0
-    attempts: int = 0  # at the first one
-    accepted: int = -1  # how many others had been when it first failed; -1: it has not
-    moved: bool = False  # whether others were, the last time that delivery stopped
-    reason: str = ""
-
-
-@dataclass(slots=True)
 class Delivery:
     """One delivery of ordered events."""
 
@@ -134,13 +134,14 @@ class Delivery:
     clock: Clock = field(default_factory=RealClock)
     counts: Counts = field(default_factory=Counts)
     stopped: Stopped | None = None
+    accepted_at: float = 0.0  # by the wall clock: when something last was
     _fresh: deque[Event] = field(default_factory=deque)
-    _held: dict[str, _Held] = field(default_factory=dict)
+    _held: Held = field(default_factory=Held)
     _large: bool = False  # whether an event was met that is too large to be sent
-    _held_events: int = 0
-    _held_bytes: int = 0
     _taken: Position = (0, -1)  # the last event that is no longer fresh
     _pending: dict[Position, Pending] = field(default_factory=dict)  # those of the point
+    _tried: set[Position] = field(default_factory=set)  # of these, not met again yet
+    _ahead: float = 0.0  # of the clock, the wall clock
     _silent: int = 0  # windows in a row of which nothing was accepted
     _quiet: float = 0.0  # nothing is handed over before
     _defer: int = 0  # events to pass over before the first window
@@ -148,13 +149,14 @@ class Delivery:
 
     def run(self, chunks: Iterable[Sequence[Event]]) -> None:
         """Settle all events, or stop."""
-        self._begin()
+        begun = self._begin()
         reading = self._read(chunks)
         while self.stopped is None:
             now = self.clock.now()
             window = self._window(reading, now) if now >= self._quiet else []
             if window:
                 self._hand_over(window)
+                self._look_up(reading, begun + self.policy.seconds)
             elif not self._held and not self._more(reading):
                 break
             else:
@@ -162,9 +164,8 @@ class Delivery:
 
     def abandon(self, chunks: Iterable[Sequence[Event]], reason: str) -> None:
         """Put everything aside that is not settled."""
-        for name, row in list(self._held.items()):
-            row.reason = row.reason or reason
-            self._give_up(name, row, row.attempts)
+        for row in list(self._held.rows.values()):
+            self._give_up(row, row.reason or reason, row.attempts)
         rest = chain(self._fresh, chain.from_iterable(chunks))
         for event in rest:
             if event.row in self.blocked:
@@ -173,12 +174,24 @@ class Delivery:
                 self._put_aside(event, "refused", reason, 0)
         self._fresh.clear()
 
-    def _begin(self) -> None:
+    def _begin(self) -> float:
+        now = self.clock.now()
+        self._ahead = self.clock.wall() - now
+        self._quiet = self.point.quiet - self._ahead if self.point.quiet else 0.0
         self._refusals = self.policy.refusals
-        self._pending = {(each.sequence, each.at): each for each in self.point.pending}
+        self._pending = {each[:2]: each for each in self.point.pending}
+        self._tried = {each[:2] for each in self.point.pending if each.attempts or each.due}
         if self.policy.probes:
             # Not always the same events: these may be the very ones that the destination fails at.
             self._defer = (self.policy.probes - 1) * self.policy.attempts
+        return now
+
+    def _look_up(self, reading: Iterator[None], end: float) -> None:
+        """Stop if it is time, unless the destination has just failed."""
+        now = self.clock.now()
+        late = now >= end and not self._silent and self.stopped is None
+        if late and (self._more(reading) or self._held.due(now)):
+            self.stopped = Stopped(self._where(), "")
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -187,7 +200,7 @@ class Delivery:
         limit, refers = self.policy.max_event_bytes, self.policy.reference
         for chunk in chunks:
             events = self._beyond(chunk) if self.point.sequence else chunk
-            if limit and max(map(_size, events), default=0) > limit:
+            if limit and max([len(each.payload or b"") for each in events], default=0) > limit:
                 events = [self._within(each, limit) for each in events]
                 self._large = not refers
             self._fresh.extend(events)
@@ -225,16 +238,17 @@ class Delivery:
     def _fresh_ones(self, reading: Iterator[None]) -> list[Event]:
         window: list[Event] = []
         fresh, most, enough = self._fresh, self._at_once(), self.policy.batch_bytes
-        plain = not self._held and not self.blocked and not self._defer
+        plain = not (self._held or self.blocked or self._defer or self._tried)
         size, event = 0, None
-        while len(window) < most and size < enough and (plain or self._room()):
+        while len(window) < most and size < enough and (plain or self._held.room()):
             if not fresh and not self._more(reading):
                 break
             event = fresh.popleft()
             length = len(event.payload or b"")
             if self._large and length > self.policy.max_event_bytes:
-                self._refuse_large(event)
                 plain = False
+                if self._goes(event):  # judged when those before it are settled
+                    self._hold(event)
             elif plain or self._goes(event):
                 window.append(event)
                 size += length
@@ -242,13 +256,10 @@ class Delivery:
             self._taken = event.sequence, event.at
         return window
 
-    def _at_once(self) -> int:
-        if self.policy.probes and not self.counts.sent:
+    def _at_once(self, attempts: int = 0) -> int:
+        if (self.policy.probes or self.policy.gives_up) and not self.counts.sent:
             return 1
-        return self.policy.at_once(self._silent)
-
-    def _room(self) -> bool:
-        return self._held_events < HELD_EVENTS and self._held_bytes < HELD_BYTES
+        return self.policy.at_once(max(self._silent, attempts))
 
     def _goes(self, event: Event) -> bool:
         """Whether an event may be sent now; if not, it is put where it belongs."""
@@ -260,7 +271,8 @@ class Delivery:
             else:
                 self._put_aside(event, "waiting", "", 0)
             return False
-        if row in self._held:
+        if row in self._held.rows or position in self._tried:
+            self._tried.discard(position)
             self._hold(event)
             return False
         if self._defer:
@@ -269,60 +281,58 @@ class Delivery:
             return False
         return True
 
-    def _refuse_large(self, event: Event) -> None:
-        span = self.blocked.get(event.row)
-        position = event.sequence, event.at
-        if span is not None and span.first <= position <= span.last:
-            self.counts.skipped += 1
-            return
-        size, most = len(event.payload or b""), self.policy.max_event_bytes
-        reason = f"it has {size} bytes, more than max_event_bytes: {most}"
-        self._put_aside(event, "waiting" if span else "refused", "" if span else reason, 0)
-
     def _due_ones(self, now: float) -> list[Event]:
         """Events of rows whose time has come."""
         window: list[Event] = []
         size, most = 0, self.policy.batch_size
-        for row in sorted((row for row in self._held.values() if row.due <= now), key=_by_due):
-            most = min(most, self.policy.at_once(row.attempts), self._at_once())
+        for row in self._held.due(now):
+            row.moved_on(self.counts.sent)
+            most = min(most, self._at_once(row.attempts))
             if len(window) >= most:
                 break
+            if self._too_large(row.events[0]):
+                self._refuse_large(row)
+                continue
             if row.attempts:
                 self.counts.retries += 1
             while row.events and len(window) < most and size < self.policy.batch_bytes:
-                event = row.events.popleft()
-                self._held_events -= 1
-                length = len(event.payload or b"")
-                self._held_bytes -= length
-                size += length
-                window.append(event)
+                if self._too_large(row.events[0]):
+                    break
+                window.append(self._held.take(row))
+                size += len(window[-1].payload or b"")
         return window
 
+    def _too_large(self, event: Event) -> bool:
+        return self._large and len(event.payload or b"") > self.policy.max_event_bytes
+
+    def _refuse_large(self, row: Row) -> None:
+        size, most = len(row.events[0].payload or b""), self.policy.max_event_bytes
+        self._give_up(row, f"it has {size} bytes, more than max_event_bytes: {most}", 0)
+
     def _hold(self, event: Event) -> None:
-        row = self._held.get(event.row) or self._new_row(event)
-        row.events.append(event)
-        self._held_events += 1
-        self._held_bytes += len(event.payload or b"")
+        if event.row not in self._held.rows:
+            self._recall(self._held.row(event.row), event)
+        self._held.add(event)
 
-    def _new_row(self, event: Event) -> _Held:
-        """A row that is to be held from this event on."""
-        row = self._held[event.row] = _Held(deque())
+    def _recall(self, row: Row, event: Event) -> None:
+        """What is known of a row's first event since delivery stopped."""
         known = self._pending.get((event.sequence, event.at))
-        if known is not None and known.attempts:
-            row.attempts, row.accepted, row.moved = known.attempts, 0, known.moved
-        return row
-
-    def _moved_on(self, row: _Held) -> bool:
-        """Whether others were accepted since a row's first event first failed."""
-        return row.moved or 0 <= row.accepted < self.counts.sent
+        if known is None:
+            return
+        row.attempts, row.moved, row.failed = known.attempts, known.moved, known.failed
+        row.due = known.due - self._ahead if known.due else 0.0
+        if known.attempts and not self.point.quiet:
+            row.accepted = 0
+        if not row.moved and 0 < known.failed < self.policy.moved:
+            row.attempts, row.moved = 1, True
 
     def _rest(self, now: float) -> None:
         """Wait until something may be sent."""
-        due = min((row.due for row in self._held.values()), default=now)
+        due = min((row.due for row in self._held.rows.values()), default=now)
         wait = max(due, self._quiet) - now
         if wait > LONGEST_NAP:
-            reasons = [row.reason for row in self._held.values() if row.reason]
-            self._stop(reasons[-1] if reasons else "", wait, reached=True)
+            reasons = [row.reason for row in self._held.rows.values() if row.reason]
+            self._stop(reasons[-1] if reasons else _LATER, wait, reached=True)
         elif wait > 0:
             self.clock.sleep(wait)
 
@@ -332,33 +342,26 @@ class Delivery:
         try:
             verdicts = self.send(window)
         except SinkRefused as error:
-            self._judge(window, [Verdict(_UNREACHABLE, str(error))] * len(window))
+            self._judge(window, [Verdict(_UNSENT, str(error))] * len(window))
             self._stop(str(error), 0.0, reached=True)
             raise
         assert len(verdicts) == len(window), "a verdict for each event"
         self.counts.requests += 1
-        if all(verdict.answer is _ACCEPTED for verdict in verdicts):
+        if verdicts.count(ACCEPTED) == len(window):
             self._accept(window)
             if self._held:
-                self._release({event.row for event in window})
+                self._held.release({event.row for event in window})
             self._silent, self._quiet = 0, 0.0
             return
         self._judge(window, verdicts)
 
     def _accept(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        self._refusals = 0
+        self.accepted_at = self.clock.now() + self._ahead
         self.counts.sent += len(events)
-        self._refusals = 0 if events else self._refusals
         self.counts.bytes += sum([len(event.payload or b"") for event in events])
-
-    def _release(self, rows: Iterable[str]) -> None:
-        """Rows whose events so far were accepted: what follows may be sent at once."""
-        for name in rows:
-            row = self._held.get(name)
-            if row is not None:
-                if row.events:
-                    self._held[name] = _Held(row.events)
-                else:
-                    del self._held[name]
 
     def _judge(self, window: Sequence[Event], verdicts: Sequence[Verdict]) -> None:
         back: dict[str, list[Event]] = {}
@@ -373,8 +376,8 @@ class Delivery:
                 back[event.row], why[event.row] = [event], verdict
         before = self.counts.sent
         self._accept(taken)
-        self._release({event.row for event in taken} - back.keys())
         heads = {event.row for event in taken}
+        self._held.release(heads - back.keys())
         aside = self.counts.refused
         for row, events in back.items():
             self._return(row, events, why[row], first=row not in heads)
@@ -385,41 +388,44 @@ class Delivery:
 
     def _return(self, name: str, events: list[Event], verdict: Verdict, *, first: bool) -> None:
         """Events that were handed over and not accepted, to the head of their row."""
-        row = self._held.get(name) or self._new_row(events[0])
+        row = self._held.row(name)
         if not first:  # the event that failed before has been accepted
-            row.attempts, row.accepted, row.moved = 0, -1, False
-        row.events.extendleft(reversed(events))
-        self._held_events += len(events)
-        self._held_bytes += sum(len(event.payload or b"") for event in events)
+            row.attempts, row.accepted, row.moved, row.failed = 0, -1, False, 0.0
+        elif row.accepted < 0:
+            self._recall(row, events[0])
+        self._held.put_back(row, events)
         row.reason = verdict.reason
-        now = self.clock.now()
         if verdict.answer is _REFUSED and self._believes():
             self._refusals += 1
-            self._give_up(name, row, row.attempts + 1)
-        elif verdict.answer in (_REFUSED, _FAILED):
-            row.attempts += 1
-            if row.accepted < 0:
-                row.accepted = self.counts.sent
-            gives_up = self.policy.gives_up or self._moved_on(row)
-            if row.attempts >= self.policy.attempts and gives_up:
-                self._give_up(name, row, row.attempts)
-            else:
-                row.due = now + max(self.policy.schedule.wait(row.attempts), verdict.after)
+            self.counts.refusals += 1
+            self._give_up(row, row.reason, row.attempts + 1)
+        elif verdict.answer is not _UNSENT:
+            self._count_failure(row, verdict)
+
+    def _count_failure(self, row: Row, verdict: Verdict) -> None:
+        now, moved = self.clock.now(), row.moved_on(self.counts.sent)
+        row.attempts += 1
+        if row.accepted < 0:
+            row.accepted = self.counts.sent
+        row.failed = row.failed or now + self._ahead
+        impatient = self._gives_up() and verdict.answer is not _UNREACHABLE
+        if impatient or (moved and row.attempts >= self.policy.attempts):
+            self._give_up(row, row.reason, row.attempts)
         else:
-            row.due = now + verdict.after
+            row.due = now + max(self.policy.schedule.wait(row.attempts), verdict.after)
 
     def _believes(self) -> bool:
         """Whether a refusal is the event's own: one that refuses all has another reason."""
-        return self.policy.gives_up or self._refusals < MOST_REFUSALS
+        return self._gives_up() or self._refusals < MOST_REFUSALS
 
-    def _give_up(self, name: str, row: _Held, attempts: int) -> None:
+    def _gives_up(self) -> bool:
+        return self.policy.gives_up and not self.counts.sent
+
+    def _give_up(self, row: Row, reason: str, attempts: int) -> None:
         """Put a row's first event aside, and what waits behind it."""
-        del self._held[name]
-        self._held_events -= len(row.events)
-        self._held_bytes -= sum(len(event.payload or b"") for event in row.events)
-        head = row.events.popleft()
-        self._put_aside(head, "refused", row.reason, attempts)
-        for event in row.events:
+        head, *rest = self._held.drop(row.events[0].row)
+        self._put_aside(head, "refused", reason, attempts)
+        for event in rest:
             self._put_aside(event, "waiting", "", 0)
 
     def _put_aside(self, event: Event, status: str, reason: str, attempts: int) -> None:
@@ -437,28 +443,25 @@ class Delivery:
         after = min((verdict.after for verdict in verdicts), default=0.0)
         wait = max(self.policy.schedule.wait(self._silent), after)
         reached = any(verdict.answer is not _UNREACHABLE for verdict in verdicts)
+        self._quiet = self.clock.now() + wait
         if self._silent >= self.policy.attempts or wait > LONGEST_NAP:
-            self._stop(verdicts[0].reason, after, reached=reached)
-        else:
-            self._quiet = self.clock.now() + wait
+            self._stop(verdicts[0].reason, wait, reached=reached)
 
     def _stop(self, reason: str, after: float, *, reached: bool) -> None:
-        pending = [
-            Pending(event.sequence, event.at, row.attempts, self._moved_on(row))
-            if event is row.events[0]
-            else Pending(event.sequence, event.at, 0)
-            for row in self._held.values()
-            for event in row.events
-        ]
+        quiet = max(self._quiet, self.clock.now()) + self._ahead
+        point = msgspec.structs.replace(self._where(), quiet=quiet)
+        self.stopped = Stopped(point, reason or _UNSAID, after, reached)
+
+    def _where(self) -> Point:
+        now = self.clock.now()
+        pending: list[Pending] = []
+        for row in self._held.rows.values():
+            head, *rest = row.events
+            moved = row.moved_on(self.counts.sent)
+            due = row.due + self._ahead if row.due > now else 0.0
+            pending.append(Pending(head.sequence, head.at, row.attempts, moved, due, row.failed))
+            pending += [Pending(event.sequence, event.at, 0) for event in rest]
         # What was pending before, and is still to be read.
         pending += [each for each in self.point.pending if each[:2] > self._taken]
         sequence, at = max(self._taken, (self.point.sequence, self.point.at))
-        self.stopped = Stopped(Point(sequence, at, sorted(pending)), reason, after, reached)
-
-
-def _size(event: Event) -> int:
-    return len(event.payload or b"")
-
-
-def _by_due(row: _Held) -> float:
-    return row.due
+        return Point(sequence, at, sorted(pending))

@@ -28,6 +28,10 @@ class Clock(Protocol):
         """Seconds."""
         ...
 
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        ...
+
     def sleep(self, seconds: float) -> None:
         """Wait."""
         ...
@@ -39,6 +43,10 @@ class RealClock:
     def now(self) -> float:
         """Seconds."""
         return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return time.time()
 
     def sleep(self, seconds: float) -> None:
         """Wait."""
