@@ -81,6 +81,9 @@ def test_a_request_is_worth_nothing_five_minutes_later_or_with_another_time() ->
     with pytest.raises(SignatureInvalid, match="signed 301 s ahead"):
         webhooks.verify(BODY, headers, SECRET, now=999_699)
     assert webhooks.verify(BODY, headers, SECRET, now=1_000_301, tolerance=600) == "evt_1"
+    for tolerance in (float("nan"), -1.0):
+        with pytest.raises(SignatureInvalid, match="s ago"):
+            webhooks.verify(BODY, headers, SECRET, now=1_000_001, tolerance=tolerance)
     # Whoever catches a request cannot make it a new one.
     headers["webhook-timestamp"] = "1000301"
     with pytest.raises(SignatureInvalid, match="no signature"):

@@ -42,7 +42,7 @@ def verify(
         raise SignatureInvalid("no signature of the request fits its body and a secret")
     # After the signature: only what its sender signed says when it was sent.
     age = (time.time() if now is None else now) - timestamp
-    if abs(age) > tolerance:
+    if not abs(age) <= tolerance:  # this way round, no age is within what is no number
         word = "ago" if age > 0 else "ahead"
         raise SignatureInvalid(
             f"the request was signed {abs(age):.0f} s {word}, and {tolerance:g} s are allowed",

@@ -4,6 +4,7 @@ import email.utils
 import json
 import logging
 import pickle
+import re
 import socket
 import time
 from functools import partial
@@ -18,7 +19,8 @@ from headrace.secret import Secret
 from headrace.sinks._push import Answer
 from headrace.sinks._webhook.answer import LONGEST_AFTER, Reply, after, excerpt, verdict
 from headrace.sinks._webhook.connection import LONGEST_BODY, LONGEST_HEAD
-from headrace.testing import free_port
+from headrace.sinks._webhook.hiding import Hidden
+from headrace.testing import free_port, wait_until
 from tests.sinks.hooks import SECRET, answers, channel, event, sink
 from tests.sinks.receiver import OK, Receiver, Request, certificates, reply
 
@@ -36,7 +38,8 @@ ACCEPTED, REFUSED, FAILED, UNSENT, UNREACHABLE = (
 STATUSES = {
     ACCEPTED: (200, 201, 202, 204, 299),
     REFUSED: (300, 301, 302, 304, 307, 308, 400, 401, 403, 404, 405, 409, 413, 415, 422, 451, 499),
-    FAILED: (408, 425, 429, 500, 501, 502, 503, 504, 529, 599),
+    UNSENT: (429,),
+    FAILED: (408, 425, 500, 501, 502, 503, 504, 529, 599),
 }
 
 
@@ -101,13 +104,19 @@ NOW = 1_700_000_000.0
         (email.utils.formatdate(NOW - 42, usegmt=True), 0.0),
         (email.utils.formatdate(NOW + 1e8, usegmt=True), LONGEST_AFTER),
         ("Fri, 99 Foo 2026 00:00:00 GMT", 0.0),
+        ("1 Jan 99999999999999999999 00:00:00 GMT", 0.0),
+        ("Mon, 01 Jan 0001 00:00:00 +2359", 0.0),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", LONGEST_AFTER),
     ],
 )
 def test_retry_after_is_a_number_or_a_time_and_never_too_long(given: str, seconds: float) -> None:
     assert after(given, NOW) == seconds
 
 
-@given(st.text())
+pieces = st.sampled_from(["Mon,", "01", "Jan", "2026", "00:00:00", "GMT", "-9999", "9" * 23, ":"])
+
+
+@given(st.text() | st.lists(pieces).map(" ".join))
 def test_anything_may_come_as_retry_after(text: str) -> None:
     assert 0 <= after(text, NOW) <= LONGEST_AFTER
 
@@ -120,13 +129,36 @@ def test_a_tired_endpoint_is_left_alone_for_as_long_as_it_asks() -> None:
     with Receiver(script) as receiver, channel(receiver, concurrency=1) as opened:
         said = opened.send(told)
         again = opened.send([event(99)])
-    assert answers(said) == [ACCEPTED, ACCEPTED, FAILED, *[UNSENT] * 47]
+    assert answers(said) == [ACCEPTED, ACCEPTED, *[UNSENT] * 48]
     assert said[2].after == 300
     assert {each.after for each in said[3:]} == {300}
     # Nor is it asked in the next call.
     assert answers(again) == [UNSENT]
     assert 0 < again[0].after <= 300
+    assert again[0].reason == said[2].reason == "it answered 429 Too Many Requests"
     assert receiver.ids == ["evt_0", "evt_1", "evt_2"]
+
+
+def test_an_endpoint_that_does_not_say_for_how_long_rests_longer_each_time() -> None:
+    told = [event(number, number) for number in range(50)]
+    schedule = {"retry_first_seconds": 0.02, "retry_jitter": 0.0, "concurrency": 4}
+    with Receiver(lambda _: reply(429)) as receiver, channel(receiver, **schedule) as opened:
+
+        def pause() -> float:
+            """What it gets, once it was asked."""
+            before = len(receiver.requests)
+            said = opened.send(told)
+            assert set(answers(said)) == {UNSENT}
+            assert len({each.after for each in said}) == 1
+            return said[0].after if len(receiver.requests) > before else 0.0
+
+        pauses = [wait_until(pause) for _ in range(3)]
+        assert len(receiver.requests) == 3 * 4, "the rest of a window is not even tried"
+        receiver.script = lambda _: OK
+        wait_until(lambda: set(answers(opened.send(told))) == {ACCEPTED})
+        receiver.script = lambda _: reply(429)
+        pauses.append(wait_until(pause))
+    assert pauses == [0.02, 0.04, 0.08, 0.02]
 
 
 def test_one_that_fails_at_an_event_is_still_asked_for_the_others() -> None:
@@ -152,11 +184,41 @@ def test_an_endpoint_that_takes_and_never_answers_is_not_asked_for_each_event() 
     assert len(receiver.requests) == 2
 
 
-def test_a_slow_endpoint_is_waited_for() -> None:
+def test_one_slow_event_delays_no_other_row() -> None:
+    told = [event(1), event(2), *(event(number, number) for number in range(3, 40))]
     with Receiver() as receiver:
-        receiver.script = lambda _: None if receiver.ended.wait(0.3) else OK
-        with channel(receiver) as opened:
-            assert answers(opened.send([event(1)])) == [ACCEPTED]
+
+        def script(request: Request) -> bytes:
+            if request.id == "evt_1":  # until all others are there
+                wait_until(lambda: len(set(receiver.ids)) == len(told) - 1)
+            return OK
+
+        receiver.script = script
+        with channel(receiver, concurrency=2) as opened:
+            assert set(answers(opened.send(told))) == {ACCEPTED}
+    assert receiver.ids[-1] == "evt_2"
+
+
+def test_one_that_takes_longer_than_it_may_is_tried_again_and_others_are_not() -> None:
+    told = [event(1), event(2), *(event(number, number) for number in range(3, 40))]
+    with Receiver() as receiver:
+
+        def script(request: Request) -> bytes | None:
+            slow = request.id == "evt_1" and receiver.ids.count("evt_1") == 1
+            return None if slow and receiver.ended.wait(10) else OK
+
+        receiver.script = script
+        with channel(receiver, concurrency=2, timeout_seconds=1.0) as opened:
+            said = opened.send(told)
+            assert said[0].reason == "no answer within 1 s"
+            # What follows in its row was not sent: the slow one may still be taken.
+            assert answers(said) == [FAILED, UNSENT, *[ACCEPTED] * 37]
+            assert answers(opened.send(told[:2])) == [ACCEPTED, ACCEPTED]
+    assert [each for each in receiver.ids if each in ("evt_1", "evt_2")] == [
+        "evt_1",
+        "evt_1",
+        "evt_2",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -244,6 +306,16 @@ def test_an_endpoint_that_speaks_without_being_asked_is_not_believed() -> None:
         with channel(receiver, concurrency=1) as opened:
             assert answers(opened.send([event(1)])) == [FAILED]
             assert answers(opened.send([event(2)])) == [FAILED]
+
+
+def test_what_follows_an_answer_is_not_the_beginning_of_the_next() -> None:
+    begun, rest = b"HTTP/1.1 200 OK\r\n", b"Content-Length: 0\r\n\r\n"
+    with Receiver(lambda _: OK + begun) as receiver, channel(receiver) as opened:
+        assert answers(opened.send([event(1)])) == [ACCEPTED]
+        receiver.script = lambda _: rest
+        receiver.close_after = 1
+        assert answers(opened.send([event(2)])) == [FAILED]
+    assert receiver.connections == 2
 
 
 # --- nobody there --------------------------------------------------------------------------------
@@ -355,9 +427,49 @@ def test_no_secret_shows_even_where_the_endpoint_repeats_what_it_got(
     assert pickle.loads(pickle.dumps(made)) == made
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"Cannot POST /services/T0SECRETPATH/B0/XXX%2BSECRET",
+        b'{"message":"The route services\\/T0SECRETPATH\\/B0\\/XXX+SECRET could not be found."}',
+        b"invalid token TOKENSECRET",
+        b'bad "token=QSECRET", x=1 and x%3dqsecret',
+        b'{"error":"no hook XXX+SECRET of team t0secretpath"}',
+        b"bad token\\u003dQSECRET&amp;x=1",
+        b"/services/T0SECRETPATH/B0/XXX%2BSECRET?token=QSECRET&x=1",
+        b"the hook T0SECRETP... is gone",
+        b"signed with another key than k1ngs-secret",
+    ],
+)
+def test_no_part_of_the_url_or_of_a_header_shows_however_it_is_repeated(body: bytes) -> None:
+    given = {
+        "secret": Secret("whsec_azFuZ3Mtc2VjcmV0"),
+        "headers": {"Authorization": Secret("Bearer TOKENSECRET")},
+    }
+    with Receiver(lambda _: reply(404, body)) as receiver:
+        path = "services/T0SECRETPATH/B0/XXX%2BSECRET?token=QSECRET&x=1"
+        with channel(f"http://127.0.0.1:{receiver.port}/{path}", **given) as opened:
+            [said] = opened.send([event(1)])
+    words = set(re.findall(r"[a-z0-9]+", said.reason.removeprefix("it answered 404 ").lower()))
+    assert "***" in said.reason
+    assert not [word for word in words if "secret" in word or "t0" in word]
+    assert not words & {"services", "b0", "1", "xxx", "bearer", "k1ngs"}
+
+
+def test_words_that_are_nobodys_secret_stay_readable() -> None:
+    said_there = b"no v1 table, as of event 11; a key is not it"
+    given = {"headers": {"X-A": Secret("a-b")}}
+    with (
+        Receiver(lambda _: reply(400, said_there)) as receiver,
+        channel(f"{receiver.url}/v1?key=qu3ry", **given) as opened,
+    ):
+        [said] = opened.send([event(1)])
+    assert said.reason.endswith(": no *** table, as of event 11; a key is not it")
+
+
 def test_an_excerpt_is_one_short_line_of_what_can_be_printed() -> None:
     body = b"\x1b[31mfirst\r\n\tsecond\x00 \xff \xe2\x80\xae" + b"x" * 1000
-    shown = excerpt(body, [Secret("second")])
+    shown = excerpt(body, Hidden([Secret("second")]))
     assert shown.startswith("[31mfirst *** \ufffd x")
     assert len(shown) == 200
     assert shown.isprintable()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from headrace.sinks._push import redrive
 from headrace.sinks._push import writer as writers
 from headrace.sinks._push.writer import PushWriter
 from headrace.sinks.webhook import Webhook
+from headrace.testing import wait_until
 from tests.sinks.courier import Office
 from tests.sinks.hooks import SECRET, sink
 from tests.sinks.post import Post
@@ -31,6 +35,7 @@ class Hooks(Post):
 
     def __init__(self, spark: SparkSession, folder: Path, receiver: Receiver) -> None:
         self.receiver = receiver
+        self.told_since: list[Request] = []  # by another one at its place
         super().__init__(spark, folder, Office())
 
     def reopen(self, writer: str = "query-1", *, adopt: bool = False, **chosen: Any) -> PushWriter:
@@ -49,7 +54,8 @@ class Hooks(Post):
     @property
     def told(self) -> list[dict[str, Any]]:
         """All events that came, in their order."""
-        bodies = [json.loads(request.body) for request in self.receiver.requests]
+        requests = self.receiver.requests + self.told_since
+        bodies = [json.loads(request.body) for request in requests]
         return [event for body in bodies for event in body.get("events", [body])]
 
     def names(self) -> dict[int, list[str]]:
@@ -143,6 +149,76 @@ def test_a_tired_receiver_gets_everything_and_nothing_is_put_aside(hooks: Hooks)
     hooks.users(*((n, "-") for n in range(60)))
     hooks.write()
     assert {event["after"]["id"] for event in hooks.told} == set(range(60))
+    assert hooks.letters() == []
+
+
+def test_a_receiver_that_takes_so_many_a_second_gets_everything(hooks: Hooks) -> None:
+    """It says 429 to the rest and not until when; nobody is put aside for that."""
+    room = {"left": 20.0, "at": time.monotonic()}
+    lock = threading.Lock()
+
+    def script(_: Request) -> bytes:
+        with lock:
+            now = time.monotonic()
+            room["left"] = min(20.0, room["left"] + (now - room["at"]) * 100)
+            room["at"] = now
+            taken = room["left"] >= 1
+            room["left"] -= taken
+        return OK if taken else reply(429)
+
+    hooks.receiver.script = script
+    hooks.reopen(retry_first_seconds=0.05, attempts=2)
+    hooks.users(*((n, "-") for n in range(300)))
+    hooks.write(parts=2)
+    assert {event["after"]["id"] for event in hooks.told} == set(range(300))
+    assert len(hooks.told) > 300, "it did say 429"
+    assert hooks.letters() == []
+
+
+def test_a_receiver_that_takes_ten_seconds_a_request_gets_each_event_once(hooks: Hooks) -> None:
+    def script(_: Request) -> bytes | None:
+        return None if hooks.receiver.ended.wait(10) else OK
+
+    hooks.receiver.script = script
+    hooks.reopen(concurrency=16, timeout_seconds=60.0)
+    hooks.users(*((n, "-") for n in range(16)))
+    hooks.write()
+    assert sorted(event["after"]["id"] for event in hooks.told) == list(range(16))
+    assert hooks.letters() == []
+    assert hooks.writer.account().retries == 0
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_receiver_that_is_restarted_within_a_batch_gets_everything_in_order(
+    hooks: Hooks, batch: bool
+) -> None:
+    hooks.reopen(batch=batch, batch_size=10, concurrency=4)
+    first, enough = hooks.receiver, threading.Event()
+
+    def script(_: Request) -> bytes | None:
+        if len(first.requests) < 30:
+            return OK
+        enough.set()
+        return None if first.ended.wait(60) else OK  # taken, and never answered
+
+    def write() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(hooks.write, parts=2)
+            assert enough.wait(60)
+            first.__exit__(None, None, None)
+            # Away until the sink has noticed.
+            wait_until(lambda: hooks.writer.account().reason, timeout=60)
+            with Receiver(port=first.port) as second:
+                assert writing.result(120) == 600
+                hooks.told_since = second.requests
+
+    first.script = script
+    hooks.users(*((n % 200, f"{n:03}") for n in range(600)))
+    write()
+    names = {row: list(dict.fromkeys(each)) for row, each in hooks.names().items()}
+    assert names == {row: [f"{n:03}" for n in range(row, 600, 200)] for row in range(200)}
+    repeats = len(hooks.told) - 600
+    assert 0 < repeats <= 2 * 4 * (10 if batch else 1), "no more than were on their way"
     assert hooks.letters() == []
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import unquote_plus
 
 import msgspec
 
 from ..errors import ConfigError, SinkUnavailable
-from ..formats.signature import STANDARD_SECRET
+from ..formats.signature import STANDARD_SECRET, standard_key
 from ..secret import Secret
 from ._push.delivery import Policy
 from ._push.settings import PushSettings
 from ._webhook.address import Endpoint, endpoint
 from ._webhook.channel import HttpChannel, Limits
+from ._webhook.hiding import Hidden
 from ._webhook.request import JSON, Post, expect_headers, expect_secret
 
 
@@ -22,9 +24,9 @@ from ._webhook.request import JSON, Post, expect_headers, expect_secret
 class Webhook(PushSettings):
     """Events posted to an https endpoint, with the seed's headers and those of Standard Webhooks.
 
-    An answer of 2xx accepts what was posted, 410 ends the sink, 408, 425, 429, 5xx and no answer
-    are tried again, anything else is a refusal; a batch that is refused is parted until the
-    events are found that it was refused for.
+    An answer of 2xx accepts what was posted, 410 ends the sink, 429 makes it rest, 408, 425, 5xx
+    and no answer are tried again, anything else is a refusal; a batch that is refused is parted
+    until the events are found that it was refused for.
     """
 
     url: Secret  # its path may be all that protects it
@@ -83,6 +85,7 @@ class Webhook(PushSettings):
             Limits(
                 self.concurrency,
                 self.timeout_seconds,
+                self.policy.schedule,
                 self.batch_size if self.batch else 0,
                 self.batch_bytes,
             ),
@@ -91,12 +94,18 @@ class Webhook(PushSettings):
             hidden=self._hidden(place, secrets),
         )
 
-    def _hidden(self, place: Endpoint, secrets: Sequence[Secret]) -> list[Secret]:
-        """What an answer may repeat and nobody may read; the longest first."""
-        texts = {each.reveal() for each in (*secrets, *self.headers.values())}
-        texts |= {text.removeprefix(STANDARD_SECRET) for text in texts}
-        texts |= {place.target.strip("/"), *place.target.split("?", 1)[1:]}
-        return [Secret(text) for text in sorted(texts, key=len, reverse=True) if len(text) > 3]
+    def _hidden(self, place: Endpoint, secrets: Sequence[Secret]) -> Hidden:
+        """What an answer may repeat and nobody may read."""
+        texts = {each.reveal() for each in self.headers.values()}
+        for secret in secrets:
+            texts.add(secret.reveal().removeprefix(STANDARD_SECRET))
+            texts.add(_text(standard_key(secret.reveal())))
+        path, _, query = place.target.partition("?")
+        texts |= {path.strip("/"), *path.split("/")}
+        for pair in query.split("&"):  # a name says nothing, unless it is all there is
+            name, _, value = pair.partition("=")
+            texts.add(value or name)
+        return Hidden(map(Secret, texts | set(map(unquote_plus, texts))))
 
     def _tls(self) -> ssl.SSLContext:
         try:
@@ -108,6 +117,14 @@ class Webhook(PushSettings):
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
         return context
+
+
+def _text(key: bytes) -> str:
+    """A key as somebody could print it; "": it is no text."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return ""
 
 
 plugin = Webhook

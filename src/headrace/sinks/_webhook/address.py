@@ -127,6 +127,8 @@ def endpoint(url: str, *, private: bool) -> Endpoint:
         raise ConfigError(
             "url: it holds a user or a password; give them in headers, as Authorization"
         )
+    if port == 0:
+        raise ConfigError("url: its port is 0, at which nobody can be")
     if parts.fragment:
         raise ConfigError("url: it ends in a # part, which is never sent; leave it out")
     if not private:
@@ -143,7 +145,7 @@ def _expect_public(scheme: str, host: str) -> None:
             "url: only https:// is allowed; set allow_private_networks: true for http:// "
             "within a network of your own"
         )
-    literal = _literal(host)
+    literal = _literal(host.removesuffix("."))  # a name may end so, and then be an address
     if literal is not None and (word := special(literal)):
         raise ConfigError(f"url: {not_allowed(host, literal, word)}")
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import email.utils
 import re
-from collections.abc import Sequence
 from datetime import UTC
 from http import HTTPStatus
 from typing import NamedTuple
 
-from ...secret import MASK, Secret
 from .._push import ACCEPTED, Answer, Verdict
+from .hiding import Hidden
 
 LONGEST_AFTER = 600.0  # seconds; a receiver that wants to rest for longer is asked now and then
 
 _GONE = 410
-_LATER = {408, 425, 429}  # these say nothing of the event
+_TOO_MANY = 429
+_LATER = {408, 425}  # these say nothing of the event
 # These speak of the endpoint, whatever was sent: no part of a batch would fare better.
 _WHOLE = {401, 404, 405, 407}
 _EXCERPT = 200
+_NOTHING = Hidden()
 _UNPRINTED = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]+")
 
 
@@ -42,15 +43,18 @@ class Reply(NamedTuple):
     @property
     def tired(self) -> bool:
         """Whether it asks for a pause before anything more."""
-        return self.status == 429 or (self.status == 503 and bool(self.retry_after))
+        return self.status == _TOO_MANY or (self.status == 503 and bool(self.retry_after))
 
 
-def verdict(reply: Reply, *, now: float, hidden: Sequence[Secret] = ()) -> Verdict:
+def verdict(reply: Reply, *, now: float, hidden: Hidden = _NOTHING) -> Verdict:
     """What becomes of the events; `hidden` is what must not show should the answer repeat it."""
     status = reply.status
     if 200 <= status < 300:
         return ACCEPTED
     said = f"it answered {_phrase(status)}"
+    if status == _TOO_MANY:
+        # It is about how many there are, so it is no attempt at this one.
+        return Verdict(Answer.UNSENT, said, after(reply.retry_after, now))
     if status >= 500 or status in _LATER or status < 200:
         return Verdict(Answer.FAILED, said, after(reply.retry_after, now))
     if status < 400:
@@ -66,18 +70,15 @@ def after(given: str, now: float) -> float:
         return min(float(given), LONGEST_AFTER)
     try:
         at = email.utils.parsedate_to_datetime(given)
-    except ValueError:
+        seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - now
+    except (ValueError, OverflowError):  # no time at all, or one beyond all years
         return 0.0
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return min(max(at.timestamp() - now, 0.0), LONGEST_AFTER)
+    return min(max(seconds, 0.0), LONGEST_AFTER)
 
 
-def excerpt(body: bytes, hidden: Sequence[Secret]) -> str:
+def excerpt(body: bytes, hidden: Hidden) -> str:
     """The beginning of an answer's body, on one line."""
-    text = body.decode(errors="replace")
-    for secret in hidden:
-        text = text.replace(secret.reveal(), MASK)
-    text = _UNPRINTED.sub(" ", text).strip()
+    text = _UNPRINTED.sub(" ", hidden.masked(body.decode(errors="replace"))).strip()
     return text if len(text) <= _EXCERPT else f"{text[: _EXCERPT - 1]}…"
 
 

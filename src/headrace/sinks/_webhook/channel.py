@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from ...errors import SinkRefused
-from ...secret import Secret
 from .._push import UNSENT, Answer, Event, Verdict
+from .._push.retry import Schedule
 from .address import Endpoint
 from .answer import Reply, verdict
 from .connection import Late, Lost
+from .hiding import Hidden
 from .pool import Pool, Unreached
 from .request import Message, Post, batch, single
 
@@ -34,6 +35,7 @@ class Limits:
 
     concurrency: int  # requests at once
     seconds: float  # for a request
+    pauses: Schedule  # after answers that there are too many, which do not say until when
     batch_size: int = 0  # events of a request; 0: each goes alone
     batch_bytes: int = 1 << 20
 
@@ -49,7 +51,7 @@ class HttpChannel:
         *,
         tls: ssl.SSLContext | None,
         private: bool,
-        hidden: Sequence[Secret] = (),
+        hidden: Hidden,
     ) -> None:
         self._endpoint = endpoint
         self._post = post
@@ -58,15 +60,19 @@ class HttpChannel:
         self._loop: asyncio.AbstractEventLoop = new_event_loop()
         self._pool = Pool(self._loop, endpoint, tls=tls, private=private)
         self._rests_until = 0.0  # the endpoint wants not to be asked before
+        self._why = ""
+        self._tired = 0  # calls in a row that it took nothing of, being asked too much
 
     def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
         """Post some events; SinkRefused when the endpoint is gone for good."""
         left = self._rests_until - self._loop.time()
         if left > 0:
-            return [_resting(left)] * len(events)
-        sending = _Sending(self.post, self._limits, events)
+            return [Verdict(Answer.UNSENT, self._why, left)] * len(events)
+        pause = self._limits.pauses.wait(self._tired + 1)
+        sending = _Sending(self.post, self._limits, events, pause)
         self._loop.run_until_complete(sending.run())
-        self._rests_until = self._loop.time() + sending.rest
+        self._rests_until, self._why = self._loop.time() + sending.rest, sending.others.reason
+        self._tired = self._tired + 1 if sending.rest and not sending.accepted else 0
         return sending.verdicts
 
     def close(self) -> None:
@@ -99,23 +105,20 @@ class HttpChannel:
         return verdict(reply, now=now, hidden=self._hidden), reply
 
 
-def _resting(seconds: float) -> Verdict:
-    return Verdict(Answer.UNSENT, "it asked for a pause", seconds)
-
-
 class _Sending:
     """One call's events on their way."""
 
-    def __init__(self, post: Ask, limits: Limits, events: Sequence[Event]) -> None:
+    def __init__(self, post: Ask, limits: Limits, events: Sequence[Event], pause: float) -> None:
         self.verdicts: list[Verdict] = [UNSENT] * len(events)
+        self.accepted = 0  # requests
+        self.others = UNSENT  # what is said of events that were not begun
         self.rest = 0.0  # seconds for which the endpoint wants no more
+        self._pause = pause  # the least that it gets then
         self._post = post
         self._limits = limits
         self._events = events
         self._held: set[str] = set()  # rows of which an event was not accepted
-        self._accepted = 0
         self._over = False  # nothing more is begun
-        self._others = UNSENT  # what is said of events that were not begun
 
     async def run(self) -> None:
         """Send all, or as many as the endpoint lets us."""
@@ -127,7 +130,7 @@ class _Sending:
                 raise outcome
         for index, event in enumerate(self._events):
             if self.verdicts[index] is UNSENT and event.row not in self._held:
-                self.verdicts[index] = self._others
+                self.verdicts[index] = self.others
 
     # --- events alone ----------------------------------------------------------------------------
 
@@ -191,23 +194,25 @@ class _Sending:
     # --- both ------------------------------------------------------------------------------------
 
     async def _ask(self, message: Message) -> tuple[Verdict, Reply | None]:
-        accepted = self._accepted
+        accepted = self.accepted
         try:
             said, reply = await self._post(message)
         except BaseException:
             self._over = True
             raise
         if said.answer is Answer.ACCEPTED:
-            self._accepted += 1
+            self.accepted += 1
         elif said.answer is Answer.UNREACHABLE:
-            self._others, self._over = said, True
+            self.others, self._over = said, True
         elif reply is None:
             # It is there and says nothing. Unless others were taken meanwhile, each further
             # event would cost as long a wait.
-            self._over |= self._accepted == accepted
+            self._over |= self.accepted == accepted
         elif reply.tired:
+            # The whole endpoint rests: others would only be told the same.
+            said = said._replace(after=max(said.after, self._pause))
             self.rest = max(self.rest, said.after)
-            self._others, self._over = _resting(self.rest), True
+            self.others, self._over = Verdict(Answer.UNSENT, said.reason, self.rest), True
         return said, reply
 
     def _note(self, part: Sequence[int], said: Verdict) -> None:

@@ -108,6 +108,10 @@ class Connection(asyncio.Protocol):
 
     # --- what the parser calls -------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        if not self._asked():
+            self.close()  # more than one answer: the rest would be taken for the next one's
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"retry-after":
             self._retry_after = value.decode("latin-1")
