@@ -160,9 +160,14 @@ def test_where_others_are_taken_one_without_a_stream_fails_alone(queues: Subject
     queues.ask(f"STREAM.CREATE.{one}", {"name": one, "subjects": [f"only.{one}"]})
     with queues.channel(subject=Template("only.${table}"), stream="") as channel:
         first, second = channel.send([event(one, 1, 1), event(two, 1, 2)])
+        [again] = channel.send([event(two, 1, 2)])
+        queues.ask(f"STREAM.DELETE.{one}", {})
+        [gone] = channel.send([event(one, 1, 3)])
     assert first is ACCEPTED
     assert second.answer is Answer.FAILED
     assert "create a stream" in second.reason
+    assert again == second, "also when it is alone"
+    assert gone.answer is Answer.UNREACHABLE, "of one that had a stream, JetStream may be off"
 
 
 def test_a_stream_that_is_full_keeps_rows_in_order(queues: Subjects) -> None:

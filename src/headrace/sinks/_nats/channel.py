@@ -84,6 +84,7 @@ class NatsChannel:
         self._subjects = subjects
         self._routes: dict[tuple[str, str, str], _Route] = {}
         self._strict: dict[bytes, bool] = {}  # subjects: whether a message may be refused
+        self._served: set[bytes] = set()  # subjects that have a stream, by what was stored
         self._careful = False  # a message was not stored, and the next may be: one of a row a time
         self._sent = 0
         self._session: Session | None = None
@@ -95,14 +96,15 @@ class NatsChannel:
         session = self._session
         if session is None or not session.alive():
             session = self._open()
-        careful = self._look(session, events) or self._careful
+        subjects = {self._route(event).subject for event in events}
+        careful = self._look(session, subjects) or self._careful
         places = range(len(events))
         for wave in waves(events, places) if careful else [places]:
             if self._session is None:  # the window knows what is to be said of the rest
                 break
             self._publish(session, window, wave)
         self._careful = window.refusing
-        self._judge_nobody(window)
+        self._judge_nobody(window, subjects)
         return window.verdicts()
 
     def close(self) -> None:
@@ -198,9 +200,14 @@ class NatsChannel:
                 window.fail(at, verdict)
                 del waiting[inbox]
 
-    def _judge_nobody(self, window: _Window) -> None:
+    def _judge_nobody(self, window: _Window, subjects: set[bytes]) -> None:
         """Where no stream takes anything, JetStream itself may be down; else it is the subject."""
-        answer = Answer.FAILED if window.accepted else Answer.UNREACHABLE
+        nobody = {self._route(window.events[at]).subject for at in window.nobody}
+        if window.accepted:
+            self._served |= subjects - nobody
+        elif nobody & self._served:  # of one that had a stream: nothing is known any more
+            self._served.clear()
+        answer = Answer.FAILED if self._served else Answer.UNREACHABLE
         for at in window.nobody:
             subject = self._route(window.events[at]).subject.decode()
             reason = (
@@ -247,13 +254,12 @@ class NatsChannel:
             reason = error.get("description", "")
         raise unavailable("NATS", session.host, f"stream {name}: {reason}")
 
-    def _look(self, session: Session, events: Sequence[Event]) -> bool:
+    def _look(self, session: Session, subjects: set[bytes]) -> bool:
         """Whether some stream may refuse one message and take the next.
 
         The repeat of a message that a stream has already is dropped there, so a later event of a
         row must not get ahead.
         """
-        subjects = {self._route(event).subject for event in events}
         try:
             if unknown := subjects - self._strict.keys():
                 limited = _limited(session)
