@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,28 @@ from pyspark.sql import SparkSession
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
 from headrace.sinks._push import ACCEPTED, UNSENT, Answer
+from headrace.sinks._push.channels import Line, close_all
 from headrace.sinks._template import Template
 from headrace.sinks.rabbitmq import Rabbitmq
 from headrace.testing import free_port
 from headrace.testing.rabbitmq import HINT, RabbitmqServer, rabbitmq_program
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
-from tests.sinks.queues import Queues, QueueTests, Record, certificate, documented, through_spark
+from tests.sinks.queues import (
+    SECRET,
+    Cut,
+    Queues,
+    QueueTests,
+    Record,
+    Strange,
+    certificate,
+    documented,
+    expect_stored,
+    through_spark,
+    until_accepted,
+)
+
+CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 
 
 class Exchanges(Queues):
@@ -57,6 +74,16 @@ class Exchanges(Queues):
                 found.append(Record(body, dict(properties.headers)))
             channel.cancel()
         return found
+
+    def control(self, expression: str) -> None:
+        """Have the server evaluate something, as `rabbitmqctl eval` does."""
+        node = self.server.environment()
+        subprocess.run(
+            [CONTROL, "-n", node["RABBITMQ_NODENAME"], "eval", expression],
+            env={"PATH": os.environ["PATH"], **node},
+            check=True,
+            capture_output=True,
+        )
 
     def client(self) -> pika.BlockingConnection:
         """A client of the library."""
@@ -134,6 +161,142 @@ def test_a_queue_that_is_full_fails_until_there_is_room(queues: Exchanges) -> No
         assert list(channel.send([event(table, 50, 50)])) == [ACCEPTED]
 
 
+@pytest.mark.requirement("S1-41")
+@pytest.mark.parametrize("heard", [0, 21, 42])
+def test_where_one_of_a_row_is_sent_at_a_time_what_was_not_sent_is_not_accepted(
+    queues: Exchanges, heard: int
+) -> None:
+    full, table = table_name(), table_name()
+    arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    with queues.channel() as channel:  # without a limit; the sink below is told that it is there
+        assert list(channel.send([event(table, "first", 5000)])) == [ACCEPTED]
+    with queues.channel(queue_arguments=arguments) as channel:
+        assert list(channel.send([event(full, "first", 0)])) == [ACCEPTED]
+    events = [event(table, at % 1000, at) for at in range(2000)]
+    with Cut(queues.server) as cut:
+        line = Line(queues.sink(servers=cut.address, declare_queue=Template("")))
+        nacked = line.send([event(full, at, at) for at in range(1, 9)])
+        assert Answer.FAILED in {verdict.answer for verdict in nacked}
+        assert list(line.send([event(full, "last", 9), event(table, "next", 5001)]))[1] is ACCEPTED
+        cut.after(heard)
+        verdicts = line.send(events)
+        expect_stored(queues.read(table), events, verdicts)
+
+
+def test_an_exchange_and_a_queue_that_were_deleted_are_made_again(queues: Exchanges) -> None:
+    exchange, table = table_name(), table_name()
+    line = Line(queues.sink(exchange=Template(exchange)))
+    assert list(line.send([event(table, 1, 1)])) == [ACCEPTED]
+    with queues.client() as client:
+        client.channel().exchange_delete(exchange)
+    [verdict] = line.send([event(table, 1, 2)])
+    assert verdict.answer is Answer.FAILED
+    assert "no exchange" in verdict.reason
+    assert list(line.send([event(table, 1, 2)])) == [ACCEPTED]
+    with queues.client() as client:
+        client.channel().queue_delete(f"public.{table}")
+    first, second = line.send([event(table, 1, 3), event(table, 1, 4)])
+    assert first.answer is Answer.FAILED
+    assert "no queue takes the routing key" in first.reason
+    assert second is UNSENT
+    assert set(line.send([event(table, 1, 3), event(table, 1, 4)])) == {ACCEPTED}
+    assert len(queues.read(table)) == 2
+    close_all()
+
+
+def test_a_connection_that_ends_while_an_exchange_is_looked_for_is_told(queues: Exchanges) -> None:
+    chosen = {"declare_exchange": "", "declare_queue": Template(""), "exchange": Template("nope")}
+    said = len("NOT_FOUND - no exchange 'nope' in vhost '/'") + 20  # a whole Channel.Close
+    with Cut(queues.server) as cut:
+        line = Line(queues.sink(servers=cut.address, **chosen))
+        [verdict] = line.send([event("users", 1, 1)])
+        assert verdict.answer is Answer.FAILED
+        cut.after(said)
+        [verdict] = line.send([event("users", 1, 1)])
+        assert verdict.answer is Answer.UNREACHABLE
+        assert cut.address in verdict.reason
+
+
+def test_a_table_with_a_long_name_has_an_exchange_and_a_queue(queues: Exchanges) -> None:
+    chosen = {"exchange": Template("cdc.${table}"), "declare_queue": Template("q.${table}")}
+    with queues.channel(**chosen) as channel:
+        sent = [event("ж" * 31, 1, 1), event("ж" * 60, 1, 2), event("ж" * 61, 1, 3)]
+        assert set(channel.send(sent)) == {ACCEPTED}
+
+
+def test_a_server_that_is_low_on_memory_is_waited_for(queues: Exchanges) -> None:
+    table = table_name()
+    large = [event(table, at, at, payload=b"x" * 20_000) for at in range(1000)]
+    line = Line(queues.sink(timeout_seconds=2.0))
+    assert list(line.send([event(table, "first", 5000)])) == [ACCEPTED]
+    queues.control("vm_memory_monitor:set_vm_memory_high_watermark(0.000001).")
+    try:
+        for sent in (large, large[:1]):
+            verdicts = line.send(sent)
+            assert {verdict.answer for verdict in verdicts} == {Answer.UNREACHABLE}
+            assert "it takes nothing for now: low on memory" in verdicts[0].reason
+    finally:
+        queues.control("vm_memory_monitor:set_vm_memory_high_watermark(0.9).")
+    until_accepted(line, large[:10])
+    close_all()
+
+
+def test_a_user_publishes_where_he_may(queues: Exchanges) -> None:
+    open_to, closed = table_name(), table_name()
+    with queues.channel(exchange=Template(open_to)) as channel:
+        assert list(channel.send([event("users", 1, 0)])) == [ACCEPTED]
+    with queues.channel(exchange=Template(closed)) as channel:
+        assert list(channel.send([event("users", 1, 0)])) == [ACCEPTED]
+    add = f'rabbit_auth_backend_internal:add_user(<<"alice">>, <<"{SECRET}">>, <<"test">>), '
+    rights = ", ".join(f'<<"{each}">>' for each in ("alice", "/", "^$", f"^{open_to}$", ".*"))
+    queues.control(f'{add}rabbit_auth_backend_internal:set_permissions({rights}, <<"test">>).')
+    chosen = {
+        "username": "alice",
+        "password": Secret(SECRET),
+        "declare_exchange": "",
+        "declare_queue": Template(""),
+    }
+    with queues.channel(exchange=Template(open_to), **chosen) as channel:
+        assert list(channel.send([event("users", 1, 1)])) == [ACCEPTED]
+    with queues.channel(exchange=Template(closed), **chosen) as channel:
+        first, second = channel.send([event("users", 1, 1), event("users", 2, 2)])
+        assert first.answer is second.answer is Answer.FAILED  # which of them, it does not say
+        [verdict] = channel.send([event("users", 1, 1)])
+        assert verdict.answer is Answer.REFUSED
+        assert "ACCESS_REFUSED" in verdict.reason
+        assert SECRET not in verdict.reason
+    with queues.channel(
+        exchange=Template(closed), **chosen | {"declare_exchange": "topic"}
+    ) as other:
+        [verdict] = other.send([event("users", 1, 1)])
+        assert verdict.answer is Answer.FAILED
+        assert "ACCESS_REFUSED" in verdict.reason
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\1\0\0\0\0\0\4zzzz\xce"])
+def test_what_is_no_rabbitmq_is_told(said: bytes) -> None:
+    with Strange(said) as strange:
+        line = Line(Rabbitmq(name="events", servers=strange.address, timeout_seconds=2.0))
+        [verdict] = line.send([event("users", 1, 1)])
+    assert verdict.answer is Answer.UNREACHABLE
+    assert strange.address in verdict.reason
+
+
+def test_a_message_says_what_its_format_writes(queues: Exchanges) -> None:
+    for chosen, wanted in (
+        ({}, "application/json"),
+        ({"format": "cloudevents"}, "application/cloudevents+json"),
+        ({"format": "cloudevents", "content_type": "text/x"}, "text/x"),
+    ):
+        table = table_name()
+        with queues.channel(**chosen) as channel:
+            assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
+        with queues.client() as client:
+            _, properties, _ = client.channel().basic_get(f"public.{table}", auto_ack=True)
+            assert properties is not None
+            assert properties.content_type == wanted
+
+
 def test_the_default_exchange_leads_to_the_queue_of_the_name(queues: Exchanges) -> None:
     table = table_name()
     chosen = {"exchange": Template(""), "declare_exchange": ""}
@@ -167,6 +330,10 @@ def test_the_pipeline_sends_from_the_log(
         ({"exchange": Template(""), "declare_exchange": "topic"}, "the default exchange is"),
         ({"queue_arguments": {"x": 1}}, "queue_arguments are not used without declare_queue"),
         ({"exchange": Template(""), "routing_key": Template("")}, "needs the name of a queue"),
+        ({"exchange": Template("a*b")}, "exchange: a*b has '*' in it"),
+        ({"declare_queue": Template("a?")}, "declare_queue: a? has '?' in it"),
+        ({"routing_key": Template("ж")}, "routing_key: ж has"),
+        ({"exchange": Template("x" * 128)}, "exchange: a name has at most 127 characters"),
         ({"username": "", "password": Secret("secret")}, "password needs username"),
     ],
 )
