@@ -22,6 +22,7 @@ from headrace.event import Op
 from headrace.frame import FIELDS
 from headrace.pipeline.verify import verify
 from headrace.sinks import Accountable, Paced, Progress, Sink
+from headrace.sinks._files.ledger import Entry, Ledger
 from headrace.sinks.files import Files
 from tests.sinks.archive import account
 from tests.sinks.drawer import DAY, FORMATS, NOON, Drawer, names, opened_drawer, parquet, rows
@@ -312,6 +313,102 @@ def test_who_was_replaced_long_ago_is_kept_out_though_the_entries_are_gone(
     drawer.open("query-2")
     drawer.write(3)
     assert drawer.lines() == drawer.events()
+
+
+def test_one_that_still_lives_loses_no_file_to_the_one_that_takes_its_place(
+    drawers: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same query is started anew while its old driver is cut off, and not dead."""
+    drawer = drawers()
+    drawer.fill(3)
+    drawer.write(1)
+    old, read = drawer.writer, Ledger.__init__
+
+    def race(ledger: Ledger, path: str) -> None:
+        read(ledger, path)
+        if not old_done:  # the new one has read the ledger, and now the old one commits
+            old_done.append(1)
+            old.write(drawer.changes(1, 2), 1)
+            (drawer.path / "_headrace" / "staging" / "of one that was killed").mkdir()
+
+    old_done: list[int] = []
+    monkeypatch.setattr(Ledger, "__init__", race)
+    new = drawer.open()
+    assert drawer.lines() == drawer.events(upto=2), "what the old one has committed is there"
+    new.write(drawer.changes(1, 3), 1)
+    assert drawer.lines() == drawer.events()
+    with pytest.raises(SinkFenced):
+        old.write(drawer.changes(2, 3), 2)
+    assert drawer.lines() == drawer.events()
+
+
+def test_what_one_has_staged_is_deleted_only_when_it_cannot_be_committed_any_more(
+    drawers: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawer = drawers()
+    drawer.fill(2)
+    drawer.write(1)
+    old, commit = drawer.writer, Ledger.commit
+
+    def late(ledger: Ledger, entry: Entry) -> None:
+        monkeypatch.setattr(Ledger, "commit", commit)
+        drawer.open()  # the new one finds staged files, and does not know whose they are
+        commit(ledger, entry)
+
+    monkeypatch.setattr(Ledger, "commit", late)
+    with pytest.raises(SinkFenced, match="not committed"):
+        old.write(drawer.changes(1, 2), 1)
+    assert drawer.writer.progress() == Progress(drawer.log.epoch, 1)
+    drawer.write()
+    assert drawer.lines() == drawer.events()
+    assert drawer.left() == []
+
+
+def test_a_staged_file_that_is_gone_when_it_was_committed_is_told(
+    drawers: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawer = drawers()
+    drawer.fill(1)
+    place = Ledger.place
+
+    def rob(ledger: Ledger, *, fresh: bool = False) -> None:
+        for file in ledger.entry.files if ledger.entry else []:
+            (drawer.path / "_headrace" / "staging" / file.staged).unlink()
+        place(ledger, fresh=fresh)
+
+    monkeypatch.setattr(Ledger, "place", rob)
+    with pytest.raises(PipelineError, match=r"was deleted in .*staging") as raised:
+        drawer.write()
+    assert "another path" in raised.value.hint
+
+
+def test_one_that_was_killed_before_its_first_batch_has_begun_nothing(drawers: Open) -> None:
+    drawer = drawers()
+    (drawer.path / "_headrace" / "staging" / "left").mkdir(parents=True)
+    drawer.open()
+    assert drawer.left() == []
+    assert drawer.writer.progress() is None
+    drawer.fill(1)
+    drawer.batches = 3  # by its checkpoint there were batches, and the ledger does not know them
+    with pytest.raises(PipelineError, match="is gone"):
+        drawer.write()
+    drawer.batches = 0
+    drawer.write()
+    assert drawer.lines() == drawer.events()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_event_of_five_megabytes_is_kept_as_any_other(drawers: Open, kind: str) -> None:
+    drawer = drawers(kind=kind, file_mb=1.0)
+    drawer.fill(2)
+    drawer.commit(put(drawer.accounts, **account(7, name="ü" * 2_500_000)))
+    drawer.fill(2)
+    drawer.write()
+    assert drawer.lines() == drawer.events()
+    assert max(map(len, drawer.lines())) > 2_500_000
+    # Larger than a file may be, it has one of its own.
+    assert len(drawer.names()) == 3
+    assert drawer.left() == []
 
 
 def test_another_log_is_refused_until_it_is_taken_over(drawers: Open) -> None:

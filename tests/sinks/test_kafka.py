@@ -151,6 +151,23 @@ def test_an_event_that_is_too_large_for_the_client_holds_up_its_own_row_only(
     assert len(read(kafka, f"cdc.public.{table}")) == 2
 
 
+def test_a_batch_that_is_larger_than_a_segment_is_sent_in_parts(kafka: KafkaServer) -> None:
+    """RECORD_LIST_TOO_LARGE is said of the batch: each of its events fits."""
+    table = table_name()
+    topic = f"cdc.public.{table}"
+    config = {"segment.bytes": "1048576", "max.message.bytes": "8000000"}
+    _create(kafka, NewTopic(topic, 1, 1, config=config))
+    sent = [event(table, at % 3, at, payload=b"x" * 300_000) for at in range(8)]
+    settings = {"batch.size": 6_000_000}
+    with channel(kafka, max_event_bytes=8_000_000, settings=settings) as open_channel:
+        assert list(open_channel.send(sent)) == [ACCEPTED] * 8
+        assert open_channel._batch_size < 6_000_000
+    found = list(dict.fromkeys(record.id for record in read(kafka, topic)))
+    for row in {each.row for each in sent}:
+        ids = [each.id for each in sent if each.row == row]
+        assert [each for each in found if each in ids] == ids
+
+
 def test_an_event_that_is_too_large_for_the_topic_is_found_within_its_batch(
     kafka: KafkaServer,
 ) -> None:

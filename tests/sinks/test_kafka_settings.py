@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from headrace.config import parse
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
 from headrace.sinks._kafka import names
+from headrace.sinks._kafka.channel import Link
 from headrace.sinks._template import Template
 from headrace.sinks.kafka import Kafka
 
@@ -103,6 +105,28 @@ def test_a_certificate_that_is_not_there_is_told_when_it_is_needed() -> None:
     )
     with pytest.raises(SinkUnavailable, match=r"ssl\.ca\.location"):
         sink.connect()
+
+
+def test_no_value_of_settings_shows_in_a_reason_or_a_repr() -> None:
+    told = {
+        "sasl.oauthbearer.client.secret": "hunter2",
+        "sasl.oauthbearer.config": "principal=alice password=hunter3",
+        "debug": "all",
+    }
+    sink = Kafka(
+        name="events", servers="127.0.0.1:1", settings=told, key_password=Secret("hunter4")
+    )
+    link = Link(
+        client=sink._client,
+        template=sink.topic,
+        with_schema=False,
+        timeout=1.0,
+        creation=None,
+        secrets=sink._secrets,
+    )
+    error = KafkaError(KafkaError._AUTHENTICATION, "no hunter2, hunter3 or hunter4 at all")
+    assert link.reason(error) == "no ***, *** or *** at all"
+    assert "hunter" not in repr(link)
 
 
 def test_no_reason_has_a_secret_in_it() -> None:

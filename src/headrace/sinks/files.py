@@ -138,21 +138,37 @@ class FilesWriter:
         # A task runs in another folder than the driver.
         self._path = os.path.abspath(sink.path)
         self._made = Made(sink.kind, sink.format, sink.tenant)
-        self._ledger = Ledger(self._path)
-        self._placed = False  # whether the files of the last entry are all at their places
-        if (entry := self._ledger.entry) is not None:
-            self._take(entry)
-        self._ledger.sweep()
+        self._ledger = self._taken()
+        self._placed = True  # whether the files of the last entry are all at their places
 
-    def _take(self, entry: Entry) -> None:
-        """Go on with what is there."""
-        if entry.writer != self._writer and not self._adopt:
-            raise SinkFenced(f"another pipeline writes the files in {self._path}")
-        _check(self._sink, self._path, entry.made)
-        self._place()
-        if entry.writer != self._writer:
-            mine = msgspec.structs.replace(entry, writer=self._writer, files=[], at=_now())
-            self._ledger.commit(mine)
+    def _taken(self) -> Ledger:
+        """The ledger, ours alone from now on.
+
+        One who wrote before us may still live, cut off from the rest, and just be committing what
+        it has staged. So nothing of that is deleted until an entry of ours is in its way.
+        """
+        while True:
+            ledger = Ledger(self._path)
+            entry = ledger.entry
+            if entry is not None:
+                if entry.writer != self._writer and not self._adopt:
+                    raise SinkFenced(f"another pipeline writes the files in {self._path}")
+                _check(self._sink, self._path, entry.made)
+                ledger.place()
+            if ledger.left() or (entry is not None and entry.writer != self._writer):
+                mine = entry or Entry(writer=self._writer, made=self._made)
+                mine = msgspec.structs.replace(mine, writer=self._writer, files=[], at=_now())
+                try:
+                    ledger.commit(mine)
+                except SinkFenced:
+                    continue  # it was faster, and what it has committed is ours to place
+                ledger.sweep()
+            return ledger
+
+    @property
+    def _begun(self) -> bool:
+        """Whether a batch was ever committed; the first is, even if it is empty."""
+        return self._ledger.entry is not None and self._ledger.entry.batch >= 0
 
     def progress(self) -> Progress | None:
         """Up to where the files have everything."""
@@ -165,8 +181,7 @@ class FilesWriter:
 
     def write(self, changes: DataFrame, batch_id: int) -> int:
         """Add those changes that the files do not have."""
-        # The first batch makes the ledger, even if it is empty.
-        if self._ledger.entry is None and batch_id > 0:
+        if not self._begun and batch_id > 0:
             raise PipelineError(
                 f"the ledger in {self._path} is gone, and with it what {batch_id} batches wrote",
                 hint="Bring the folder back from a copy, or move what is left of it away and run "
@@ -180,7 +195,7 @@ class FilesWriter:
             self._ledger.drop(folder)
             folder, told = self._staged(changes, Progress(epoch, applied))  # it came once before
         files = [file for each in told for file in each.files]
-        if files or self._ledger.entry is None or epoch != self._ledger.progress.epoch:
+        if files or not self._begun or epoch != self._ledger.progress.epoch:
             last = max((each.last for each in told), default=0)
             self._commit(batch_id, Progress(epoch, last), files)
         self._ledger.drop(folder)
@@ -220,12 +235,12 @@ class FilesWriter:
         )
         self._ledger.commit(entry)
         self._placed = False
-        self._place()
+        self._place(fresh=True)
 
-    def _place(self) -> None:
+    def _place(self, *, fresh: bool = False) -> None:
         """Move the files of the last entry, unless they are where they belong."""
         if not self._placed:
-            self._ledger.place()
+            self._ledger.place(fresh=fresh)
             self._placed = True
 
     def _epoch(self, told: list[Staged]) -> str:

@@ -24,6 +24,7 @@ ClientValue = str | int | float | bool
 # Room for a key, headers and the record's frame beside the largest event.
 _BESIDE = 48_000
 _ANY_SIZE = 1_000_000_000  # librdkafka's own limit
+_TELLING = 4  # letters; a value of fewer is no secret, and may be any word's part
 _TOPIC = Template("cdc.${schema}.${table}")
 
 # Why a setting of librdkafka is not for the user: what he would lose, or where else he sets it.
@@ -113,9 +114,20 @@ class Kafka(PushSettings):
                 with_schema=self.key == "schema.table:pk",
                 timeout=self.timeout_seconds,
                 creation=creation if self.create_topics else None,
-                secrets=tuple(filter(None, map(_revealed, (self.password, self.key_password)))),
+                secrets=self._secrets,
             )
         )
+
+    @property
+    def _secrets(self) -> tuple[str, ...]:
+        """What no reason may say; a setting may hold several words, each with a name."""
+        texts = {_revealed(self.password), _revealed(self.key_password)} - {""}
+        for given in self.settings.values():
+            if isinstance(given, str):
+                words = {given, *given.split()}
+                words |= {word.partition("=")[2] for word in words}
+                texts |= {word for word in words if len(word) >= _TELLING}
+        return tuple(sorted(texts, key=len, reverse=True))
 
     @property
     def address(self) -> str:

@@ -191,16 +191,19 @@ class Ledger:
             sync(self._staging)
         return folder
 
-    def place(self) -> None:
-        """Move the files of the last entry to where they belong; done twice, it is done once."""
+    def place(self, *, fresh: bool = False) -> None:
+        """Move the files of the last entry to where they belong; done twice, it is done once.
+
+        Of a fresh entry no file may be gone: nobody can have seen it yet.
+        """
         files = self.entry.files if self.entry else []
         with self._reached():
             for file in files:
-                self._move(file)
+                self._move(file, fresh=fresh)
             for folder in sorted(set(self._touched(files))):
                 sync(folder)
 
-    def _move(self, file: File) -> None:
+    def _move(self, file: File, *, fresh: bool) -> None:
         staged, target = self._staging / file.staged, self._root / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -208,8 +211,20 @@ class Ledger:
         except FileNotFoundError:
             if staged.exists():
                 raise
-            if not target.exists():
-                logger.info("file=%s is gone; whoever reads these files has taken it", file.path)
+            if target.exists():
+                return
+            if fresh:
+                raise self._robbed(file) from None
+            logger.info("file=%s is gone; whoever reads these files has taken it", file.path)
+
+    def _robbed(self, file: File) -> SinkFenced | PipelineError:
+        if max(self._numbers()) > self._number:  # then a reader may have it, from its new writer
+            return self._fenced()
+        return PipelineError(
+            f"{file.path} was deleted in {self._staging} after it was committed",
+            hint="Nobody but the sink may delete there. Set another path, to have all changes that "
+            "are still in the log written again.",
+        )
 
     def _touched(self, files: Iterable[File]) -> Iterator[Path]:
         for file in files:
@@ -227,15 +242,19 @@ class Ledger:
             # They are in nobody's way, and deleted at the next start.
             logger.warning("folder=%s cannot be deleted, error=%s", folder, error.strerror)
 
+    def left(self) -> list[Path]:
+        """What other writers have staged; whether it counts is theirs, until we have committed."""
+        with self._reached():
+            staged = list(self._staging.iterdir()) if self._staging.exists() else []
+            return staged + [file for file in self._own.glob(".*") if file.is_file()]
+
     def sweep(self) -> None:
         """Delete what earlier writers have left; nothing of it counts."""
-        with self._reached():
-            left = list(self._staging.iterdir()) if self._staging.exists() else []
-            lost = [file for file in self._own.glob(".*") if file.is_file()]
-        for folder in left:
-            self.drop(folder)
-        for file in lost:
-            file.unlink(missing_ok=True)
+        for path in self.left():
+            if path.is_dir():
+                self.drop(path)
+            else:
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def _reached(self) -> Iterator[None]:

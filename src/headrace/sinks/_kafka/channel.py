@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,19 +40,24 @@ _PROPERTY = re.compile(r'property:? "(?P<name>[^"]+)"')
 # Headers that many events share.
 _OPERATIONS = {op.value: ("savegress-operation", name) for op, name in OPERATIONS.items()}
 
-# What no later attempt changes, as long as the event and the topic are what they are.
-_REFUSED = frozenset(
+# Brokers say this of a batch as a whole, so each of its events is tried alone.
+_TOO_LARGE = frozenset(
     {
         KafkaError.INVALID_MSG_SIZE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
         KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.POLICY_VIOLATION,
         KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.TOPIC_EXCEPTION,
     }
 )
+_UNFIT = frozenset(
+    {
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.POLICY_VIOLATION,
+    }
+)
+_OF_A_BATCH = _TOO_LARGE | _UNFIT | {KafkaError._INVALID_DIFFERENT_RECORD}
+# What no later attempt changes, as long as the event and the topic are what they are.
+_REFUSED = _TOO_LARGE | _UNFIT | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION}
 # Who is let in is the whole cluster's affair: every event would fail, and waiting costs nothing.
 _DENIED = frozenset(
     {
@@ -81,12 +86,12 @@ class Creation:
 class Link:
     """What a channel is told: the client's settings, and what becomes of an event."""
 
-    client: Mapping[str, Any]
+    client: Mapping[str, Any] = field(repr=False)
     template: Template
     with_schema: bool
     timeout: float
     creation: Creation | None
-    secrets: tuple[str, ...]
+    secrets: tuple[str, ...] = field(repr=False)  # the longest first
 
     def reason(self, error: KafkaError) -> str:
         """What went wrong, without a secret."""
@@ -289,11 +294,12 @@ class KafkaChannel:
             self._producer = None
 
     def _one_by_one(self, window: _Window) -> None:
-        """Find the event that is too large where brokers refused a batch that it was part of.
+        """Find the event that brokers refused where they refused a batch that it was part of.
 
         The row's later events may have been taken already; they follow once more, in order.
         """
-        again = _rows_from(window, KafkaError.MSG_SIZE_TOO_LARGE)
+        again = _rows_from(window, _OF_A_BATCH)
+        large = {window.events[at].row for at in _rows_from(window, _TOO_LARGE)}
         blocked: set[str] = set()
         for at in again:
             window.failed.pop(at, None)
@@ -306,7 +312,7 @@ class KafkaChannel:
                 self._finish(producer, window, deadline)
             if at in window.failed:
                 blocked.add(row)
-        if len(blocked) < len({window.events[at].row for at in again}):
+        if large - blocked:
             # Some fit by themselves, so it was the batch that was too large.
             self._batch_size = max(_SMALLEST_BATCH, self._batch_size // 2)
             self.close()
@@ -431,13 +437,13 @@ def _failure(future: Future[None]) -> KafkaError | None:
     return None
 
 
-def _rows_from(window: _Window, code: int) -> list[int]:
+def _rows_from(window: _Window, codes: Collection[int]) -> list[int]:
     """The places of the events of a row from the first that failed so on, in order."""
     rows: set[str] = set()
     places = []
     for at, event in enumerate(window.events):
         failed = window.failed.get(at)
-        if isinstance(failed, KafkaError) and failed.code() == code:
+        if isinstance(failed, KafkaError) and failed.code() in codes:
             rows.add(event.row)
         if event.row in rows:
             places.append(at)
