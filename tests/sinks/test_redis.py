@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from pyspark.sql import SparkSession
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
 from headrace.sinks._push import ACCEPTED, UNSENT, Answer
+from headrace.sinks._push.channels import Line, close_all
 from headrace.sinks._template import Template
 from headrace.sinks.redis import Redis
-from headrace.testing import free_port
+from headrace.testing import free_port, wait_until
 from headrace.testing.redis import HINT, RedisServer, redis_program
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
@@ -24,9 +27,11 @@ from tests.sinks.queues import (
     Queues,
     QueueTests,
     Record,
+    Strange,
     certificate,
     documented,
     through_spark,
+    until_accepted,
 )
 
 
@@ -133,6 +138,114 @@ def test_a_replica_is_passed_over_and_one_that_becomes_it_is_left(queues: Stream
         both = f"{other.address},{queues.server.address}"
         with queues.channel(servers=both) as channel:
             assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
+
+
+@pytest.mark.parametrize("allowed", ["+xadd", "+xadd +multi +discard", "+xadd +exec"])
+def test_a_user_without_transactions_is_told_before_anything_is_added(
+    queues: Streams, allowed: str
+) -> None:
+    table, user = table_name(), table_name()
+    rights = ("on", f">{SECRET}", "~cdc:*", *allowed.split())
+    with queues.client() as connection:
+        connection.execute_command("ACL", "SETUSER", user, *rights)
+    line = Line(queues.sink(username=user, password=Secret(SECRET)))
+    for _ in range(2):
+        [verdict] = line.send([event(table, 1, 1)])
+        assert verdict.answer is Answer.UNREACHABLE
+        assert f"{user} needs the commands multi, exec and xadd" in verdict.reason
+        assert SECRET not in verdict.reason
+    assert not queues.read(table)
+
+
+def test_a_user_with_three_commands_is_enough_and_one_that_loses_them_is_told(
+    queues: Streams,
+) -> None:
+    table, user = table_name(), table_name()
+    line = Line(queues.sink(username=user, password=Secret(SECRET)))
+    with queues.client() as connection:
+        rights = ("on", f">{SECRET}", "~cdc:*", "+xadd", "+multi", "+exec")
+        connection.execute_command("ACL", "SETUSER", user, *rights)
+        assert list(line.send([event(table, 1, 1)])) == [ACCEPTED]
+        for lost in ("-exec", "-multi"):
+            connection.execute_command("ACL", "SETUSER", user, "+multi", "+exec")
+            until_accepted(line, [event(table, 1, 1)])
+            connection.execute_command("ACL", "SETUSER", user, lost)
+            for _ in range(2):
+                [verdict] = line.send([event(table, 1, 2)])
+                assert verdict.answer is Answer.UNREACHABLE
+                assert "needs the commands" in verdict.reason
+        connection.execute_command("ACL", "SETUSER", user, "+multi", "+exec")
+        assert list(line.send([event(table, 1, 2)])) == [ACCEPTED]
+    close_all()
+
+
+def test_a_server_that_reads_its_data_is_waited_for(queues: Streams) -> None:
+    table = table_name()
+    with RedisServer(settings={"enable-debug-command": "yes"}) as server:
+        slow = Streams(server)
+        with slow.client() as connection:
+            for at in range(200):
+                connection.set(f"key{at}", os.urandom(2000))  # it answers between two pieces
+            connection.config_set("key-load-delay", "50000")  # microseconds a key
+            connection.config_set("loading-process-events-interval-bytes", "1024")
+        with slow.channel() as channel, slow.client() as connection:
+            reload = threading.Thread(target=reloaded, args=(slow,))
+            reload.start()
+            wait_until(
+                lambda: connection.info("persistence")["loading"] == 1,
+                timeout=30,
+                message="the server is reading its data",
+            )
+            [verdict] = channel.send([event(table, 1, 1)])
+            connection.config_set("key-load-delay", "0")
+            reload.join()
+        assert verdict.answer is Answer.UNREACHABLE
+        assert "it is reading its data" in verdict.reason
+        with slow.channel() as channel:
+            assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
+
+
+def reloaded(streams: Streams) -> None:
+    """Have a server write its data and read it again."""
+    with streams.client() as connection:
+        connection.execute_command("DEBUG", "RELOAD")
+
+
+def test_a_node_of_a_cluster_says_that_another_has_the_stream(queues: Streams) -> None:
+    here, there = RedisServer(settings=node()), RedisServer(settings=node())
+    with here, there:
+        one, two = Streams(here), Streams(there)
+        with one.client() as first, two.client() as second:
+            first.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
+            second.execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
+            bus = second.config_get("cluster-port")["cluster-port"]
+            first.execute_command("CLUSTER", "MEET", "127.0.0.1", there.port, bus)
+            wait_until(
+                lambda: first.cluster("info")["cluster_state"] == "ok",
+                timeout=30,
+                message="the nodes have met",
+            )
+            tables = [f"t{at}" for at in range(20)]
+            slots = [int(first.cluster("keyslot", f"cdc:public:{each}")) for each in tables]
+        elsewhere = next(each for each, slot in zip(tables, slots, strict=True) if slot > 8191)
+        with one.channel() as channel:
+            [verdict] = channel.send([event(elsewhere, 1, 1)])
+    assert verdict.answer is Answer.UNREACHABLE
+    assert "another node of its cluster has the stream" in verdict.reason
+
+
+def node() -> dict[str, str]:
+    """The settings of a node of a cluster."""
+    return {"cluster-enabled": "yes", "cluster-port": str(free_port()), "appendonly": "no"}
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n*0\r\n" * 2])
+def test_what_is_no_redis_is_told(said: bytes) -> None:
+    with Strange(said) as strange:
+        line = Line(Redis(name="events", servers=strange.address, timeout_seconds=2.0))
+        verdicts = line.send([event("users", 1, 1)])
+    assert [verdict.answer for verdict in verdicts] == [Answer.UNREACHABLE]
+    assert strange.address in verdicts[0].reason
 
 
 def test_a_user_writes_where_he_may_with_tls(tmp_path: Path, queues: Streams) -> None:

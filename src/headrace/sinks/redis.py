@@ -137,7 +137,7 @@ class RedisChannel:
         """
         begun, *queued, done = line.ask([_MULTI, *map(self._command, events), _EXEC])
         # Without it each command stood alone, and without its end all of them still wait.
-        if complaint := self._complaint(begun) or self._complaint(done, only="NOPERM"):
+        if complaint := self._complaint(begun) or self._complaint(done, about="NOPERM"):
             raise ConnectionAbortedError(complaint)
         if isinstance(done, list):
             # Only a key that is no stream is found as late as here.
@@ -229,9 +229,9 @@ class RedisChannel:
             return _ELSEWHERE["READONLY"]
         return self._complaint(begun) or self._complaint(done)
 
-    def _complaint(self, reply: Any, only: str = "") -> str:
+    def _complaint(self, reply: Any, about: str = "") -> str:
         """What is wrong with the begin or the end of a transaction; "": nothing."""
-        if not isinstance(reply, ReplyError) or not str(reply).startswith(only):
+        if not isinstance(reply, ReplyError) or about not in str(reply):
             return ""
         needs = f"{self._sink.username} needs the commands multi, exec and xadd"
         return _said(reply) or f"it runs no transaction, {needs}: {reply}"
