@@ -129,7 +129,7 @@ class Rounds:
         self.tried: list[tuple[float, Event]] = []  # when
         self.accepted = 0
         self.rounds = 0  # that ended before everything was settled, with nothing accepted
-        self._send = send
+        self.send = send
         self._events = events
         self._letters = letters
         self._policy = msgspec.structs.replace(POLICY, **(policy or {}))
@@ -175,4 +175,4 @@ class Rounds:
 
     def _sent(self, window: Sequence[Event]) -> Sequence[Verdict]:
         self.tried += [(self.watch.now(), each) for each in window]
-        return self._send(window)
+        return self.send(window)

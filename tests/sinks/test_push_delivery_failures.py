@@ -1,0 +1,292 @@
+"""What becomes of an event that fails: whose fault it was, and when it is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from headrace.sinks._push import ACCEPTED, Answer, Event, Verdict
+from headrace.sinks._push.delivery import MOST_REFUSALS, Delivery, Pending, Point
+from headrace.sinks._push.retry import Schedule
+from tests.sinks.office import (
+    FAILED,
+    POLICY,
+    REFUSED,
+    UNREACHABLE,
+    Letters,
+    Office,
+    Rounds,
+    Watch,
+    deliver,
+    event,
+)
+
+HOUR = 3600.0
+
+
+def rows(count: int) -> list[Event]:
+    return [event(n, f"row{n}") for n in range(1, count + 1)]
+
+
+# --- whose fault ---------------------------------------------------------------------------------
+
+
+def test_an_event_at_which_the_destination_hangs_up_is_put_aside_if_others_are_taken() -> None:
+    def send(window: Sequence[Event]) -> list[Verdict]:
+        poison = any(each.sequence == 7 for each in window)
+        return [UNREACHABLE if poison else ACCEPTED] * len(window)
+
+    letters = Letters()
+    rounds = Rounds(send, rows(50), letters, policy={"batch_size": 500})
+    assert rounds.run(until=HOUR)
+    assert rounds.accepted == 49
+    assert [(each.sequence, *told) for each, *told in letters.kept] == [
+        (7, "refused", UNREACHABLE.reason, 5)
+    ]
+
+
+def test_an_outage_between_two_accepted_events_leaves_no_dead_letter() -> None:
+    office, letters, watch = Office(), Letters(), Watch()
+    office.judge = lambda _: UNREACHABLE if office.taken and watch.time < 600 else ACCEPTED
+    rounds = Rounds(office.send, rows(50), letters, policy={"batch_size": 10})
+    rounds.watch = watch
+    assert rounds.run(until=HOUR)
+    assert not letters.kept
+
+
+@pytest.mark.parametrize("flaps", [1, 3, 5])
+@pytest.mark.parametrize(("size", "count"), [(1, 5), (500, 20), (500, 100)])
+def test_tries_while_nothing_was_accepted_do_not_count_afterwards(
+    size: int, count: int, flaps: int
+) -> None:
+    """A destination fails at everything for a while, takes one event, and fails a little more."""
+    letters, requests = Letters(), 0
+
+    def send(window: Sequence[Event]) -> list[Verdict]:
+        nonlocal requests
+        if rounds.watch.now() < 1200:
+            return [FAILED] * len(window)
+        requests += 1
+        return [FAILED if 1 < requests <= 1 + flaps else ACCEPTED] * len(window)
+
+    rounds = Rounds(send, rows(count), letters, policy={"batch_size": size})
+    assert rounds.run(until=2 * HOUR)
+    assert not letters.kept
+    assert rounds.accepted == count
+
+
+def test_tries_before_others_were_accepted_count_as_one() -> None:
+    """Also within one delivery: it fails twice, another does, then this is taken."""
+    tries = 0
+
+    def judge(each: Event) -> Verdict:
+        nonlocal tries
+        if each.sequence != 1:
+            return ACCEPTED if tries > 1 else FAILED
+        tries += 1
+        return FAILED
+
+    office, letters = Office(judge), Letters()
+    done = deliver(office, [event(1, "a"), event(2, "b")], letters, policy={"batch_size": 1})
+    assert done.stopped is None
+    assert office.sequences() == [2]
+    assert [told[1:] for told in letters.kept] == [("refused", FAILED.reason, 5)]
+    assert tries == 6
+
+
+def test_what_other_parts_had_accepted_since_counts() -> None:
+    """A poisonous row, alone in its part."""
+    office, letters, watch = Office(lambda _: FAILED), Letters(), Watch()
+    first = deliver(office, [event(1)], letters, clock=watch)
+    assert first.stopped is not None
+    watch.sleep(first.stopped.after)
+    point = first.stopped.point
+    # Accepted before it failed: it may be that nothing is accepted any more.
+    before = deliver(office, [event(1)], letters, point=point, policy={"moved": 1.0}, clock=watch)
+    assert before.stopped is not None
+    assert not letters.kept
+    watch.sleep(before.stopped.after)
+    office.windows.clear()
+    since = deliver(
+        office,
+        [event(1)],
+        letters,
+        point=before.stopped.point,
+        policy={"moved": watch.wall()},
+        clock=watch,
+    )
+    assert since.stopped is None
+    assert [told[1:] for told in letters.kept] == [("refused", FAILED.reason, 5)]
+    assert len(office.windows) == 4, "all tries before count as one"
+
+
+def test_when_something_was_accepted_is_told() -> None:
+    watch = Watch()
+    watch.sleep(7.0)
+    assert deliver(Office(), [event(1)], clock=watch).accepted_at == watch.wall()
+    assert deliver(Office(lambda _: FAILED), [event(1)], clock=watch).accepted_at == 0.0
+
+
+# --- patience ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [FAILED, REFUSED], ids=["failing", "refusing"])
+def test_when_patience_is_over_all_that_fails_is_put_aside_soon(how: Verdict) -> None:
+    letters = Letters()
+    rounds = Rounds(lambda window: [how] * len(window), rows(3000), letters)
+    assert rounds.run(until=1.1 * HOUR)
+    assert len(letters.sequences("refused")) == 3000
+
+
+def test_one_that_takes_something_again_has_new_patience() -> None:
+    """It came back, and fails at windows that hold one poisonous event."""
+    office, letters = Office(), Letters()
+
+    def send(window: Sequence[Event]) -> list[Verdict]:
+        poison = any(each.sequence == 40 for each in window)
+        return [FAILED] * len(window) if poison else office.send(window)
+
+    policy = {"batch_size": 100, "gives_up": True, "probes": 1}
+    delivery = Delivery(send, msgspec.structs.replace(POLICY, **policy), letters, clock=Watch())
+    delivery.run([rows(100)])
+    assert letters.sequences() == [40]
+    assert len(office.taken) == 99
+
+
+def test_only_what_the_destination_refused_counts_as_a_refusal() -> None:
+    large = [event(n, str(n), b"x" * 50) for n in range(1, MOST_REFUSALS + 11)]
+    done = deliver(Office(), large, policy={"max_event_bytes": 10})
+    assert (done.counts.refused, done.counts.refusals) == (MOST_REFUSALS + 10, 0)
+    office = Office(lambda each: REFUSED if each.sequence == 2 else ACCEPTED)
+    assert deliver(office, rows(3)).counts.refusals == 1
+
+
+# --- when it is tried again ----------------------------------------------------------------------
+
+
+def test_whoever_goes_on_is_told_to_wait_as_long_as_delivery_would() -> None:
+    policy = {"schedule": Schedule(10.0, 30.0)}
+    done = deliver(Office(lambda _: FAILED), [event(1)], policy=policy)
+    assert done.stopped is not None
+    assert done.stopped.after == pytest.approx(10.0)
+
+
+def test_a_row_is_not_tried_sooner_than_asked_because_of_another() -> None:
+    asks = {"slow": Verdict(Answer.FAILED, "429", 600.0), "quick": Verdict(Answer.FAILED, "", 3.0)}
+    events = [event(1, "slow"), event(2, "quick"), event(3, "plain")]
+    rounds = Rounds(Office(lambda each: asks.get(each.row, ACCEPTED)).send, events, Letters())
+    rounds.run(until=700.0)
+    times = {row: [at for at, each in rounds.tried if each.row == row] for row in asks}
+    first, second = times["slow"]
+    assert second - first >= 600.0
+    assert len(times["quick"]) > 2
+
+
+def test_nothing_is_sent_to_one_that_asked_for_a_pause() -> None:
+    """Whoever goes on may come too early: another part was asked for less."""
+    watch, events = Watch(), rows(20)
+    office = Office(lambda _: Verdict(Answer.FAILED, "429", 600.0))
+    done = deliver(office, events, clock=watch)
+    assert done.stopped is not None
+    watch.sleep(100.0)
+    office = Office()
+    early = deliver(office, events, point=done.stopped.point, policy={"probes": 1}, clock=watch)
+    assert early.stopped is not None
+    assert early.stopped.reason
+    assert early.stopped.after == pytest.approx(500.0)
+    assert not office.windows
+    watch.sleep(early.stopped.after)
+    deliver(office, events, point=early.stopped.point, policy={"probes": 2}, clock=watch)
+    assert sorted(office.sequences()) == list(range(1, 21))
+
+
+def test_a_point_that_was_noted_before_is_still_read() -> None:
+    noted = b'{"sequence":3,"at":0,"pending":[[1,0,4,true],[2,0,0]]}'
+    point = msgspec.json.decode(noted, type=Point)
+    assert point.pending == [Pending(1, 0, 4, True), Pending(2, 0, 0)]
+    office, letters = Office(lambda each: FAILED if each.sequence == 1 else ACCEPTED), Letters()
+    deliver(office, [event(1), event(2), *(event(n, str(n)) for n in (3, 4))], letters, point=point)
+    assert office.sequences() == [4]
+    assert [told[3] for told in letters.kept] == [5, 0], "the fifth try was the last"
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 8], ids=["windows of one", "one window"])
+def test_a_large_event_waits_for_those_before_it(size: int) -> None:
+    events = [event(1), event(2, payload=b"x" * 101), event(3)]
+    letters, watch = Letters(), Watch()
+    policy = {"max_event_bytes": 100, "batch_size": size}
+    done = deliver(Office(lambda _: UNREACHABLE), events, letters, policy=policy, clock=watch)
+    assert done.stopped is not None
+    assert not letters.kept
+    watch.sleep(done.stopped.after)
+    office = Office()
+    deliver(office, events, letters, point=done.stopped.point, policy=policy, clock=watch)
+    assert office.sequences() == [1]
+    assert (letters.sequences("refused"), letters.sequences("waiting")) == ([2], [3])
+
+
+# --- a while at a time ---------------------------------------------------------------------------
+
+
+class Slow:
+    """A destination that takes a second for each window."""
+
+    def __init__(self, office: Office, watch: Watch) -> None:
+        self._office, self._watch = office, watch
+
+    def send(self, window: Sequence[Event]) -> list[Verdict]:
+        self._watch.sleep(1.0)
+        return self._office.send(window)
+
+
+def test_delivery_stops_by_itself_after_some_seconds_and_goes_on() -> None:
+    office, watch, point = Office(), Watch(), Point()
+    events = rows(100)
+    stops = 0
+    while True:
+        delivery = Delivery(Slow(office, watch).send, POLICY, Letters(), point=point, clock=watch)
+        delivery.run([events])
+        if delivery.stopped is None:
+            break
+        stops += 1
+        assert (delivery.stopped.reason, delivery.stopped.after) == ("", 0.0)
+        assert not delivery.stopped.point.pending
+        point = delivery.stopped.point
+    assert stops == 2
+    assert office.sequences() == list(range(1, 101))
+    assert len(office.windows) == 13, "as many as without a stop"
+
+
+def test_it_does_not_stop_when_nothing_is_left() -> None:
+    office, watch = Office(), Watch()
+    delivery = Delivery(Slow(office, watch).send, POLICY, Letters(), clock=watch)
+    delivery.run([rows(40)])
+    assert watch.now() == POLICY.seconds
+    assert delivery.stopped is None
+
+
+def test_it_does_not_stop_so_while_nothing_is_accepted() -> None:
+    """Else nobody would ever see that it is an outage."""
+    office, watch = Office(lambda _: UNREACHABLE), Watch()
+    delivery = Delivery(Slow(office, watch).send, POLICY, Letters(), clock=watch)
+    delivery.run([rows(40)])
+    assert delivery.stopped is not None
+    assert delivery.stopped.reason == UNREACHABLE.reason
+    assert len(office.windows) == POLICY.attempts
+
+
+@pytest.mark.parametrize("how", [FAILED, UNREACHABLE], ids=["failing", "unreachable"])
+@pytest.mark.parametrize("seconds", [0.0, 2.5, 1e9])
+def test_tries_are_counted_as_if_it_had_not_stopped(how: Verdict, seconds: float) -> None:
+    office, letters = Office(lambda each: how if each.sequence == 3 else ACCEPTED), Letters()
+    policy = {"batch_size": 1, "seconds": seconds}
+    rounds = Rounds(office.send, rows(30), letters, policy=policy)
+    rounds.send = Slow(office, rounds.watch).send
+    assert rounds.run(until=300.0)
+    assert [told[1:] for told in letters.kept] == [("refused", how.reason, 5)]
+    assert sum(each.sequence == 3 for _, each in rounds.tried) == 5
