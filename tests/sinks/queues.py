@@ -60,6 +60,10 @@ class Queues(ABC):
     def read(self, table: str) -> list[Record]:
         """All that came for a table, in order."""
 
+    @abstractmethod
+    def user(self) -> dict[str, Any]:
+        """A user on the server that may do all that a sink does, with SECRET in its password."""
+
     @contextmanager
     def channel(self, **settings: Any) -> Iterator[Channel]:
         """An open channel to the server."""
@@ -350,7 +354,7 @@ def through_spark(spark: SparkSession, folder: Path, queues: Queues) -> None:
     """Changes of a log, through Spark's tasks, are each there once and in order."""
     mail = Mail(spark, folder, queues)
     try:
-        mail.reopen(batch_size=16)
+        mail.reopen(batch_size=16, **queues.user())
         mail.users(*((n % 7, f"{n:03}") for n in range(100)))
         assert mail.write(parts=3) == 100
     finally:

@@ -65,6 +65,10 @@ class Subjects(Queues):
         """A subject as nats-py reads it."""
         return self.stored("CDC", f"cdc.public.{table}")
 
+    def user(self) -> dict[str, Any]:
+        """As the server's settings have it."""
+        return {"username": "alice", "password": Secret(f"right-{SECRET}")}
+
     def stored(self, stream: str, subject: str) -> list[Record]:
         """A subject of any stream."""
         return asyncio.run(self._read(stream, subject))

@@ -75,6 +75,15 @@ class Exchanges(Queues):
             channel.cancel()
         return found
 
+    def user(self, name: str = "headrace", writes: str = ".*") -> dict[str, Any]:
+        """Made by the server's own functions; `writes` are the exchanges it may publish to."""
+        made = f'rabbit_auth_backend_internal:add_user(<<"{name}">>, <<"{SECRET}">>, <<"test">>)'
+        configures = ".*" if writes == ".*" else "^$"
+        rights = ", ".join(f'<<"{each}">>' for each in (name, "/", configures, writes, ".*"))
+        allowed = f'rabbit_auth_backend_internal:set_permissions({rights}, <<"test">>)'
+        self.control(f"{made}, {allowed}.")
+        return {"username": name, "password": Secret(SECRET)}
+
     def control(self, expression: str) -> None:
         """Have the server evaluate something, as `rabbitmqctl eval` does."""
         node = self.server.environment()
@@ -247,12 +256,8 @@ def test_a_user_publishes_where_he_may(queues: Exchanges) -> None:
         assert list(channel.send([event("users", 1, 0)])) == [ACCEPTED]
     with queues.channel(exchange=Template(closed)) as channel:
         assert list(channel.send([event("users", 1, 0)])) == [ACCEPTED]
-    add = f'rabbit_auth_backend_internal:add_user(<<"alice">>, <<"{SECRET}">>, <<"test">>), '
-    rights = ", ".join(f'<<"{each}">>' for each in ("alice", "/", "^$", f"^{open_to}$", ".*"))
-    queues.control(f'{add}rabbit_auth_backend_internal:set_permissions({rights}, <<"test">>).')
     chosen = {
-        "username": "alice",
-        "password": Secret(SECRET),
+        **queues.user("bob", f"^{open_to}$"),
         "declare_exchange": "",
         "declare_queue": Template(""),
     }

@@ -50,6 +50,13 @@ class Streams(Queues):
         with self.client() as connection:
             return [_record(fields) for _, fields in connection.xrange(f"cdc:public:{table}")]
 
+    def user(self) -> dict[str, Any]:
+        """With the commands that the docs name."""
+        rights = ("on", f">{SECRET}", "~cdc:*", "+xadd", "+multi", "+exec", "+role")
+        with self.client() as connection:
+            connection.execute_command("ACL", "SETUSER", "headrace", *rights)
+        return {"username": "headrace", "password": Secret(SECRET)}
+
     def client(self) -> client.Redis:
         """A client of the library."""
         return client.Redis(port=self.server.port)
