@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 ARGS ?=
+# Tests run side by side, each file in one process.
+WORKERS ?= 2
 BIN := .venv/bin
 SETUP := PYTHON=$(PYTHON) scripts/setup.sh
 
@@ -23,7 +25,7 @@ demo: .venv/.installed-demo
 
 test: .venv/.installed-dev
 	@$(SETUP) postgresql mariadb spark chromium ws proxies kafka rabbitmq nats redis
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 check: .venv/.installed-dev
 	@$(BIN)/ruff format --check
