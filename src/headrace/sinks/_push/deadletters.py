@@ -199,10 +199,6 @@ class DeadLetters:
             self._packed.remove(self._folder)
         self._packed = None
 
-    def close(self) -> None:
-        """Leave no file behind that only tasks need."""
-        self._forget()
-
     def _load(self, paths: Iterable[str]) -> None:
         self._forget()
         for path in paths:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
     from .settings import PushSettings
 
+_MOST_PARTS = 8
+_SMALLEST_PART = 500  # letters; to send fewer is not worth a task
 _SILENT = 3  # steps in a row in which nothing was settled; then it is given up for now
 
 
@@ -98,7 +100,8 @@ class Resending:
 
     def _sent(self, spark: SparkSession, piece: Slice) -> list[Resent]:
         sink, folder = self._sink, self._letters.folder
-        parts = sink.parallelism or min(spark.sparkContext.defaultParallelism, 8)
+        most = sink.parallelism or min(spark.sparkContext.defaultParallelism, _MOST_PARTS)
+        parts = max(1, min(most, piece.letters.num_rows // _SMALLEST_PART))
         file = folder.write(piece.letters, SLICE, {}).path
         resend = Resend(sink, sink.policy, folder, file, parts)
         try:

@@ -133,7 +133,7 @@ class PushSettings:
         return Sent(
             [self._settled(line) for line in lines if line.what in ledger.SETTLED and line.last],
             *deadletters.counted(self.letters),
-            redriven=sum(line.counts.sent for line in lines if line.what == "redriven"),
+            redriven=ledger.redriven(lines, deadletters.files_of(self.letters)),
         )
 
     def _settled(self, line: ledger.Line) -> Settled:

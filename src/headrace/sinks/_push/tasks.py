@@ -74,6 +74,7 @@ class Delivered(msgspec.Struct):
     stopped: Stopped | None = None
     refusal: Refusal | None = None
     unread: str = ""  # why it could not begin; "": it did
+    accepted_at: float = 0.0  # by the wall clock: when something last was
     again: bool = False  # Spark had run the task before, and nobody knows what that one sent
 
     @property
@@ -130,6 +131,7 @@ class Deliver:
                 pass
         box.flush()
         told.counts, told.added, told.stopped = delivery.counts, box.added, delivery.stopped
+        told.accepted_at = delivery.accepted_at
         if box.error:
             told.stopped = _unsaved(told, box, box.error)
 

@@ -51,6 +51,7 @@ class _Sending:
     repeats: bool = False  # more was sent before than is known
     rounds: int = 0  # in a row that ended before everything was settled, with nothing accepted
     begun: bool = False  # at least one has ended
+    accepted_at: float = 0.0  # by the wall clock: when something last was, in any part
 
 
 class PushWriter:
@@ -175,11 +176,7 @@ class PushWriter:
             gives_up=sending.begun and not patient,
             refusals=self._refusals,
             probes=sending.rounds,
-            **(
-                {"moved": sending.counts.sent > 0}
-                if "moved" in sink.policy.__struct_fields__
-                else {}
-            ),
+            moved=sending.accepted_at,
         )
         blocked = self._until_done(letters.blocked)
         content = packed(sending.stands) if sending.stands else b""
@@ -199,6 +196,7 @@ class PushWriter:
         stands: dict[int, Stand] = {}
         for each in told:
             _count(sending.counts, each.counts)
+            sending.accepted_at = max(sending.accepted_at, each.accepted_at)
             sending.repeats |= each.again and each.counts.sent > 0
             if each.stopped:
                 stands[each.part] = Stand(each.stopped.point, each.read)
@@ -295,9 +293,7 @@ class PushWriter:
 
     def _note(self, told: list[Delivered]) -> None:
         account = self._account
-        self._refusals += sum(
-            getattr(each.counts, "refusals", each.counts.refused) for each in told
-        )
+        self._refusals += sum(each.counts.refusals for each in told)
         if any(each.counts.sent for each in told):
             self._refusals = 0
             self._accepted_at = time.monotonic()
