@@ -76,6 +76,11 @@ class Destination(ABC):
     def sink(self) -> dict[str, Any]:
         """The sink's settings."""
 
+    @property
+    def running(self) -> bool:
+        """Whether it is there."""
+        return bool(self.server.running)
+
     def start(self) -> None:
         """Start it, or start it again with what it had."""
         self.server.start()
@@ -130,6 +135,10 @@ class Hooks(Destination):
             "headers": {"Authorization": f"${{{self.variable}}}"},
             "allow_private_networks": True,
         }
+
+    @property
+    def running(self) -> bool:
+        return self._receiver is not None
 
     def start(self) -> None:
         self._receiver = Receiver(self._answer, port=self._port)
@@ -221,7 +230,7 @@ class Topics(Destination):
         consumer = Consumer(own)
         try:
             parts = [TopicPartition(_subject(table), number) for number in range(PARTITIONS)]
-            return sum(consumer.get_watermark_offsets(part, timeout=10)[1] for part in parts)
+            return sum(brokers._end(consumer, part) for part in parts)
         finally:
             consumer.close()
 
@@ -427,9 +436,10 @@ class Town(NamedTuple):
             each.kill()
 
     def start(self) -> None:
-        """Start all."""
+        """Start those that do not run."""
         for each in self:
-            each.start()
+            if not each.running:
+                each.start()
 
 
 @contextmanager

@@ -38,31 +38,33 @@ class Works:
         self.folder = folder
         self.town = town
         self.writer = writer
-        self.ui = free_port()
+        self.ui = 0  # the port of Spark's pages
         self.environment = {**os.environ, **town.secrets}
         self._started: list[subprocess.Popen[bytes]] = []  # the last one may run
         self._numbers: dict[tuple[str, str], int] = {}
-        self._configure()
 
     def _configure(self) -> None:
+        self.ui = free_port()  # one that was killed may still be there
         for name in ("events", "local"):
-            (self.folder / name).mkdir()
+            (self.folder / name).mkdir(exist_ok=True)
         spark = {
             "spark.ui.enabled": True,
             "spark.ui.port": self.ui,
             "spark.driver.memory": "1g",
+            "spark.python.authenticate.socketTimeout": "60s",
             "spark.eventLog.enabled": True,
             "spark.eventLog.compress": False,
             "spark.eventLog.dir": f"file://{self.folder}/events",
             "spark.local.dir": f"{self.folder}/local",
         }
         # Small windows: a batch takes many, so that something may happen in its middle.
-        common = {"batch_seconds": 0.1, "batch_size": 50}
+        common = {"batch_seconds": 0.1, "batch_size": 50, "parallelism": 2}
         content = {
             "sources": {"idle": {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop"}},
             "server": {"port": free_port()},
             "pipeline": {
-                "master": "local[2]",
+                # A task that waits for a server that hangs keeps its place: enough for all.
+                "master": "local[12]",
                 "spark": spark,
                 "sinks": {each.name: {**each.sink(), **common} for each in self.town},
             },
@@ -75,6 +77,7 @@ class Works:
         """Start the pipeline, unless it runs."""
         if self._started and self._started[-1].poll() is None:
             return
+        self._configure()
         with (self.folder / "output.txt").open("ab") as output:
             self._started.append(
                 subprocess.Popen(
@@ -157,7 +160,8 @@ class Works:
         """What the running pipeline says of a sink."""
         file = self.folder / "data/pipeline/status.json"
         sinks = json.loads(file.read_text())["sinks"] if file.exists() else []
-        return next((each for each in sinks if each["sink"] == sink.name), {})
+        told: dict[str, Any] = next((each for each in sinks if each["sink"] == sink.name), {})
+        return {name: value for name, value in told.items() if name != "troubled"}
 
     def settled(self, sink: Destination) -> bool:
         """Whether all that is in the log was sent or kept."""
@@ -177,14 +181,13 @@ class Works:
                 message=f"{each.name} has settled everything",
             )
 
-    def await_waiting(self) -> None:
-        """Until every sink waits for its destination."""
-        for each in self.town:
-            wait_until(
-                lambda sink=each: self.status(sink).get("phase") == "waiting",  # type: ignore[misc]
-                timeout=PATIENCE,
-                message=f"{each.name} waits",
-            )
+    def await_status(self, sink: Destination, **wanted: object) -> None:
+        """Until the running pipeline says so of a sink."""
+        wait_until(
+            lambda: wanted.items() <= self.status(sink).items(),
+            timeout=PATIENCE,
+            message=f"{sink.name} says {wanted}",
+        )
 
     def letters(self, sink: Destination, table: str) -> list[dict[str, Any]]:
         """A sink's dead letters of a table, in order."""
