@@ -130,7 +130,8 @@ def test_a_stop_in_the_middle_leaves_no_task_behind_and_repeats_nothing(
     site: Site, office: Office, monkeypatch: pytest.MonkeyPatch, letters: bool
 ) -> None:
     site.fill(200)
-    whole = PushSettings.policy.fget
+    policy: Any = PushSettings.policy
+    whole = policy.fget
     assert whole
     short = property(lambda self: msgspec.structs.replace(whole(self), seconds=0.5))
     monkeypatch.setattr(PushSettings, "policy", short)

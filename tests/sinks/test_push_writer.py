@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
+from pyspark import cloudpickle as _cloudpickle
 
 from headrace import frame
 from headrace.errors import ConfigError, PipelineError, SinkUnavailable
@@ -22,6 +22,7 @@ from headrace.pipeline import query
 from headrace.pipeline import redrive as asking
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, Range, Share
+from headrace.sinks._delta import Marks
 from headrace.sinks._push import Event, parcel, redrive
 from headrace.sinks._push import ledger as ledgers
 from headrace.sinks._push import writer as writers
@@ -33,6 +34,8 @@ from headrace.sinks._store import Folder
 from headrace.testing import wait_until
 from tests.sinks.courier import Taken, kind, opened_office
 from tests.sinks.post import Post
+
+cloudpickle: Any = _cloudpickle
 
 Judge = Callable[[Taken], tuple[str, str, float]]
 
@@ -135,7 +138,8 @@ def failing(method: Callable[..., Any], times: int, error: Exception) -> Callabl
 
 def in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Delivery stops after each window."""
-    whole = PushSettings.policy.fget
+    policy: Any = PushSettings.policy
+    whole = policy.fget
     assert whole
     short = property(lambda self: msgspec.structs.replace(whole(self), seconds=0.0))
     monkeypatch.setattr(PushSettings, "policy", short)
@@ -265,7 +269,7 @@ def test_a_stop_is_heard_after_a_slice_and_nothing_comes_twice(
     in_slices(monkeypatch)
     post.users(*((n, "-") for n in range(100)))
     post.office.judge = lambda event: (
-        post.writer.close() if event.sequence == 35 else None,
+        post.writer.close() if event.sequence == 35 else None,  # type: ignore[func-returns-value]
         kind(event),
     )[1]
     with pytest.raises(SinkUnavailable, match="interrupted"):
@@ -375,7 +379,7 @@ def test_many_blocked_rows_and_points_do_not_make_the_function_large(
 
 
 def marks(epoch: str) -> Any:
-    return writers.Marks(batch_id=None, epoch=epoch, sequence=1)
+    return Marks(batch_id=None, epoch=epoch, sequence=1)
 
 
 def test_a_task_that_cannot_read_what_it_is_told_says_so(
@@ -447,7 +451,8 @@ def test_points_are_of_use_only_for_the_same_events_and_parts(
     post.users(*((n, "-") for n in range(30)))
     with monkeypatch.context() as patched:
         in_slices(patched)
-        for chosen in ({}, {"tables": ("public.users",)}):
+        several: list[dict[str, Any]] = [{}, {"tables": ("public.users",)}]
+        for chosen in several:
             post.reopen(**chosen)
             post.writer.close()
             with pytest.raises(SinkUnavailable):
