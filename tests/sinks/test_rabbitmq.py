@@ -251,29 +251,29 @@ def test_a_server_that_is_low_on_memory_is_waited_for(queues: Exchanges) -> None
 
 
 def test_a_user_publishes_where_he_may(queues: Exchanges) -> None:
-    open_to, closed = table_name(), table_name()
+    open_to, closed, table = table_name(), table_name(), table_name()
     with queues.channel(exchange=Template(open_to)) as channel:
-        assert list(channel.send([event("users", 1, 0)])) == [ACCEPTED]
+        assert list(channel.send([event(table, 1, 0)])) == [ACCEPTED]
     with queues.channel(exchange=Template(closed)) as channel:
-        assert list(channel.send([event("users", 1, 0)])) == [ACCEPTED]
+        assert list(channel.send([event(table, 1, 0)])) == [ACCEPTED]
     chosen = {
         **queues.user("bob", f"^{open_to}$"),
         "declare_exchange": "",
         "declare_queue": Template(""),
     }
     with queues.channel(exchange=Template(open_to), **chosen) as channel:
-        assert list(channel.send([event("users", 1, 1)])) == [ACCEPTED]
+        assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
     with queues.channel(exchange=Template(closed), **chosen) as channel:
-        first, second = channel.send([event("users", 1, 1), event("users", 2, 2)])
+        first, second = channel.send([event(table, 1, 1), event(table, 2, 2)])
         assert first.answer is second.answer is Answer.FAILED  # which of them, it does not say
-        [verdict] = channel.send([event("users", 1, 1)])
+        [verdict] = channel.send([event(table, 1, 1)])
         assert verdict.answer is Answer.REFUSED
         assert "ACCESS_REFUSED" in verdict.reason
         assert SECRET not in verdict.reason
     with queues.channel(
         exchange=Template(closed), **chosen | {"declare_exchange": "topic"}
     ) as other:
-        [verdict] = other.send([event("users", 1, 1)])
+        [verdict] = other.send([event(table, 1, 1)])
         assert verdict.answer is Answer.FAILED
         assert "ACCESS_REFUSED" in verdict.reason
 
