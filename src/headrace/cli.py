@@ -159,7 +159,7 @@ def pipeline(
         from .errors import ConfigError
 
         raise ConfigError("the config has no section pipeline", hint="See docs/pipeline.md.")
-    from .pipeline.run import Feed, Pipeline, alone_in, plans
+    from .pipeline.run import Feed, Pipeline, alone_in, plans, waiting
     from .pipeline.session import opened_session
     from .run import formats
     from .show import SinkProgress
@@ -183,9 +183,15 @@ def pipeline(
     )
     folder.mkdir(parents=True, exist_ok=True)
     spark_settings = {name: value.reveal() for name, value in section.spark.items()}
+    session = opened_session(
+        section.master,
+        spark_settings,
+        journal=folder / "spark.log",
+        waiting=waiting(queries, section.master),
+    )
     with (
         alone_in(settings.checkpoint_dir),
-        opened_session(section.master, spark_settings, journal=folder / "spark.log") as spark,
+        session as spark,
         Pipeline(spark, queries, folder=folder) as running,
         SinkProgress(console) as progress,
     ):

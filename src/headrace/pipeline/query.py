@@ -143,9 +143,9 @@ class Plan:
         options = self._options(starting)
         cores = spark.sparkContext.defaultParallelism
         options["minPartitions"] = str(cores)
-        if isinstance(self.sink, Sharing):
+        if shares := shares_of(self.sink, cores):
             _expect_no_speculation(spark, self.sink.name)
-            options["shares"] = str(self.sink.parallelism or min(cores, _MOST_SHARES))
+            options["shares"] = str(shares)
         changes = spark.readStream.format("headrace").options(**options).load()
         stream = (
             changes.writeStream.queryName(self.sink.name)
@@ -171,6 +171,13 @@ class Plan:
         if starting is not None:
             options["startingSequence"] = str(starting)
         return options
+
+
+def shares_of(sink: Sink, cores: int) -> int:
+    """How many tasks of a sink send events, and wait for another system; 0: none does."""
+    if not isinstance(sink, Sharing):
+        return 0
+    return sink.parallelism or min(cores, _MOST_SHARES)
 
 
 def _expect_no_speculation(spark: SparkSession, name: str) -> None:

@@ -15,11 +15,11 @@ from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
 from ..sinks import Phase, Sink, Status
 from .checkpoint import Checkpoint, alone_in, informed
-from .query import Feed, Plan
-from .session import jvm_lives
+from .query import Feed, Plan, shares_of
+from .session import jvm_lives, local_cores
 from .supervise import Supervised
 
-__all__ = ["Feed", "News", "Pipeline", "alone_in", "plans"]
+__all__ = ["Feed", "News", "Pipeline", "alone_in", "plans", "waiting"]
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +128,11 @@ def plans(
         )
         for sink in sinks
     ]
+
+
+def waiting(plans: Sequence[Plan], master: str) -> int:
+    """How many tasks may wait for other systems at once, on a local master."""
+    return sum(shares_of(plan.sink, local_cores(master)) for plan in plans)
 
 
 class News:

@@ -34,9 +34,12 @@ _AT_LAUNCH = ("spark.master", "spark.driver.", "spark.jars", "spark.submit.", "s
 
 @contextmanager
 def opened_session(
-    master: str, settings: Mapping[str, str], *, journal: Path
+    master: str, settings: Mapping[str, str], *, journal: Path, waiting: int = 0
 ) -> Iterator[SparkSession]:
-    """Spark from here to the end of the block; what it logs goes to `journal`."""
+    """Spark from here to the end of the block; what it logs goes to `journal`.
+
+    So many tasks are `waiting` for other systems most of the time, and keep nobody from the cores.
+    """
     java = check_java()
     if not java.ok:
         raise PipelineError(java.detail, hint=java.fix)
@@ -44,7 +47,7 @@ def opened_session(
         "spark.pyspark.python", os.environ.get("PYSPARK_PYTHON", sys.executable)
     )
     _quieten_py4j()
-    chosen = {**default_settings(master), **settings}
+    chosen = {**default_settings(master, waiting=waiting), **settings}
     chosen["spark.driver.extraJavaOptions"] = _java_options(chosen, journal)
     gateway = _launched(chosen, journal.with_suffix(".out"))
     try:
@@ -60,7 +63,7 @@ def opened_session(
         _end(gateway)
 
 
-def default_settings(master: str) -> dict[str, str]:
+def default_settings(master: str, *, waiting: int = 0) -> dict[str, str]:
     """What a pipeline needs unless its config says otherwise."""
     settings = {
         "spark.master": master,
@@ -76,6 +79,10 @@ def default_settings(master: str) -> dict[str, str]:
     }
     if cores := local_cores(master):
         settings |= {
+            # A place more for each task that may hang at another system: those of the cores are for
+            # the others. Work is still divided by the cores.
+            "spark.master": f"local[{cores + waiting}]" if waiting else master,
+            "spark.default.parallelism": str(cores),
             "spark.sql.shuffle.partitions": str(2 * cores),
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
