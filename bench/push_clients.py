@@ -32,7 +32,7 @@ def by_pika(address: str, events: Sequence[Event]) -> None:
     with pika.BlockingConnection(pika.ConnectionParameters(host, int(port))) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
-        channel.queue_declare("orders", durable=True)
+        channel.queue_declare("orders", durable=True, arguments={"x-queue-type": "quorum"})
         for event in events:
             properties = pika.BasicProperties(
                 message_id=event.id,
