@@ -83,9 +83,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         given: dict[str, Any] = {"name": "events", "servers": self.address}
         if self.server == "RabbitMQ":
             # The kind that docs/sinks.md advises: a classic queue takes half as many.
-            kind: dict[str, str | int | bool] = {"x-queue-type": "quorum"}
-            made = {"declare_queue": Template("${table}"), "queue_arguments": kind}
-            return Rabbitmq(**given, **made, declare_exchange="topic")
+            given |= {"declare_exchange": "topic", "declare_queue": Template("${table}")}
+            return Rabbitmq(**given, queue_arguments={"x-queue-type": "quorum"})
         return Nats(**given, stream="CDC") if self.server == "NATS" else Redis(**given)
 
 
