@@ -63,8 +63,7 @@ class Works:
             "sources": {"idle": {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop"}},
             "server": {"port": free_port()},
             "pipeline": {
-                # A task that waits for a server that hangs keeps its place: enough for all.
-                "master": "local[12]",
+                "master": "local[2]",
                 "spark": spark,
                 "sinks": {each.name: {**each.sink(), **common} for each in self.town},
             },
