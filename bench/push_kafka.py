@@ -34,8 +34,8 @@ from .push import MASTER, WHO, best, size, through
 from .report import Figure, Figures
 
 ROWS = 100_000  # different ones
-CHANGES = 100_000  # of a query's batch
-BATCHES, WARM_UP = 5, 2
+CHANGES = 250_000  # of a query's batch, as is the sink's default
+BATCHES, WARM_UP = 3, 1
 DELAYED = 1500  # rows whose delay is measured
 JAVA = ("-Xmx1g",)
 TARGET = 50_000  # events a second
@@ -64,7 +64,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sink(self) -> Kafka:
         """The sink with its defaults."""
-        return Kafka(name="events", servers=self.servers)
+        return Kafka(name="events", servers=self.servers, max_changes_per_batch=self.changes)
 
 
 def deliveries(folder: Path, *, factor: float, runs: int) -> Figures:

@@ -229,3 +229,15 @@ def test_dead_letters_are_redriven_without_a_running_pipeline(site: Site, office
         redriving.redrive(lake, site.spark, [])
     with pytest.raises(PipelineError, match="the pipeline ended before"):
         redriving.ask(site.checkpoints / "post", ["users:1"], lambda: False, lambda told: None)
+
+
+def test_a_sink_may_have_larger_or_smaller_batches_than_the_pipeline(
+    site: Site, office: Office
+) -> None:
+    for _ in range(4):
+        site.fill(1)
+    with site.pipeline(courier(office, max_changes_per_batch=2), once=True) as running:
+        running.work(threading.Event(), lambda: None, once=True)
+    assert len(office.taken) == 4
+    notes = (site.checkpoints / "post" / "sent.jsonl").read_text()
+    assert notes.count('"settled"') == 2

@@ -159,12 +159,17 @@ class Plan:
         every = f"{round(seconds * 1000)} milliseconds"
         return stream.trigger(processingTime=every).start()
 
+    @property
+    def _most_changes(self) -> int:
+        own = self.sink.max_changes_per_batch if isinstance(self.sink, Sharing) else None
+        return own or self.feed.max_changes_per_batch
+
     def _options(self, starting: int | None) -> dict[str, str]:
         options = {
             **self.feed.address,
             "columns": ",".join(self.sink.fields),
             "packed": str(self.sink.packed).lower(),
-            "maxChangesPerBatch": str(self.feed.max_changes_per_batch),
+            "maxChangesPerBatch": str(self._most_changes),
         }
         if self.sink.tables and not self.sink.whole:
             options["tables"] = ",".join(self.sink.tables)

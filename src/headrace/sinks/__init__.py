@@ -203,6 +203,11 @@ class Sharing(Protocol):
         """How many tasks; None: as many as there are cores."""
         ...
 
+    @property
+    def max_changes_per_batch(self) -> int | None:
+        """How many changes a batch has at most; None: as many as the pipeline says."""
+        ...
+
 
 @runtime_checkable
 class Sink(Protocol):

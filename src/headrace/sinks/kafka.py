@@ -90,6 +90,7 @@ class Kafka(PushSettings):
     batch_size: int = 10_000
     batch_bytes: int = 10_000_000
     max_event_bytes: int = 1_000_000
+    max_changes_per_batch: int | None = 250_000  # some seconds
 
     def __post_init__(self) -> None:
         PushSettings.__post_init__(self)

@@ -47,6 +47,8 @@ class PushSettings:
     retry_longest_seconds: float = 30.0  # … up to this
     retry_jitter: float = 0.1  # by which share a wait is longer or shorter, at random
     patience_seconds: float = 3600.0  # how long everything may fail before it is put aside
+    # What a batch costs Spark hardly depends on its size, and no batch is kept in memory.
+    max_changes_per_batch: int | None = None  # None: the pipeline's
     parallelism: int | None = None  # tasks that send; None: as many as there are cores, up to 8
     max_event_bytes: int = 0  # a larger event is not sent as it is; 0: any is
     oversize: Literal["dead_letter", "reference"] = "dead_letter"  # what becomes of it
@@ -68,8 +70,9 @@ class PushSettings:
                 raise ConfigError(f"{name} must not be below 0")
         if not 0 <= self.retry_jitter < 1:
             raise ConfigError(f"retry_jitter must be from 0 up to 1, not {self.retry_jitter}")
-        if self.parallelism is not None and self.parallelism < 1:
-            raise ConfigError(f"parallelism must be 1 or more, not {self.parallelism}")
+        for name in ("max_changes_per_batch", "parallelism"):
+            if (given := getattr(self, name)) is not None and given < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {given}")
 
     @abstractmethod
     def connect(self) -> Channel:
