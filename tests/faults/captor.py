@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import psycopg
 
+from headrace import apart
 from headrace.apart import Apart
 from headrace.capture import Capture
 from headrace.config import source_class
@@ -197,6 +198,8 @@ def main(orders: Orders) -> int:
     if orders.file_limit:
         # The write that goes beyond fails; Python ignores the signal that comes with it.
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders.file_limit, orders.file_limit))
+    if orders.kill is not None and orders.kill.at is Point.IN_SNAPSHOT:
+        apart._JOINED = 0  # batches are counted, so none is stored with the next
     try:
         log = Log.open(orders.data_dir)
     except HeadraceError as error:
