@@ -74,7 +74,7 @@ def deliveries(folder: Path, *, factor: float, runs: int) -> Figures:
 
     def one(who: str, place: Path) -> Outcome:
         with KafkaServer(options=JAVA) as server:
-            task = Task(log=log, folder=str(place), servers=server.address(), changes=changes)
+            task = Task(log=log, folder=str(place), servers=server.address, changes=changes)
             return sent(who, task)
 
     rates = best(folder, runs, one)
@@ -160,12 +160,10 @@ def delay(database: PostgresDatabase, folder: Path, *, changes: int = DELAYED) -
     """From commit to a consumer, through a running capture and a running pipeline."""
     database.execute(latency.CREATE)
     topic = f"cdc.{latency.TABLE}"
-    with KafkaServer(options=JAVA) as server, _running(database, folder, server.address()):
+    with KafkaServer(options=JAVA) as server, _running(database, folder, server.address):
         database.execute(f"INSERT INTO {latency.TABLE} VALUES (-1, 0, 'so that a topic is there')")
-        wait_until(lambda: _messages(server.address(), topic), timeout=60, message="an event came")
-        with child(
-            module("push_kafka", "consumer", server.address(), topic, str(changes))
-        ) as reader:
+        wait_until(lambda: _messages(server.address, topic), timeout=60, message="an event came")
+        with child(module("push_kafka", "consumer", server.address, topic, str(changes))) as reader:
             next_line(reader)  # it is at the topic's end
             with child(module("latency", "write", database.url, str(changes))) as writer:
                 next_line(writer)

@@ -66,7 +66,7 @@ class Record(NamedTuple):
 
 def sink(server: KafkaServer, **settings: Any) -> Kafka:
     """A sink on the server."""
-    return Kafka(**{"name": "events", "servers": server.address(), **settings})
+    return Kafka(**{"name": "events", "servers": server.address, **settings})
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def read(server: KafkaServer, topic: str) -> list[Record]:
     """All that a topic has, partition by partition."""
     consumer = Consumer(
         {
-            "bootstrap.servers": server.address(),
+            "bootstrap.servers": server.address,
             "group.id": "test",
             "enable.auto.commit": False,
             "enable.partition.eof": False,

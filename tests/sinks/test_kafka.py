@@ -44,7 +44,7 @@ def test_a_message_has_the_event_as_its_value_and_says_in_headers_what_it_is(
 
 def test_one_broker_that_answers_is_enough(kafka: KafkaServer) -> None:
     table = table_name()
-    servers = f"127.0.0.1:{free_port()},{kafka.address()},127.0.0.1:{free_port()}"
+    servers = f"127.0.0.1:{free_port()},{kafka.address},127.0.0.1:{free_port()}"
     for at in range(4):  # the client begins with any of them
         with channel(kafka, servers=servers) as open_channel:
             assert list(open_channel.send([event(table, 1, at)])) == [ACCEPTED]
@@ -241,12 +241,12 @@ def test_a_topic_that_kafka_takes_for_another_is_refused_or_not_made(kafka: Kafk
 
 
 def _create(server: KafkaServer, topic: NewTopic) -> None:
-    admin = AdminClient({"bootstrap.servers": server.address()})
+    admin = AdminClient({"bootstrap.servers": server.address})
     for future in admin.create_topics([topic]).values():
         future.result()
 
 
 def _config(server: KafkaServer, topic: str) -> dict[str, str | None]:
-    admin = AdminClient({"bootstrap.servers": server.address()})
+    admin = AdminClient({"bootstrap.servers": server.address})
     [future] = admin.describe_configs([ConfigResource("topic", topic)]).values()
     return {name: entry.value for name, entry in future.result().items()}

@@ -73,7 +73,7 @@ def kafka(certificate: Path) -> Iterator[KafkaServer]:
 def _alice(server: KafkaServer, listener: str, password: str = PASSWORD) -> dict[str, Any]:
     protocol = {"SASL": "sasl_plaintext", "BOTH": "sasl_ssl"}[listener]
     return {
-        "servers": server.address(listener),
+        "servers": server.listener(listener),
         "security_protocol": protocol,
         "username": "alice",
         "password": Secret(password),
@@ -88,7 +88,7 @@ def test_a_password_is_sent_over_tls(kafka: KafkaServer, certificate: Path) -> N
             _alice(kafka, "SASL"),
             _alice(kafka, "BOTH") | {"ca_file": ca_file},
             {
-                "servers": kafka.address("TLS"),
+                "servers": kafka.listener("TLS"),
                 "security_protocol": "ssl",
                 "ca_file": ca_file,
             },
@@ -105,18 +105,18 @@ def test_a_wrong_password_makes_it_wait_and_does_not_show(kafka: KafkaServer) ->
     with pytest.raises(SinkUnavailable) as refused:
         given.connect()
     assert "uthentication" in str(refused.value)
-    assert kafka.address("SASL") in str(refused.value)
+    assert kafka.listener("SASL") in str(refused.value)
     assert wrong not in refused.value.explain() + repr(refused.value) + repr(given)
 
 
 def test_a_certificate_of_nobody_we_know_makes_it_wait(kafka: KafkaServer) -> None:
     with pytest.raises(SinkUnavailable, match="certificate"):
-        sink(kafka, servers=kafka.address("TLS"), security_protocol="ssl").connect()
+        sink(kafka, servers=kafka.listener("TLS"), security_protocol="ssl").connect()
 
 
 def test_a_topic_that_we_may_not_write_is_refused_and_others_are_not(kafka: KafkaServer) -> None:
     closed, open_table = table_name(), table_name()
-    admin = AdminClient({"bootstrap.servers": kafka.address()})
+    admin = AdminClient({"bootstrap.servers": kafka.address})
     binding = AclBinding(
         ResourceType.TOPIC,
         f"cdc.public.{closed}",
@@ -190,7 +190,7 @@ def test_a_broker_that_is_down_for_a_while_is_told_of_each_time(kafka: KafkaServ
         for _ in range(3):
             verdicts = open_channel.send(sent)
             assert {each.answer for each in verdicts} == {Answer.UNREACHABLE}
-            assert kafka.address() in verdicts[0].reason
+            assert kafka.address in verdicts[0].reason
         kafka.start()
         _until_accepted(open_channel, sent)
     assert [record.id for record in read(kafka, f"cdc.public.{table}")] == [e.id for e in sent]

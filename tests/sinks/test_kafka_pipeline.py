@@ -154,7 +154,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_everything_in_order(topics:
     sending.start()
     try:
         wait_until(lambda: topics.writer.account().reason, timeout=60, message="it says it waits")
-        assert topics.server.address() in topics.writer.account().reason
+        assert topics.server.address in topics.writer.account().reason
     finally:
         topics.server.start()
         sending.join()

@@ -117,6 +117,39 @@ class Events:
         return pa.table(arrays, schema=self.schema)
 
 
+class Shaped:
+    """What sinks that keep changes, all their fields or their events, have in common."""
+
+    __slots__ = ()
+
+    format: str  # "": all fields
+    formats: Formats
+    tenant: str
+    tables: tuple[str, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Only whole transactions tell what happened to an entity."""
+        return bool(self.format) and isinstance(self.formats.named(self.format), TransactionFormat)
+
+    @property
+    def shape(self) -> Shape:
+        """What is kept of changes."""
+        if not self.format:
+            return Whole(self.tenant)
+        return Events(self.formats, self.format, self.tenant, self.tables)
+
+    def expect_shape(self, taker: str) -> None:
+        """Refuse a format that cannot be kept, and a tenant that it does not go with."""
+        if self.format:
+            expect_format(self.format, self.formats, taker)
+        if self.whole and self.tenant:
+            raise ConfigError(
+                f"tenant: {self.tenant} does not go with format: {self.format}; leave it out, the "
+                "model says whose an entity is"
+            )
+
+
 def expect_format(name: str, formats: Formats, taker: str) -> None:
     """Refuse what is no format, and one whose events cannot be told apart by their change."""
     known = [each for each in NAMES if not isinstance(formats.named(each), StreamFormat)]

@@ -18,14 +18,13 @@ import msgspec
 
 from .. import frame
 from ..errors import ConfigError, LogReplaced, PipelineError, SinkFenced
-from ..formats import TransactionFormat
 from ..formats.catalogue import Formats
 from . import Progress, Sent, Settled, Troubled
 from ._append import SAID_DDL
 from ._files.ledger import Entry, File, Ledger, Made, Written, added
 from ._files.stage import Compression, Kind, Stage, Staged, Style, final
 from ._push.events import Rendering
-from ._shape import DAY, TENANT, Events, Shape, Whole, expect_format
+from ._shape import DAY, TENANT, Shaped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +35,7 @@ _MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
+class Files(Shaped):
     """Every change in files, a folder a day."""
 
     packed: ClassVar[bool] = False
@@ -64,32 +63,11 @@ class Files:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.kind == "parquet" and self.compression == "gzip":
             raise ConfigError("compression: gzip is for kind: jsonl; Parquet takes none or zstd")
-        self._expect_format()
-
-    def _expect_format(self) -> None:
-        if self.format:
-            expect_format(self.format, self.formats, "a sink of files")
-        elif self.kind == "jsonl":
+        if not self.format and self.kind == "jsonl":
             raise ConfigError(
                 "format: a line of kind: jsonl is an event; name a format, or set kind: parquet"
             )
-        if self.whole and self.tenant:
-            raise ConfigError(
-                f"tenant: {self.tenant} does not go with format: {self.format}; leave it out, the "
-                "model says whose an entity is"
-            )
-
-    @property
-    def whole(self) -> bool:
-        """Only whole transactions tell what happened to an entity."""
-        return bool(self.format) and isinstance(self.formats.named(self.format), TransactionFormat)
-
-    @property
-    def shape(self) -> Shape:
-        """What is kept of changes."""
-        if not self.format:
-            return Whole(self.tenant)
-        return Events(self.formats, self.format, self.tenant, self.tables)
+        self.expect_shape("a sink of files")
 
     @property
     def by(self) -> tuple[str, ...]:

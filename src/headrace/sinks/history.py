@@ -17,12 +17,11 @@ import msgspec
 
 from .. import frame
 from ..errors import ConfigError, LogReplaced, PipelineError
-from ..formats import TransactionFormat
 from ..formats.catalogue import Formats
 from . import Progress, Troubled
 from ._append import SAID_DDL, Append, Appended, Join, Joined, due
 from ._delta import EPOCH, KEEP, Delta, Marks
-from ._shape import DAY, TENANT, Events, Shape, Whole, expect_format
+from ._shape import DAY, TENANT, Shaped
 from ._store import Folder
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _NOTHING = Progress("", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(Shaped):
     """Every change appended to a Delta table, partitioned by tenant and day."""
 
     packed: ClassVar[bool] = False
@@ -55,25 +54,7 @@ class History:
     def __post_init__(self) -> None:
         if self.vacuum_hours < 0:
             raise ConfigError("vacuum_hours must not be below 0")
-        if self.format:
-            expect_format(self.format, self.formats, "a history")
-        if self.whole and self.tenant:
-            raise ConfigError(
-                f"tenant: {self.tenant} does not go with format: {self.format}; leave it out, the "
-                "model says whose an entity is"
-            )
-
-    @property
-    def whole(self) -> bool:
-        """Only whole transactions tell what happened to an entity."""
-        return bool(self.format) and isinstance(self.formats.named(self.format), TransactionFormat)
-
-    @property
-    def shape(self) -> Shape:
-        """What is kept of changes."""
-        if not self.format:
-            return Whole(self.tenant)
-        return Events(self.formats, self.format, self.tenant, self.tables)
+        self.expect_shape("a history")
 
     @property
     def folder(self) -> Folder:

@@ -202,7 +202,7 @@ class Topics(Destination):
     def sink(self) -> dict[str, Any]:
         return {
             "type": "kafka",
-            "servers": self.server.address("SASL"),
+            "servers": self.server.listener("SASL"),
             "security_protocol": "sasl_plaintext",
             "username": USER,
             "password": f"${{{self.variable}}}",
@@ -226,7 +226,7 @@ class Topics(Destination):
             made.result(30)
 
     def count(self, table: str) -> int:
-        own = {"bootstrap.servers": self.server.address(), "group.id": "count", "log_level": 0}
+        own = {"bootstrap.servers": self.server.address, "group.id": "count", "log_level": 0}
         consumer = Consumer(own)
         try:
             parts = [TopicPartition(_subject(table), number) for number in range(PARTITIONS)]
@@ -239,7 +239,7 @@ class Topics(Destination):
         return [got(each.id, each.value or b"") for each in records]
 
     def _admin(self) -> AdminClient:
-        return AdminClient({"bootstrap.servers": self.server.address(), "log_level": 0})
+        return AdminClient({"bootstrap.servers": self.server.address, "log_level": 0})
 
 
 class Exchanges(Destination):

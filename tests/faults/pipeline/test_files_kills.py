@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +12,7 @@ import pytest
 from headrace.formats.catalogue import Formats
 from headrace.sinks import Phase
 from tests.faults.pipeline.filer import Point, Run, Told
-from tests.faults.pipeline.trade import ROOT
+from tests.faults.pipeline.outside import Outside
 from tests.sinks.drawer import DAY, Cabinet
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -24,55 +20,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 BATCH = 60  # changes, of two days
 
 
-class Filer:
-    """The process that writes the files, seen from outside."""
+class Filer(Outside[Told]):
+    """The process that writes the files."""
 
     def __init__(self, folder: Path) -> None:
-        self._errors = folder / "filer.errors"
-        with self._errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.pipeline.filer", str(folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
-            )
-        self._ready = False
+        super().__init__("filer", str(folder), folder, Told)
 
     def run(self) -> None:
         """Carry all that is in the log."""
-        told = self._asked(Run())
-        assert told is not None, self._errors.read_text()[-4000:]
+        told = self.does(Run())
         assert told.phase is Phase.STOPPED, told
 
     def die(self, point: Point) -> None:
         """Carry until it kills itself."""
-        told = self._asked(Run(point))
-        assert told is None, f"it did not die: {told}"
-        assert self._process.wait() == -signal.SIGKILL, self._errors.read_text()[-4000:]
-
-    def close(self) -> None:
-        """Make sure that nothing of it is left."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream
-            stream.close()
-
-    def _asked(self, order: Run) -> Told | None:
-        if not self._ready:
-            assert self._heard(), f"it does not start: {self._errors.read_text()[-4000:]}"
-            self._ready = True
-        assert self._process.stdin
-        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-        self._process.stdin.flush()
-        return self._heard()
-
-    def _heard(self) -> Told | None:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        return msgspec.json.decode(line, type=Told) if line else None
+        self.dies_of(Run(point))
 
 
 class Place(Cabinet):

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +13,8 @@ from deltalake import DeltaTable
 from headrace.event import Op
 from headrace.pipeline.verify import Span, Verified, verify
 from headrace.sinks import Phase
+from tests.faults.pipeline.outside import Outside
 from tests.faults.pipeline.sender import Orders, Point, Run, Told
-from tests.faults.pipeline.trade import ROOT
 from tests.sinks.courier import Courier, Office, Taken, kind, opened_office
 from tests.sinks.lake import Shop, put
 from tests.sinks.post import USERS
@@ -26,60 +22,20 @@ from tests.sinks.post import USERS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-class Sender:
-    """The process that sends, seen from outside."""
+class Sender(Outside[Told]):
+    """The process that sends."""
 
     def __init__(self, orders: Orders) -> None:
-        self._errors = Path(orders.folder) / "sender.errors"
-        with self._errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.faults.pipeline.sender",
-                    msgspec.json.encode(orders).decode(),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
-            )
-        self._ready = False
+        super().__init__("sender", msgspec.json.encode(orders).decode(), Path(orders.folder), Told)
 
     def run(self, **order: Any) -> None:
         """Send all that is in the log."""
-        told = self._asked(Run(**order))
-        assert told is not None, self._errors.read_text()[-4000:]
+        told = self.does(Run(**order))
         assert told.phase is Phase.STOPPED, told
 
     def die(self, **order: Any) -> None:
         """Send until it kills itself."""
-        told = self._asked(Run(**order))
-        assert told is None, f"it did not die: {told}"
-        assert self._process.wait() == -signal.SIGKILL, self._errors.read_text()[-4000:]
-
-    def close(self) -> None:
-        """Make sure that nothing of it is left."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream
-            stream.close()
-
-    def _asked(self, order: Run) -> Told | None:
-        if not self._ready:
-            assert self._heard(), f"it does not start: {self._errors.read_text()[-4000:]}"
-            self._ready = True
-        assert self._process.stdin
-        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-        self._process.stdin.flush()
-        return self._heard()
-
-    def _heard(self) -> Told | None:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        return msgspec.json.decode(line, type=Told) if line else None
+        self.dies_of(Run(**order))
 
 
 class Place(Shop):

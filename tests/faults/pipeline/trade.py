@@ -1,9 +1,5 @@
 """A log made by hand under a pipeline that dies again and again, and what must be true of it."""
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,79 +9,29 @@ import psutil
 from deltalake import DeltaTable
 
 from headrace.event import Change, Column, Op, Table
+from tests.faults.pipeline.outside import Outside
 from tests.faults.pipeline.runner import AUDIT, Orders, Run, Told
 from tests.sinks.lake import Row, Shop, ordered, put, remove, schema, truncate
 
-ROOT = Path(__file__).parents[3]
 
-
-class Runner:
-    """The pipeline's process, seen from outside."""
+class Runner(Outside[Told]):
+    """The pipeline's process."""
 
     def __init__(self, orders: Orders) -> None:
-        self._errors = Path(orders.folder) / "runner.errors"
-        with self._errors.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.faults.pipeline.runner",
-                    msgspec.json.encode(orders).decode(),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
-            )
-        self._ready = False
+        super().__init__("runner", msgspec.json.encode(orders).decode(), Path(orders.folder), Told)
 
     def run(self, **order: Any) -> Told:
         """Carry all that is in the log."""
-        told = self._asked(Run(**order))
-        assert told, f"it has ended: {self.words()}"
-        return told
+        return self.does(Run(**order))
 
     def die(self, **order: Any) -> None:
         """Carry what is in the log until it kills itself; nothing of it is left then."""
-        self._await_ready()
-        started = psutil.Process(self._process.pid).children(recursive=True)
-        told = self._asked(Run(**order))
-        assert told is None, f"it did not die: {told}"
-        assert self._process.wait() == -signal.SIGKILL, self.words()
+        self.await_ready()
+        started = psutil.Process(self.process.pid).children(recursive=True)
+        self.dies_of(Run(**order))
         self.close()
         _, alive = psutil.wait_procs(started, timeout=30)
         assert not alive, f"processes outlive the one that started them: {alive}"
-
-    def close(self) -> None:
-        """Make sure that nothing of it is left."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream
-            stream.close()
-
-    def words(self) -> str:
-        """What it said, for whoever reads a failed test."""
-        return self._errors.read_text()[-4000:]
-
-    def _asked(self, order: Run) -> Told | None:
-        self._await_ready()
-        assert self._process.stdin
-        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
-        self._process.stdin.flush()
-        return self._heard()
-
-    def _await_ready(self) -> None:
-        if not self._ready:
-            assert self._heard(), f"it does not start: {self.words()}"
-            self._ready = True
-
-    def _heard(self) -> Told | None:
-        """The next thing it says; None: it has ended."""
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        return msgspec.json.decode(line, type=Told) if line else None
 
 
 class Trade(Shop):

@@ -10,10 +10,11 @@ from typing import ClassVar, Literal
 import msgspec
 
 from ... import frame
-from ...errors import ConfigError, PipelineError, nearest
-from ...formats import StreamFormat, TransactionFormat
-from ...formats.catalogue import NAMES, Formats
+from ...errors import ConfigError, PipelineError
+from ...formats import TransactionFormat
+from ...formats.catalogue import Formats
 from .. import Sent, Settled
+from .._shape import expect_format
 from .._store import Folder
 from . import Channel, deadletters, disabled, ledger, redrive
 from .delivery import Policy
@@ -58,7 +59,7 @@ class PushSettings:
     folder: str = field(default="", repr=False, metadata={"setting": False})
 
     def __post_init__(self) -> None:
-        _expect_format(self.format, self.formats)
+        expect_format(self.format, self.formats, "a sink that sends events")
         for name in ("batch_size", "batch_bytes", "attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -174,14 +175,3 @@ class PushSettings:
         if not self.folder:
             raise PipelineError(f"nobody said where the sink {self.name} keeps its ledger")
         return PushWriter(self, writer, adopt=adopt)
-
-
-def _expect_format(name: str, formats: Formats) -> None:
-    known = [each for each in NAMES if not isinstance(formats.named(each), StreamFormat)]
-    if name not in NAMES:
-        raise ConfigError(f"format: no format called {name}{nearest(name, known)}")
-    if name not in known:
-        raise ConfigError(
-            f"format: {name} is for streams, in which events may belong to no change; "
-            f"a sink that sends events takes: {', '.join(known)}"
-        )
