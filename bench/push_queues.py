@@ -83,7 +83,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         given: dict[str, Any] = {"name": "events", "servers": self.address}
         if self.server == "RabbitMQ":
             # The kind that docs/sinks.md advises: a classic queue takes half as many.
-            given |= {"declare_exchange": "topic", "declare_queue": Template("${table}")}
+            given |= {"declare_exchange": "direct", "declare_queue": Template("${table}")}
             return Rabbitmq(**given, queue_arguments={"x-queue-type": "quorum"})
         return Nats(**given, stream="CDC") if self.server == "NATS" else Redis(**given)
 

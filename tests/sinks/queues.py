@@ -39,7 +39,7 @@ class Record(NamedTuple):
     """What a consumer got."""
 
     value: bytes
-    headers: dict[str, str]
+    headers: dict[str, str]  # or what the server has in their place
 
     @property
     def id(self) -> str:
@@ -89,6 +89,8 @@ def certificate(folder: Path) -> Path:
 class QueueTests:
     """What every sink of a message queue promises; a subclass gives the fixture `queues`."""
 
+    time = "1731683402123"  # of the events' commits
+
     @pytest.mark.requirement("S1-38", "S1-41")
     def test_a_message_is_the_event_and_says_what_it_is(self, queues: Queues) -> None:
         table = table_name()
@@ -101,7 +103,7 @@ class QueueTests:
             "savegress-event-id": sent.id,
             "savegress-operation": "UPDATE",
             "savegress-table": table,
-            "savegress-timestamp": "1731683402123",
+            "savegress-timestamp": self.time,
         }
 
     def test_a_snapshot_row_is_an_insert_as_in_the_event(self, queues: Queues) -> None:

@@ -169,11 +169,12 @@ class RabbitmqChannel:
         if envelope is None:
             route = self._route(event)
             operation = _OPERATIONS.get(event.op, event.op)
+            # The id and the time are properties: each header is work for the server.
             headers = {"savegress-operation": operation, "savegress-table": event.table}
             envelope = Envelope(route.exchange, route.key, headers, self._addresses.content_type)
             self._envelopes[about] = envelope
-        time_ms = event.commit_time // 1000
-        return envelope.message(event.id, time_ms, event.payload or b"", frame_max)
+        seconds = event.commit_time // 1_000_000
+        return envelope.message(event.id, seconds, event.payload or b"", frame_max)
 
     def _closed(self, error: ChannelClosed, *, alone: bool) -> Verdict:
         """Of messages on an AMQP channel that the server closed: one of them was the reason."""

@@ -64,30 +64,18 @@ class Envelope:
     def __init__(self, exchange: str, key: str, headers: dict[str, str], content_type: str) -> None:
         publish = commands.Basic.Publish(exchange=exchange, routing_key=key, mandatory=True)
         self._before = method(publish)
-        self._type = _short(content_type)
-        self._table = b"".join(_field(name, value.encode()) for name, value in headers.items())
+        table = b"".join(_field(name, value.encode()) for name, value in headers.items())
+        self._same = _short(content_type) + len(table).to_bytes(4, "big") + table + _PERSISTENT
 
-    def message(self, identity: str, milliseconds: int, body: bytes, frame_max: int) -> bytes:
+    def message(self, identity: str, seconds: int, body: bytes, frame_max: int) -> bytes:
         """A persistent message."""
-        known, time = identity.encode(), b"%d" % milliseconds
-        table = (
-            self._table
-            + _ID_FIELD
-            + len(known).to_bytes(4, "big")
-            + known
-            + _TIME_FIELD
-            + len(time).to_bytes(4, "big")
-            + time
-        )
+        known = identity.encode()
         held = (
             _CONTENT.pack(_BASIC, 0, len(body), _PROPERTIES)
-            + self._type
-            + len(table).to_bytes(4, "big")
-            + table
-            + _PERSISTENT
+            + self._same
             + len(known).to_bytes(1, "big")
             + known
-            + (milliseconds // 1000).to_bytes(8, "big", signed=True)
+            + seconds.to_bytes(8, "big", signed=True)
         )
         begun = self._before + _START.pack(_HEADER, CHANNEL, len(held)) + held + _END
         if len(body) <= frame_max - _AROUND:
@@ -110,10 +98,6 @@ def _short(text: str) -> bytes:
 
 def _field(name: str, value: bytes) -> bytes:
     return _short(name) + b"S" + len(value).to_bytes(4, "big") + value
-
-
-_ID_FIELD = _short("savegress-event-id") + b"S"
-_TIME_FIELD = _short("savegress-timestamp") + b"S"
 
 
 class Reader:
