@@ -83,14 +83,19 @@ class LetterBox:
             self.flush()
 
     @property
+    def full(self) -> bool:
+        """Whether nothing more is to be kept, as what is held cannot be written."""
+        return self.error is not None
+
+    @property
     def unsaved(self) -> list[tuple[int, int, str]]:
         """What is still held: each one's sequence and place, and its status."""
         return [(row[_SEQUENCE], row[_SEQUENCE + 1], row[_STATUS]) for row in self._rows]
 
     def flush(self) -> None:
         """Write down what is still held; it stays held if that fails, and `error` says why."""
-        if not self._rows:
-            return
+        if not self._rows or self.full:
+            return  # a box is one round's: what fails is tried again in the next
         try:
             self._write()
         except SinkUnavailable as error:
@@ -103,7 +108,7 @@ class LetterBox:
             pa.array(values, type=kind) for values, kind in zip(columns, SCHEMA.types, strict=True)
         ]
         self.added.append(self._folder.write(pa.table(arrays, schema=SCHEMA), FILE, {}))
-        self._rows, self._size, self.error = [], 0, None
+        self._rows, self._size = [], 0
 
 
 class DeadLetters:

@@ -37,6 +37,7 @@ _UNREACHABLE, _UNSENT = Answer.UNREACHABLE, Answer.UNSENT
 
 _LATER = "it wants to be asked again later"  # what is said if the reason was told long ago …
 _UNSAID = "it did not say why"  # … or never was
+_FULL = "dead letters cannot be kept"
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +133,7 @@ class Delivery:
     blocked: dict[str, Span] = field(default_factory=dict)  # rows that have dead letters
     point: Point = _BEGINNING  # go on from here
     clock: Clock = field(default_factory=RealClock)
+    full: Callable[[], bool] = lambda: False  # whether nothing more can be put aside: then it stops
     counts: Counts = field(default_factory=Counts)
     stopped: Stopped | None = None
     accepted_at: float = 0.0  # by the wall clock: when something last was
@@ -153,10 +155,13 @@ class Delivery:
         reading = self._read(chunks)
         while self.stopped is None:
             now = self.clock.now()
-            window = self._window(reading, now) if now >= self._quiet else []
+            full = self.full()
+            window = [] if full or now < self._quiet else self._window(reading, now)
             if window:
                 self._hand_over(window)
                 self._look_up(reading, begun + self.policy.seconds)
+            elif full:
+                self._stop(_FULL, 0.0, reached=True)
             elif not self._held and not self._more(reading):
                 break
             else:
@@ -240,7 +245,7 @@ class Delivery:
         fresh, most, enough = self._fresh, self._at_once(), self.policy.batch_bytes
         plain = not (self._held or self.blocked or self._defer or self._tried)
         size, event = 0, None
-        while len(window) < most and size < enough and (plain or self._held.room()):
+        while len(window) < most and size < enough and (plain or self._room()):
             if not fresh and not self._more(reading):
                 break
             event = fresh.popleft()
@@ -255,6 +260,10 @@ class Delivery:
         if event is not None:
             self._taken = event.sequence, event.at
         return window
+
+    def _room(self) -> bool:
+        """Whether an event that cannot be sent now can be put somewhere."""
+        return self._held.room() and not self.full()
 
     def _at_once(self, attempts: int = 0) -> int:
         if (self.policy.probes or self.policy.gives_up) and not self.counts.sent:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import pickle
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -20,7 +20,7 @@ import pyarrow as pa
 from ... import frame
 from ...errors import SinkRefused, SinkUnavailable
 from .._store import Added, Folder
-from . import Destination, Event, Verdict
+from . import Destination, Event
 from .channels import Line
 from .deadletters import REFUSED, LetterBox, spans
 from .delivery import Counts, Delivery, Pending, Point, Policy, Stopped
@@ -90,10 +90,6 @@ class Delivered(msgspec.Struct):
         return self.stopped.reason if self.stopped else self.unread
 
 
-class LettersFull(SinkRefused):
-    """Dead letters cannot be written, so nothing more is to be sent."""
-
-
 @dataclass(frozen=True, slots=True)
 class Deliver:
     """How a task delivers its events."""
@@ -114,16 +110,15 @@ class Deliver:
         box = LetterBox(self.letters)
         box.epoch, events = _first_epoch(iter(chunks))
         delivery = Delivery(
-            sending(self.destination, box),
+            Line(self.destination).send,
             self.policy,
             box,
             blocked=spans(self.blocked.open(self.letters), box.epoch),
             point=point,
+            full=lambda: box.full,
         )
         try:
             delivery.run(events)
-        except LettersFull:
-            pass  # it has stopped, and the box knows why
         except SinkRefused as error:
             told.refusal = Refusal(str(error), error.hint)
         if delivery.stopped is None and told.refusal is None:
@@ -134,20 +129,6 @@ class Deliver:
         told.accepted_at = delivery.accepted_at
         if box.error:
             told.stopped = _unsaved(told, box, box.error)
-
-
-def sending(
-    destination: Destination, box: LetterBox
-) -> Callable[[Sequence[Event]], Sequence[Verdict]]:
-    """How events are handed over, for as long as what is refused can be kept."""
-    line = Line(destination)
-
-    def send(events: Sequence[Event]) -> Sequence[Verdict]:
-        if box.error:
-            raise LettersFull(str(box.error))
-        return line.send(events)
-
-    return send
 
 
 def _unsaved(told: Delivered, box: LetterBox, error: SinkUnavailable) -> Stopped:
