@@ -15,11 +15,12 @@ from headrace.event import Op
 from headrace.pipeline.verify import Span, Verified, verify
 from headrace.show import verified_lines
 from headrace.sinks._delta import Marks
-from headrace.sinks._push import Event
+from headrace.sinks._push import Event, deadletters
 from headrace.sinks._push import ledger as ledgers
 from headrace.sinks._push.deadletters import DeadLetters, LetterBox
 from headrace.sinks._push.delivery import Counts, Point
 from headrace.sinks._push.ledger import Ledger, Line
+from headrace.sinks._store import Folder
 from tests.changes import Writer, opened_writer
 from tests.sinks.courier import Courier
 
@@ -148,6 +149,26 @@ def test_dead_letters_that_are_gone_are_missed(account: Account) -> None:
     assert (found.redriven, found.letters_missing, found.complete) == (1, 1, False)
     account.ledger.settle(Line("redriven", "query-1", counts=Counts(sent=1)))
     assert account.verify().complete
+
+
+def test_dead_letters_that_leave_while_they_are_counted_are_not_missed(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account.settle(1, 30, sent=26, refused=4)
+    letters = account.keep(1, 2, 3, 4)
+    files_of = deadletters.files_of
+
+    def just_before(folder: Folder) -> list[str]:
+        if files := letters.files:  # a redrive notes what it sent, and takes it out of the table
+            line = Line("redriven", "query-1", counts=Counts(sent=4), files=files)
+            account.ledger.settle(line)
+            letters.commit([], files, marks=_marks(account.writer.log.epoch))
+        return files_of(folder)
+
+    monkeypatch.setattr(deadletters, "files_of", just_before)
+    found = account.verify()
+    assert found.complete
+    assert (found.redriven, found.dead_letters) == (4, 0)
 
 
 def test_what_was_trimmed_cannot_be_compared(account: Account) -> None:

@@ -133,12 +133,28 @@ class PushSettings:
 
     def sent(self) -> Sent:
         """What was sent and what waits, by the ledger and the dead letters."""
-        lines = ledger.read(Path(self.folder, ledger.FILE))
+        letters = self.letters
+        lines, files = self._noted()
+        # A file that leaves the table meanwhile can still be read for some hours.
+        rows = [row for file in files for row in letters.read(file, ["row"])["row"].to_pylist()]
         return Sent(
             [self._settled(line) for line in lines if line.what in ledger.SETTLED and line.last],
-            *deadletters.counted(self.letters),
-            redriven=ledger.redriven(lines, deadletters.files_of(self.letters)),
+            len(rows),
+            len(set(rows)),
+            ledger.redriven(lines, files),
         )
+
+    def _noted(self) -> tuple[list[ledger.Line], list[str]]:
+        """The ledger, and the files of the dead letters at the same time."""
+        file = Path(self.folder, ledger.FILE)
+        lines = ledger.read(file)
+        while True:
+            files = deadletters.files_of(self.letters)
+            before, lines = lines, ledger.read(file)
+            # Letters come into the table before they are noted: those of batches that were settled
+            # since are no harm. What was sent again is noted first, and leaves the table then.
+            if _resent(before) == _resent(lines):
+                return before, files
 
     def _settled(self, line: ledger.Line) -> Settled:
         counts, then = line.counts, line.rendered
@@ -175,3 +191,7 @@ class PushSettings:
         if not self.folder:
             raise PipelineError(f"nobody said where the sink {self.name} keeps its ledger")
         return PushWriter(self, writer, adopt=adopt)
+
+
+def _resent(lines: list[ledger.Line]) -> list[ledger.Line]:
+    return [line for line in lines if line.what == "redriven"]
