@@ -126,6 +126,7 @@ SPARK = {
     "spark.driver.memory": "1g",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    "spark.python.authenticate.socketTimeout": "60s",  # a busy machine starts Python slowly
 }
 
 

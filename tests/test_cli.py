@@ -33,7 +33,7 @@ from headrace.event import (
 from headrace.formats.catalogue import NAMES
 from headrace.log import Log, LogReader
 from headrace.run import formats
-from headrace.testing import PostgresDatabase, wait_until
+from headrace.testing import PostgresDatabase, free_port, wait_until
 from tests.serve.histories import told
 
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
@@ -44,13 +44,6 @@ USERS = Table(
     "shop", "postgres", "o", "db", "public", "users",
     (Column("id", "integer", key=True), Column("name", "text")),
 )  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Site:

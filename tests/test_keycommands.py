@@ -1,7 +1,6 @@
 """`headrace keys`: on the log itself, and through a server that asks for keys."""
 
 import json
-import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,7 @@ from headrace.cli import app
 from headrace.config import load
 from headrace.log import Log, LogReader
 from headrace.run import OPERATOR_KEY, Run
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+from headrace.testing import free_port
 
 
 class Site:

@@ -21,6 +21,7 @@ import msgspec
 import psycopg
 
 from headrace import apart
+from headrace import capture as capturing
 from headrace.apart import Apart
 from headrace.capture import Capture
 from headrace.config import source_class
@@ -195,10 +196,11 @@ class WatchedStream:
 def main(orders: Orders) -> int:
     """Capture until standard input ends."""
     faulthandler.register(signal.SIGUSR1)  # tells what every thread is at
+    capturing._LONGEST_WAIT = 0.5  # tests alter tables all the time, and copies begin again
     if orders.file_limit:
         # The write that goes beyond fails; Python ignores the signal that comes with it.
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders.file_limit, orders.file_limit))
-    if orders.kill is not None and orders.kill.at is Point.IN_SNAPSHOT:
+    if orders.kill is not None and orders.kill.at in (Point.IN_SNAPSHOT, Point.BEFORE_STREAM):
         apart._JOINED = 0  # batches are counted, so none is stored with the next
     try:
         log = Log.open(orders.data_dir)

@@ -90,7 +90,7 @@ class Captor:
 
     def wait(self, *codes: int) -> None:
         """Wait until it has ended, with one of these exit codes."""
-        self.linger(30)
+        self.linger(60)
         assert not self.running, f"it does not end: {self.stacks()}"
         found = self._process.returncode
         if self._process.stdin is not None:

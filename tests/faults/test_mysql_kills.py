@@ -1,5 +1,6 @@
 """MySQL and MariaDB through kills of the server and of the capture, with DDL beside the writers."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,10 @@ class Captor:
                 stderr=errors,
                 cwd=ROOT,
             )
+
+    def hold(self) -> None:
+        """Let it store nothing more."""
+        self._process.send_signal(signal.SIGSTOP)
 
     def kill(self) -> None:
         """kill -9."""
@@ -131,8 +136,10 @@ def test_killed_in_the_middle_of_a_copy_the_log_still_equals_the_database(
         database.execute("INSERT INTO a_done VALUES (1, 1), (2, 2)")
         database.execute(f"INSERT INTO b_half SELECT seq, 0, repeat('x', 99) FROM {numbers(ROWS)}")
         for turn in range(1, 3):
+            known = (0, _copied(data_dir, database))
             captor = Captor(database, data_dir)
-            wait_until(lambda: _copied(data_dir, database) > 0, timeout=60, message="it copies")
+            _await_copied(data_dir, database, known)
+            captor.hold()
             database.execute(f"UPDATE b_half SET n = {turn} WHERE id % 50 = {turn}")
             database.execute(f"DELETE FROM b_half WHERE id BETWEEN {turn} * 100 AND {turn} * 120")
             database.execute(f"UPDATE a_done SET n = n + 1; INSERT INTO a_done VALUES (-{turn}, 0)")
@@ -154,6 +161,11 @@ def test_killed_in_the_middle_of_a_copy_the_log_still_equals_the_database(
             assert ordered(rows) == expected[table], table
         reads = [change for change in changes if change.op is Op.READ]
         assert len([change for change in reads if change.table.name == "a_done"]) == 2
+
+
+def _await_copied(data_dir: Path, database: MysqlDatabase, known: tuple[int, int]) -> None:
+    """Wait until the copy goes on: the log has another number of its rows."""
+    wait_until(lambda: _copied(data_dir, database) not in known, message="it copies")
 
 
 def _copied(data_dir: Path, database: MysqlDatabase) -> int:

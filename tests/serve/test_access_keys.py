@@ -320,7 +320,7 @@ def test_a_live_stream_ends_with_its_revoked_key(closed: Site, path: str) -> Non
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_live_stream_ends_with_its_expired_key(closed: Site, path: str) -> None:
-    made = closed.service.keyring.create(Wanted(seconds=1.0))
+    made = closed.service.keyring.create(Wanted(seconds=3.0))
     closed.writer.put("users", "1")
     with Reader(closed.url + path, {"X-API-Key": made.secret}) as reader:
         reader.await_events(1)

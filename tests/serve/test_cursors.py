@@ -316,7 +316,7 @@ def test_a_changed_key_and_an_emptied_table_wait_for_all_they_touch(site: Site) 
 def test_an_expired_lease_is_handed_on_and_its_ack_is_lost(site: Site) -> None:
     site.writer.put_many("users", 2)
     put(site, "jobs", 0)
-    late = lease(site, lease_ms=100, limit=1)
+    late = lease(site, lease_ms=2000, limit=1)
     begun = time.monotonic()
     other = lease(site, limit=1, wait_ms=10_000, lease_ms=60_000)
     assert held(other) == [2]

@@ -147,7 +147,7 @@ def test_an_ack_on_its_way_to_the_disk_is_not_undone_by_the_next_group(
 ) -> None:
     site.writer.put_many("users", 3)
     put(site)
-    page = lease(site, lease_ms=100)
+    page = lease(site, lease_ms=2000)
     writing, go = threading.Event(), threading.Event()
     written = Log.put_cursor
 

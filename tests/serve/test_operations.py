@@ -53,7 +53,7 @@ def test_a_source_too_far_behind_is_unhealthy(site: Site) -> None:
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.SNAPSHOT, Phase.STREAMING])
 def test_a_source_that_says_nothing_any_more_is_unhealthy(sites: Sites, phase: Phase) -> None:
-    site = sites(ServerSettings(port=0, stall_seconds=0.3))
+    site = sites(ServerSettings(port=0, stall_seconds=2.0))
     silent = status(phase)
     assert health(site, silent)[:2] == (200, "healthy")
     wait_until(lambda: health(site, silent)[:2] == (503, "unhealthy"))

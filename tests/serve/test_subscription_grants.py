@@ -403,7 +403,7 @@ def test_the_marks_that_somebody_hears_name_only_their_own_transactions(shop: Si
 @pytest.mark.parametrize("path", ["/v1/changes/stream", "/changefeed/stream?keep_alive=true"])
 @pytest.mark.parametrize("how", ["revoked", "expired"])
 def test_a_stream_ends_with_its_key(shop: Site, path: str, how: str) -> None:
-    key = shop.key(seconds=1.0 if how == "expired" else None)
+    key = shop.key(seconds=3.0 if how == "expired" else None)
     keyring = shop.service.keyring
     with Reader(shop.url + path, key) as reader:
         shop.writer.put("users", "1")

@@ -71,6 +71,8 @@ class Talk:
     def subscribe(self, *tables: str, **more: Any) -> Message:
         """Ask for tables' events."""
         confirmed = self.ask(type="subscribe", tables=list(tables), **more)
+        while confirmed["type"] in ("connection_status", "ping"):  # what comes by itself
+            confirmed = self.hear()
         assert confirmed["type"] == "subscription_confirmed", confirmed
         return confirmed
 

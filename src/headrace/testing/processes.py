@@ -29,7 +29,7 @@ PORTS = range(15_000, 32_000)
 
 
 def wait_until(
-    predicate: Callable[[], T], *, timeout: float = 10.0, message: str = "the condition holds"
+    predicate: Callable[[], T], *, timeout: float = 60.0, message: str = "the condition holds"
 ) -> T:
     """Call `predicate` until it returns something true, and return that."""
     deadline = time.monotonic() + timeout

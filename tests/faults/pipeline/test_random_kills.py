@@ -38,7 +38,8 @@ DDL = (
     "CREATE TABLE notes (id int PRIMARY KEY, line text); INSERT INTO notes VALUES (1, 'a')",
     "ALTER TABLE pages ALTER visits TYPE bigint; UPDATE pages SET visits = 1 << 20 WHERE id < 9;"
     "INSERT INTO pages (id, visits) VALUES (-1, 1 << 20)",
-    "ALTER TABLE accounts DROP COLUMN extra; INSERT INTO accounts (id) VALUES (-2);"
+    # Two transactions: a writer that has locked lines may wait for accounts.
+    "BEGIN; ALTER TABLE accounts DROP COLUMN extra; INSERT INTO accounts (id) VALUES (-2); COMMIT;"
     "ALTER TABLE lines ADD COLUMN tags text[]; INSERT INTO lines VALUES (-1, 1, 2, 'a', '{b}')",
 )
 # The journal has no key, so a table cannot follow its updates; its history can.
@@ -141,12 +142,12 @@ class Place:
         os.kill(pipeline, signal.SIGKILL)
 
     def kill_java(self, pipeline: int, random: Random) -> None:
-        [java] = [each for each in _started(pipeline) if each.name() == "java"]
+        [java] = [each for each in _started(pipeline) if _name(each) == "java"]
         java.kill()
 
     def kill_worker(self, pipeline: int, random: Random) -> None:
         daemons = {each.pid for each in _started(pipeline) if "pyspark.daemon" in _command(each)}
-        workers = [each for each in _started(pipeline) if each.ppid() in daemons]
+        workers = [each for each in _started(pipeline) if _parent(each) in daemons]
         if workers:
             random.choice(workers).kill()
 
@@ -163,6 +164,20 @@ class Place:
 
 def _started(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _parent(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def _command(process: psutil.Process) -> str:
