@@ -51,6 +51,7 @@ class Verdict(NamedTuple):
     answer: Answer
     reason: str = ""
     after: float = 0.0  # seconds after which the destination wants to be asked again
+    repeats: int = 0  # how often the channel handed it over anew, not knowing if it was taken
 
 
 ACCEPTED = Verdict(Answer.ACCEPTED)
