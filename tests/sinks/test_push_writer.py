@@ -332,6 +332,67 @@ def test_a_redrive_whose_end_cannot_be_noted_is_not_done_twice(
     assert post.writer.account().reason == ""
 
 
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (SinkUnavailable("/letters/7 cannot be read or written"), "/letters/7 cannot be read"),
+        (OSError(28, "No space left on device", "/letters"), "No space left on device: /letters"),
+        (RuntimeError("s3cret"), "it ended with RuntimeError; `headrace status` "),
+    ],
+)
+def test_a_redrive_that_fails_says_why_and_what_it_has_sent(
+    post: Local, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str
+) -> None:
+    monkeypatch.setattr(redrive, "MOST_LETTERS", 4)
+    post.users(*((n, "-") for n in range(10)))
+    post.office.judge = refusing(*range(1, 11))
+    post.write()
+    post.office.judge = refusing(2)
+    wish = redrive.ask(post.sink.folder)
+    here: Any = Here()
+    post.writer.idle(here)
+    with monkeypatch.context() as patched:
+        patched.setattr(Folder, "write", failing(Folder.write, 1, error))
+        with pytest.raises(type(error)):
+            post.writer.idle(here)
+    told = redrive.told(post.sink.folder, wish)
+    assert told is not None
+    assert told.reason.startswith(says)
+    assert "s3cret" not in told.reason
+    assert (told.letters, told.sent, told.refused, told.left, told.done) == (10, 3, 1, 7, True)
+    post.office.judge = kind
+    assert post.redrive().left == 0
+    assert sorted(post.sequences()) == list(range(1, 11))
+
+
+def test_who_asks_a_busy_sink_for_a_redrive_is_next_in_line(post: Local) -> None:
+    post.users((1, "-"))
+    post.office.judge = refusing(1)
+    post.write()
+    sending, go_on = threading.Event(), threading.Event()
+
+    def judge(event: Taken) -> tuple[str, str, float]:
+        if event.sequence == 2:
+            sending.set()
+            go_on.wait(30)
+        return kind(event)
+
+    post.office.judge = judge
+    post.users((2, "-"))
+    redrive.ask(post.sink.folder)
+    here: Any = Here()
+    batch = threading.Thread(target=post.write)
+    batch.start()
+    assert sending.wait(30)
+    redriving = threading.Thread(target=post.writer.idle, args=(here,))
+    redriving.start()
+    redriving.join(0.1)  # in line, or gone already
+    go_on.set()
+    batch.join()
+    redriving.join()
+    assert post.sequences() == [2, 1]
+
+
 def test_dead_letters_wait_for_a_batch_that_was_begun(post: Local) -> None:
     post.users((1, "-"), (2, "-"))
     post.office.judge = refusing(1)

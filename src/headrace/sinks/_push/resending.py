@@ -93,6 +93,14 @@ class Resending:
         self._unsaved = _Unsaved(piece.files, told)
         return [each.delivered for each in told]
 
+    def failed(self, wish: Wish, reason: str) -> Redriven:
+        """What came of a wish that an error has put an end to."""
+        if self._round is None or self._round.wish.id != wish.id:
+            self._round = Round(wish, self._letters.count)
+        # Kept: if the end of its last step is noted later, that is told as well.
+        self._round.reason, self._ended = reason, True
+        return self._round.answer(self._letters.count, 0)
+
     def _begin(self, wish: Wish) -> None:
         count = self._letters.count
         self._round, self._ended, self._silent = Round(wish, count), False, 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ... import frame
-from ...errors import LogReplaced, PipelineError, SinkRefused, SinkUnavailable
+from ...errors import HeadraceError, LogReplaced, PipelineError, SinkRefused, SinkUnavailable
 from .. import Account, Progress, Troubled
 from .._delta import Marks
 from . import disabled
@@ -34,6 +34,7 @@ _T = TypeVar("_T")
 
 FIRST_WAIT = 1.0  # seconds, after a destination took nothing; doubled each time
 LONGEST_WAIT = 60.0
+_IN_LINE = 1.0  # seconds for which a redrive waits for the batch before it, each time it is tried
 
 
 @dataclass(slots=True)
@@ -107,12 +108,15 @@ class PushWriter:
 
     def idle(self, spark: SparkSession) -> None:
         """Send some dead letters again, if somebody has asked for it."""
-        if self._ledger.interrupted or not self._busy.acquire(blocking=False):
-            return  # first the batch that was begun: its events may be among the letters
-        try:
-            self._resend(spark)
-        finally:
-            self._busy.release()
+        wanted = self._resending.unsaved or redriving.asked(self._sink.folder) is not None
+        # A sink that has much to send is between two batches only for a moment.
+        if wanted and self._busy.acquire(timeout=_IN_LINE):
+            try:
+                # First a batch that was interrupted: its events may be among the letters.
+                if not (self._closed.is_set() or self._ledger.interrupted):
+                    self._resend(spark)
+            finally:
+                self._busy.release()
 
     def tend(self) -> None:
         """Keep the ledger short, and the dead letters in few files."""
@@ -242,7 +246,7 @@ class PushWriter:
                     raise SinkUnavailable(f"{self._sink.name}: {reason}") from error
                 continue
             if tries:
-                self._account = replace(self._account, reason="", since=0.0, rounds=0)
+                self._account = _well(self._account)
             return done
 
     def _halt(self, error: SinkRefused) -> None:
@@ -289,7 +293,7 @@ class PushWriter:
             rendered=self._sink.rendered,
         )
         self._ledger.settle(line)
-        self._account = replace(self._account, reason="", since=0.0, rounds=0)
+        self._account = _well(self._account)
 
     def _note(self, told: list[Delivered]) -> None:
         account = self._account
@@ -297,7 +301,7 @@ class PushWriter:
         if any(each.counts.sent for each in told):
             self._refusals = 0
             self._accepted_at = time.monotonic()
-            account = replace(account, reason="", since=0.0, rounds=0)
+            account = _well(account)
         self._account = replace(
             account,
             sent=account.sent + sum(each.counts.sent for each in told),
@@ -331,8 +335,7 @@ class PushWriter:
             self._saved()
         except BaseException as error:
             # Answered, so that nobody waits for it and it is not tried for ever.
-            count = self._letters.count
-            told = redriving.Redriven(wish.id, count, 0, count, type(error).__name__)
+            told = self._resending.failed(wish, _explained(error))
             redriving.tell(self._sink.folder, told)
             raise
 
@@ -350,14 +353,9 @@ class PushWriter:
         if self._resending.unsaved:
             self._resending.save()
             self._answer, self._told = self._resending.answer(), False
-            self._account = replace(
-                self._account,
-                reason="",
-                since=0.0,
-                rounds=0,
-                dead_letters=self._letters.count,
-                waiting_rows=self._letters.rows,
-            )
+            letters, rows = self._letters.count, self._letters.rows
+            account = _well(self._account)
+            self._account = replace(account, dead_letters=letters, waiting_rows=rows)
         if self._answer is not None and not self._told:
             redriving.tell(self._sink.folder, self._answer)
             self._told = True
@@ -397,6 +395,11 @@ def _expect_all(told: list[Delivered], sending: _Sending) -> None:
         )
 
 
+def _well(account: Account) -> Account:
+    """The same where nothing is wrong any more."""
+    return replace(account, reason="", since=0.0, rounds=0)
+
+
 def _doubled(tries: int) -> float:
     """Seconds to wait after so many tries."""
     return min(FIRST_WAIT * 2.0 ** min(tries - 1, 20), LONGEST_WAIT)
@@ -407,6 +410,15 @@ def _reason(error: SinkUnavailable | OSError) -> str:
         return str(error)
     place = f": {error.filename}" if error.filename else ""
     return f"{error.strerror or type(error).__name__}{place}"
+
+
+def _explained(error: BaseException) -> str:
+    """Why a redrive failed; the text of an error that is not ours may hold what nobody may read."""
+    if isinstance(error, HeadraceError):
+        return f"{error}. {error.hint}" if error.hint else str(error)
+    if isinstance(error, OSError):
+        return _reason(error)
+    return f"it ended with {type(error).__name__}; `headrace status` may tell more"
 
 
 def _last(seen: Seen) -> int:
