@@ -107,6 +107,35 @@ def test_what_fails_with_others_is_tried_with_ever_fewer_and_at_last_alone() -> 
     assert sorted(office.sequences()) == [n for n in range(1, 301) if n != 5]
 
 
+# --- what is handed over again -------------------------------------------------------------------
+
+
+def test_every_event_that_is_handed_over_again_is_counted() -> None:
+    """Not every row: a destination that takes a window as a whole fails at all its events."""
+    office, watch = Office(lambda _: FAILED, careless=True), Watch()
+    events = [event(n, str(n % 3)) for n in range(1, 301)]
+    done = deliver(office, events, policy={"batch_size": 500, "attempts": 1}, clock=watch)
+    assert done.stopped is not None
+    assert done.counts.retries == 0
+    office.judge = lambda _: ACCEPTED
+    watch.sleep(done.stopped.after)
+    last = deliver(office, events, point=done.stopped.point, clock=watch)
+    assert (last.counts.sent, last.counts.retries) == (300, 300)
+
+
+def test_what_waited_behind_a_failure_was_not_handed_over_before() -> None:
+    office = Office(failing(2, lambda each: each.sequence == 1))
+    done = deliver(office, [event(n) for n in range(1, 9)])
+    assert (done.counts.sent, done.counts.retries) == (8, 2)
+
+
+def test_what_a_channel_hands_over_again_by_itself_is_counted() -> None:
+    twice = ACCEPTED._replace(repeats=1)
+    office = Office(lambda each: twice if each.sequence == 3 else ACCEPTED)
+    done = deliver(office, [event(n) for n in range(1, 9)])
+    assert (done.counts.sent, done.counts.retries) == (8, 1)
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -400,6 +429,15 @@ def test_every_event_is_settled_once_and_rows_keep_their_order(
         verdicts = office.send(window)
         return [UNREACHABLE] * len(window) if mood == "deaf" else verdicts
 
+    handed: list[int] = []
+
+    def send_and_note(window: Sequence[Event]) -> list[Verdict]:
+        verdicts = send(window)
+        told = zip(window, verdicts, strict=True)
+        handed.extend(each.sequence for each, said in told if said.answer is not Answer.UNSENT)
+        return verdicts
+
+    crashed, retries = False, 0
     point, rounds, failures, moved, watch = Point(), 0, 0, 0.0, Watch()
     crashes = data.draw(st.lists(st.booleans(), max_size=5))
     seconds = data.draw(st.sampled_from([0.0, 0.5, 5.0]))  # none: each window by itself
@@ -415,22 +453,26 @@ def test_every_event_is_settled_once_and_rows_keep_their_order(
             seconds=seconds,
             moved=moved,
         )
-        delivery = Delivery(send, policy, letters, letters.spans(), point=point, clock=watch)
+        delivery = Delivery(
+            send_and_note, policy, letters, letters.spans(), point=point, clock=watch
+        )
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(held_rows, "HELD_EVENTS", held or 1)
             delivery.run(chunks)
         rounds += 1
+        retries += delivery.counts.retries
         failures += bool(delivery.stopped and delivery.stopped.reason)
         moved = max(moved, delivery.accepted_at)
         watch.sleep(delivery.stopped.after if delivery.stopped else 0.0)
         assert rounds < 500, "it ends"
         if crashes and crashes.pop():
-            point = Point()  # whoever knew where it stopped has died
+            point, crashed = Point(), True  # whoever knew where it stopped has died
         elif delivery.stopped is None:
             break
         else:
             point = msgspec.json.decode(msgspec.json.encode(delivery.stopped.point), type=Point)
 
+    assert crashed or retries == len(handed) - len(set(handed))
     taken, put_aside = set(office.sequences()), letters.sequences()
     assert len(put_aside) == len(set(put_aside))
     assert taken | set(put_aside) == set(range(1, len(events) + 1))

@@ -72,6 +72,7 @@ class Pending(NamedTuple):
     moved: bool = False  # whether others were accepted since the first of these
     due: float = 0.0  # by the wall clock: not to be tried before
     failed: float = 0.0  # by the wall clock: when it first did
+    handed: bool = False  # whether it was handed over, and nobody knows that it was taken
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -101,7 +102,7 @@ class Counts(msgspec.Struct):
     sent: int = 0  # events accepted
     bytes: int = 0  # of them
     requests: int = 0  # windows handed over
-    retries: int = 0  # events handed over again
+    retries: int = 0  # how often an event was handed over that had been before
     refused: int = 0  # put aside for a reason of their own
     waiting: int = 0  # put aside behind these
     skipped: int = 0  # that the dead letters had already
@@ -143,6 +144,7 @@ class Delivery:
     _taken: Position = (0, -1)  # the last event that is no longer fresh
     _pending: dict[Position, Pending] = field(default_factory=dict)  # those of the point
     _tried: set[Position] = field(default_factory=set)  # of these, not met again yet
+    _handed: set[Position] = field(default_factory=set)  # events, and were not settled since
     _ahead: float = 0.0  # of the clock, the wall clock
     _silent: int = 0  # windows in a row of which nothing was accepted
     _quiet: float = 0.0  # nothing is handed over before
@@ -186,6 +188,7 @@ class Delivery:
         self._refusals = self.policy.refusals
         self._pending = {each[:2]: each for each in self.point.pending}
         self._tried = {each[:2] for each in self.point.pending if each.attempts or each.due}
+        self._handed = {each[:2] for each in self.point.pending if each.handed or each.attempts}
         if self.policy.probes:
             # Not always the same events: these may be the very ones that the destination fails at.
             self._defer = (self.policy.probes - 1) * self.policy.attempts
@@ -302,8 +305,6 @@ class Delivery:
             if self._too_large(row.events[0]):
                 self._refuse_large(row)
                 continue
-            if row.attempts:
-                self.counts.retries += 1
             while row.events and len(window) < most and size < self.policy.batch_bytes:
                 if self._too_large(row.events[0]):
                     break
@@ -356,13 +357,24 @@ class Delivery:
             raise
         assert len(verdicts) == len(window), "a verdict for each event"
         self.counts.requests += 1
-        if verdicts.count(ACCEPTED) == len(window):
+        taken = verdicts.count(ACCEPTED) == len(window)
+        if self._handed or not taken:
+            self._count_handed(window, verdicts)
+        if taken:
             self._accept(window)
             if self._held:
                 self._held.release({event.row for event in window})
             self._silent, self._quiet = 0, 0.0
             return
         self._judge(window, verdicts)
+
+    def _count_handed(self, window: Sequence[Event], verdicts: Sequence[Verdict]) -> None:
+        """Count what was handed over before; what was not has been now."""
+        for event, verdict in zip(window, verdicts, strict=True):
+            if verdict.answer is not _UNSENT:
+                position = event.sequence, event.at
+                self.counts.retries += (position in self._handed) + verdict.repeats
+                self._handed.add(position)
 
     def _accept(self, events: Sequence[Event]) -> None:
         if not events:
@@ -371,6 +383,8 @@ class Delivery:
         self.accepted_at = self.clock.now() + self._ahead
         self.counts.sent += len(events)
         self.counts.bytes += sum([len(event.payload or b"") for event in events])
+        if self._handed:
+            self._handed.difference_update([(event.sequence, event.at) for event in events])
 
     def _judge(self, window: Sequence[Event], verdicts: Sequence[Verdict]) -> None:
         back: dict[str, list[Event]] = {}
@@ -444,6 +458,7 @@ class Delivery:
         else:
             self.counts.waiting += 1
         position = event.sequence, event.at
+        self._handed.discard(position)
         span = self.blocked.get(event.row, Span(position, position))
         self.blocked[event.row] = Span(min(span.first, position), max(span.last, position))
 
@@ -465,11 +480,12 @@ class Delivery:
         now = self.clock.now()
         pending: list[Pending] = []
         for row in self._held.rows.values():
-            head, *rest = row.events
+            positions = [(event.sequence, event.at) for event in row.events]
             moved = row.moved_on(self.counts.sent)
             due = row.due + self._ahead if row.due > now else 0.0
-            pending.append(Pending(head.sequence, head.at, row.attempts, moved, due, row.failed))
-            pending += [Pending(event.sequence, event.at, 0) for event in rest]
+            head, *rest = [Pending(*each, 0, handed=each in self._handed) for each in positions]
+            known = head._replace(attempts=row.attempts, moved=moved, due=due, failed=row.failed)
+            pending += [known, *rest]
         # What was pending before, and is still to be read.
         pending += [each for each in self.point.pending if each[:2] > self._taken]
         sequence, at = max(self._taken, (self.point.sequence, self.point.at))

@@ -134,7 +134,9 @@ class Deliver:
 def _unsaved(told: Delivered, box: LetterBox, error: SinkUnavailable) -> Stopped:
     """Where a part stands whose dead letters were not kept: these are still to be sent."""
     stopped = told.stopped or Stopped(Point(told.seen.last, _LAST_PLACE), "")
-    held = [Pending(sequence, at, 0) for sequence, at, _ in box.unsaved]
+    held = [
+        Pending(sequence, at, 0, handed=status == REFUSED) for sequence, at, status in box.unsaved
+    ]
     refused = sum(status == REFUSED for *_, status in box.unsaved)
     told.counts.refused -= refused
     told.counts.waiting -= len(held) - refused
