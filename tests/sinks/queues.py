@@ -8,9 +8,11 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -24,13 +26,16 @@ from headrace.secret import Secret
 from headrace.sinks._broker import BrokerSettings
 from headrace.sinks._push import ACCEPTED, Answer, Channel, Event, Verdict
 from headrace.sinks._push.channels import Line, close_all
+from headrace.sinks._push.delivery import Delivery, Point, Policy
 from headrace.sinks._push.writer import PushWriter
 from headrace.testing import wait_until
 from headrace.testing.processes import ServerProcess
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
 from tests.sinks.courier import Office
+from tests.sinks.office import Letters
 from tests.sinks.post import Post
+from tests.sinks.ways import Cut, Slow, nowhere
 
 SECRET = "hunter2-of-nobody"
 
@@ -51,6 +56,7 @@ class Queues(ABC):
     """A server, sinks on it, and a consumer."""
 
     server: ServerProcess
+    drops_repeats = False  # the server does, by their ids
 
     @abstractmethod
     def sink(self, **settings: Any) -> BrokerSettings:
@@ -59,6 +65,10 @@ class Queues(ABC):
     @abstractmethod
     def read(self, table: str) -> list[Record]:
         """All that came for a table, in order."""
+
+    def read_on(self, table: str, before: Sequence[Record]) -> list[Record]:
+        """What came after what was read before."""
+        return self.read(table)[len(before) :]
 
     @abstractmethod
     def user(self) -> dict[str, Any]:
@@ -159,7 +169,7 @@ class QueueTests:
         table = table_name()
         first = event(table, "first", 0)
         events = [event(table, at, at, payload=b"x" * 2000) for at in range(1, 2001)]
-        with Cut(queues.server) as cut:
+        with Cut(queues.server.address) as cut:
             line = Line(queues.sink(servers=cut.address, timeout_seconds=10.0))
             assert list(line.send([first])) == [ACCEPTED]
             cut.after(heard)
@@ -196,10 +206,42 @@ class QueueTests:
         assert set(answers) == {ACCEPTED}
         assert [record.id for record in queues.read(table)] == [each.id for each in events]
 
+    @pytest.mark.slow
+    @pytest.mark.timeout(300)
+    @pytest.mark.requirement("S1-41")
+    def test_a_server_that_takes_ten_seconds_for_an_answer_gets_everything_once(
+        self, queues: Queues
+    ) -> None:
+        table = table_name()
+        first, *events = [event(table, at % 3, at) for at in range(1, 14)]
+        sink = queues.sink(batch_size=6)
+        with Slow(queues.server.address) as way:
+            line = Line(replace(sink, servers=way.address))
+            assert list(line.send([first])) == [ACCEPTED]
+            way.seconds = 10.0
+            settle(line, sink.policy, events)
+        assert [record.id for record in queues.read(table)] == [first.id, *ids(events)]
+
     @pytest.mark.requirement("S1-41")
     def test_what_was_taken_without_an_answer_comes_again_with_the_same_id(
         self, queues: Queues
     ) -> None:
+        table = table_name()
+        first, *events = [event(table, 1, at) for at in range(100)]
+        with Slow(queues.server.address) as way:
+            line = Line(queues.sink(servers=way.address, timeout_seconds=1.0))
+            assert list(line.send([first])) == [ACCEPTED]
+            way.loses = True
+            verdicts = line.send(events)
+            way.loses = False
+            assert verdicts[0].answer is Answer.UNREACHABLE
+            assert ACCEPTED not in verdicts
+            stored = queues.read(table)
+            assert ids(stored) == [first.id, *ids(events)], "it has them, and could not say so"
+            until_accepted(line, events)
+        assert ids(queues.read_on(table, stored)) == ([] if queues.drops_repeats else ids(events))
+
+    def test_a_server_that_hangs_for_too_long_is_asked_again(self, queues: Queues) -> None:
         table = table_name()
         events = [event(table, 1, at) for at in range(100)]
         line = Line(queues.sink(timeout_seconds=1.0))
@@ -213,78 +255,21 @@ class QueueTests:
         until_accepted(line, events[1:])
         expect_in_order(queues.read(table), events)
 
+    def test_an_address_that_never_answers_is_named_with_what_to_do(self, queues: Queues) -> None:
+        with nowhere() as address:
+            line = Line(queues.sink(servers=address, timeout_seconds=1.0))
+            begun = time.monotonic()
+            [verdict] = line.send([event("users", 1, 1)])
+            assert time.monotonic() - begun < 5.0
+        assert verdict.answer is Answer.UNREACHABLE
+        assert f"{address}: no connection in time; check servers" in verdict.reason
+
     def test_a_wrong_password_is_told_and_not_shown(self, queues: Queues) -> None:
         with pytest.raises(SinkUnavailable) as refused:
             queues.sink(username="alice", password=Secret(SECRET)).connect()
         assert queues.server.address in str(refused.value)
         assert SECRET not in repr(refused.value)
         assert SECRET not in repr(queues.sink(username="alice", password=Secret(SECRET)))
-
-
-class Cut:
-    """A way to a server that ends all connections once so many more bytes came back on it."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self._port = server.port
-        self._left: int | None = None
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._listen)]
-
-    def __enter__(self) -> Self:
-        self._threads[0].start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        close_all()
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        for thread in self._threads:
-            thread.join()
-
-    def after(self, count: int) -> None:
-        """The next so many bytes pass, and no more."""
-        self._left = count
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                client, _ = self._listening.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self._port))
-            threads = [
-                threading.Thread(target=self._pass, args=(client, server)),
-                threading.Thread(target=self._pass_back, args=(server, client)),
-            ]
-            self._threads += threads
-            for thread in threads:
-                thread.start()
-
-    def _pass(self, client: socket.socket, server: socket.socket) -> None:
-        with suppress(OSError):
-            while data := client.recv(65536):
-                server.sendall(data)
-        _hang_up(client, server)
-
-    def _pass_back(self, server: socket.socket, client: socket.socket) -> None:
-        with server, client, suppress(OSError):
-            while data := server.recv(65536):
-                left, self._left = self._left, None
-                if left is None:
-                    client.sendall(data)
-                    continue
-                client.sendall(data[:left])
-                if left <= len(data):
-                    break
-                self._left = left - len(data)
-            _hang_up(client, server)
-
-
-def _hang_up(*sockets: socket.socket) -> None:
-    for each in sockets:
-        with suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
 
 
 class Strange:
@@ -370,6 +355,24 @@ def through_spark(spark: SparkSession, folder: Path, queues: Queues) -> None:
     files = [path for path in (folder / "post").rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+def settle(line: Line, policy: Policy, events: Sequence[Event]) -> None:
+    """Deliver as a task does, and again where it stopped; nothing is put aside or fails."""
+    letters, point = Letters(), Point()
+    while True:
+        delivery = Delivery(line.send, policy, letters, point=point)
+        delivery.run([events])
+        assert not letters.kept
+        if delivery.stopped is None:
+            return
+        assert delivery.stopped.reason == ""
+        point = delivery.stopped.point
+
+
+def ids(found: Iterable[Event | Record]) -> list[str]:
+    """The ids of events, sent or stored."""
+    return [each.id for each in found]
 
 
 def until_accepted(line: Line, events: Sequence[Event]) -> None:

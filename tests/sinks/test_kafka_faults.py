@@ -5,7 +5,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from headrace.testing import wait_until
 from headrace.testing.kafka import KafkaServer
 from tests.needs import missing
 from tests.sinks.brokers import channel, event, expect_kafka, read, sink, table_name
+from tests.sinks.ways import nowhere
 
 PASSWORD = "hunter2-of-alice"
 
@@ -149,18 +150,9 @@ def test_an_address_where_nobody_listens_is_named(kafka: KafkaServer) -> None:
 
 def test_an_address_that_never_answers_is_given_up() -> None:
     expect_kafka()
-    with ExitStack() as stack:
-        # Its queue is full, so that a connection hangs as one to an unroutable address does.
-        silent = stack.enter_context(socket.socket())
-        silent.bind(("127.0.0.1", 0))
-        silent.listen(0)
-        address = silent.getsockname()
-        for _ in range(2):
-            client = stack.enter_context(socket.socket())
-            client.setblocking(False)
-            client.connect_ex(address)
-        given = Kafka(name="events", servers=f"127.0.0.1:{address[1]}", timeout_seconds=1.0)
-        with pytest.raises(SinkUnavailable, match=f"127.0.0.1:{address[1]}"):
+    with nowhere() as address:
+        given = Kafka(name="events", servers=address, timeout_seconds=1.0)
+        with pytest.raises(SinkUnavailable, match=f"{address}: no answer in 1 s; check servers"):
             given.connect()
 
 

@@ -27,7 +27,6 @@ from tests.sinks.brokers import event, table_name
 from tests.sinks.nkeys import Trust, another_seed
 from tests.sinks.queues import (
     SECRET,
-    Cut,
     Queues,
     QueueTests,
     Record,
@@ -37,6 +36,7 @@ from tests.sinks.queues import (
     expect_stored,
     through_spark,
 )
+from tests.sinks.ways import Cut
 
 USERS = f"""
 authorization {{
@@ -52,6 +52,8 @@ no_auth_user: all
 
 class Subjects(Queues):
     """Subjects of a NATS server."""
+
+    drops_repeats = True
 
     def __init__(self, server: NatsServer) -> None:
         self.server = server
@@ -219,7 +221,7 @@ def test_where_one_of_a_row_is_sent_at_a_time_what_was_not_sent_is_not_accepted(
         "timeout_seconds": 10.0,
     }
     events = [event(table, at % 500, at) for at in range(1000)]
-    with Cut(queues.server) as cut:
+    with Cut(queues.server.address) as cut:
         sender = Sender(queues.sink(servers=cut.address, **chosen))
         assert list(sender.send([event(table, "first", 5000)])) == [ACCEPTED]
         cut.after(heard)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from tests.needs import missing
 from tests.sinks.brokers import event, table_name
 from tests.sinks.queues import (
     SECRET,
-    Cut,
     Queues,
     QueueTests,
     Record,
@@ -35,6 +34,7 @@ from tests.sinks.queues import (
     through_spark,
     until_accepted,
 )
+from tests.sinks.ways import Cut
 
 CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 
@@ -77,6 +77,10 @@ class Exchanges(Queues):
                 found.append(Record(body, told | properties.headers))
             channel.cancel()
         return found
+
+    def read_on(self, table: str, before: Sequence[Record]) -> list[Record]:
+        """What was read is no longer there."""
+        return self.read(table)
 
     def user(self, name: str = "headrace", writes: str = ".*") -> dict[str, Any]:
         """Made by the server's own functions; `writes` are the exchanges it may publish to."""
@@ -187,7 +191,7 @@ def test_where_one_of_a_row_is_sent_at_a_time_what_was_not_sent_is_not_accepted(
     with queues.channel(queue_arguments=arguments) as channel:
         assert list(channel.send([event(full, "first", 0)])) == [ACCEPTED]
     events = [event(table, at % 1000, at) for at in range(2000)]
-    with Cut(queues.server) as cut:
+    with Cut(queues.server.address) as cut:
         line = Line(queues.sink(servers=cut.address, declare_queue=Template("")))
         nacked = line.send([event(full, at, at) for at in range(1, 9)])
         assert Answer.FAILED in {verdict.answer for verdict in nacked}
@@ -221,7 +225,7 @@ def test_an_exchange_and_a_queue_that_were_deleted_are_made_again(queues: Exchan
 def test_a_connection_that_ends_while_an_exchange_is_looked_for_is_told(queues: Exchanges) -> None:
     chosen = {"declare_exchange": "", "declare_queue": Template(""), "exchange": Template("nope")}
     said = len("NOT_FOUND - no exchange 'nope' in vhost '/'") + 20  # a whole Channel.Close
-    with Cut(queues.server) as cut:
+    with Cut(queues.server.address) as cut:
         line = Line(queues.sink(servers=cut.address, **chosen))
         [verdict] = line.send([event("users", 1, 1)])
         assert verdict.answer is Answer.FAILED

@@ -5,6 +5,7 @@ What the other side says while we send is heard at once: it may stop listening u
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import ssl
@@ -18,6 +19,9 @@ Heard = Callable[[bytes], None]
 
 _PIECE = 262_144
 _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+LOOK = "check servers, and that no firewall is in between"
 
 
 class Silent(TimeoutError):
@@ -100,6 +104,10 @@ def why(error: OSError) -> str:
     """An error of a connection in words."""
     if isinstance(error, Silent):
         return "no answer in time"
+    if isinstance(error, TimeoutError):
+        return f"no connection in time; {LOOK}"
+    if error.errno in _NO_WAY:
+        return f"{error.strerror}; {LOOK}"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {error.verify_message}"
     if isinstance(error, ssl.SSLError):

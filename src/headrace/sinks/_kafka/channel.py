@@ -20,6 +20,7 @@ from ...formats.savegress import OPERATIONS
 from ...secret import MASK
 from .._push import ACCEPTED, UNSENT, Answer, Event, Verdict
 from .._template import Template
+from .._wire import LOOK
 from . import names
 
 try:
@@ -221,7 +222,8 @@ class KafkaChannel:
         return producer
 
     def _unavailable(self, error: KafkaError | None) -> SinkUnavailable:
-        why = self._link.reason(error) if error else f"no answer in {self._link.timeout:g} s"
+        unheard = f"no answer in {self._link.timeout:g} s; {LOOK}"
+        why = self._link.reason(error) if error else unheard
         return SinkUnavailable(f"Kafka at {self._link.client['bootstrap.servers']}: {why}")
 
     def _give_up(self, producer: Producer, window: _Window) -> None:
