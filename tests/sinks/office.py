@@ -128,6 +128,7 @@ class Rounds:
         self.watch = Watch()
         self.tried: list[tuple[float, Event]] = []  # when
         self.accepted = 0
+        self.retries = 0
         self.rounds = 0  # that ended before everything was settled, with nothing accepted
         self.send = send
         self._events = events
@@ -165,6 +166,7 @@ class Rounds:
         delivery.run([self._events])
         counts, stopped = delivery.counts, delivery.stopped
         self.accepted += counts.sent
+        self.retries += counts.retries
         self._moved = max(self._moved, delivery.accepted_at)
         self._refusals += counts.refusals
         if counts.sent:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import SinkRefused
-from headrace.sinks._push import ACCEPTED, Answer, Event, Verdict
+from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
 from headrace.sinks._push import delivery as module
 from headrace.sinks._push import held as held_rows
 from headrace.sinks._push.delivery import Delivery, Point, Stopped
@@ -395,7 +395,7 @@ def scripts(draw: st.DrawFn) -> tuple[list[Event], Script]:
     events = [event(n, row) for n, row in enumerate(rows, 1)]
     kinds = st.sampled_from(["refuse", "fail", "twice"])
     poison = draw(st.dictionaries(st.integers(1, len(rows)), kinds, max_size=6))
-    moods = st.sampled_from(["well", "well", "well", "down", "failing", "deaf"])
+    moods = st.sampled_from(["well", "well", "well", "down", "failing", "deaf", "hasty"])
     return events, Script(draw(st.lists(moods, max_size=30)), poison)
 
 
@@ -426,6 +426,9 @@ def test_every_event_is_settled_once_and_rows_keep_their_order(
             return [UNREACHABLE] * len(window)
         if mood == "failing":
             return [FAILED] * len(window)
+        if mood == "hasty":  # it has no time for all of them
+            begun = window[: len(window) // 2]
+            return [*office.send(begun), *[UNSENT] * (len(window) - len(begun))]
         verdicts = office.send(window)
         return [UNREACHABLE] * len(window) if mood == "deaf" else verdicts
 

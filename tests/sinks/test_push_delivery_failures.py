@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from headrace.sinks._push import ACCEPTED, Answer, Event, Verdict
+from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
 from headrace.sinks._push.delivery import MOST_REFUSALS, Delivery, Pending, Point
 from headrace.sinks._push.retry import Schedule
 from tests.sinks.office import (
@@ -278,6 +278,49 @@ def test_it_does_not_stop_so_while_nothing_is_accepted() -> None:
     assert delivery.stopped is not None
     assert delivery.stopped.reason == UNREACHABLE.reason
     assert len(office.windows) == POLICY.attempts
+
+
+# --- windows that end early ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0], ids=["a window a round", "several"])
+def test_what_a_channel_had_no_time_for_is_gone_on_with_at_once_and_in_order(
+    seconds: float,
+) -> None:
+    """It has begun some events of a window, and says of the others that they were not sent."""
+    office, letters = Office(), Letters()
+
+    def send(window: Sequence[Event]) -> list[Verdict]:
+        rounds.watch.sleep(1.0)
+        taken = office.send(window[:3])
+        return [*taken, *[UNSENT] * len(window[3:])]
+
+    events = [event(n, str(n % 5)) for n in range(1, 101)]
+    rounds = Rounds(send, events, letters, policy={"attempts": 2, "seconds": seconds})
+    assert rounds.run(until=60.0)
+    assert not letters.kept
+    assert sorted(office.sequences()) == list(range(1, 101)), "none twice"
+    for row in range(5):
+        own = [n for n in office.sequences() if n % 5 == row]
+        assert own == sorted(own)
+    assert (rounds.rounds, rounds.retries) == (0, 0), "nothing has failed"
+    assert set(rounds.watch.naps) == {1.0}, "nobody has waited"
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["said first", "said last"])
+def test_what_was_not_sent_tells_nothing_of_who_is_there(first: bool) -> None:
+    def send(window: Sequence[Event]) -> list[Verdict]:
+        rest = [UNSENT] * (len(window) - 1)
+        return [UNREACHABLE, *rest] if first else [*rest, UNREACHABLE]
+
+    policy = msgspec.structs.replace(POLICY, schedule=Schedule(10.0, 30.0))
+    delivery = Delivery(send, policy, Letters(), clock=Watch())
+    delivery.run([rows(8)])
+    assert delivery.stopped is not None
+    assert (delivery.stopped.reason, delivery.stopped.reached) == (UNREACHABLE.reason, False)
+
+
+# --- a while at a time, and failures -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [FAILED, UNREACHABLE], ids=["failing", "unreachable"])

@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ...errors import SinkRefused
-from . import ACCEPTED, Answer, Event, Verdict
+from . import ACCEPTED, UNSENT, Answer, Event, Verdict
 from .events import reference
 from .held import Held, Row
 from .retry import Clock, RealClock, Schedule
@@ -466,10 +466,11 @@ class Delivery:
         self._silent += 1
         after = min((verdict.after for verdict in verdicts), default=0.0)
         wait = max(self.policy.schedule.wait(self._silent), after)
-        reached = any(verdict.answer is not _UNREACHABLE for verdict in verdicts)
+        said = [verdict for verdict in verdicts if verdict != UNSENT] or verdicts
+        reached = any(verdict.answer is not _UNREACHABLE for verdict in said)
         self._quiet = self.clock.now() + wait
         if self._silent >= self.policy.attempts or wait > LONGEST_NAP:
-            self._stop(verdicts[0].reason, wait, reached=reached)
+            self._stop(said[0].reason, wait, reached=reached)
 
     def _stop(self, reason: str, after: float, *, reached: bool) -> None:
         quiet = max(self._quiet, self.clock.now()) + self._ahead
