@@ -94,6 +94,10 @@ class Receiver:
             thread.join(10)
         self._listener.close()
 
+    def leave(self) -> None:
+        """Take no more connections; those that are open go on."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+
     @property
     def url(self) -> str:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}/events"

@@ -52,6 +52,8 @@ def verdict(reply: Reply, *, now: float, hidden: Hidden = _NOTHING) -> Verdict:
     if 200 <= status < 300:
         return ACCEPTED
     said = f"it answered {_phrase(status)}"
+    if status == _GONE:
+        return Verdict(Answer.UNSENT, said)  # nor is it about the event
     if status == _TOO_MANY:
         # It is about how many there are, so it is no attempt at this one.
         return Verdict(Answer.UNSENT, said, after(reply.retry_after, now))

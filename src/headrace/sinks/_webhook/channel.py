@@ -6,9 +6,10 @@ import asyncio
 import ssl
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from zlib import crc32
 
 from ...errors import SinkRefused
@@ -26,7 +27,21 @@ if sys.platform == "win32":
 else:
     from uvloop import new_event_loop
 
-Ask = Callable[[Message], Awaitable[tuple[Verdict, Reply | None]]]
+# After which a call begins no more requests, so that what was accepted is noted now and then.
+WINDOW_SECONDS = 2.0
+GONE_SECONDS = 10.0  # for which an endpoint is not asked again that is gone
+
+
+class Asked(NamedTuple):
+    """What became of a request."""
+
+    said: Verdict
+    reply: Reply | None = None  # None: there was none
+    unseen: bool = False  # the endpoint closed a kept connection, and may not have seen it
+    again: bool = False  # it was posted once more for that
+
+
+Ask = Callable[[Message], Awaitable[Asked]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +76,35 @@ class HttpChannel:
         self._pool = Pool(self._loop, endpoint, tls=tls, private=private)
         self._rests_until = 0.0  # the endpoint wants not to be asked before
         self._why = ""
+        self._gone = False  # it rests because it is gone
         self._tired = 0  # calls in a row that it took nothing of, being asked too much
 
     def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
-        """Post some events; SinkRefused when the endpoint is gone for good."""
+        """Post some events; SinkRefused when the endpoint is gone for good.
+
+        If there is something to tell of other events of that call, that is raised by the next one.
+        """
         left = self._rests_until - self._loop.time()
         if left > 0:
+            if self._gone:
+                raise self._refusal()
             return [Verdict(Answer.UNSENT, self._why, left)] * len(events)
         pause = self._limits.pauses.wait(self._tired + 1)
         sending = _Sending(self.post, self._limits, events, pause)
         self._loop.run_until_complete(sending.run())
-        self._rests_until, self._why = self._loop.time() + sending.rest, sending.others.reason
+        self._gone = sending.gone
+        if self._gone and all(said.answer is Answer.UNSENT for said in sending.verdicts):
+            raise self._refusal()
+        rest = GONE_SECONDS if self._gone else sending.rest
+        self._rests_until, self._why = self._loop.time() + rest, sending.others.reason
         self._tired = self._tired + 1 if sending.rest and not sending.accepted else 0
         return sending.verdicts
+
+    def _refusal(self) -> SinkRefused:
+        return SinkRefused(
+            f"{self._endpoint.origin} answered 410 Gone: the endpoint takes no more events",
+            hint="Set the url of one that does, or run `headrace redrive SINK` once it does again.",
+        )
 
     def close(self) -> None:
         """Let go of its connections."""
@@ -83,26 +114,28 @@ class HttpChannel:
             self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
-    async def post(self, message: Message) -> tuple[Verdict, Reply | None]:
-        """What becomes of one request."""
-        now = time.time()
+    async def post(self, message: Message) -> Asked:
+        """What becomes of a message."""
+        asked = await self._asked(message)
+        if not asked.unseen:
+            return asked
+        # Many servers close a connection just as it is used again: that is no failure. The message
+        # has its id, so that one which did arrive is known by it.
+        asked = await self._asked(message, anew=True)
+        return asked._replace(again=asked.said.answer is not Answer.UNREACHABLE)
+
+    async def _asked(self, message: Message, *, anew: bool = False) -> Asked:
+        now, seconds = time.time(), self._limits.seconds
+        request = self._post.written(message, int(now))
         try:
-            reply = await self._pool.ask(
-                self._post.written(message, int(now)), self._limits.seconds
-            )
+            reply = await self._pool.ask(request, seconds, anew=anew)
         except Late:
-            return Verdict(Answer.FAILED, f"no answer within {self._limits.seconds:g} s"), None
+            return Asked(Verdict(Answer.FAILED, f"no answer within {seconds:g} s"))
         except Lost as error:
-            return Verdict(Answer.FAILED, str(error)), None
+            return Asked(Verdict(Answer.FAILED, str(error)), unseen=error.unseen)
         except Unreached as error:
-            return Verdict(Answer.UNREACHABLE, str(error)), None
-        if reply.gone:
-            raise SinkRefused(
-                f"{self._endpoint.origin} answered 410 Gone: the endpoint takes no more events",
-                hint="Set the url of one that does, or run `headrace redrive SINK` once it does "
-                "again.",
-            )
-        return verdict(reply, now=now, hidden=self._hidden), reply
+            return Asked(Verdict(Answer.UNREACHABLE, str(error)))
+        return Asked(verdict(reply, now=now, hidden=self._hidden), reply)
 
 
 class _Sending:
@@ -113,15 +146,19 @@ class _Sending:
         self.accepted = 0  # requests
         self.others = UNSENT  # what is said of events that were not begun
         self.rest = 0.0  # seconds for which the endpoint wants no more
+        self.gone = False  # for ever
         self._pause = pause  # the least that it gets then
         self._post = post
         self._limits = limits
         self._events = events
         self._held: set[str] = set()  # rows of which an event was not accepted
+        self._again: Counter[int] = Counter()  # how often events were posted once more
         self._over = False  # nothing more is begun
+        self._until = 0.0  # after which nothing more is
 
     async def run(self) -> None:
         """Send all, or as many as the endpoint lets us."""
+        self._until = asyncio.get_running_loop().time() + WINDOW_SECONDS
         lanes = self._batched() if self._limits.batch_size else self._alone()
         outcomes = await asyncio.gather(*lanes, return_exceptions=True)
         # Only when all have come to an end: no request is left on its way.
@@ -131,6 +168,8 @@ class _Sending:
         for index, event in enumerate(self._events):
             if self.verdicts[index] is UNSENT and event.row not in self._held:
                 self.verdicts[index] = self.others
+        for index, times in self._again.items():
+            self.verdicts[index] = self.verdicts[index]._replace(repeats=times)
 
     # --- events alone ----------------------------------------------------------------------------
 
@@ -147,7 +186,7 @@ class _Sending:
             for index in waiting.popleft():
                 if self._over:
                     return
-                said, _ = await self._ask(single(self._events[index]))
+                said, _ = await self._ask(single(self._events[index]), [index])
                 self._note([index], said)
                 if said.answer is not Answer.ACCEPTED:
                     break
@@ -170,7 +209,7 @@ class _Sending:
             part = [i for i in parts.pop() if self._events[i].row not in self._held]
             if not part:
                 continue
-            said, reply = await self._ask(batch([self._events[i] for i in part]))
+            said, reply = await self._ask(batch([self._events[i] for i in part]), part)
             refused = said.answer is Answer.REFUSED
             if refused and len(part) > 1 and reply is not None and reply.parted:
                 half = len(part) // 2
@@ -193,13 +232,15 @@ class _Sending:
 
     # --- both ------------------------------------------------------------------------------------
 
-    async def _ask(self, message: Message) -> tuple[Verdict, Reply | None]:
+    async def _ask(self, message: Message, part: Sequence[int]) -> tuple[Verdict, Reply | None]:
         accepted = self.accepted
         try:
-            said, reply = await self._post(message)
+            said, reply, _, again = await self._post(message)
         except BaseException:
             self._over = True
             raise
+        if again:
+            self._again.update(part)
         if said.answer is Answer.ACCEPTED:
             self.accepted += 1
         elif said.answer is Answer.UNREACHABLE:
@@ -213,9 +254,13 @@ class _Sending:
             said = said._replace(after=max(said.after, self._pause))
             self.rest = max(self.rest, said.after)
             self.others, self._over = Verdict(Answer.UNSENT, said.reason, self.rest), True
+        elif reply.gone:
+            self.others, self._over, self.gone = said, True, True
         return said, reply
 
     def _note(self, part: Sequence[int], said: Verdict) -> None:
+        # Only here: a batch that is parted goes on until something is known of a part.
+        self._over |= asyncio.get_running_loop().time() >= self._until
         for index in part:
             self.verdicts[index] = said
             if said.answer is not Answer.ACCEPTED:

@@ -15,11 +15,11 @@ BODY_SECONDS = 1.0  # how long a body is waited for: the status has said everyth
 
 
 class Lost(Exception):
-    """No answer came; `fresh` tells that the other side may never have seen the request."""
+    """No answer came; `unseen`: the other side may well have closed before it saw the request."""
 
-    def __init__(self, message: str, *, fresh: bool = False) -> None:
+    def __init__(self, message: str, *, unseen: bool = False) -> None:
         super().__init__(message)
-        self.fresh = fresh
+        self.unseen = unseen
 
 
 class Late(Lost):
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
     async def ask(self, request: bytes, seconds: float) -> Reply:
         """Send a request; Lost when no answer comes within so many seconds."""
         if self._transport is None or self._transport.is_closing():
-            raise Lost("it closed the connection", fresh=True)
+            raise Lost("it closed the connection", unseen=True)
         self._begin()
         self._waiting = self._loop.create_future()
         self._timer = self._loop.call_later(seconds, self._late)
@@ -103,8 +103,8 @@ class Connection(asyncio.Protocol):
         if self._status:
             self._end(self._reply())
         else:
-            fresh = self._answers > 0 and self._heard == 0
-            self._end(Lost("it closed the connection without an answer", fresh=fresh))
+            unseen = self._answers > 0 and self._heard == 0
+            self._end(Lost("it closed the connection without an answer", unseen=unseen))
 
     # --- what the parser calls -------------------------------------------------------------------
 

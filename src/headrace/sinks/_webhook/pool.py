@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .address import Endpoint, not_allowed, special
 from .answer import Reply
-from .connection import Connection, Lost
+from .connection import Connection
 
 IDLE_SECONDS = 30.0  # after which a kept connection is not trusted: routers forget it silently
 RESOLVED_SECONDS = 30.0  # how long an answer of the resolver is used
@@ -71,22 +71,16 @@ class Pool:
         self._places: asyncio.Future[list[Place]] | None = None
         self._places_until = 0.0
 
-    async def ask(self, request: bytes, seconds: float) -> Reply:
-        """Send a request; Lost when no answer comes, Unreached when it could not be sent."""
-        deadline = self._loop.time() + seconds
-        if (kept := self._kept()) is not None:
-            try:
-                return await self._asked(kept, request, seconds)
-            except Lost as error:
-                # Many servers close a connection just as it is used again. The request has its
-                # id, so that one which did arrive is known by it.
-                if not error.fresh:
-                    raise
-        made = await self._dial(min(seconds, CONNECT_SECONDS))
-        return await self._asked(made, request, deadline - self._loop.time())
+    async def ask(self, request: bytes, seconds: float, *, anew: bool = False) -> Reply:
+        """Send a request; Lost when no answer comes, Unreached when it could not be sent.
 
-    async def _asked(self, connection: Connection, request: bytes, seconds: float) -> Reply:
-        reply = await connection.ask(request, max(seconds, 0.0))
+        With `anew` no kept connection is used.
+        """
+        deadline = self._loop.time() + seconds
+        connection = None if anew else self._kept()
+        if connection is None:
+            connection = await self._dial(min(seconds, CONNECT_SECONDS))
+        reply = await connection.ask(request, max(deadline - self._loop.time(), 0.0))
         if connection.usable:
             self._idle.append((self._loop.time(), connection))
         return reply
