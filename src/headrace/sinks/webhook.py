@@ -65,7 +65,7 @@ class Webhook(PushSettings):
     @property
     def policy(self) -> Policy:
         """A window holds a batch for each request that may be on its way."""
-        plain: Policy = PushSettings.policy.__get__(self)  # super() does not know slots
+        plain = super(Webhook, self).policy  # super() does not know slots
         if not self.batch:
             return plain
         return msgspec.structs.replace(
