@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -330,6 +331,46 @@ def test_a_redrive_whose_end_cannot_be_noted_is_not_done_twice(
     assert (told.sent, told.left, told.done) == (2, 0, True)
     assert post.sequences() == [1, 2, 3]
     assert post.writer.account().reason == ""
+
+
+def test_a_redrive_lists_the_letters_of_a_file_once_however_many_slices_it_has(
+    post: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redrive, "MOST_LETTERS", 3)
+    post.office.judge = refusing(*range(1, 31))
+    for n in range(10):  # each a file
+        post.users((n, "-"), (n + 10, "-"), (n % 2, "-"))
+        post.write()
+    assert len(post.letters()) == 30
+    listed: Counter[str] = Counter()
+    read, commit = Folder.read, DeadLetters.commit
+
+    def looked(self: Folder, path: str, columns: list[str] | None = None) -> pa.Table:
+        listed[path] += columns is not None
+        return read(self, path, columns)
+
+    def committed(*given: Any, **named: Any) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(Folder, "read", read)
+            commit(*given, **named)
+
+    monkeypatch.setattr(Folder, "read", looked)
+    monkeypatch.setattr(DeadLetters, "commit", committed)
+    post.office.judge = refusing(5)
+    here: Any = Here()
+    wish = redrive.ask(post.sink.folder)
+    for n in range(20):
+        post.writer.idle(here)
+        if n == 1:  # a batch between two slices: one goes behind its row's letters
+            post.users((1, "later"), (99, "later"))
+            post.write()
+    told = redrive.told(post.sink.folder, wish)
+    assert told is not None
+    assert (told.sent, told.refused, told.left, told.done) == (30, 1, 1, True)
+    assert max(listed.values()) <= 2, "for the order of the logs, and for where they lie"
+    assert sorted(post.sequences()) == sorted(set(range(1, 33)) - {5})
+    for row, found in post.office.rows().items():
+        assert found == sorted(found), row
 
 
 @pytest.mark.parametrize(

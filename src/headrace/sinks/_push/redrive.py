@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...errors import SinkRefused
 from .._store import Added, Folder
@@ -141,6 +142,7 @@ class Round:
 
     wish: Wish
     letters: int  # that were there
+    places: Places
     sent: int = 0
     refused: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
@@ -167,7 +169,9 @@ class Round:
         self.sent += len(told.sent)
         self.refused += len(told.refused)
         self.reasons.update(each.reason for each in told.refused if each.reason)
-        self.stuck.update(each.row for each in told.refused)
+        stuck = {each.row for each in told.refused} - self.stuck
+        self.stuck |= stuck
+        self.places.forget(stuck)
         self.reason = self.reason or told.delivered.reason
 
     def answer(self, left: int, waiting: int, *, done: bool = True) -> Redriven:
@@ -185,31 +189,84 @@ class Round:
         )
 
 
-def chosen(folder: Folder, files: Sequence[str], ranks: dict[str, int], of: Round) -> Slice:
-    """The first letters that are to be sent again, in the order of the logs."""
-    places = [_places(folder, file, at, ranks, of) for at, file in enumerate(files)]
-    wanted = sorted(place for each in places for place in each)
-    first, parts = wanted[:MOST_LETTERS], []
-    for at in sorted({place[3] for place in first}):
-        rows = [place[4] for place in first if place[3] == at]
-        parts.append(folder.read(files[at]).take(pa.array(rows, pa.int64())))
-    letters = pa.concat_tables(parts) if parts else SCHEMA.empty_table()
-    order = {place[:3]: number for number, place in enumerate(first)}
-    numbers = [order[ranks[epoch], sequence, at] for epoch, _, sequence, at in _rows(letters)]
-    letters = _within(letters.take(pa.array(_inverse(numbers), pa.int64())))
-    opened = [files[at] for at in sorted({place[3] for place in first})]
-    return Slice(letters, opened, letters.num_rows == len(wanted))
+class Place(NamedTuple):
+    """Where a letter comes, and where it lies."""
+
+    rank: int  # of its log
+    sequence: int
+    at: int
+    number: int  # among the letters of its file
+    file: int  # which one of those that make up the table
 
 
-def _places(
-    folder: Folder, file: str, at: int, ranks: dict[str, int], of: Round
-) -> list[tuple[int, int, int, int, int]]:
-    """The log's rank, sequence and place of each letter that is wanted, and where it lies."""
-    return [
-        (ranks[epoch], sequence, place, at, number)
-        for number, (epoch, row, sequence, place) in enumerate(_rows(folder.read(file, _PLACE)))
-        if of.wants(row)
-    ]
+_ORDER = [(name, "ascending") for name in Place._fields[:3]]
+
+
+@dataclass(slots=True)
+class Places:
+    """Where the letters lie that a wish is for; no file ever changes, so each is listed once."""
+
+    folder: Folder
+    ranks: dict[str, int]  # of the logs, in the order in which they were followed
+    _files: dict[str, pa.Table] = field(default_factory=dict)  # by file: its letters, in order
+
+    def chosen(self, files: Sequence[str], wants: Callable[[str], bool]) -> Slice:
+        """The first letters of wanted rows, in the order of the logs."""
+        known = self._files
+        self._files = {
+            file: known[file] if file in known else self._listed(file, wants) for file in files
+        }
+        heads = [
+            table.slice(0, MOST_LETTERS).append_column("file", pa.repeat(pa.scalar(at), count))
+            for at, table in enumerate(self._files.values())
+            if (count := min(table.num_rows, MOST_LETTERS))
+        ]
+        first = _places(pa.concat_tables(heads)) if heads else []
+        letters = _within(self._read(files, first))
+        opened = [files[at] for at in sorted({place.file for place in first})]
+        wanted = sum(table.num_rows for table in self._files.values())
+        return Slice(letters, opened, letters.num_rows == wanted)
+
+    def forget(self, rows: Collection[str]) -> None:
+        """Leave out the letters of rows that are no longer wanted."""
+        if rows:
+            left_out = pa.array(rows, pa.string())
+            for file, table in self._files.items():
+                self._files[file] = table.filter(pc.invert(pc.is_in(table["row"], left_out)))
+
+    def _listed(self, file: str, wants: Callable[[str], bool]) -> pa.Table:
+        letters = self.folder.read(file, _PLACE)
+        for epoch in letters["epoch"].unique().to_pylist():
+            self.ranks.setdefault(epoch, len(self.ranks))  # one that is new is the latest
+        ranks = [self.ranks[epoch] for epoch in letters["epoch"].to_pylist()]
+        wanted = [wants(row) for row in letters["row"].to_pylist()]
+        columns = {
+            "rank": pa.array(ranks, pa.int32()),
+            "sequence": letters["sequence"],
+            "at": letters["at"],
+            "number": pa.array(range(letters.num_rows), pa.int64()),
+            "row": letters["row"],
+        }
+        return pa.table(columns).filter(pa.array(wanted, pa.bool_())).sort_by(_ORDER)
+
+    def _read(self, files: Sequence[str], places: Sequence[Place]) -> pa.Table:
+        """The letters at some places, in their order."""
+        if not places:
+            return SCHEMA.empty_table()
+        parts, order = [], list[int]()
+        for file in sorted({place.file for place in places}):
+            own = [at for at, place in enumerate(places) if place.file == file]
+            numbers = pa.array([places[at].number for at in own], pa.int64())
+            parts.append(self.folder.read(files[file]).take(numbers))
+            order += own
+        return pa.concat_tables(parts).take(pa.array(_inverse(order), pa.int64()))
+
+
+def _places(listed: pa.Table) -> list[Place]:
+    """The first of those that are listed, in order."""
+    first = listed.sort_by(_ORDER).slice(0, MOST_LETTERS)
+    columns = [first[name].to_pylist() for name in Place._fields]
+    return [Place(*each) for each in zip(*columns, strict=True)]
 
 
 def _rows(letters: pa.Table) -> Iterator[tuple[str, str, int, int]]:
@@ -256,7 +313,7 @@ def rewritten(folder: Folder, files: Sequence[str], told: Sequence[Resent]) -> R
     return result
 
 
-def _judged_anew(letters: pa.Table, verdicts: Sequence[Again | None]) -> pa.Table:
+def _judged_anew(letters: pa.Table, verdicts: Sequence[RefusedAgain | None]) -> pa.Table:
     if not any(verdicts):
         return letters
     now = time.time_ns() // 1000
@@ -282,7 +339,7 @@ def _judged_anew(letters: pa.Table, verdicts: Sequence[Again | None]) -> pa.Tabl
 # --- tasks ---------------------------------------------------------------------------------------
 
 
-class Again(msgspec.Struct, frozen=True):
+class RefusedAgain(msgspec.Struct, frozen=True):
     """A dead letter that was refused again."""
 
     epoch: str
@@ -298,7 +355,7 @@ class Resent(msgspec.Struct):
 
     delivered: Delivered
     sent: list[tuple[str, int, int]] = []  # log, sequence and place of what was accepted
-    refused: list[Again] = []
+    refused: list[RefusedAgain] = []
 
 
 class _Aside:
@@ -313,7 +370,7 @@ class _Aside:
         self.places.add((event.sequence, event.at))
         if status == REFUSED:
             place = self._epoch, event.sequence, event.at
-            self._resent.refused.append(Again(*place, event.row, reason, attempts))
+            self._resent.refused.append(RefusedAgain(*place, event.row, reason, attempts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from .ledger import Ledger, Line
 from .parcel import discard
 from .redrive import (
     SLICE,
+    Places,
     Redriven,
     Resend,
     Resent,
@@ -26,7 +27,6 @@ from .redrive import (
     Round,
     Slice,
     Wish,
-    chosen,
     rewritten,
     tell,
 )
@@ -77,9 +77,7 @@ class Resending:
         if self._round is None or self._round.wish.id != wish.id:
             self._begin(wish)
         assert self._round is not None
-        letters = self._letters
-        order = ranks(letters.folder, letters.files, self._ledger.epochs)
-        piece = chosen(letters.folder, letters.files, order, self._round)
+        piece = self._round.places.chosen(self._letters.files, self._round.wants)
         told = self._sent(spark, piece) if piece.letters.num_rows else []
         for each in told:
             self._round.add(each)
@@ -95,15 +93,18 @@ class Resending:
 
     def failed(self, wish: Wish, reason: str) -> Redriven:
         """What came of a wish that an error has put an end to."""
+        count = self._letters.count
         if self._round is None or self._round.wish.id != wish.id:
-            self._round = Round(wish, self._letters.count)
-        # Kept: if the end of its last step is noted later, that is told as well.
+            return Redriven(wish.id, count, left=count, reason=reason)
+        # If the end of its last step can be noted later, it is told once more.
         self._round.reason, self._ended = reason, True
-        return self._round.answer(self._letters.count, 0)
+        return self._round.answer(count, 0)
 
     def _begin(self, wish: Wish) -> None:
-        count = self._letters.count
-        self._round, self._ended, self._silent = Round(wish, count), False, 0
+        letters, count = self._letters, self._letters.count
+        order = ranks(letters.folder, letters.files, self._ledger.epochs)
+        self._round = Round(wish, count, Places(letters.folder, order))
+        self._ended, self._silent = False, 0
         tell(self._sink.folder, Redriven(wish.id, count, left=count, done=False))
 
     def _sent(self, spark: SparkSession, piece: Slice) -> list[Resent]:
