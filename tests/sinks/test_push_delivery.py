@@ -317,8 +317,11 @@ def test_a_long_wait_is_left_to_who_started_it() -> None:
     assert [each[:2] for each in done.stopped.point.pending] == [(2, 0)]
 
 
-def test_memory_is_bounded_while_a_row_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_rows, "HELD_EVENTS", 50)
+@pytest.mark.parametrize(("limit", "most"), [("HELD_EVENTS", 50), ("HELD_BYTES", 50 * 1000)])
+def test_memory_is_bounded_while_a_row_waits(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    monkeypatch.setattr(held_rows, limit, most)
     office = Office(lambda each: FAILED if each.row == "a" else ACCEPTED)
     given = 0
 
@@ -326,12 +329,12 @@ def test_memory_is_bounded_while_a_row_waits(monkeypatch: pytest.MonkeyPatch) ->
         nonlocal given
         for n in range(1, 5001):
             given += 1
-            yield [event(n, "a" if n > 10 else str(n))]
+            yield [event(n, "a" if n > 10 else str(n), b"x" * 1000)]
 
     delivery = Delivery(office.send, POLICY, Letters(), clock=Watch())
     delivery.run(chunks())
     assert delivery.stopped is not None
-    assert given < 100
+    assert 50 < given < 100
 
 
 def test_what_was_on_its_way_to_one_that_wants_nothing_more_is_not_lost() -> None:
@@ -342,17 +345,17 @@ def test_what_was_on_its_way_to_one_that_wants_nothing_more_is_not_lost() -> Non
             raise SinkRefused("gone")
         return office.send(window)
 
-    chunks = iter([[event(n, str(n % 5)) for n in range(1, 41)]])
+    events = [event(n, str(n % 5)) for n in range(1, 41)]
     delivery = Delivery(send, POLICY, letters, clock=Watch())
     with pytest.raises(SinkRefused):
-        delivery.run(chunks)
+        delivery.run([events])
     assert delivery.stopped is not None
     point = delivery.stopped.point
     assert [each.sequence for each in point.pending] == list(range(17, 25))
     assert point.sequence == 24
-    delivery.abandon(chunks, "gone")
-    assert office.sequences() + sorted(letters.sequences()) == list(range(1, 41))
-    assert len(letters.sequences("refused")) == 5, "the first of each row"
+    deliver(office, events, letters, point=point)
+    assert office.sequences() == list(range(1, 41))
+    assert not letters.kept
 
 
 # --- whatever happens ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
 from headrace.sinks._push.delivery import MOST_REFUSALS, Delivery, Pending, Point
 from headrace.sinks._push.retry import Schedule
+from tests.sinks.courier import Courier
 from tests.sinks.office import (
     FAILED,
     POLICY,
@@ -21,6 +22,7 @@ from tests.sinks.office import (
     Watch,
     deliver,
     event,
+    failing,
 )
 
 HOUR = 3600.0
@@ -171,6 +173,36 @@ def test_whoever_goes_on_is_told_to_wait_as_long_as_delivery_would() -> None:
     done = deliver(Office(lambda _: FAILED), [event(1)], policy=policy)
     assert done.stopped is not None
     assert done.stopped.after == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("failures", "plain"), [(1, 0.5), (3, 2.0), (99, 30.0)])
+def test_waits_are_a_little_longer_or_shorter_at_random(failures: int, plain: float) -> None:
+    """Or all tasks that failed together would come back together."""
+    waits = [Schedule(0.5, 30.0, jitter=0.2).wait(failures) for _ in range(1000)]
+    assert 0.8 * plain <= min(waits) < 0.85 * plain
+    assert 1.15 * plain < max(waits) <= 1.2 * plain
+
+
+def test_the_schedule_is_that_of_the_settings() -> None:
+    sink = Courier(
+        name="post",
+        port=1,
+        retry_first_seconds=0.2,
+        retry_longest_seconds=7.0,
+        retry_jitter=0.3,
+    )
+    assert sink.policy.schedule == Schedule(0.2, 7.0, 0.3)
+
+
+def test_rows_that_fail_together_are_tried_again_apart_from_each_other() -> None:
+    late = {each.row for each in rows(8)[1:]}
+    policy = {"schedule": Schedule(1.0, 30.0, jitter=0.5)}
+    office = Office(failing(1, lambda each: each.row in late))
+    rounds = Rounds(office.send, rows(8), Letters(), policy=policy)
+    assert rounds.run(until=HOUR)
+    again = [at for at, each in rounds.tried if each.row in late][len(late) :]
+    assert len(set(again)) == len(late)
+    assert all(0.5 <= at <= 1.5 for at in again)
 
 
 def test_a_row_is_not_tried_sooner_than_asked_because_of_another() -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -168,18 +167,6 @@ class Delivery:
                 break
             else:
                 self._rest(now)
-
-    def abandon(self, chunks: Iterable[Sequence[Event]], reason: str) -> None:
-        """Put everything aside that is not settled."""
-        for row in list(self._held.rows.values()):
-            self._give_up(row, row.reason or reason, row.attempts)
-        rest = chain(self._fresh, chain.from_iterable(chunks))
-        for event in rest:
-            if event.row in self.blocked:
-                self._put_aside(event, "waiting", "", 0)
-            else:
-                self._put_aside(event, "refused", reason, 0)
-        self._fresh.clear()
 
     def _begin(self) -> float:
         now = self.clock.now()
