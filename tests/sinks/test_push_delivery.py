@@ -134,6 +134,11 @@ def test_what_a_channel_hands_over_again_by_itself_is_counted() -> None:
     office = Office(lambda each: twice if each.sequence == 3 else ACCEPTED)
     done = deliver(office, [event(n) for n in range(1, 9)])
     assert (done.counts.sent, done.counts.retries) == (8, 1)
+    # Also if it was told the second time to come later: the first may have been taken.
+    later = UNSENT._replace(repeats=1)
+    office = Office(failing(1, lambda each: each.sequence == 3, later))
+    done = deliver(office, [event(n, str(n)) for n in range(1, 9)])
+    assert (done.counts.sent, done.counts.retries) == (8, 2)
 
 
 # --- refusals ------------------------------------------------------------------------------------

@@ -358,7 +358,7 @@ class Delivery:
     def _count_handed(self, window: Sequence[Event], verdicts: Sequence[Verdict]) -> None:
         """Count what was handed over before; what was not has been now."""
         for event, verdict in zip(window, verdicts, strict=True):
-            if verdict.answer is not _UNSENT:
+            if verdict.answer is not _UNSENT or verdict.repeats:
                 position = event.sequence, event.at
                 self.counts.retries += (position in self._handed) + verdict.repeats
                 self._handed.add(position)
