@@ -35,12 +35,12 @@ class Account:
         self.ledger = Ledger.open(self.sink.folder, "query-1", adopt=False)
         self.batch = 0
 
-    def settle(self, first: int, last: int, *, again: int = 0, **counts: int) -> None:
+    def settle(self, first: int, last: int, *, doubtful: int = 0, **counts: int) -> None:
         """Say that a batch is settled."""
         self.ledger.begin(self.batch, 0)
         epoch = self.writer.log.epoch
         line = Line("settled", "query-1", self.batch, epoch, first, last, last - first + 1)
-        told = {"counts": Counts(**counts), "again": again, "rendered": self.sink.rendered}
+        told = {"counts": Counts(**counts), "doubtful": doubtful, "rendered": self.sink.rendered}
         self.ledger.settle(_with(line, **told))
         self.batch += 1
 
@@ -105,7 +105,7 @@ def test_gaps_are_named_within_and_between_batches(account: Account) -> None:
 
 
 def test_what_was_begun_twice_may_have_come_twice(account: Account) -> None:
-    account.settle(1, 10, sent=10, again=6)
+    account.settle(1, 10, sent=10, doubtful=6)
     account.settle(11, 30, sent=21)
     found = account.verify()
     assert found.repeated == [Span(1, 10, 6)]
@@ -187,7 +187,7 @@ def test_old_batches_are_compared_together(
 ) -> None:
     monkeypatch.setattr(ledgers, "_KEPT", 1)
     monkeypatch.setattr(ledgers, "_MOST_LINES", 1)
-    account.settle(1, 10, sent=10, again=2)
+    account.settle(1, 10, sent=10, doubtful=2)
     account.settle(11, 20, sent=8, refused=1)
     account.ledger.settle(Line("redriven", "query-1", counts=Counts(sent=1)))
     account.settle(21, 30, sent=10)

@@ -359,7 +359,7 @@ def test_a_part_that_is_settled_is_not_sent_again_while_another_waits(post: Post
     lines = ledgers.read(file)
     assert [line.counts.sent for line in lines if line.what == "paused"] == [10]
     assert lines[-1].counts.sent == 20
-    assert lines[-1].again == 0
+    assert lines[-1].doubtful == 0
     assert (lines[-1].what, lines[-1].changes, lines[-1].last) == ("settled", 20, 20)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import resource
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -261,7 +263,7 @@ def test_a_long_batch_is_noted_as_it_goes_and_reads_nothing_again(
     assert read[-1] > 30, "it goes on near where it was"
     assert len(post.lines("paused")) == 1, "each takes the place of the one before"
     [line] = post.lines("settled")
-    assert (line.first, line.last, line.changes, line.again) == (1, 60, 60, 0)
+    assert (line.first, line.last, line.changes, line.doubtful) == (1, 60, 60, 0)
 
 
 def test_a_stop_is_heard_after_a_slice_and_nothing_comes_twice(
@@ -280,7 +282,7 @@ def test_a_stop_is_heard_after_a_slice_and_nothing_comes_twice(
     post.reopen()
     post.write(parts=2)
     assert sorted(post.sequences()) == list(range(1, 101)), "nothing twice"
-    assert post.lines("settled")[-1].again == 0
+    assert post.lines("settled")[-1].doubtful == 0
 
 
 def test_a_redrive_is_done_in_slices_with_batches_between_them(
@@ -524,7 +526,7 @@ def test_events_of_a_task_that_spark_ran_again_may_have_come_twice(
     post.users((1, "-"), (2, "-"))
     post.write()
     [line] = post.lines("settled")
-    assert line.again == 2
+    assert line.doubtful == 2
 
 
 def test_speculation_is_refused() -> None:
@@ -563,7 +565,7 @@ def test_points_are_of_use_only_for_the_same_events_and_parts(
     post.write(parts=3)
     assert set(post.sequences()) == set(range(1, 31))
     [line] = post.lines("settled")
-    assert (line.counts.sent, line.again) == (30, 30)
+    assert (line.counts.sent, line.doubtful) == (30, 30)
 
 
 # --- the ledger ----------------------------------------------------------------------------------
@@ -584,6 +586,43 @@ def test_a_long_outage_does_not_make_the_ledger_grow(tmp_path: Path) -> None:
     ]
     ledger.settle(Line("settled", "query-1", 0, "A", 1, 9, 9))
     assert len(ledgers.read(tmp_path / ledgers.FILE)) == 4
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Whoever writes more into a file than this is told that it is too large."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_note_stays_until_the_next_one_is_written(tmp_path: Path) -> None:
+    ledger = Ledger.open(str(tmp_path), "query-1", adopt=False)
+    file = tmp_path / ledgers.FILE
+    ledger.begin(0, 0)
+    first = Line("paused", "query-1", 0, counts=Counts(sent=1), tasks=1, points={0: Point(1, 0)})
+    ledger.pause(first)
+    before = file.read_bytes()
+    longer = msgspec.structs.replace(first, points={n: Point(2, 0) for n in range(9)})
+    with no_file_beyond(len(before)), pytest.raises(OSError, match="too large"):
+        ledger.pause(longer)
+    assert file.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == [file.name], "nothing fills the disk"
+    ledger.pause(longer)
+    assert [line.what for line in ledgers.read(file)] == ["writer", "begun", "paused"]
+    assert ledgers.read(file)[-1] == longer
+    ledger.settle(Line("settled", "query-1", 0, "A", 1, 9, 9))
+    assert [line.what for line in ledgers.read(file)][-2:] == ["paused", "settled"]
+
+
+def test_lines_of_an_older_ledger_are_read(tmp_path: Path) -> None:
+    file = tmp_path / ledgers.FILE
+    file.write_text('{"what":"settled","writer":"query-1","batch":3,"last":9,"again":7}\n')
+    [line] = ledgers.read(file)
+    assert (line.last, line.doubtful) == (9, 7)
 
 
 def test_who_tends_waits_for_a_redrive(post: Local, monkeypatch: pytest.MonkeyPatch) -> None:

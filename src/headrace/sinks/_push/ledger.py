@@ -15,6 +15,7 @@ import msgspec
 
 from ...errors import PipelineError, SinkFenced
 from .. import Progress
+from .._files.ledger import sync as sync_names
 from .delivery import Counts, Point
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     points: dict[int, Point] = {}  # … and where those stand that are not settled,
     read: dict[int, Seen] = {}  # … which need not read these changes again
     batches: int = 1  # how many it stands for
-    again: int = 0  # events that may have come twice, because nobody knew that they had been sent
+    # Events that may have come twice, because nobody knew that they had been sent.
+    doubtful: int = msgspec.field(default=0, name="again")  # as files that are there say
     rendered: Rendered | None = None  # what events the changes stood for
     closed: bool = False  # it waited, and whoever sent it has ended without doing more
     files: list[str] = []  # of dead letters, which leave their table with what was sent of them
@@ -152,8 +154,10 @@ class Ledger:
     def pause(self, line: Line) -> None:
         """Note how far a batch is; it takes the place of what was noted of it just before."""
         last = self._last
-        again = last is not None and (last.what, last.batch) == (line.what, line.batch)
-        self._append(line, sync=True, instead=again)
+        if last is not None and (last.what, last.batch) == (line.what, line.batch):
+            self._replace(line)
+        else:
+            self._append(line, sync=True)
 
     def settle(self, line: Line) -> None:
         """Note that a batch is settled, or that dead letters were sent again."""
@@ -165,13 +169,11 @@ class Ledger:
             less = Counts(sent=-line.counts.sent)
             self.settle(Line("redriven", self._writer, counts=less, at=line.at))
 
-    def _append(self, line: Line, *, sync: bool, instead: bool = False) -> None:
-        if instead:
-            self._size, self._last_size, self._last = self._size - self._last_size, 0, None
+    def _append(self, line: Line, *, sync: bool) -> None:
         begin = self._size
         encoded = _encode(line) + b"\n"
         with self._file.open("r+b" if self._file.exists() else "w+b") as file:
-            # What follows is replaced, or the beginning of a line for which there was no room.
+            # What follows is the beginning of a line for which there was no room.
             file.truncate(begin)
             file.seek(begin)
             file.write(encoded)
@@ -180,6 +182,26 @@ class Ledger:
                 os.fsync(file.fileno())
         self._size, self._last_size = begin + len(encoded), len(encoded)
         self._take(line)
+
+    def _replace(self, line: Line) -> None:
+        """Put a line in the place of the last one, which stays if there is no room for it."""
+        begin = self._size - self._last_size
+        encoded = _encode(line) + b"\n"
+        self._rewrite(self._file.read_bytes()[:begin] + encoded)
+        self._size, self._last_size = begin + len(encoded), len(encoded)
+        self._take(line)
+
+    def _rewrite(self, content: bytes) -> None:
+        fresh = self._file.with_suffix(".new")
+        try:
+            with fresh.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._file)
+        finally:
+            fresh.unlink(missing_ok=True)
+        sync_names(self._file.parent)
 
     def _take(self, line: Line) -> None:
         self._count += 1
@@ -213,12 +235,7 @@ class Ledger:
         if self._count > _MOST_LINES:
             kept = joined(read(self._file))
             content = b"".join(_encode(line) + b"\n" for line in kept)
-            fresh = self._file.with_suffix(".new")
-            with fresh.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._file)
+            self._rewrite(content)
             self._count, self._size = len(kept), len(content)
             self._last = None  # nothing is replaced of what was rewritten
 
@@ -304,6 +321,6 @@ def _added(one: Line, other: Line) -> Line:
         counts=Counts(**counts),
         at=other.at,
         batches=one.batches + other.batches,
-        again=one.again + other.again,
+        doubtful=one.doubtful + other.doubtful,
         files=[],
     )

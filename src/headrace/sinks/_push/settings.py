@@ -167,7 +167,7 @@ class PushSettings:
             line.last,
             counts.sent,
             aside,
-            line.again,
+            line.doubtful,
             counts.retries,
             rendering,
         )

@@ -278,7 +278,7 @@ class PushWriter:
 
     def _settle(self, sending: _Sending) -> None:
         seen = sending.seen
-        doubtful = self._ledger.unsure or sending.repeats
+        unsure = self._ledger.unsure or sending.repeats
         line = ledgers.Line(
             "settled",
             self._writer,
@@ -289,7 +289,7 @@ class PushWriter:
             seen.changes,
             sending.counts,
             _now(),
-            again=sending.counts.sent - sending.known if doubtful else 0,
+            doubtful=sending.counts.sent - sending.known if unsure else 0,
             rendered=self._sink.rendered,
         )
         self._ledger.settle(line)
