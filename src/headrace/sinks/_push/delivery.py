@@ -21,7 +21,7 @@ import msgspec
 from ...errors import SinkRefused
 from . import ACCEPTED, UNSENT, Answer, Event, Verdict
 from .events import reference
-from .held import Held, Row
+from .held import Held, Pending, Row
 from .retry import Clock, RealClock, Schedule
 
 Send = Callable[[Sequence[Event]], Sequence[Verdict]]
@@ -60,18 +60,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         if failures and failures >= self.attempts - 1:
             return 1
         return max(self.batch_size >> _NARROWER * failures, 1)
-
-
-class Pending(NamedTuple):
-    """An event that was read and not settled."""
-
-    sequence: int
-    at: int
-    attempts: int
-    moved: bool = False  # whether others were accepted since the first of these
-    due: float = 0.0  # by the wall clock: not to be tried before
-    failed: float = 0.0  # by the wall clock: when it first did
-    handed: bool = False  # whether it was handed over, and nobody knows that it was taken
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -316,8 +304,7 @@ class Delivery:
         known = self._pending.get((event.sequence, event.at))
         if known is None:
             return
-        row.attempts, row.moved, row.failed = known.attempts, known.moved, known.failed
-        row.due = known.due - self._ahead if known.due else 0.0
+        row.recall(known, self._ahead)
         if known.attempts and not self.point.quiet:
             row.accepted = 0
         if not row.moved and 0 < known.failed < self.policy.moved:
@@ -386,22 +373,19 @@ class Delivery:
                 back[event.row], why[event.row] = [event], verdict
         before = self.counts.sent
         self._accept(taken)
-        heads = {event.row for event in taken}
-        self._held.release(heads - back.keys())
+        self._held.release({event.row for event in taken})
         aside = self.counts.refused
         for row, events in back.items():
-            self._return(row, events, why[row], first=row not in heads)
+            self._return(row, events, why[row])
         if self.counts.sent > before or self.counts.refused > aside:
             self._silent, self._quiet = 0, 0.0
         else:
             self._fall_silent(list(why.values()))
 
-    def _return(self, name: str, events: list[Event], verdict: Verdict, *, first: bool) -> None:
+    def _return(self, name: str, events: list[Event], verdict: Verdict) -> None:
         """Events that were handed over and not accepted, to the head of their row."""
         row = self._held.row(name)
-        if not first:  # the event that failed before has been accepted
-            row.attempts, row.accepted, row.moved, row.failed = 0, -1, False, 0.0
-        elif row.accepted < 0:
+        if row.accepted < 0:
             self._recall(row, events[0])
         self._held.put_back(row, events)
         row.reason = verdict.reason
@@ -468,12 +452,8 @@ class Delivery:
         now = self.clock.now()
         pending: list[Pending] = []
         for row in self._held.rows.values():
-            positions = [(event.sequence, event.at) for event in row.events]
-            moved = row.moved_on(self.counts.sent)
-            due = row.due + self._ahead if row.due > now else 0.0
-            head, *rest = [Pending(*each, 0, handed=each in self._handed) for each in positions]
-            known = head._replace(attempts=row.attempts, moved=moved, due=due, failed=row.failed)
-            pending += [known, *rest]
+            row.moved_on(self.counts.sent)
+            pending += row.pending(self._handed, now, self._ahead)
         # What was pending before, and is still to be read.
         pending += [each for each in self.point.pending if each[:2] > self._taken]
         sequence, at = max(self._taken, (self.point.sequence, self.point.at))

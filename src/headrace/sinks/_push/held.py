@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from . import Event
 
 HELD_EVENTS = 10_000  # in memory, before nothing further is read
 HELD_BYTES = 32_000_000
+
+
+class Pending(NamedTuple):
+    """An event that was read and not settled."""
+
+    sequence: int
+    at: int
+    attempts: int
+    moved: bool = False  # whether others were accepted since the first of these
+    due: float = 0.0  # by the wall clock: not to be tried before
+    failed: float = 0.0  # by the wall clock: when it first did
+    handed: bool = False  # whether it was handed over, and nobody knows that it was taken
 
 
 @dataclass(slots=True)
@@ -30,6 +43,23 @@ class Row:
             # However often it was tried while nothing was accepted: it was not the event's fault.
             self.attempts, self.moved = min(self.attempts, 1), True
         return self.moved
+
+    def recall(self, known: Pending, ahead: float) -> None:
+        """What was noted of the first event; `ahead` of the clock is the wall clock."""
+        self.attempts, self.moved, self.failed = known.attempts, known.moved, known.failed
+        self.due = known.due - ahead if known.due else 0.0
+
+    def pending(
+        self, handed: Container[tuple[int, int]], now: float, ahead: float
+    ) -> list[Pending]:
+        """The events, as they are noted; `handed`: those that were handed over."""
+        places = [(event.sequence, event.at) for event in self.events]
+        head, *rest = [Pending(*place, 0, handed=place in handed) for place in places]
+        due = self.due + ahead if self.due > now else 0.0
+        return [
+            head._replace(attempts=self.attempts, moved=self.moved, due=due, failed=self.failed),
+            *rest,
+        ]
 
 
 @dataclass(slots=True)

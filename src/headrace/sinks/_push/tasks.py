@@ -23,8 +23,9 @@ from .._store import Added, Folder
 from . import Destination, Event
 from .channels import Line
 from .deadletters import REFUSED, LetterBox, spans
-from .delivery import Counts, Delivery, Pending, Point, Policy, Stopped
+from .delivery import Counts, Delivery, Point, Policy, Stopped
 from .events import Rendering
+from .held import Pending
 from .ledger import Seen
 from .parcel import EMPTY, Parcel
 
