@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import resource
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import msgspec
 import pyarrow as pa
 import pytest
@@ -21,10 +23,12 @@ from pyspark import cloudpickle as _cloudpickle
 
 from headrace import frame
 from headrace.errors import ConfigError, PipelineError, SinkUnavailable
+from headrace.formats.catalogue import Formats
 from headrace.pipeline import query
 from headrace.pipeline import redrive as asking
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, Range, Share
+from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.sinks._delta import Marks
 from headrace.sinks._push import Event, parcel, redrive
 from headrace.sinks._push import ledger as ledgers
@@ -36,7 +40,8 @@ from headrace.sinks._push.settings import PushSettings
 from headrace.sinks._store import Folder
 from headrace.testing import wait_until
 from tests.sinks.courier import Taken, kind, opened_office
-from tests.sinks.post import Post
+from tests.sinks.lake import put
+from tests.sinks.post import USERS, Post
 
 cloudpickle: Any = _cloudpickle
 
@@ -533,6 +538,30 @@ def test_speculation_is_refused() -> None:
     spark: Any = SimpleNamespace(conf={"spark.speculation": "true"})
     with pytest.raises(ConfigError, match=r"spark\.speculation is true, and the sink post sends"):
         query._expect_no_speculation(spark, "post")
+
+
+# --- events that are too large -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", ["savegress", "debezium", "entity"])
+def test_what_a_reference_stands_for_can_be_read_at_its_path(post: Local, format: str) -> None:
+    post.reopen(format=format)
+    table = post.table("users", USERS)
+    names = enumerate(["small", "x" * 5000, "small"])
+    post.commit(*(put(table, id=number, name=name) for number, name in names))
+    post.write()
+    whole = {event.id: json.loads(event.payload or "") for event in post.office.taken}
+    post.office.taken.clear()
+    post.reopen("query-2", adopt=True, format=format, max_event_bytes=4000, oversize="reference")
+    post.writer.write(post.batch(0, 3), 0)
+    told = json.loads(post.office.taken[1].payload or "")
+    settings = ServerSettings(port=0)
+    formats = Formats().of_log(post.log.epoch)
+    app = create_app(post.log, statuses=list, copy_again=None, settings=settings, formats=formats)
+    with BackgroundServer(app, settings) as server:
+        answer = httpx.get(f"{server.url}{told['reference']}")
+    assert answer.json()["events"] == [whole[told["id"]]]
+    assert told["bytes"] > 5000
 
 
 # --- batches that come again ---------------------------------------------------------------------
