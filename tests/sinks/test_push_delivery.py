@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import SinkRefused
 from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
-from headrace.sinks._push import delivery as module
 from headrace.sinks._push import held as held_rows
 from headrace.sinks._push.delivery import Delivery, Point, Stopped
+from headrace.sinks._push.outage import MOST_REFUSALS
 from tests.sinks.office import (
     FAILED,
     POLICY,
@@ -163,18 +163,18 @@ def test_one_that_refuses_everything_is_not_believed_for_ever() -> None:
     watch = Watch()
     delivery = Delivery(office.send, POLICY, letters, clock=watch)
     delivery.run([events])
-    assert len(letters.sequences("refused")) == module.MOST_REFUSALS
-    assert delivery.counts.refusals == module.MOST_REFUSALS
+    assert len(letters.sequences("refused")) == MOST_REFUSALS
+    assert delivery.counts.refusals == MOST_REFUSALS
     assert delivery.stopped is not None
     assert delivery.stopped.reason == REFUSED.reason
     watch.sleep(delivery.stopped.after)
     # It goes on to refuse: nothing more is put aside, until patience has ended.
-    policy = msgspec.structs.replace(POLICY, refusals=module.MOST_REFUSALS, probes=1)
+    policy = msgspec.structs.replace(POLICY, refusals=MOST_REFUSALS, probes=1)
     again = Delivery(
         office.send, policy, letters, letters.spans(), point=delivery.stopped.point, clock=watch
     )
     again.run([events])
-    assert len(letters.sequences("refused")) == module.MOST_REFUSALS
+    assert len(letters.sequences("refused")) == MOST_REFUSALS
     assert again.stopped is not None
     impatient = msgspec.structs.replace(policy, gives_up=True)
     watch.sleep(again.stopped.after)

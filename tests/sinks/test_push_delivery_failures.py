@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
-from headrace.sinks._push.delivery import MOST_REFUSALS, Delivery, Point
+from headrace.sinks._push.delivery import Delivery, Point
 from headrace.sinks._push.held import Pending
+from headrace.sinks._push.outage import MOST_REFUSALS
 from headrace.sinks._push.retry import Schedule
 from tests.sinks.courier import Courier
 from tests.sinks.office import (

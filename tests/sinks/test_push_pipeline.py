@@ -21,7 +21,7 @@ from headrace.secret import Secret
 from headrace.sinks import Phase, Status
 from headrace.sinks._push import redrive
 from headrace.sinks._push import writer as writers
-from headrace.sinks._push.delivery import MOST_REFUSALS
+from headrace.sinks._push.outage import MOST_REFUSALS
 from headrace.sinks._push.settings import PushSettings
 from headrace.testing import wait_until
 from tests.pipeline.sites import PLUGINS, Site

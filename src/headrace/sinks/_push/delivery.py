@@ -19,16 +19,15 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ...errors import SinkRefused
-from . import ACCEPTED, UNSENT, Answer, Event, Verdict
+from . import ACCEPTED, Answer, Event, Verdict
 from .events import reference
 from .held import Held, Pending, Row
+from .outage import LONGEST_NAP, Outage
 from .retry import Clock, RealClock, Schedule
 
 Send = Callable[[Sequence[Event]], Sequence[Verdict]]
 Position = tuple[int, int]  # sequence, at
 
-LONGEST_NAP = 2.0  # seconds; for longer waits delivery stops
-MOST_REFUSALS = 20  # in a row; then it is the destination that refuses, and not the event
 _NARROWER = 2  # after each failure so many powers of two fewer events are tried at once
 
 _ACCEPTED, _REFUSED = Answer.ACCEPTED, Answer.REFUSED
@@ -133,10 +132,7 @@ class Delivery:
     _tried: set[Position] = field(default_factory=set)  # of these, not met again yet
     _handed: set[Position] = field(default_factory=set)  # events, and were not settled since
     _ahead: float = 0.0  # of the clock, the wall clock
-    _silent: int = 0  # windows in a row of which nothing was accepted
-    _quiet: float = 0.0  # nothing is handed over before
-    _defer: int = 0  # events to pass over before the first window
-    _refusals: int = 0  # in a row, with nothing accepted between them
+    _outage: Outage = field(init=False)
 
     def run(self, chunks: Iterable[Sequence[Event]]) -> None:
         """Settle all events, or stop."""
@@ -145,7 +141,7 @@ class Delivery:
         while self.stopped is None:
             now = self.clock.now()
             full = self.full()
-            window = [] if full or now < self._quiet else self._window(reading, now)
+            window = [] if full or now < self._outage.quiet else self._window(reading, now)
             if window:
                 self._hand_over(window)
                 self._look_up(reading, begun + self.policy.seconds)
@@ -159,20 +155,24 @@ class Delivery:
     def _begin(self) -> float:
         now = self.clock.now()
         self._ahead = self.clock.wall() - now
-        self._quiet = self.point.quiet - self._ahead if self.point.quiet else 0.0
-        self._refusals = self.policy.refusals
+        self._outage = Outage(
+            self.policy.schedule,
+            self.policy.attempts,
+            self.policy.gives_up,
+            self.policy.refusals,
+            # Not always the same events: these may be the very ones that the destination fails at.
+            defer=max(self.policy.probes - 1, 0) * self.policy.attempts,
+            quiet=self.point.quiet - self._ahead if self.point.quiet else 0.0,
+        )
         self._pending = {each[:2]: each for each in self.point.pending}
         self._tried = {each[:2] for each in self.point.pending if each.attempts or each.due}
         self._handed = {each[:2] for each in self.point.pending if each.handed or each.attempts}
-        if self.policy.probes:
-            # Not always the same events: these may be the very ones that the destination fails at.
-            self._defer = (self.policy.probes - 1) * self.policy.attempts
         return now
 
     def _look_up(self, reading: Iterator[None], end: float) -> None:
         """Stop if it is time, unless the destination has just failed."""
         now = self.clock.now()
-        late = now >= end and not self._silent and self.stopped is None
+        late = now >= end and not self._outage.silent and self.stopped is None
         if late and (self._more(reading) or self._held.due(now)):
             self.stopped = Stopped(self._where(), "")
 
@@ -214,14 +214,14 @@ class Delivery:
         """The next events to hand over; none: there are none, or not yet."""
         # After a window of which nothing was accepted, others are tried: if these are accepted,
         # it was not the destination that failed.
-        if self._silent or self._defer:
+        if self._outage.doubted:
             return self._fresh_ones(reading) or self._due_ones(now)
         return self._due_ones(now) or self._fresh_ones(reading)
 
     def _fresh_ones(self, reading: Iterator[None]) -> list[Event]:
         window: list[Event] = []
         fresh, most, enough = self._fresh, self._at_once(), self.policy.batch_bytes
-        plain = not (self._held or self.blocked or self._defer or self._tried)
+        plain = not (self._held or self.blocked or self._outage.defer or self._tried)
         size, event = 0, None
         while len(window) < most and size < enough and (plain or self._room()):
             if not fresh and not self._more(reading):
@@ -246,7 +246,7 @@ class Delivery:
     def _at_once(self, attempts: int = 0) -> int:
         if (self.policy.probes or self.policy.gives_up) and not self.counts.sent:
             return 1
-        return self.policy.at_once(max(self._silent, attempts))
+        return self.policy.at_once(max(self._outage.silent, attempts))
 
     def _goes(self, event: Event) -> bool:
         """Whether an event may be sent now; if not, it is put where it belongs."""
@@ -262,8 +262,7 @@ class Delivery:
             self._tried.discard(position)
             self._hold(event)
             return False
-        if self._defer:
-            self._defer -= 1
+        if self._outage.defers():
             self._hold(event)
             return False
         return True
@@ -313,7 +312,7 @@ class Delivery:
     def _rest(self, now: float) -> None:
         """Wait until something may be sent."""
         due = min((row.due for row in self._held.rows.values()), default=now)
-        wait = max(due, self._quiet) - now
+        wait = max(due, self._outage.quiet) - now
         if wait > LONGEST_NAP:
             reasons = [row.reason for row in self._held.rows.values() if row.reason]
             self._stop(reasons[-1] if reasons else _LATER, wait, reached=True)
@@ -338,7 +337,6 @@ class Delivery:
             self._accept(window)
             if self._held:
                 self._held.release({event.row for event in window})
-            self._silent, self._quiet = 0, 0.0
             return
         self._judge(window, verdicts)
 
@@ -353,7 +351,7 @@ class Delivery:
     def _accept(self, events: Sequence[Event]) -> None:
         if not events:
             return
-        self._refusals = 0
+        self._outage.accepted()
         self.accepted_at = self.clock.now() + self._ahead
         self.counts.sent += len(events)
         self.counts.bytes += sum([len(event.payload or b"") for event in events])
@@ -371,16 +369,17 @@ class Delivery:
                 taken.append(event)
             else:
                 back[event.row], why[event.row] = [event], verdict
-        before = self.counts.sent
         self._accept(taken)
         self._held.release({event.row for event in taken})
         aside = self.counts.refused
         for row, events in back.items():
             self._return(row, events, why[row])
-        if self.counts.sent > before or self.counts.refused > aside:
-            self._silent, self._quiet = 0, 0.0
-        else:
-            self._fall_silent(list(why.values()))
+        if self.counts.refused > aside:
+            self._outage.over()
+        elif not taken:
+            silence = self._outage.fall_silent(list(why.values()), self.clock.now())
+            if silence:
+                self._stop(silence.reason, silence.after, reached=silence.reached)
 
     def _return(self, name: str, events: list[Event], verdict: Verdict) -> None:
         """Events that were handed over and not accepted, to the head of their row."""
@@ -389,8 +388,8 @@ class Delivery:
             self._recall(row, events[0])
         self._held.put_back(row, events)
         row.reason = verdict.reason
-        if verdict.answer is _REFUSED and self._believes():
-            self._refusals += 1
+        if verdict.answer is _REFUSED and self._outage.believed:
+            self._outage.refusals += 1
             self.counts.refusals += 1
             self._give_up(row, row.reason, row.attempts + 1)
         elif verdict.answer is not _UNSENT:
@@ -402,18 +401,11 @@ class Delivery:
         if row.accepted < 0:
             row.accepted = self.counts.sent
         row.failed = row.failed or now + self._ahead
-        impatient = self._gives_up() and verdict.answer is not _UNREACHABLE
+        impatient = self._outage.gives_up and verdict.answer is not _UNREACHABLE
         if impatient or (moved and row.attempts >= self.policy.attempts):
             self._give_up(row, row.reason, row.attempts)
         else:
             row.due = now + max(self.policy.schedule.wait(row.attempts), verdict.after)
-
-    def _believes(self) -> bool:
-        """Whether a refusal is the event's own: one that refuses all has another reason."""
-        return self._gives_up() or self._refusals < MOST_REFUSALS
-
-    def _gives_up(self) -> bool:
-        return self.policy.gives_up and not self.counts.sent
 
     def _give_up(self, row: Row, reason: str, attempts: int) -> None:
         """Put a row's first event aside, and what waits behind it."""
@@ -433,18 +425,8 @@ class Delivery:
         span = self.blocked.get(event.row, Span(position, position))
         self.blocked[event.row] = Span(min(span.first, position), max(span.last, position))
 
-    def _fall_silent(self, verdicts: Sequence[Verdict]) -> None:
-        self._silent += 1
-        after = min((verdict.after for verdict in verdicts), default=0.0)
-        wait = max(self.policy.schedule.wait(self._silent), after)
-        said = [verdict for verdict in verdicts if verdict != UNSENT] or verdicts
-        reached = any(verdict.answer is not _UNREACHABLE for verdict in said)
-        self._quiet = self.clock.now() + wait
-        if self._silent >= self.policy.attempts or wait > LONGEST_NAP:
-            self._stop(said[0].reason, wait, reached=reached)
-
     def _stop(self, reason: str, after: float, *, reached: bool) -> None:
-        quiet = max(self._quiet, self.clock.now()) + self._ahead
+        quiet = max(self._outage.quiet, self.clock.now()) + self._ahead
         point = msgspec.structs.replace(self._where(), quiet=quiet)
         self.stopped = Stopped(point, reason or _UNSAID, after, reached)
 
