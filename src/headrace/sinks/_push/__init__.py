@@ -42,7 +42,7 @@ class Answer(Enum):
     REFUSED = "refused"  # it will never be taken
     FAILED = "failed"  # the destination failed at it, or did not say; it may take it later
     UNREACHABLE = "unreachable"  # the destination is not there
-    UNSENT = "unsent"  # an earlier event of its row was not accepted
+    UNSENT = "unsent"  # an earlier event of its row was not accepted, or there was no time for it
 
 
 class Verdict(NamedTuple):
