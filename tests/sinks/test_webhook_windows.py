@@ -265,6 +265,22 @@ def test_a_delivery_counts_what_was_posted_once_more() -> None:
     assert (counted.counts.sent, counted.counts.retries) == (3, 1)
 
 
+@pytest.mark.parametrize("status", [429, 410])
+def test_so_is_what_was_then_told_not_to_come(status: int) -> None:
+    taken: list[str] = []
+
+    def script(request: Request) -> bytes | None:
+        taken.append(request.id)
+        return None if len(taken) == 1 else reply(status)
+
+    with Receiver() as receiver, channel(receiver, concurrency=1) as opened:
+        opened.send([event(1)])
+        receiver.script = script
+        [said] = opened.send([event(2)])
+    assert (said.answer, said.repeats) == (UNSENT, 1)
+    assert taken == ["evt_2", "evt_2"]
+
+
 def test_what_nobody_is_there_for_any_more_is_not_posted_twice() -> None:
     with Receiver() as receiver, channel(receiver, concurrency=1) as opened:
         opened.send([event(1)])

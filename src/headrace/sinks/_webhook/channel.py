@@ -93,7 +93,7 @@ class HttpChannel:
         sending = _Sending(self.post, self._limits, events, pause)
         self._loop.run_until_complete(sending.run())
         self._gone = sending.gone
-        if self._gone and all(said.answer is Answer.UNSENT for said in sending.verdicts):
+        if self._gone and not sending.telling:
             raise self._refusal()
         rest = GONE_SECONDS if self._gone else sending.rest
         self._rests_until, self._why = self._loop.time() + rest, sending.others.reason
@@ -155,6 +155,11 @@ class _Sending:
         self._again: Counter[int] = Counter()  # how often events were posted once more
         self._over = False  # nothing more is begun
         self._until = 0.0  # after which nothing more is
+
+    @property
+    def telling(self) -> bool:
+        """Whether anybody may have taken something, or refused it."""
+        return any(each.answer is not Answer.UNSENT or each.repeats for each in self.verdicts)
 
     async def run(self) -> None:
         """Send all, or as many as the endpoint lets us."""
