@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +18,10 @@ from headrace.cli import app
 from headrace.testing import free_port, wait_until
 from tests.changes import Writer, opened_writer
 from tests.sinks.receiver import OK, Receiver, Request, reply
+from tests.sparkui import assert_hidden, pages
 
 HEADRACE = [sys.executable, "-m", "headrace.cli"]
 HIDDEN = ["p4th-nobody-knows", "s1gning-secret", "t0ken-in-a-header"]
-LINK = re.compile(r"""(?:href|src)=["'](/[^"'#]*)""")
-MOST_PAGES = 80
 
 
 class Place:
@@ -160,7 +156,7 @@ def test_dead_letters_go_out_again_and_what_was_sent_is_accounted_for(place: Pla
         found = json.loads(place.ask("verify", "hooks", "--json"))
         assert (found["expected"], found["sent"], found["redriven"]) == (4, 3, 1)
         assert found["missing"] == []
-        assert_hidden_in_pages(f"http://127.0.0.1:{place.ui}")
+        assert_hidden(pages(f"http://127.0.0.1:{place.ui}"), *HIDDEN)
 
         # One that was gone goes on without a restart.
         place.gone = True
@@ -182,35 +178,6 @@ def test_dead_letters_go_out_again_and_what_was_sent_is_accounted_for(place: Pla
         assert "nothing is missing" in place.ask("verify", "hooks")
     assert sorted(set(place.rows())) == ["1", "2", "3", "4", "5", "6"]
     assert_hidden_in_files(place.folder)
-
-
-def assert_hidden_in_pages(ui: str) -> None:
-    """No page of Spark's says what nobody may read, nor any that it links to."""
-    begin = ["jobs", "stages", "storage", "environment", "executors", "SQL", "StreamingQuery"]
-    waiting = [f"/{name}/" for name in begin] + ["/api/v1/applications"]
-    seen: dict[str, str] = {}
-    while waiting and len(seen) < MOST_PAGES:
-        page = waiting.pop(0)
-        if page in seen or page.startswith("/static") or "kill" in page:
-            continue
-        seen[page] = read_page(f"{ui}{page}")
-        waiting += [link.replace("&amp;", "&") for link in LINK.findall(seen[page])]
-    assert any("/SQL/execution" in page for page in seen), "plans were looked at"
-    assert any("/stages/stage" in page for page in seen)
-    assert any("MapInArrow" in text for text in seen.values())
-    for page, text in seen.items():
-        assert [each for each in HIDDEN if each in text] == [], page
-
-
-def read_page(address: str) -> str:
-    try:
-        with urllib.request.urlopen(address, timeout=30) as answer:
-            content: bytes = answer.read()
-    except urllib.error.HTTPError as error:
-        # Some links are for forms.
-        with error:
-            content = error.read()
-    return content.decode(errors="replace")
 
 
 def assert_hidden_in_files(folder: Path) -> None:

@@ -17,9 +17,9 @@ from tests.faults.pipeline.works import (
     assert_arrived,
     files_with,
     opened_works,
-    pages,
 )
 from tests.sinks.receiver import OK, Answer, Request, reply
+from tests.sparkui import assert_hidden, pages
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -302,13 +302,3 @@ def test_nor_a_wrong_one_that_lets_nobody_in(
         hidden = [*wrong.values(), *town.secrets.values()]
         assert_hidden(found, *hidden)
         assert files_with(works.folder, *hidden) == []
-
-
-def assert_hidden(found: dict[str, str], *secrets: str) -> None:
-    """No page of Spark's has one of these; and the pages with the plans are among them."""
-    assert any("/SQL/execution" in page for page in found)
-    assert any("/stages/stage" in page for page in found)
-    assert any("/StreamingQuery/statistics" in page for page in found)
-    assert any("MapInArrow" in text for text in found.values())
-    for page, text in found.items():
-        assert [each for each in secrets if each in text] == [], page

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,8 +22,6 @@ from tests.faults.pipeline.servers import Destination, Town
 
 HEADRACE = [sys.executable, "-m", "headrace.cli"]
 PATIENCE = 180  # seconds, for whatever is waited for
-LINK = re.compile(r"""(?:href|src)=["'](/[^"'#]*)""")
-MOST_PAGES = 150
 
 Rows = dict[str, list[int]]  # the numbers of each row's changes
 
@@ -231,31 +226,6 @@ def assert_arrived(sink: Destination, table: str, rows: Rows, *, but: Collection
 
 
 # --- secrets -------------------------------------------------------------------------------------
-
-
-def pages(ui: str) -> dict[str, str]:
-    """Spark's pages, and those that they link to."""
-    begin = ["jobs", "stages", "storage", "environment", "executors", "SQL", "StreamingQuery"]
-    waiting = ["/", *(f"/{name}/" for name in begin), "/api/v1/applications"]
-    found: dict[str, str] = {}
-    while waiting and len(found) < MOST_PAGES:
-        page = waiting.pop(0)
-        # The same page in another order, and what ends a job.
-        if page in found or page.startswith("/static") or "sort=" in page or "kill" in page:
-            continue
-        found[page] = _page(f"{ui}{page}")
-        waiting += [link.replace("&amp;", "&") for link in LINK.findall(found[page])]
-    return found
-
-
-def _page(address: str) -> str:
-    try:
-        with urllib.request.urlopen(address, timeout=30) as answer:
-            content: bytes = answer.read()
-    except urllib.error.HTTPError as error:
-        with error:  # some links are for forms
-            content = error.read()
-    return content.decode(errors="replace")
 
 
 def files_with(folder: Path, *secrets: str) -> list[Path]:
