@@ -188,6 +188,24 @@ def test_a_receiver_that_takes_ten_seconds_a_request_gets_each_event_once(hooks:
     assert hooks.writer.account().retries == 0
 
 
+def test_a_slow_receiver_gets_a_batch_in_pieces_that_are_noted_one_by_one(hooks: Hooks) -> None:
+    def script(_: Request) -> bytes | None:
+        return None if hooks.receiver.ended.wait(1) else OK
+
+    hooks.receiver.script = script
+    hooks.reopen(concurrency=2)
+    hooks.users(*((n % 2, f"{n:02}") for n in range(18)))
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(hooks.write)
+        wait_until(lambda: hooks.writer.account().sent, timeout=60)
+        noted = hooks.writer.account().sent
+        assert writing.result(60) == 18
+    assert 0 < noted < 18, "its status moves while the batch is on its way"
+    assert hooks.names() == {row: [f"{n:02}" for n in range(row, 18, 2)] for row in range(2)}
+    assert hooks.letters() == []
+    assert hooks.writer.account().retries == 0
+
+
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_receiver_that_is_restarted_within_a_batch_gets_everything_in_order(
     hooks: Hooks, batch: bool
@@ -235,6 +253,27 @@ def test_an_endpoint_that_is_gone_halts_the_sink_until_its_url_is_another(hooks:
     hooks.reopen(url=Secret(f"{hooks.receiver.url}/another"))
     hooks.write()
     assert [event["after"]["name"] for event in hooks.told[asked:]] == ["Ann"]
+
+
+def test_what_an_endpoint_took_before_it_was_gone_is_not_sent_again(hooks: Hooks) -> None:
+    left = [30]
+
+    def script(_: Request) -> bytes:
+        left[0] -= 1
+        return OK if left[0] >= 0 else reply(410)
+
+    hooks.receiver.script = script
+    hooks.reopen(concurrency=1)
+    hooks.users(*((n, "-") for n in range(100)))
+    with pytest.raises(SinkRefused, match="410 Gone"):
+        hooks.write()
+    assert hooks.writer.account().sent == 30
+    taken = hooks.told[:30]
+    hooks.receiver.requests.clear()
+    hooks.receiver.script = lambda _: OK
+    hooks.reopen(url=Secret(f"{hooks.receiver.url}/another"))
+    hooks.write()
+    assert sorted(event["after"]["id"] for event in taken + hooks.told) == list(range(100))
 
 
 def test_the_config_in_the_docs_works(hooks: Hooks, tmp_path: Path) -> None:
