@@ -10,12 +10,14 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import NamedTuple, TypeVar
 
 from ..errors import SinkUnavailable
 
 Heard = Callable[[bytes], None]
+T = TypeVar("T")
 
 _PIECE = 262_144
 _AGAIN = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -113,6 +115,24 @@ def why(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or type(error).__name__}"
     return error.strerror or str(error) or type(error).__name__
+
+
+def first_that_answers(
+    what: str, hosts: Iterable[Host], timeout: float, greet: Callable[[Wire], T]
+) -> T:
+    """What `greet` makes of a connection to the first server that has us, or SinkUnavailable."""
+    reasons = []
+    for host in hosts:
+        try:
+            with ExitStack() as stack:
+                wire = Wire(host, timeout)
+                stack.callback(wire.close)
+                greeted = greet(wire)
+                stack.pop_all()
+                return greeted
+        except OSError as error:
+            reasons.append(f"{host}: {why(error)}")
+    raise SinkUnavailable(f"{what} at {'; '.join(reasons)}")
 
 
 def unavailable(what: str, at: object, reason: str) -> SinkUnavailable:

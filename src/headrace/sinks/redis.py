@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConfigError, SinkUnavailable
-from ..formats.savegress import OPERATIONS
 from ._broker import BrokerSettings
 from ._names import escaped
 from ._push import ACCEPTED, UNSENT, Answer, Event, Verdict
+from ._routes import Operations, Routes
 from ._template import Template
-from ._wire import Host, Wire, unavailable, why
+from ._wire import Host, Wire, first_that_answers, unavailable, why
 
 try:
     from hiredis import HiredisError, Reader, ReplyError, pack_command
@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
 
 _PORT = 6379
 _STREAM = Template("cdc:${schema}:${table}")
-_OPERATIONS = {op.value: name.encode() for op, name in OPERATIONS.items()}
+_OPERATIONS = Operations(str.encode)
 
 _STRANGE = "it does not speak as Redis does"
 
@@ -83,13 +83,21 @@ class Redis(BrokerSettings):
         return RedisChannel(self)
 
 
+class _Route(NamedTuple):
+    """What the events of a table share."""
+
+    stream: str
+    command: tuple[bytes, ...]  # its beginning
+    table: bytes
+
+
 class RedisChannel:
     """Redis, from one of Spark's Python processes."""
 
     def __init__(self, sink: Redis) -> None:
         self._sink = sink
         self._trim = (b"MAXLEN", b"~", b"%d" % sink.max_length) if sink.max_length else ()
-        self._streams: dict[tuple[str, str, str], tuple[bytes, ...]] = {}
+        self._route = Routes(self._new_route)
         self._line: _Line | None = None
         self._open()
 
@@ -155,23 +163,21 @@ class RedisChannel:
         return [self._verdict(*pair) for pair in zip(replies, events, strict=True)]
 
     def _command(self, event: Event) -> bytes:
-        about = (event.source, event.schema, event.table)
-        head = self._streams.get(about)
-        if head is None:
-            head = self._streams[about] = self._head(*about)
-        *xadd, table = head
+        route = self._route(event)
         payload = event.payload or b""
-        operation = _OPERATIONS.get(event.op) or event.op.encode()
         time = b"%d" % (event.commit_time // 1000)
         return _written(
-            *xadd,
-            *(b"id", event.id.encode(), b"operation", operation, b"table", table),
-            *(b"timestamp", time, b"event", payload),
+            *route.command,
+            *(b"id", event.id.encode(), b"operation", _OPERATIONS[event.op]),
+            *(b"table", route.table, b"timestamp", time, b"event", payload),
         )
 
-    def _head(self, source: str, schema: str, table: str) -> tuple[bytes, ...]:
-        name = self._sink.stream.fill(source=source, schema=schema, table=table, escape=escaped)
-        return (b"XADD", name.encode(), *self._trim, b"*", table.encode())
+    def _new_route(self, event: Event) -> _Route:
+        name = self._sink.stream.fill(
+            source=event.source, schema=event.schema, table=event.table, escape=escaped
+        )
+        command = (b"XADD", name.encode(), *self._trim, b"*")
+        return _Route(name, command, event.table.encode())
 
     def _verdict(self, reply: Any, event: Event) -> Verdict | None:
         if isinstance(reply, bytes):
@@ -183,37 +189,34 @@ class RedisChannel:
         if code in _ELSEWHERE:
             reason = str(self._unavailable(_ELSEWHERE[code]))
             return Verdict(Answer.UNREACHABLE, reason)
-        name = self._streams[(event.source, event.schema, event.table)][1].decode()
         told = _REFUSED.get(code) or _FAILED.get(code) or said
         answer = Answer.REFUSED if code in _REFUSED else Answer.FAILED
-        return Verdict(answer, f"stream {name}: {told}")
+        return Verdict(answer, f"stream {self._route(event).stream}: {told}")
 
     # --- connecting ------------------------------------------------------------------------------
 
     def _open(self) -> _Line:
         self.close()
-        sink, reasons = self._sink, []
+        sink = self._sink
         context = sink.context()
-        for host in sink.hosts(_PORT):
-            try:
-                wire = Wire(host, sink.timeout_seconds)
-            except OSError as error:
-                reasons.append(f"{host}: {why(error)}")
-                continue
+
+        def greet(wire: Wire) -> _Line:
+            if context is not None:
+                wire.secure(context, sink.timeout_seconds)
             line = _Line(wire, sink.timeout_seconds)
             try:
-                if context is not None:
-                    wire.secure(context, sink.timeout_seconds)
-                if not (complaint := self._greet(line, host)):
-                    self._line = line
-                    return line
-            except (OSError, HiredisError) as error:
-                complaint = why(error) if isinstance(error, OSError) else "it is no Redis"
-            line.close()
-            reasons.append(f"{host}: {complaint}")
-        raise SinkUnavailable(f"Redis at {'; '.join(reasons)}")
+                complaint = self._greet(line)
+            except HiredisError as error:
+                raise ConnectionAbortedError("it is no Redis") from error
+            if complaint:
+                raise ConnectionRefusedError(complaint)
+            return line
 
-    def _greet(self, line: _Line, _host: Host) -> str:
+        line = first_that_answers("Redis", sink.hosts(_PORT), sink.timeout_seconds, greet)
+        self._line = line
+        return line
+
+    def _greet(self, line: _Line) -> str:
         """Tell who we are; what is wrong with it, if anything is."""
         sink = self._sink
         if sink.password:

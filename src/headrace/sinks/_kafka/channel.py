@@ -16,9 +16,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ...errors import ConfigError, SinkUnavailable
-from ...formats.savegress import OPERATIONS
 from ...secret import MASK
 from .._push import ACCEPTED, UNSENT, Answer, Event, Verdict
+from .._routes import Operations, Routes
 from .._template import Template
 from .._wire import LOOK
 from . import names
@@ -39,7 +39,7 @@ _SMALLEST_BATCH = 1_000
 
 _PROPERTY = re.compile(r'property:? "(?P<name>[^"]+)"')
 # Headers that many events share.
-_OPERATIONS = {op.value: ("savegress-operation", name) for op, name in OPERATIONS.items()}
+_OPERATIONS = Operations(lambda name: ("savegress-operation", name))
 
 # Brokers say this of a batch as a whole, so each of its events is tried alone.
 _TOO_LARGE = frozenset(
@@ -168,7 +168,7 @@ class KafkaChannel:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._routes: dict[tuple[str, str, str], _Route] = {}
+        self._route = Routes(self._new_route)
         self._made: set[str] = set()
         self._absent: set[str] = set()
         self._batch_size = int(link.client["batch.size"])
@@ -261,7 +261,7 @@ class KafkaChannel:
         key, told = event.row[begin:], partial(window.told, at)
         headers: list[tuple[str, str | bytes | None]] = [
             ("savegress-event-id", event.id),
-            _OPERATIONS.get(event.op) or ("savegress-operation", event.op),
+            _OPERATIONS[event.op],
             table,
             ("savegress-timestamp", str(event.commit_time // 1000)),
         ]
@@ -359,15 +359,10 @@ class KafkaChannel:
 
     # --- topics ----------------------------------------------------------------------------------
 
-    def _route(self, event: Event) -> _Route:
-        about = (event.source, event.schema, event.table)
-        route = self._routes.get(about)
-        if route is None:
-            topic = names.topic(self._link.template, *about)
-            begin = names.key_begins(event, with_schema=self._link.with_schema)
-            table = ("savegress-table", event.table)
-            route = self._routes[about] = _Route(topic, begin, table)
-        return route
+    def _new_route(self, event: Event) -> _Route:
+        topic = names.topic(self._link.template, event.source, event.schema, event.table)
+        begin = names.key_begins(event, with_schema=self._link.with_schema)
+        return _Route(topic, begin, ("savegress-table", event.table))
 
     def _look_again(self, producer: Producer) -> None:
         """The client remembers for minutes that a topic was not there, unless it is asked."""

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...errors import SinkUnavailable
-from ...formats.savegress import OPERATIONS
 from .._names import token
 from .._order import Window, waves
 from .._push import Answer, Event, Verdict
+from .._routes import Operations, Routes
 from .._template import Template
 from .._wire import Silent, unavailable, why
 from .protocol import Line, Message, header_value, published
@@ -24,7 +24,7 @@ _IN_USE = 10058  # a stream of this name is there, with other settings
 _TOO_LARGE = 10054
 _NOBODY = b"503"
 
-_OPERATIONS = {op.value: header_value(name) for op, name in OPERATIONS.items()}
+_OPERATIONS = Operations(header_value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ class NatsChannel:
     def __init__(self, login: Login, subjects: Subjects) -> None:
         self._login = login
         self._subjects = subjects
-        self._routes: dict[tuple[str, str, str], _Route] = {}
+        self._route = Routes(self._new_route)
         self._strict: dict[bytes, bool] = {}  # subjects: whether a message may be refused
         self._served: set[bytes] = set()  # subjects that have a stream, by what was stored
         self._careful = False  # a message was not stored, and the next may be: one of a row a time
@@ -151,7 +151,7 @@ class NatsChannel:
         ) % (
             known,
             known,
-            _OPERATIONS.get(event.op) or header_value(event.op),
+            _OPERATIONS[event.op],
             route.table,
             event.commit_time // 1000,
         )
@@ -270,16 +270,11 @@ class NatsChannel:
             raise unavailable("NATS", session.host, why(error)) from error
         return any(self._strict[subject] for subject in subjects)
 
-    def _route(self, event: Event) -> _Route:
-        about = (event.source, event.schema, event.table)
-        route = self._routes.get(about)
-        if route is None:
-            source, schema, table = about
-            subject = self._subjects.subject.fill(
-                source=source, schema=schema, table=table, escape=token
-            )
-            route = self._routes[about] = _Route(subject.encode(), header_value(table))
-        return route
+    def _new_route(self, event: Event) -> _Route:
+        subject = self._subjects.subject.fill(
+            source=event.source, schema=event.schema, table=event.table, escape=token
+        )
+        return _Route(subject.encode(), header_value(event.table))
 
 
 def _limited(session: Session) -> bool:

@@ -40,7 +40,7 @@ Said = Message | Line
 
 
 def published(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
-    """A message with headers (as `header_lines` has them, and an empty line)."""
+    """A message; `headers` are their lines and an empty one."""
     size = len(headers)
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (
         subject,

@@ -14,7 +14,7 @@ import msgspec
 from ...errors import ConfigError, SinkUnavailable
 from ...secret import Secret
 from .._broker import BrokerSettings, hidden
-from .._wire import Host, Silent, Wire, why
+from .._wire import Host, Silent, Wire, first_that_answers
 from .protocol import Credentials, Line, Message, Reader, Said, request
 
 PORT = 4222
@@ -186,24 +186,11 @@ def denied(line: Line) -> bool:
 
 def opened(login: Login) -> Session:
     """A session with the first server that has us, or SinkUnavailable."""
-    sink, reasons = login.sink, []
-    context = sink.context()
-    for host in sink.hosts(PORT):
-        session = None
-        try:
-            session = Session(login, Wire(host, login.timeout))
-            session.log_in(context)
-        except OSError as error:
-            reasons.append(f"{host}: {why(error)}")
-        except SinkUnavailable:
-            _close(session)
-            raise
-        else:
-            return session
-        _close(session)
-    raise SinkUnavailable(f"NATS at {'; '.join(reasons)}")
+    context = login.sink.context()
 
+    def greet(wire: Wire) -> Session:
+        session = Session(login, wire)
+        session.log_in(context)
+        return session
 
-def _close(session: Session | None) -> None:
-    if session is not None:
-        session.close()
+    return first_that_answers("NATS", login.sink.hosts(PORT), login.timeout, greet)

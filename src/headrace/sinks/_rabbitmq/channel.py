@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 from pamqp import commands
 
 from ...errors import SinkUnavailable
-from ...formats.savegress import OPERATIONS
 from .._names import token, within
 from .._order import Window, waves
 from .._push import Answer, Event, Verdict
+from .._routes import Operations, Routes
 from .._template import Template
 from .._wire import Silent, unavailable, why
 from .frames import Confirm, Envelope, Returned
@@ -24,7 +24,7 @@ LONGEST_EXCHANGE = 127  # characters of a name, as pamqp has it
 _LONGEST = 255  # bytes of a queue's name or a routing key
 _NOT_FOUND, _DENIED, _PRECONDITION = 404, 403, 406
 
-_OPERATIONS = {op.value: name for op, name in OPERATIONS.items()}
+_OPERATIONS = Operations(str)
 
 ExchangeType = Literal["", "direct", "topic", "fanout", "headers"]
 
@@ -39,6 +39,12 @@ class Addresses:
     declare_queue: Template
     queue_arguments: dict[str, str | int | bool]
     content_type: str
+
+    @property
+    def may_refuse(self) -> bool:
+        """Whether a queue that we make takes nothing while it is full."""
+        overflow = self.queue_arguments.get("x-overflow", "")
+        return overflow in ("reject-publish", "reject-publish-dlx")
 
 
 class _Route(NamedTuple):
@@ -101,10 +107,11 @@ class RabbitmqChannel:
     def __init__(self, login: Login, addresses: Addresses) -> None:
         self._login = login
         self._addresses = addresses
-        self._routes: dict[tuple[str, str, str], _Route] = {}
+        self._route = Routes(self._new_route)
         self._envelopes: dict[tuple[str, str, str, str], Envelope] = {}
         self._ready: set[_Route] = set()
-        self._careful = False  # a message was not taken, and the next may be: one of a row a time
+        # A message was not taken, or may not be, and the next may: one of a row at a time.
+        self._careful = addresses.may_refuse
         self._session: Session | None = opened(login)
 
     def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
@@ -119,7 +126,7 @@ class RabbitmqChannel:
             if self._session is None:  # the window knows what is to be said of the rest
                 break
             self._publish(session, window, wanted)
-        self._careful = _NACKED in window.failed.values()
+        self._careful = self._addresses.may_refuse or _NACKED in window.failed.values()
         return window.verdicts()
 
     def close(self) -> None:
@@ -168,7 +175,7 @@ class RabbitmqChannel:
         envelope = self._envelopes.get(about)
         if envelope is None:
             route = self._route(event)
-            operation = _OPERATIONS.get(event.op, event.op)
+            operation = _OPERATIONS[event.op]
             # The id and the time are properties: each header is work for the server.
             headers = {"savegress-operation": operation, "savegress-table": event.table}
             envelope = Envelope(route.exchange, route.key, headers, self._addresses.content_type)
@@ -252,18 +259,14 @@ class RabbitmqChannel:
             bind = queue.Bind(queue=route.queue, exchange=route.exchange, routing_key=route.key)
             session.ask(bind, queue.BindOk)
 
-    def _route(self, event: Event) -> _Route:
-        about = (event.source, event.schema, event.table)
-        route = self._routes.get(about)
-        if route is None:
-            addresses = self._addresses
-            route = self._routes[about] = _Route(
-                within(_filled(addresses.exchange, *about), LONGEST_EXCHANGE),
-                within(_filled(addresses.routing_key, *about), _LONGEST),
-                within(_filled(addresses.declare_queue, *about), _LONGEST),
-            )
-        return route
+    def _new_route(self, event: Event) -> _Route:
+        addresses = self._addresses
+        return _Route(
+            within(_filled(addresses.exchange, event), LONGEST_EXCHANGE),
+            within(_filled(addresses.routing_key, event), _LONGEST),
+            within(_filled(addresses.declare_queue, event), _LONGEST),
+        )
 
 
-def _filled(template: Template, source: str, schema: str, table: str) -> str:
-    return template.fill(source=source, schema=schema, table=table, escape=token)
+def _filled(template: Template, event: Event) -> str:
+    return template.fill(source=event.source, schema=event.schema, table=event.table, escape=token)

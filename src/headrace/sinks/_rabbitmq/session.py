@@ -11,9 +11,8 @@ from typing import Any
 from pamqp import commands
 from pamqp.exceptions import PAMQPException
 
-from ...errors import SinkUnavailable
 from .._broker import BrokerSettings
-from .._wire import Host, Silent, Wire, why
+from .._wire import Host, Silent, Wire, first_that_answers
 from .frames import GREETING, Method, Reader, Said, method
 
 PORT, TLS_PORT = 5672, 5671
@@ -179,17 +178,13 @@ class Session:
 
 def opened(login: Login) -> Session:
     """A session with the first server that has us, or SinkUnavailable."""
-    sink, reasons = login.sink, []
+    sink = login.sink
     context = sink.context()
-    for host in sink.hosts(TLS_PORT if sink.tls else PORT):
-        wire = None
-        try:
-            wire = Wire(host, sink.timeout_seconds)
-            if context is not None:
-                wire.secure(context, sink.timeout_seconds)
-            return Session(login, wire)
-        except OSError as error:
-            if wire is not None:
-                wire.close()
-            reasons.append(f"{host}: {why(error)}")
-    raise SinkUnavailable(f"RabbitMQ at {'; '.join(reasons)}")
+
+    def greet(wire: Wire) -> Session:
+        if context is not None:
+            wire.secure(context, login.timeout)
+        return Session(login, wire)
+
+    hosts = sink.hosts(TLS_PORT if sink.tls else PORT)
+    return first_that_answers("RabbitMQ", hosts, login.timeout, greet)
