@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import pytest
 import yaml
@@ -77,11 +77,18 @@ class Queues(ABC):
     @contextmanager
     def channel(self, **settings: Any) -> Iterator[Channel]:
         """An open channel to the server."""
-        opened = self.sink(**settings).connect()
-        try:
-            yield opened
-        finally:
-            opened.close()
+        with opened(self.sink(**settings)) as channel:
+            yield channel
+
+
+@contextmanager
+def opened(sink: BrokerSettings) -> Iterator[Channel]:
+    """A channel of a sink until the context ends."""
+    channel = sink.connect()
+    try:
+        yield channel
+    finally:
+        channel.close()
 
 
 def certificate(folder: Path) -> Path:
@@ -218,8 +225,8 @@ class QueueTests:
         with Slow(queues.server.address) as way:
             line = Line(replace(sink, servers=way.address))
             assert list(line.send([first])) == [ACCEPTED]
-            way.seconds = 10.0
-            settle(line, sink.policy, events)
+            with way.slowed(10.0):
+                settle(line, sink.policy, events)
         assert [record.id for record in queues.read(table)] == [first.id, *ids(events)]
 
     @pytest.mark.requirement("S1-41")
@@ -231,9 +238,8 @@ class QueueTests:
         with Slow(queues.server.address) as way:
             line = Line(queues.sink(servers=way.address, timeout_seconds=1.0))
             assert list(line.send([first])) == [ACCEPTED]
-            way.loses = True
-            verdicts = line.send(events)
-            way.loses = False
+            with way.deaf():
+                verdicts = line.send(events)
             assert verdicts[0].answer is Answer.UNREACHABLE
             assert ACCEPTED not in verdicts
             stored = queues.read(table)
@@ -370,8 +376,15 @@ def settle(line: Line, policy: Policy, events: Sequence[Event]) -> None:
         point = delivery.stopped.point
 
 
-def ids(found: Iterable[Event | Record]) -> list[str]:
-    """The ids of events, sent or stored."""
+class Identified(Protocol):
+    """An event, sent or stored."""
+
+    @property
+    def id(self) -> str: ...
+
+
+def ids(found: Iterable[Identified]) -> list[str]:
+    """The ids of events."""
     return [each.id for each in found]
 
 
@@ -407,14 +420,21 @@ def expect_in_order(records: Sequence[Record], events: Sequence[Event]) -> None:
     assert seen == wanted
 
 
-def documented(name: str, folder: Path) -> BrokerSettings:
-    """The sink whose config is in the docs."""
+def documented(name: str, folder: Path, *, further: int = 0, **changed: Any) -> BrokerSettings:
+    """The sink whose config is in the docs, with some of the further settings that follow it there.
+
+    `changed` is what must be otherwise than on the page.
+    """
     page = (Path(__file__).parents[2] / "docs" / "sinks.md").read_text()
     section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
-    content = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
+    first, *more = (part.partition("```")[0] for part in section.split("```yaml\n")[1:])
+    content = yaml.safe_load(first)
     content["pipeline"]["url"] = "https://headrace.example"
-    environment = {f"{name.upper()}_PASSWORD": SECRET}
-    config = parse(content, folder=folder, environment=environment)
+    [settings] = content["pipeline"]["sinks"].values()
+    for block in more[:further]:
+        settings |= yaml.safe_load(block)
+    settings |= changed
+    config = parse(content, folder=folder, environment={f"{name.upper()}_PASSWORD": SECRET})
     assert config.pipeline is not None
     [made] = config.pipeline.sinks
     assert isinstance(made, BrokerSettings)

@@ -168,6 +168,25 @@ def test_a_batch_that_is_larger_than_a_segment_is_sent_in_parts(kafka: KafkaServ
         assert [each for each in found if each in ids] == ids
 
 
+@pytest.mark.parametrize("batch", [30_000, 50_000])
+def test_a_row_stays_in_order_where_batches_fit_the_topic_and_else_ends_with_its_last_event(
+    kafka: KafkaServer, batch: int
+) -> None:
+    """Of batches that are too large for the topic the last may fit, and is taken too early."""
+    table = table_name()
+    topic = f"cdc.public.{table}"
+    _create(kafka, NewTopic(topic, 1, 1, config={"max.message.bytes": "40000"}))
+    sent = [event(table, 1, at, payload=b"x" * 1000) for at in range(120)]
+    with channel(kafka, settings={"batch.size": batch}) as open_channel:
+        assert set(open_channel.send(sent)) == {ACCEPTED}
+    stored = [record.id for record in read(kafka, topic)]
+    wanted = [each.id for each in sent]
+    assert stored[-1] == wanted[-1]
+    assert set(stored) == set(wanted)
+    if batch < 40_000:
+        assert stored == wanted
+
+
 def test_an_event_that_is_too_large_for_the_topic_is_found_within_its_batch(
     kafka: KafkaServer,
 ) -> None:

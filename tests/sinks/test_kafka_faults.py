@@ -19,12 +19,14 @@ from headrace.errors import SinkUnavailable
 from headrace.secret import Secret
 from headrace.sinks._kafka.channel import KafkaChannel
 from headrace.sinks._push import ACCEPTED, Answer, Event, Verdict
+from headrace.sinks._push.channels import Line, close_all
 from headrace.sinks.kafka import Kafka
 from headrace.testing import wait_until
 from headrace.testing.kafka import KafkaServer
 from tests.needs import missing
 from tests.sinks.brokers import channel, event, expect_kafka, read, sink, table_name
-from tests.sinks.ways import nowhere
+from tests.sinks.queues import ids, settle
+from tests.sinks.ways import Slow, Way, nowhere
 
 PASSWORD = "hunter2-of-alice"
 
@@ -44,8 +46,29 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Behind(KafkaServer):
+    """A broker that has one more listener, to which it tells clients a way."""
+
+    def __init__(self, way: Way, *, listeners: dict[str, str], settings: dict[str, str]) -> None:
+        super().__init__(listeners={**listeners, "WAY": "PLAINTEXT"}, settings=settings)
+        self._way = way.address
+        way.server = self.listener("WAY")
+
+    def _properties(self) -> dict[str, str]:
+        found = super()._properties()
+        told = found["advertised.listeners"].replace(self.listener("WAY"), self._way)
+        return found | {"advertised.listeners": told}
+
+
 @pytest.fixture(scope="module")
-def kafka(certificate: Path) -> Iterator[KafkaServer]:
+def way() -> Iterator[Slow]:
+    """The way to the broker."""
+    with Slow() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def kafka(certificate: Path, way: Slow) -> Iterator[KafkaServer]:
     """A broker to break, which also takes passwords, with TLS and without."""
     expect_kafka()
     login = (
@@ -64,7 +87,7 @@ def kafka(certificate: Path) -> Iterator[KafkaServer]:
         "allow.everyone.if.no.acl.found": "true",
     }
     listeners = {"SASL": "SASL_PLAINTEXT", "BOTH": "SASL_SSL", "TLS": "SSL"}
-    with KafkaServer(listeners=listeners, settings=settings) as server:
+    with Behind(way, listeners=listeners, settings=settings) as server:
         yield server
 
 
@@ -201,8 +224,42 @@ def test_a_broker_that_hangs_and_goes_on_takes_everything_once(kafka: KafkaServe
     assert len(read(kafka, f"cdc.public.{table}")) == len(events)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.requirement("S1-41")
-def test_what_was_taken_without_an_answer_comes_again_with_the_same_id(kafka: KafkaServer) -> None:
+def test_a_broker_that_takes_ten_seconds_for_an_answer_gets_everything_once(
+    kafka: KafkaServer, way: Slow
+) -> None:
+    table = table_name()
+    events = [event(table, at % 3, at) for at in range(1, 14)]
+    given = sink(kafka, servers=way.address, batch_size=6)
+    line = Line(given)
+    assert list(line.send(events[:1])) == [ACCEPTED]
+    with way.slowed(10.0):
+        settle(line, given.policy, events[1:])
+        close_all()
+    _expect_in_order(kafka, table, events)
+    assert len(read(kafka, f"cdc.public.{table}")) == len(events)
+
+
+@pytest.mark.requirement("S1-41")
+def test_what_was_taken_without_an_answer_comes_again_with_the_same_id(
+    kafka: KafkaServer, way: Slow
+) -> None:
+    table = table_name()
+    first, *events = [event(table, 1, at) for at in range(100)]
+    with channel(kafka, servers=way.address, timeout_seconds=1.0) as open_channel:
+        assert list(open_channel.send([first])) == [ACCEPTED]
+        with way.deaf():
+            verdicts = open_channel.send(events)
+        assert {each.answer for each in verdicts} <= {Answer.FAILED, Answer.UNREACHABLE}
+        stored = read(kafka, f"cdc.public.{table}")
+        assert ids(stored) == [first.id, *ids(events)], "it has them, and could not say so"
+        _until_accepted(open_channel, events)
+    assert ids(read(kafka, f"cdc.public.{table}"))[100:] == ids(events)
+
+
+def test_a_broker_that_hangs_for_too_long_is_asked_again(kafka: KafkaServer) -> None:
     table = table_name()
     events = [event(table, 1, at) for at in range(100)]
     with channel(kafka, timeout_seconds=1.0) as open_channel:

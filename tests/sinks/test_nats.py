@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from headrace.secret import Secret
 from headrace.sinks._nats.protocol import Line, Message, Reader
 from headrace.sinks._push import ACCEPTED, UNSENT, Answer
 from headrace.sinks._push.channels import Line as Sender
+from headrace.sinks._push.channels import close_all
 from headrace.sinks._template import Template
 from headrace.sinks.nats import Nats
+from headrace.testing import free_port, wait_until
 from headrace.testing.nats import HINT, NatsServer, nats_program
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
@@ -389,7 +391,42 @@ def test_a_setting_that_does_not_do_is_named(settings: dict[str, Any], told: str
     assert "secret" not in str(refused.value)
 
 
-def test_the_config_in_the_docs_is_taken(tmp_path: Path) -> None:
-    sink = documented("nats", tmp_path)
-    assert isinstance(sink, Nats)
-    assert sink.subject == Nats(name="events", servers="x").subject
+def test_the_config_in_the_docs_works(tmp_path: Path, queues: Subjects) -> None:
+    assert isinstance(documented("nats", tmp_path), Nats)
+    table = table_name()
+    with cluster(3) as servers:
+        addresses = ",".join(server.address for server in servers)
+        # What is asked before a leader is chosen has no answer, and is asked again soon.
+        sink = documented("nats", tmp_path, servers=addresses, tls=False, timeout_seconds=2.0)
+        wait_until(
+            lambda: set(Sender(sink).send([event(table, 1, 1)])) == {ACCEPTED},
+            timeout=60,
+            message="the cluster has a leader and makes the stream",
+        )
+        close_all()
+        one = Subjects(servers[0])
+        told = one.ask("STREAM.INFO.CDC", {})["config"]
+        assert (told["subjects"], told["num_replicas"]) == (["cdc.*.*"], 3)
+        assert len(one.read(table)) == 1
+
+
+@contextmanager
+def cluster(count: int) -> Iterator[list[NatsServer]]:
+    """Servers that keep streams together."""
+    ports = [free_port() for _ in range(count)]
+    routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in ports)
+    users = f'{{ user: headrace, password: "{SECRET}" }}, {{ user: all, password: all }}'
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                NatsServer(
+                    settings=f"""
+                    server_name: "server-{port}"
+                    cluster {{ name: "test", listen: "127.0.0.1:{port}", routes: [{routes}] }}
+                    authorization {{ users: [{users}] }}
+                    no_auth_user: all
+                    """
+                )
+            )
+            for port in ports
+        ]

@@ -31,10 +31,12 @@ from tests.sinks.queues import (
     certificate,
     documented,
     expect_stored,
+    ids,
+    opened,
     through_spark,
     until_accepted,
 )
-from tests.sinks.ways import Cut
+from tests.sinks.ways import Cut, Gate
 
 CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 
@@ -46,6 +48,7 @@ class Exchanges(Queues):
         self.server = server
         self.folder = folder
         self.tls = f"127.0.0.1:{tls_port}"
+        self._users: set[str] = set()
 
     def sink(self, **settings: Any) -> Rabbitmq:
         """A sink on it that makes what it needs."""
@@ -88,7 +91,9 @@ class Exchanges(Queues):
         configures = ".*" if writes == ".*" else "^$"
         rights = ", ".join(f'<<"{each}">>' for each in (name, "/", configures, writes, ".*"))
         allowed = f'rabbit_auth_backend_internal:set_permissions({rights}, <<"test">>)'
-        self.control(f"{made}, {allowed}.")
+        if name not in self._users:
+            self.control(f"{made}, {allowed}.")
+            self._users.add(name)
         return {"username": name, "password": Secret(SECRET)}
 
     def control(self, expression: str) -> None:
@@ -358,7 +363,54 @@ def test_a_setting_that_does_not_do_is_named(settings: dict[str, Any], told: str
     assert "secret" not in str(refused.value)
 
 
-def test_the_config_in_the_docs_is_taken(tmp_path: Path) -> None:
-    sink = documented("rabbitmq", tmp_path)
-    assert isinstance(sink, Rabbitmq)
-    assert sink.routing_key == Rabbitmq(name="events", servers="x").routing_key
+@pytest.mark.parametrize("further", [0, 1])
+def test_the_config_in_the_docs_works(tmp_path: Path, queues: Exchanges, further: int) -> None:
+    assert isinstance(documented("rabbitmq", tmp_path), Rabbitmq)
+    queues.user()
+    sink = documented(
+        "rabbitmq", tmp_path, further=further, servers=queues.server.address, tls=False
+    )
+    close_all()  # of other tests, which know the exchange
+    table = table_name()
+    kind, arguments = ("direct", {"x-queue-type": "quorum"}) if further else ("topic", {})
+    with opened(sink) as channel, queues.client() as client:
+        consumer = client.channel()
+        consumer.exchange_delete("cdc")
+        [verdict] = channel.send([event(table, 1, 1)])
+        # The same as it was made; of another make it would be refused.
+        consumer.exchange_declare("cdc", exchange_type=kind, durable=True)
+        consumer.queue_declare(f"public.{table}", durable=True, arguments=arguments)
+        if further:
+            assert verdict is ACCEPTED
+        else:
+            assert verdict.answer is Answer.REFUSED, "the queue is the consumer's"
+            consumer.queue_bind(f"public.{table}", "cdc", "public.#")
+            assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
+        consumer.exchange_delete("cdc")
+    assert len(queues.read(table)) == 1
+
+
+def test_a_queue_that_the_sink_made_lets_no_event_get_ahead_when_it_is_full(
+    queues: Exchanges,
+) -> None:
+    table = table_name()
+    arguments = {"x-max-length": 2, "x-overflow": "reject-publish"}
+    full = [event(table, "x", 1), event(table, "x", 2)]
+    first, other, second = (
+        event(table, 1, 3),
+        event(table, 2, 4, payload=b"x" * 300_000),  # a way hands on less at a time
+        event(table, 1, 5),
+    )
+    with Gate(queues.server.address) as gate:
+        line = Line(queues.sink(servers=gate.address, queue_arguments=arguments))
+        assert set(line.send(full)) == {ACCEPTED}
+        gate.once(lambda: queues.read(table))  # there is room once the first was refused
+        verdicts = line.send([first, other, second])
+        assert [verdict.answer for verdict in verdicts] == [
+            Answer.FAILED,
+            Answer.ACCEPTED,
+            Answer.UNSENT,
+        ]
+        assert ids(queues.read(table)) == [other.id]
+        assert set(line.send([first, second])) == {ACCEPTED}
+    assert ids(queues.read(table)) == [first.id, second.id]

@@ -30,6 +30,7 @@ from tests.sinks.queues import (
     Strange,
     certificate,
     documented,
+    opened,
     through_spark,
     until_accepted,
 )
@@ -309,7 +310,16 @@ def test_a_setting_that_does_not_do_is_named(settings: dict[str, Any], told: str
     assert "secret" not in str(refused.value)
 
 
-def test_the_config_in_the_docs_is_taken(tmp_path: Path) -> None:
-    sink = documented("redis", tmp_path)
-    assert isinstance(sink, Redis)
-    assert sink.stream == Redis(name="events", servers="x").stream
+def test_the_config_in_the_docs_works(tmp_path: Path, queues: Streams) -> None:
+    queues.user()  # the docs tell what it may
+    assert isinstance(documented("redis", tmp_path), Redis)
+    sink = documented("redis", tmp_path, servers=queues.server.address, tls=False)
+    table = table_name()
+    with opened(sink) as channel, queues.client() as connection:
+        connection.config_set("slowlog-log-slower-than", "0")
+        assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
+        connection.config_set("slowlog-log-slower-than", "-1")
+        commands = [entry["command"] for entry in connection.slowlog_get(10)]
+    assert len(queues.read(table)) == 1
+    added = f"XADD cdc:public:{table} MAXLEN ~ 1000000 * id ".encode()
+    assert [each for each in commands if each.startswith(added)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
@@ -105,18 +105,61 @@ class Cut(Way):
 class Slow(Way):
     """A way on which answers take their time, or are lost."""
 
-    seconds = 0.0  # that an answer takes
-    loses = False
+    _seconds = 0.0
+    _loses = False
+
+    @contextmanager
+    def slowed(self, seconds: float) -> Iterator[None]:
+        """An answer takes so long until the context ends."""
+        self._seconds = seconds
+        try:
+            yield
+        finally:
+            self._seconds = 0.0
+
+    @contextmanager
+    def deaf(self) -> Iterator[None]:
+        """Answers are lost until the context ends."""
+        self._loses = True
+        try:
+            yield
+        finally:
+            self._loses = False
 
     def heard(self, server: socket.socket) -> bytes:
         """What has come when the time is over."""
         select.select([server], [], [])
-        self._over.wait(self.seconds)
+        self._over.wait(self._seconds)
         return server.recv(_PIECE)
 
     def back(self, said: bytes, client: socket.socket) -> bool:
         """Hand it on, unless it is lost."""
-        return self.loses or super().back(said, client)
+        return self._loses or super().back(said, client)
+
+
+class Gate(Way):
+    """A way on which what a client says is parted, so that something happens in between."""
+
+    _between: Callable[[], object] | None = None
+    _answered = threading.Event()
+
+    def once(self, between: Callable[[], object]) -> None:
+        """The next piece passes; when the server has answered, `between` is done, then the rest."""
+        self._answered = threading.Event()
+        self._between = between
+
+    def go(self, said: bytes, server: socket.socket) -> None:
+        """Hand it on, and wait if it is the piece."""
+        super().go(said, server)
+        between, self._between = self._between, None
+        if between is not None:
+            assert self._answered.wait(60)
+            between()
+
+    def back(self, said: bytes, client: socket.socket) -> bool:
+        """Hand it on, and note that it came."""
+        self._answered.set()
+        return super().back(said, client)
 
 
 @contextmanager
