@@ -236,7 +236,7 @@ class QueueTests:
         table = table_name()
         first, *events = [event(table, 1, at) for at in range(100)]
         with Slow(queues.server.address) as way:
-            line = Line(queues.sink(servers=way.address, timeout_seconds=1.0))
+            line = Line(queues.sink(servers=way.address, timeout_seconds=5.0))
             assert list(line.send([first])) == [ACCEPTED]
             with way.deaf():
                 verdicts = line.send(events)
@@ -250,7 +250,7 @@ class QueueTests:
     def test_a_server_that_hangs_for_too_long_is_asked_again(self, queues: Queues) -> None:
         table = table_name()
         events = [event(table, 1, at) for at in range(100)]
-        line = Line(queues.sink(timeout_seconds=1.0))
+        line = Line(queues.sink(timeout_seconds=5.0))
         assert list(line.send(events[:1])) == [ACCEPTED]
         queues.server.pause()
         try:

@@ -248,7 +248,7 @@ def test_what_was_taken_without_an_answer_comes_again_with_the_same_id(
 ) -> None:
     table = table_name()
     first, *events = [event(table, 1, at) for at in range(100)]
-    with channel(kafka, servers=way.address, timeout_seconds=1.0) as open_channel:
+    with channel(kafka, servers=way.address, timeout_seconds=5.0) as open_channel:
         assert list(open_channel.send([first])) == [ACCEPTED]
         with way.deaf():
             verdicts = open_channel.send(events)
@@ -262,7 +262,7 @@ def test_what_was_taken_without_an_answer_comes_again_with_the_same_id(
 def test_a_broker_that_hangs_for_too_long_is_asked_again(kafka: KafkaServer) -> None:
     table = table_name()
     events = [event(table, 1, at) for at in range(100)]
-    with channel(kafka, timeout_seconds=1.0) as open_channel:
+    with channel(kafka, timeout_seconds=5.0) as open_channel:
         assert list(open_channel.send(events[:1])) == [ACCEPTED]
         kafka.pause()
         try:

@@ -64,12 +64,9 @@ class Exchanges(Queues):
         """A queue as pika reads it; it is empty afterwards."""
         found: list[Record] = []
         with self.client() as connection:
-            channel = connection.channel()
-            for _, properties, body in channel.consume(
-                f"public.{table}", inactivity_timeout=1, auto_ack=True
-            ):
-                if body is None:
-                    break
+            channel, queue = connection.channel(), f"public.{table}"
+            left = channel.queue_declare(queue, passive=True).method.message_count
+            for _, properties, body in channel.consume(queue, auto_ack=True) if left else ():
                 assert properties.delivery_mode == 2
                 assert properties.content_type == "application/json"
                 told = {
@@ -78,6 +75,8 @@ class Exchanges(Queues):
                 }
                 assert set(properties.headers) == {"savegress-operation", "savegress-table"}
                 found.append(Record(body, told | properties.headers))
+                if len(found) == left:
+                    break
             channel.cancel()
         return found
 

@@ -280,10 +280,12 @@ class Exchanges(Destination):
         found = self._read.setdefault(table, [])
         with self._client() as connection:
             channel = connection.channel()
-            for _, properties, body in channel.consume(table, inactivity_timeout=1, auto_ack=True):
-                if body is None:
-                    break
+            left = channel.queue_declare(table, passive=True).method.message_count
+            for _, properties, body in channel.consume(table, auto_ack=True) if left else ():
                 found.append(got(properties.message_id, body))
+                left -= 1
+                if not left:
+                    break
             channel.cancel()
         return found
 
