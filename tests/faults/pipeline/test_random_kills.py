@@ -25,7 +25,7 @@ from tests.faults import workload
 from tests.faults.pipeline.runner import QUICK
 from tests.faults.workload import Workload
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 HEADRACE = [sys.executable, "-m", "headrace.cli"]
 
