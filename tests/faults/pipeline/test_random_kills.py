@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -26,6 +26,8 @@ from tests.faults.pipeline.runner import QUICK
 from tests.faults.workload import Workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+T = TypeVar("T")
 
 HEADRACE = [sys.executable, "-m", "headrace.cli"]
 
@@ -142,12 +144,12 @@ class Place:
         os.kill(pipeline, signal.SIGKILL)
 
     def kill_java(self, pipeline: int, random: Random) -> None:
-        [java] = [each for each in _started(pipeline) if _name(each) == "java"]
+        [java] = [each for each in _started(pipeline) if _answer(each.name, "") == "java"]
         java.kill()
 
     def kill_worker(self, pipeline: int, random: Random) -> None:
         daemons = {each.pid for each in _started(pipeline) if "pyspark.daemon" in _command(each)}
-        workers = [each for each in _started(pipeline) if _parent(each) in daemons]
+        workers = [each for each in _started(pipeline) if _answer(each.ppid, 0) in daemons]
         if workers:
             random.choice(workers).kill()
 
@@ -166,25 +168,16 @@ def _started(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""
-
-
-def _parent(process: psutil.Process) -> int:
-    try:
-        return process.ppid()
-    except psutil.NoSuchProcess:
-        return 0
-
-
 def _command(process: psutil.Process) -> str:
+    return " ".join(_answer(process.cmdline, []))
+
+
+def _answer(ask: Callable[[], T], ended: T) -> T:
+    """What a process says of itself; it may have ended since it was listed."""
     try:
-        return " ".join(process.cmdline())
+        return ask()
     except psutil.NoSuchProcess:
-        return ""
+        return ended
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ import msgspec
 
 from ...errors import PipelineError, SinkFenced, SinkUnavailable
 from .. import Progress
+from .._disk import sync_names
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class Ledger:
                 self._name(fresh, number)
             finally:
                 fresh.unlink(missing_ok=True)
-            sync(self._own)
+            sync_names(self._own)
             # The number may be free only because its entry was so old that it was deleted.
             if max(self._numbers()) > number:
                 self._file(number).unlink()
@@ -188,7 +189,7 @@ class Ledger:
         with self._reached():
             folder = self._staging / uuid.uuid4().hex
             folder.mkdir(parents=True)
-            sync(self._staging)
+            sync_names(self._staging)
         return folder
 
     def place(self, *, fresh: bool = False) -> None:
@@ -201,7 +202,7 @@ class Ledger:
             for file in files:
                 self._move(file, fresh=fresh)
             for folder in sorted(set(self._touched(files))):
-                sync(folder)
+                sync_names(folder)
 
     def _move(self, file: File, *, fresh: bool) -> None:
         staged, target = self._staging / file.staged, self._root / file.path
@@ -272,12 +273,3 @@ def _write(file: Path, content: bytes) -> None:
         opened.write(content)
         opened.flush()
         os.fsync(opened.fileno())
-
-
-def sync(folder: Path) -> None:
-    """Make sure that the names in a folder outlive a crash of the machine."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -24,9 +24,10 @@ import pyarrow.parquet as pq
 from ...errors import SinkUnavailable
 from .. import Progress
 from .._append import Met, fresh, said
+from .._disk import sync_names
 from .._shape import PARTITIONS, Shape
 from .._store import LONGEST_NAME, repetitive
-from .ledger import File, sync
+from .ledger import File
 
 Kind = Literal["jsonl", "parquet"]
 Compression = Literal["none", "gzip", "zstd"]
@@ -116,7 +117,7 @@ class Stage:
                 for place, group in _places(rows, self.by)
                 for piece in pieces(group, self.style.most_bytes)
             ]
-            sync(self.folder)
+            sync_names(self.folder)
         except OSError as error:
             raise SinkUnavailable(
                 f"{self.folder} cannot be written: {error.strerror or error}"

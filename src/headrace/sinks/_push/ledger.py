@@ -15,7 +15,7 @@ import msgspec
 
 from ...errors import PipelineError, SinkFenced
 from .. import Progress
-from .._files.ledger import sync as sync_names
+from .._disk import sync_names
 from .delivery import Counts, Point
 
 if TYPE_CHECKING:
