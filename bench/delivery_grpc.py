@@ -16,7 +16,7 @@ import grpc
 import msgspec
 import uvloop
 
-from headrace.event import Batch
+from headrace.change.event import Batch
 from headrace.formats.facts import Facts
 from headrace.formats.protobuf import Protobuf
 from headrace.log import Log

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction
+from headrace.change.event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction
 from headrace.formats import AnyFormat, StreamFormat, TransactionFormat
 from headrace.formats.catalogue import NAMES, Formats
 

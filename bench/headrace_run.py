@@ -14,12 +14,12 @@ from typing import Literal
 
 import msgspec
 
-from headrace.apart import Apart
 from headrace.capture import Capture
 from headrace.log import Log
 from headrace.secret import Secret
 from headrace.sources import Phase
 from headrace.sources.postgres import Postgres
+from headrace.sources.worker import Apart
 from headrace.testing import PostgresDatabase, wait_until
 
 from . import workload

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.columns import decode
+from headrace.change.arrow import decode
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, Range, read
 

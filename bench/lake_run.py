@@ -15,7 +15,7 @@ from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.query import Batches, Feed, Plan, Stored
 from headrace.pipeline.session import opened_session
 from headrace.sinks import Writer
-from headrace.sinks.tables import Tables
+from headrace.sinks.tables.sink import Tables
 
 from . import delta
 from .lake_task import Lap, Task, outcome

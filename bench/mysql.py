@@ -15,12 +15,12 @@ import msgspec
 import pymysql
 from pymysql.cursors import SSCursor
 
-from headrace.apart import Apart
 from headrace.capture import Capture
-from headrace.event import Batch
+from headrace.change.event import Batch
 from headrace.log import Log
 from headrace.secret import Secret
 from headrace.sources.mysql import Mysql
+from headrace.sources.worker import Apart
 from headrace.testing.mariadb import MariadbDatabase, MariadbServer, Setting
 
 from .headrace_run import Commits, operations, rows_there

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.event import (
+from headrace.change.event import (
     Batch,
     BeforeKind,
     Change,

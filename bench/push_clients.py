@@ -13,7 +13,7 @@ import nats
 import pika
 import redis
 
-from headrace.sinks._push import Event
+from headrace.sinks.push import Event
 
 STREAM = "CDC"
 _WINDOW = 1000  # events that are confirmed together, where the client can

@@ -17,8 +17,8 @@ import pyarrow.dataset as ds
 from headrace.formats.facts import Facts
 from headrace.formats.savegress import Savegress
 from headrace.log import Log
-from headrace.sinks._files.stage import Kind
-from headrace.sinks.files import Files
+from headrace.sinks.files.sink import Files
+from headrace.sinks.files.stage import Kind
 
 from .orders import Orders
 from .process import MeasurementFailed, Outcome, answer, measure, module

@@ -23,7 +23,7 @@ from headrace.formats.key import row_key
 from headrace.formats.savegress import Savegress
 from headrace.log import Log
 from headrace.sinks import REPORT, Phase, Report
-from headrace.sinks.kafka import Kafka
+from headrace.sinks.kafka.sink import Kafka
 from headrace.testing import PostgresDatabase, free_port, wait_until
 from headrace.testing.kafka import KafkaServer
 

@@ -18,11 +18,11 @@ import msgspec
 from headrace.formats.facts import Facts
 from headrace.formats.savegress import Savegress
 from headrace.log import Log
-from headrace.sinks._broker import BrokerSettings
-from headrace.sinks._push import ACCEPTED, Event
-from headrace.sinks._template import Template
-from headrace.sinks.nats import Nats
-from headrace.sinks.rabbitmq import Rabbitmq
+from headrace.sinks.nats.sink import Nats
+from headrace.sinks.push import ACCEPTED, Event
+from headrace.sinks.push.broker import BrokerSettings
+from headrace.sinks.push.template import Template
+from headrace.sinks.rabbitmq.sink import Rabbitmq
 from headrace.sinks.redis import Redis
 from headrace.testing.nats import NatsServer
 from headrace.testing.processes import ServerProcess

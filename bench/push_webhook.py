@@ -25,11 +25,11 @@ from headrace.formats.facts import Facts
 from headrace.formats.savegress import Savegress
 from headrace.log import Log
 from headrace.secret import Secret
-from headrace.sinks._push import Event
-from headrace.sinks._webhook.address import endpoint
-from headrace.sinks._webhook.pool import Pool
-from headrace.sinks._webhook.request import JSON, Post, batch, single
-from headrace.sinks.webhook import Webhook
+from headrace.sinks.push import Event
+from headrace.sinks.webhook.address import endpoint
+from headrace.sinks.webhook.pool import Pool
+from headrace.sinks.webhook.request import JSON, Post, batch, single
+from headrace.sinks.webhook.sink import Webhook
 
 from .orders import Orders
 from .process import MeasurementFailed, Outcome, answer, environment, measure, module, next_line

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from headrace.columns import columns_of
+from headrace.change.arrow import columns_of
 from headrace.model import Model
 from headrace.pipeline import apply_changes, as_changelog, entities, rows
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.event import (
+from headrace.change.event import (
     Batch,
     BeforeKind,
     Change,

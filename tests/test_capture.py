@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.capture import Capture
+from headrace.change.event import Batch, Table
 from headrace.errors import (
     HeadraceError,
     LogFailed,
@@ -14,7 +15,6 @@ from headrace.errors import (
     SourceError,
     SourceUnavailable,
 )
-from headrace.event import Batch, Table
 from headrace.log import Log
 from headrace.sources import Finding, Phase, Register, Status
 from headrace.testing import wait_until

@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.change.event import Op, Table
 from headrace.destination import Checkpoint, Events, LogEvents, ServerEvents, deliver
 from headrace.errors import LogError, ServerAbsent, ServerError
-from headrace.event import Op, Table
 from headrace.formats.etl import Begin, Commit, Event, Insert, Relation, Truncate, events
-from headrace.keys import Wanted
 from headrace.log import LogReader
+from headrace.log.keys import Wanted
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing.processes import free_port
 from tests.changes import Writer, make_change, make_table, opened_writer

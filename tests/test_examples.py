@@ -14,8 +14,8 @@ import polars as pl
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.change.event import Op
 from headrace.destination import Checkpoint, LogEvents, deliver
-from headrace.event import Op
 from headrace.formats.etl import Event
 from headrace.log import LogReader
 from headrace.serve import BackgroundServer, ServerSettings, create_app

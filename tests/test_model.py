@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace.change.event import Column, Table
 from headrace.errors import ConfigError
-from headrace.event import Column, Table
 from headrace.model import EntityType, Model, Parent, Selection, entity_name
 
 USERS = ("id", "email", "tenant_id", "org_id")

@@ -7,9 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.config import Cdc, Config, Server, WebSocket
-from headrace.errors import SourceError
-from headrace.event import (
+from headrace.change.event import (
     Batch,
     BeforeKind,
     Change,
@@ -18,6 +16,8 @@ from headrace.event import (
     Table,
     Transaction,
 )
+from headrace.config import Cdc, Config, Server, WebSocket
+from headrace.errors import SourceError
 from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts
 from headrace.formats.facts import Server as ServerFacts

@@ -15,8 +15,8 @@ import pytest
 from headrace.client import Client
 from headrace.sources.sqlite import attach
 from headrace.testing import PostgresDatabase, PostgresServer, Setting, wait_until
+from tests.cli.test_cli import HEADRACE, Site, rows, streaming
 from tests.conftest import install_of
-from tests.test_cli import HEADRACE, Site, rows, streaming
 
 
 @pytest.fixture

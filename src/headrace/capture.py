@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from .change.event import Batch
 from .errors import HeadraceError, LogError
-from .event import Batch
 from .log import Log
 from .sources import Phase, Source, Status, Stream
 

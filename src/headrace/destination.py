@@ -7,10 +7,10 @@ for checkpoint in deliver(ServerEvents("http://127.0.0.1:3000"), destination, af
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from .change.event import Change
 from .client import Client
 from .client.reading import wait_beyond
 from .errors import LogError, ServerAbsent
-from .event import Change
 from .formats.etl import Destination, Etl, Event, decode, events
 from .log import LogReader
 from .secret import Secret

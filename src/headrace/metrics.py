@@ -10,9 +10,9 @@ from prometheus_client.registry import Collector
 
 from . import __version__
 from .log import Cursor, Stats
-from .report import PipelineOverview, PipelinePlace
 from .sinks import Phase as SinkPhase
 from .sinks import Status as SinkStatus
+from .sinks.report import PipelineOverview, PipelinePlace
 from .sources import Phase, Status
 
 # The oldest text format, which every version of every scraper reads.

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, NamedTuple
 
 import msgspec
 
+from .change.event import Table
 from .errors import ConfigError, nearest
-from .event import Table
 
 OPERATIONS = ("CREATE", "UPDATE", "DELETE")
 Operation = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(OPERATIONS)})$")]

@@ -15,19 +15,18 @@ from typing import Self
 
 import msgspec
 
-from . import keys
-from .apart import Apart
 from .capture import Capture
 from .config import Config, WebSocket
 from .errors import ConfigError, LogError, SourceError
 from .formats.catalogue import Formats
 from .formats.facts import Facts, Server
-from .keys import Key, Scope, Wanted
-from .log import Log, Trimmed
+from .log import Log, Trimmed, keys
+from .log.keys import Key, Scope, Wanted
 from .model import Model
-from .report import PipelinePlace
 from .serve import BackgroundServer, Rules, ServerSettings, create_app
+from .sinks.report import PipelinePlace
 from .sources import Phase, Status
+from .sources.worker import Apart
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.client import AsyncClient, Client, Event
-from headrace.keys import Made, Wanted
+from headrace.log.keys import Made, Wanted
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.service import Service
 from tests.changes import Writer, opened_writer

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.change.event import Op
 from headrace.client import AsyncClient, Client, Event, Gap
 from headrace.client._asked import Asked
 from headrace.client._told import SEEN, Progress, Scanned
@@ -16,7 +17,6 @@ from headrace.errors import (
     ServerAbsent,
     ServerError,
 )
-from headrace.event import Op
 from headrace.testing import wait_until
 from headrace.v1 import changefeed_pb2 as v1
 from tests.client.conftest import Clients, Place, take

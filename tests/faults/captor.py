@@ -20,16 +20,15 @@ from typing import Any
 import msgspec
 import psycopg
 
-from headrace import apart
 from headrace import capture as capturing
-from headrace.apart import Apart
 from headrace.capture import Capture
+from headrace.change.event import Batch, Op, Table
 from headrace.config import source_class
 from headrace.errors import HeadraceError
-from headrace.event import Batch, Op, Table
 from headrace.log import Log
 from headrace.secret import Secret
-from headrace.sources import Finding, Phase, Register, Source, Status, Stream
+from headrace.sources import Finding, Phase, Register, Source, Status, Stream, worker
+from headrace.sources.worker import Apart
 from headrace.testing import wait_until
 
 SOURCE = "faults"
@@ -201,7 +200,7 @@ def main(orders: Orders) -> int:
         # The write that goes beyond fails; Python ignores the signal that comes with it.
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders.file_limit, orders.file_limit))
     if orders.kill is not None and orders.kill.at in (Point.IN_SNAPSHOT, Point.BEFORE_STREAM):
-        apart._JOINED = 0  # batches are counted, so none is stored with the next
+        worker._JOINED = 0  # batches are counted, so none is stored with the next
     try:
         log = Log.open(orders.data_dir)
     except HeadraceError as error:

@@ -6,12 +6,12 @@ python -m tests.faults.mysqlcaptor DATA_DIR URL
 import select
 import sys
 
-from headrace.apart import Apart
 from headrace.capture import Capture
 from headrace.log import Log
 from headrace.secret import Secret
 from headrace.sources import Phase
 from headrace.sources.mysql import Mysql
+from headrace.sources.worker import Apart
 
 
 def main(data_dir: str, url: str) -> int:

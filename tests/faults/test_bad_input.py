@@ -10,9 +10,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from headrace.event import Op
+from headrace.change.event import Op
+from headrace.change.replay import Replay, TableName
 from headrace.log import LogReader
-from headrace.replay import Replay, TableName
 from headrace.sources import Phase
 from headrace.testing import PostgresDatabase, wait_until
 from tests.conftest import Servers

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.change.replay import Replay, TableName
 from headrace.log import LogReader
-from headrace.replay import Replay, TableName
 from headrace.sources import Phase
 from headrace.testing import PostgresDatabase, wait_until
 from tests.faults import workload

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
+from headrace.change.event import Op
+from headrace.change.replay import Replay, TableName
 from headrace.errors import LogError
-from headrace.event import Op
 from headrace.log import LogReader
-from headrace.replay import Replay, TableName
 from headrace.sources.mysql.path import Path as TablePath
 from headrace.sources.mysql.resume import Resume, decode, file_number
 from headrace.testing import wait_until

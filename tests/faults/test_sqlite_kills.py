@@ -11,7 +11,7 @@ import apsw
 import psutil
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.log import Log, LogReader
 from headrace.sources.sqlite import install
 from headrace.testing import wait_until

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
+from headrace.change.event import Change, EventTablePosition, Op, PostgresPosition
+from headrace.change.replay import Replay, TableName
 from headrace.demo.postgres import PostgresShop
 from headrace.demo.proof import prove
-from headrace.event import Change, EventTablePosition, Op, PostgresPosition
 from headrace.log import LogReader
-from headrace.replay import Replay, TableName
 from headrace.testing import PostgresDatabase
 from tests.faults.captor import SOURCE
 from tests.faults.workload import TABLES

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.event import BeforeKind, Change, Column, Op, Reference, Table, Transaction
+from headrace.change.event import BeforeKind, Change, Column, Op, Reference, Table, Transaction
 from headrace.formats.entity import Entity
 from headrace.model import EntityType, Model
 from tests.changes import COMMIT_TIME, make_change

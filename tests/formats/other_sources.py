@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.event import Change, Op
+from headrace.change.event import Change, Op
 from headrace.secret import Secret
 from headrace.sources.postgres_events import PostgresEvents
 from headrace.testing import Place, PostgresDatabase, Session, reading, session

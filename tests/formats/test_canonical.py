@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.event import BeforeKind, Op, PostgresPosition, Transaction
+from headrace.change.event import BeforeKind, Op, PostgresPosition, Transaction
 from headrace.formats import Canonical
 from headrace.formats.canonical import CanonicalChange
 from tests.changes import COMMIT_TIME, make_change, make_table

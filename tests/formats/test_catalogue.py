@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from headrace.change.event import Op
 from headrace.errors import ConfigError
-from headrace.event import Op
 from headrace.formats import Changefeed
 from headrace.formats._time import iso, second
 from headrace.formats.catalogue import NAMES, Formats, schemas

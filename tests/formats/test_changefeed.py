@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.event import BeforeKind, Op
+from headrace.change.event import BeforeKind, Op
 from headrace.formats import Changefeed
 from tests.changes import COMMIT_TIME, make_change, make_table
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.event import Change, Op
+from headrace.change.event import Change, Op
 from headrace.formats import Canonical
 from headrace.formats.cloudevents import CloudEvents
 from headrace.formats.facts import Facts

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from headrace.event import BeforeKind, Change, Op, PostgresPosition, Transaction
+from headrace.change.event import BeforeKind, Change, Op, PostgresPosition, Transaction
 from headrace.formats.debezium import UNAVAILABLE, UNDECODED, Debezium
 from headrace.formats.entity import Entity
 from headrace.formats.facts import Facts

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from headrace.event import BeforeKind, Op, Table, Transaction
+from headrace.change.event import BeforeKind, Op, Table, Transaction
 from headrace.formats.catalogue import schemas
 from headrace.formats.entity import Entity, EntityFilter
 from headrace.formats.facts import Facts, Server

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.event import BeforeKind, Op, Reference, Table
+from headrace.change.event import BeforeKind, Op, Reference, Table
 from headrace.formats.entity import Entity
 from headrace.model import EntityType, Model, Parent, Selection
 from tests.formats.entities import (

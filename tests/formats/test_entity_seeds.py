@@ -11,9 +11,9 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from headrace.change.event import Change
 from headrace.config import Cdc, Config, parse
 from headrace.errors import ConfigError
-from headrace.event import Change
 from headrace.formats.catalogue import schemas
 from headrace.formats.entity import Entity
 from headrace.model import Model

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.event import (
+from headrace.change.event import (
     BeforeKind,
     Change,
     Column,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from headrace.event import Change
+from headrace.change.event import Change
 from headrace.formats.etl import (
     Begin,
     Commit,

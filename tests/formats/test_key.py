@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.event import BeforeKind, Op
+from headrace.change.event import BeforeKind, Op
 from headrace.formats.key import previous_primary_key, primary_key, row_key
 from tests.changes import make_change, make_table
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from headrace.event import BeforeKind, Change, Op
+from headrace.change.event import BeforeKind, Change, Op
 from headrace.formats.notification import Notification
 from tests.changes import COMMIT_TIME, make_change, make_table
 from tests.formats.generated import changes

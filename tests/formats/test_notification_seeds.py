@@ -7,7 +7,7 @@ from typing import Any, LiteralString
 
 import pytest
 
-from headrace.event import Change
+from headrace.change.event import Change
 from headrace.formats.notification import Notification
 from headrace.testing import PostgresDatabase
 from tests.sources.capturing import captured

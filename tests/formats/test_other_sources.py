@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.errors import ConfigError
-from headrace.event import (
+from headrace.change.event import (
     Change,
     EventTablePosition,
     MysqlPosition,
@@ -21,6 +20,7 @@ from headrace.event import (
     format_lsn,
     position_from_json,
 )
+from headrace.errors import ConfigError
 from headrace.formats.canonical import Canonical
 from headrace.formats.changefeed import Changefeed
 from headrace.formats.cloudevents import CloudEvents

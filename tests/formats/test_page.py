@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.event import (
+from headrace.change.event import (
     BeforeKind,
     Change,
     Column,

@@ -15,7 +15,7 @@ from grpc_tools import protoc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.event import Change, Op, Transaction
+from headrace.change.event import Change, Op, Transaction
 from headrace.formats._struct import DEEPEST, written
 from headrace.formats.facts import Facts, Server
 from headrace.formats.protobuf import Protobuf

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from headrace.event import BeforeKind, Change, Op, PostgresPosition, Transaction, format_lsn
+from headrace.change.event import BeforeKind, Change, Op, PostgresPosition, Transaction, format_lsn
 from headrace.formats.facts import Facts, Server
 from headrace.formats.savegress import (
     Savegress,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.event import Change, Op
+from headrace.change.event import Change, Op
 from headrace.formats.facts import Facts, Server
 from headrace.formats.savegress import Savegress, SavegressTransactions
 from headrace.testing import PostgresDatabase

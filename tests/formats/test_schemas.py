@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-from headrace.event import BeforeKind, Change, Op, Transaction
+from headrace.change.event import BeforeKind, Change, Op, Transaction
 from headrace.formats import AnyFormat, StreamFormat, TransactionFormat
 from headrace.formats.catalogue import NAMES, Formats, schemas
 from headrace.formats.facts import Facts, Server

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import AccessType, Options, Rdict
 
-from headrace import keys
+from headrace.change.event import Batch, BeforeKind, Change, Op, PostgresPosition, Transaction
 from headrace.errors import LogError, LogInUse
-from headrace.event import Batch, BeforeKind, Change, Op, PostgresPosition, Transaction
-from headrace.log import Log, LogReader
+from headrace.log import Log, LogReader, keys
 from tests.changes import make_table
 from tests.log.transactions import SOURCE, ids, known_table, piece, sequences, stored, transaction
 

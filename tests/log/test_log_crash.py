@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from headrace.change.event import Batch
 from headrace.errors import LogFailed
-from headrace.event import Batch
 from headrace.log import Log
 from tests.log.transactions import SOURCE, ids, known_table, piece, sequences, stored, transaction
 
 WRITE_UNTIL_KILLED = """
 import sys
-from headrace.event import Batch
+from headrace.change.event import Batch
 from headrace.log import Log
 from tests.log.transactions import SOURCE, known_table, transaction
 
@@ -82,7 +82,7 @@ def test_after_a_kill_the_log_has_all_that_was_acknowledged_and_resumes_exactly_
 FILL_THE_DISK = """
 import resource, signal, sys
 from headrace.errors import LogFailed
-from headrace.event import Batch
+from headrace.change.event import Batch
 from headrace.log import Log
 from tests.changes import make_table
 from tests.log.transactions import SOURCE, known_table, transaction

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headrace.event import Batch
+from headrace.change.event import Batch
 from headrace.log import Log
 from tests.log.transactions import ids, known_table, transaction
 

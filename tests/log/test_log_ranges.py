@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.event import Batch
+from headrace.change.event import Batch
+from headrace.change.record import Place
 from headrace.log import Log, LogReader, Piece
 from headrace.log import ranges as log_ranges
-from headrace.record import Place
 from tests.log.transactions import SOURCE, known_table, piece, stored, transaction
 
 Sizes = list[int]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
+from headrace.change.event import Batch
 from headrace.errors import LogError
-from headrace.event import Batch
 from headrace.log import Log, LogReader
 from tests.changes import make_table
 from tests.log.transactions import SOURCE, ids, piece, stored

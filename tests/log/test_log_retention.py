@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.change.event import Batch
 from headrace.errors import LogError
-from headrace.event import Batch
 from headrace.log import Log
 from tests.log.transactions import SOURCE, ids, known_table, piece, sequences, stored, transaction
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.event import Batch
+from headrace.change.event import Batch
 from headrace.log import Log, _wal
 from tests.changes import make_change
 

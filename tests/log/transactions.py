@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from headrace.event import Batch, Change, Op, PostgresPosition, Table, Transaction
+from headrace.change.event import Batch, Change, Op, PostgresPosition, Table, Transaction
 from headrace.log import Log
 from tests.changes import make_change, make_table
 

@@ -10,11 +10,11 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
+from headrace.change.event import BeforeKind, Change, Column, Op, Table
 from headrace.errors import ConfigError, SinkFenced
-from headrace.event import BeforeKind, Change, Column, Op, Table
 from headrace.pipeline import apply_changes
 from headrace.pipeline.apply import writer_of
-from headrace.sinks.tables import Tables
+from headrace.sinks.tables.sink import Tables
 from tests.sinks.lake import Lake, Row, change, put, remove
 
 NOTES = (Column("author", "text"), Column("at", "integer"), Column("line", "text"))

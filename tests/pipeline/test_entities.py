@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from headrace.change.arrow.frame import Framing
+from headrace.change.event import Change
+from headrace.change.record import encode
 from headrace.errors import ConfigError
-from headrace.event import Change
 from headrace.formats.entity import Entity
 from headrace.formats.facts import Facts, Server
-from headrace.frame import Framing
 from headrace.model import EntityType, Model
 from headrace.pipeline import _entities, entities
-from headrace.record import encode
 from headrace.testing import PostgresDatabase
 from tests.changes import Writer, make_change, opened_writer
 from tests.formats import generated
@@ -143,7 +143,7 @@ def test_columns_say_what_the_event_says(transaction: list[Change], seed: int) -
 
 
 def test_a_large_transaction_is_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.event.PIECE", 3)
+    monkeypatch.setattr("headrace.change.event.PIECE", 3)
     sizes: list[int] = []
 
     class Counted(Entity):

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace import sinks
+from headrace.config import plugins
 from headrace.errors import ConfigError, PipelineError
 from headrace.log import Log
 from headrace.pipeline import supervise
@@ -19,7 +19,8 @@ from tests.pipeline.sites import PLUGINS, Site, await_phase
 
 @pytest.fixture
 def site(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(sinks, "__path__", [*sinks.__path__, str(PLUGINS / "sinks")])
+    monkeypatch.syspath_prepend(PLUGINS)
+    monkeypatch.setattr(plugins, "_installed", plugins._installed.__wrapped__)
     monkeypatch.setattr(supervise, "FIRST_WAIT", 0.05)
     return Site(tmp_path, spark)
 

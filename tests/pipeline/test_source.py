@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
 
-from headrace.frame import FIELDS, schema
+from headrace.change.arrow.frame import FIELDS, schema
 from headrace.log import Log
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing import wait_until

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from headrace.change.arrow.frame import FIELDS
 from headrace.errors import ConfigError
-from headrace.frame import FIELDS
 from headrace.pipeline.options import _KNOWN, Options
 
 LOG = {"path": "/data/log"}

@@ -18,8 +18,8 @@ from headrace.errors import (
     PipelineError,
     ServerError,
 )
-from headrace.keys import Limits, Wanted
 from headrace.log import Log
+from headrace.log.keys import Limits, Wanted
 from headrace.pipeline import remote
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, Range, Reading, read

@@ -13,10 +13,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from headrace.columns import row_schema
+from headrace.change.arrow import row_schema
+from headrace.change.arrow.frame import FIELDS, schema
+from headrace.change.event import Column, Table
 from headrace.errors import ConfigError
-from headrace.event import Column, Table
-from headrace.frame import FIELDS, schema
 from headrace.pipeline.transforms import as_changelog, latest_per_key, rows
 
 AT = dt.datetime(2025, 1, 15, 10, 30, tzinfo=dt.UTC)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from headrace.formats.catalogue import Formats
-from headrace.keys import Wanted
+from headrace.log.keys import Wanted
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.feed import Feed
 from headrace.serve.service import Service

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 from hypothesis import strategies as st
 
-from headrace.event import Change
+from headrace.change.event import Change
 from headrace.formats import AnyFormat, StreamFormat, TransactionFormat
 from headrace.log import LogReader
 from tests.changes import Writer

@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from headrace.event import (
+from headrace.change.event import (
     BeforeKind,
     Change,
     Column,

@@ -8,7 +8,7 @@ import grpc
 import httpx
 import pytest
 
-from headrace.keys import Limits, Made, Wanted
+from headrace.log.keys import Limits, Made, Wanted
 from headrace.serve import ServerSettings
 from headrace.serve.live import LOOK_SECONDS
 from headrace.serve.subscription import GRANT_SECONDS

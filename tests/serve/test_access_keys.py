@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace import keys
-from headrace.keys import Limits, Scope, Wanted
+from headrace.log import keys
+from headrace.log.keys import Limits, Scope, Wanted
 from headrace.serve import ServerSettings
 from headrace.sources import Phase, Status
 from headrace.testing import wait_until

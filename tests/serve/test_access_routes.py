@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.event import Transaction
+from headrace.change.event import Transaction
 from headrace.formats.catalogue import Formats
 from headrace.model import Model
 from headrace.serve import ServerSettings

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 import websocket
 
+from headrace.change.event import Op
 from headrace.errors import LogError
-from headrace.event import Op
 from headrace.serve.body import LARGEST_BODY
 from tests.serve.conftest import Site, Sites
 from tests.serve.tenants import FORMATS, OURS, THEIRS, USERS, Draft, append

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.formats import Canonical
 from headrace.formats.canonical import CanonicalChange
 from tests.changes import make_change

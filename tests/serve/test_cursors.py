@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.change.event import BeforeKind, Change, Op
 from headrace.errors import LogError
-from headrace.event import BeforeKind, Change, Op
 from headrace.formats import Canonical
-from headrace.keys import Scope
 from headrace.log import Cursor, Log, LogReader
+from headrace.log.keys import Scope
 from headrace.serve import BackgroundServer, ServerSettings, create_app, cursors
 from headrace.serve import groups as sharing
 from headrace.serve.feed import Feed

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.event import BeforeKind, Change, Op
+from headrace.change.event import BeforeKind, Change, Op
 from headrace.formats.catalogue import NAMES
 from headrace.formats.entities import Entities
 from headrace.formats.entity import Entity, EntityFilter

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from headrace.formats.catalogue import NAMES, Formats
-from headrace.keys import Wanted
+from headrace.log.keys import Wanted
 from headrace.model import Model
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing import PostgresDatabase

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from referencing import Registry, Resource
 
-from headrace.event import Change, Op
+from headrace.change.event import Change, Op
 from headrace.formats import AnyFormat
 from headrace.formats.catalogue import NAMES, Formats
 from tests.changes import make_change

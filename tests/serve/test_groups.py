@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.event import BeforeKind, Op
+from headrace.change.event import BeforeKind, Op
 from headrace.formats import Canonical
 from headrace.log import Cursor, Log
 from headrace.serve import groups as sharing

@@ -19,14 +19,14 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
     ProtoReflectionDescriptorDatabase,
 )
 
+from headrace.change.event import Op
 from headrace.config import parse
 from headrace.errors import ConfigError
-from headrace.event import Op
 from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts
 from headrace.formats.protobuf import Protobuf
-from headrace.keys import Limits, Wanted
 from headrace.log import Log
+from headrace.log.keys import Limits, Wanted
 from headrace.model import Model
 from headrace.run import server_settings
 from headrace.serve import BackgroundServer, ServerSettings, create_app, rpcs

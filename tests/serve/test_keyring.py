@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import LogError
-from headrace.keys import Key, Wanted
 from headrace.log import Log
+from headrace.log.keys import Key, Wanted
 from headrace.serve.access import Access
 from headrace.serve.keyring import Keyring
 from headrace.testing import wait_until

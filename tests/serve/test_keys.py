@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headrace.keys import Scope
+from headrace.log.keys import Scope
 from headrace.serve import ServerSettings
 from tests.serve.conftest import Site, Sites
 

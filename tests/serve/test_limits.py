@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace import keys
-from headrace.keys import Key, Limits, Wanted
+from headrace.log import keys
+from headrace.log.keys import Key, Limits, Wanted
 from headrace.serve.limits import Bucket, Limiter
 
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from headrace.keys import Key, Made, Wanted
+from headrace.log.keys import Key, Made, Wanted
 from headrace.serve import ServerSettings
 from headrace.serve.limits import Limiter
 from headrace.testing import wait_until

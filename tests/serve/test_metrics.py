@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace import __version__, metrics, report
+from headrace import __version__, metrics
 from headrace.config import load
-from headrace.keys import Scope
-from headrace.report import PipelinePlace
+from headrace.log.keys import Scope
 from headrace.run import server_settings
 from headrace.serve import ServerSettings
-from headrace.sinks import REPORT, Phase, Report, Status, Troubled
+from headrace.sinks import REPORT, Phase, Report, Status, Troubled, report
+from headrace.sinks.report import PipelinePlace
 from headrace.sources import CopyProgress
 from headrace.sources import Phase as SourcePhase
 from headrace.sources import Status as SourceStatus

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import websocket
 
-from headrace.keys import Wanted
+from headrace.log.keys import Wanted
 from headrace.serve import ServerSettings
 from headrace.testing import free_port, wait_until
 from tests.changes import Writer, opened_writer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.formats.canonical import CanonicalChange
 from headrace.formats.changefeed import TYPES
 from headrace.serve._http import LARGEST_HEAD, REQUEST_SECONDS, STALLED_SECONDS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.serve import ServerSettings
 from tests.changes import make_change
 from tests.serve.conftest import Site, Sites

@@ -4,8 +4,8 @@ import struct
 
 import msgspec
 
-from headrace.event import Table
-from headrace.record import rows
+from headrace.change.event import Table
+from headrace.change.record import rows
 from tests.serve.conftest import Site
 
 HEAD = struct.Struct(">QII")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.serve import ServerSettings
 from headrace.sources import Phase, Status
 from tests.serve.conftest import Site, Sites

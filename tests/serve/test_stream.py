@@ -14,7 +14,7 @@ import time
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.testing import wait_until
 from tests.changes import make_change
 from tests.serve.conftest import Site

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.formats import Canonical
 from headrace.formats.etl import Etl
 from headrace.serve.access import Access

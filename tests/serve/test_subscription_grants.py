@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.event import BeforeKind, Op
+from headrace.change.event import BeforeKind, Op
 from headrace.formats.catalogue import NAMES
 from headrace.serve import ServerSettings, renderings
 from headrace.testing import wait_until

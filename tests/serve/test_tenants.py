@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.event import BeforeKind, Op
+from headrace.change.event import BeforeKind, Op
 from headrace.serve import ServerSettings
-from headrace.serve._wssession import Rules
+from headrace.serve.ws.session import Rules
 from headrace.v1 import changefeed_pb2 as v1
 from headrace.v1.changefeed_pb2_grpc import ChangeFeedStub
 from tests.serve.conftest import Site, Sites

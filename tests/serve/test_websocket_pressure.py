@@ -10,10 +10,10 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from headrace.keys import Wanted
+from headrace.log.keys import Wanted
 from headrace.serve import ServerSettings
-from headrace.serve._wsframes import FramesProtocol
-from headrace.serve._wssession import Rules
+from headrace.serve.ws.frames import FramesProtocol
+from headrace.serve.ws.session import Rules
 from headrace.testing import wait_until
 from tests.serve.conftest import Site, Sites
 from tests.serve.ws import Message, Talk

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 
-from headrace.event import Change, Transaction
-from headrace.keys import Wanted
+from headrace.change.event import Change, Transaction
 from headrace.log import Log
+from headrace.log.keys import Wanted
 from headrace.serve import ServerSettings
-from headrace.serve._wsheld import Kept, KeptSubscriptions, Window
-from headrace.serve._wsmessages import Resume
-from headrace.serve._wssession import Rules
+from headrace.serve.ws.messages import Resume
+from headrace.serve.ws.resume import Kept, KeptSubscriptions, Window
+from headrace.serve.ws.session import Rules
 from headrace.testing import wait_until
 from tests.changes import Writer, make_change, opened_writer
 from tests.serve.conftest import Site, Sites
@@ -392,7 +392,7 @@ def test_a_subscription_is_kept_for_five_minutes() -> None:
 
 
 def test_one_owners_subscriptions_push_out_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.serve._wsheld.MOST_KEPT", 2)
+    monkeypatch.setattr("headrace.serve.ws.resume.MOST_KEPT", 2)
     kept = KeptSubscriptions(FOREVER, lambda: 0.0)
     for id, owner in [("a", "one"), *((str(number), "other") for number in range(4))]:
         ended = Kept(id, owner, 5, 5)

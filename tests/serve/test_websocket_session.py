@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.serve._wsmessages import Confirmed, Rejected, parse
-from headrace.serve._wssession import (
+from headrace.serve.ws.messages import Confirmed, Rejected, parse
+from headrace.serve.ws.session import (
     MESSAGES_AT_ONCE,
     Act,
     Check,

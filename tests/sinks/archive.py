@@ -6,7 +6,7 @@ from typing import Any
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.event import Column
+from headrace.change.event import Column
 from headrace.log import Log
 from headrace.sinks import Writer
 from headrace.sinks.history import History

@@ -14,9 +14,9 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from headrace.sinks._kafka.channel import KafkaChannel
-from headrace.sinks._push import Event
-from headrace.sinks.kafka import Kafka
+from headrace.sinks.kafka.channel import KafkaChannel
+from headrace.sinks.kafka.sink import Kafka
+from headrace.sinks.push import Event
 from headrace.testing import wait_until
 from headrace.testing.kafka import HINT, KafkaServer, kafka_jars
 from tests.needs import missing

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from headrace.errors import SinkRefused, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks._push import Answer, Event, Verdict
-from headrace.sinks._push.settings import PushSettings
+from headrace.sinks.push import Answer, Event, Verdict
+from headrace.sinks.push.settings import PushSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

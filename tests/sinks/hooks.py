@@ -7,9 +7,9 @@ from typing import Any
 from headrace.formats.facts import Facts
 from headrace.formats.savegress import Savegress
 from headrace.secret import Secret
-from headrace.sinks._push import Answer, Event, Verdict
-from headrace.sinks._webhook.channel import HttpChannel
-from headrace.sinks.webhook import Webhook
+from headrace.sinks.push import Answer, Event, Verdict
+from headrace.sinks.webhook.channel import HttpChannel
+from headrace.sinks.webhook.sink import Webhook
 from tests.changes import COMMIT_TIME, make_change
 from tests.sinks.receiver import Receiver
 

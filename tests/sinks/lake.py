@@ -11,8 +11,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.columns import decode
-from headrace.event import (
+from headrace.change.arrow import decode
+from headrace.change.event import (
     Batch,
     BeforeKind,
     Change,
@@ -22,10 +22,10 @@ from headrace.event import (
     Table,
     Transaction,
 )
+from headrace.change.replay import Replay, TableName
 from headrace.log import Log
-from headrace.replay import Replay, TableName
 from headrace.sinks import Writer
-from headrace.sinks.tables import Tables
+from headrace.sinks.tables.sink import Tables
 
 SOURCE = "shop"
 ORDERS = (

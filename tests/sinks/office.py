@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
-from headrace.sinks._push.delivery import Delivery, Point, Policy, Send, Span, Stopped
-from headrace.sinks._push.retry import Schedule
+from headrace.sinks.push import ACCEPTED, UNSENT, Answer, Event, Verdict
+from headrace.sinks.push.delivery import Delivery, Point, Policy, Send, Span, Stopped
+from headrace.sinks.push.retry import Schedule
 
 POLICY = Policy(schedule=Schedule(0.1, 30.0), attempts=5, batch_size=8)
 FAILED = Verdict(Answer.FAILED, "it stumbled")

@@ -11,10 +11,10 @@ from typing import Any
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.event import Column, Op
+from headrace.change.event import Column, Op
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, Range, Share
-from headrace.sinks._push.writer import PushWriter
+from headrace.sinks.push.writer import PushWriter
 from tests.sinks.courier import Courier, Office, opened_office
 from tests.sinks.lake import Row, Shop, put
 

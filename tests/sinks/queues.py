@@ -23,11 +23,11 @@ from pyspark.sql import SparkSession
 from headrace.config import parse
 from headrace.errors import SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks._broker import BrokerSettings
-from headrace.sinks._push import ACCEPTED, Answer, Channel, Event, Verdict
-from headrace.sinks._push.channels import Line, close_all
-from headrace.sinks._push.delivery import Delivery, Point, Policy
-from headrace.sinks._push.writer import PushWriter
+from headrace.sinks.push import ACCEPTED, Answer, Channel, Event, Verdict
+from headrace.sinks.push.broker import BrokerSettings
+from headrace.sinks.push.channels import Line, close_all
+from headrace.sinks.push.delivery import Delivery, Point, Policy
+from headrace.sinks.push.writer import PushWriter
 from headrace.testing import wait_until
 from headrace.testing.processes import ServerProcess
 from tests.needs import missing

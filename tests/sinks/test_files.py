@@ -16,14 +16,14 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
+from headrace.change.arrow.frame import FIELDS
+from headrace.change.event import Op
 from headrace.config import parse
 from headrace.errors import ConfigError, LogReplaced, PipelineError, SinkFenced
-from headrace.event import Op
-from headrace.frame import FIELDS
 from headrace.pipeline.verify import verify
 from headrace.sinks import Accountable, Paced, Progress, Sink
-from headrace.sinks._files.ledger import Entry, Ledger
-from headrace.sinks.files import Files
+from headrace.sinks.files.ledger import Entry, Ledger
+from headrace.sinks.files.sink import Files
 from tests.sinks.archive import account
 from tests.sinks.drawer import DAY, FORMATS, NOON, Drawer, names, opened_drawer, parquet, rows
 from tests.sinks.lake import change, put, remove, schema, truncate
@@ -296,8 +296,8 @@ def test_another_pipeline_is_kept_out_until_it_takes_over(drawers: Open) -> None
 def test_who_was_replaced_long_ago_is_kept_out_though_the_entries_are_gone(
     drawers: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sinks._files.ledger._MOST", 1)
-    monkeypatch.setattr("headrace.sinks._files.ledger._KEPT", 1)
+    monkeypatch.setattr("headrace.sinks.files.ledger._MOST", 1)
+    monkeypatch.setattr("headrace.sinks.files.ledger._KEPT", 1)
     drawer = drawers()
     drawer.fill(3)
     drawer.write(1)

@@ -12,17 +12,17 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from headrace.change.arrow.frame import FIELDS
+from headrace.change.arrow.frame import schema as frame_schema
+from headrace.change.event import Op
 from headrace.errors import ConfigError, LogReplaced, PipelineError, SinkFenced, SinkUnavailable
-from headrace.event import Op
-from headrace.frame import FIELDS
-from headrace.frame import schema as frame_schema
 from headrace.sinks import Progress, Sink
-from headrace.sinks._append import Append, Appended, Join, Joined, due
-from headrace.sinks._delta import Delta
-from headrace.sinks._plan import Part
-from headrace.sinks._shape import Whole
-from headrace.sinks._store import Folder
 from headrace.sinks.history import History
+from headrace.sinks.lake.append import Append, Appended, Join, Joined, due
+from headrace.sinks.lake.delta import Delta
+from headrace.sinks.lake.plan import Part
+from headrace.sinks.lake.shape import Whole
+from headrace.sinks.lake.storage import Folder
 from tests.sinks.archive import Archive, account, fill
 from tests.sinks.lake import Lake, Row, change, put, remove, schema, truncate
 
@@ -197,7 +197,7 @@ def test_a_day_is_one_of_utc_wherever_spark_runs(tmp_path: Path) -> None:
 def test_a_large_part_of_a_batch_is_written_as_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sinks._append._HELD_BYTES", 1)
+    monkeypatch.setattr("headrace.sinks.lake.append._HELD_BYTES", 1)
     rows = [{"sequence": n, "op": "MESSAGE", "epoch": "e", "unchanged": []} for n in range(1, 5)]
     batches = pa.Table.from_pylist(rows, frame_schema()).to_batches(max_chunksize=1)
     task = Append(Folder.of(str(tmp_path), {}), ("day",), Whole(""), "e", 1)

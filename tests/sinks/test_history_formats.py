@@ -13,18 +13,18 @@ from deltalake import DeltaTable
 from hypothesis import given
 from pyspark.sql import SparkSession
 
+from headrace.change.arrow.frame import Framing
+from headrace.change.event import BeforeKind, Change, Column, Op, Reference, Table
+from headrace.change.record import encode
 from headrace.config import parse
 from headrace.errors import ConfigError, PipelineError
-from headrace.event import BeforeKind, Change, Column, Op, Reference, Table
 from headrace.formats.catalogue import NAMES, Formats
 from headrace.formats.facts import Facts, Server
-from headrace.frame import Framing
 from headrace.model import Model
 from headrace.pipeline.run import Feed, plans
-from headrace.record import encode
 from headrace.run import formats
-from headrace.sinks._shape import Events, renderer
 from headrace.sinks.history import History
+from headrace.sinks.lake.shape import Events, renderer
 from tests.formats import generated
 from tests.sinks.archive import Archive, account
 from tests.sinks.lake import change, put, remove, schema, truncate

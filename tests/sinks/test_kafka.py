@@ -8,8 +8,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
-from headrace.sinks._push import ACCEPTED, UNSENT, Answer
-from headrace.sinks._template import Template
+from headrace.sinks.push import ACCEPTED, UNSENT, Answer
+from headrace.sinks.push.template import Template
 from headrace.testing import free_port
 from headrace.testing.kafka import KafkaServer
 from tests.sinks.brokers import channel, event, expect_kafka, read, table_name

@@ -17,10 +17,10 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from headrace.errors import SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks._kafka.channel import KafkaChannel
-from headrace.sinks._push import ACCEPTED, Answer, Event, Verdict
-from headrace.sinks._push.channels import Line, close_all
-from headrace.sinks.kafka import Kafka
+from headrace.sinks.kafka.channel import KafkaChannel
+from headrace.sinks.kafka.sink import Kafka
+from headrace.sinks.push import ACCEPTED, Answer, Event, Verdict
+from headrace.sinks.push.channels import Line, close_all
 from headrace.testing import wait_until
 from headrace.testing.kafka import KafkaServer
 from tests.needs import missing

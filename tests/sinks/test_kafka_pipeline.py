@@ -13,14 +13,14 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
+from headrace.change.event import Op
 from headrace.config import parse
-from headrace.event import Op
 from headrace.secret import Secret
-from headrace.sinks._push import redrive
-from headrace.sinks._push import writer as writers
-from headrace.sinks._push.writer import PushWriter
-from headrace.sinks._template import Template
-from headrace.sinks.kafka import Kafka
+from headrace.sinks.kafka.sink import Kafka
+from headrace.sinks.push import redrive
+from headrace.sinks.push import writer as writers
+from headrace.sinks.push.template import Template
+from headrace.sinks.push.writer import PushWriter
 from headrace.testing import wait_until
 from headrace.testing.kafka import KafkaServer
 from tests.sinks.brokers import Record, expect_kafka, read, sink

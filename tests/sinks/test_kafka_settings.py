@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from headrace.config import parse
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks._kafka import names
-from headrace.sinks._kafka.channel import Link
-from headrace.sinks._template import Template
-from headrace.sinks.kafka import Kafka
+from headrace.sinks.kafka import names
+from headrace.sinks.kafka.channel import Link
+from headrace.sinks.kafka.sink import Kafka
+from headrace.sinks.push.template import Template
 
 SOURCE = {"shop": {"type": "postgres", "url": "postgresql://shop@db/shop"}}
 

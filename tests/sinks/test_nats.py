@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks._nats.protocol import Line, Message, Reader
-from headrace.sinks._push import ACCEPTED, UNSENT, Answer
-from headrace.sinks._push.channels import Line as Sender
-from headrace.sinks._push.channels import close_all
-from headrace.sinks._template import Template
-from headrace.sinks.nats import Nats
+from headrace.sinks.nats.protocol import Line, Message, Reader
+from headrace.sinks.nats.sink import Nats
+from headrace.sinks.push import ACCEPTED, UNSENT, Answer
+from headrace.sinks.push.channels import Line as Sender
+from headrace.sinks.push.channels import close_all
+from headrace.sinks.push.template import Template
 from headrace.testing import free_port, wait_until
 from headrace.testing.nats import HINT, NatsServer, nats_program
 from tests.needs import missing

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.change.event import Op
 from headrace.errors import ConfigError, SinkFenced, SinkRefused, SinkUnavailable
-from headrace.event import Op
 from headrace.sinks import Progress, Sender
-from headrace.sinks._push import disabled, redrive
-from headrace.sinks._push import ledger as ledgers
-from headrace.sinks._push import writer as writers
-from headrace.sinks._push.events import part_of
+from headrace.sinks.push import disabled, redrive
+from headrace.sinks.push import ledger as ledgers
+from headrace.sinks.push import writer as writers
+from headrace.sinks.push.events import part_of
 from headrace.testing import wait_until
 from tests.sinks.courier import Courier, Taken, kind
 from tests.sinks.lake import change, put, remove, schema, truncate

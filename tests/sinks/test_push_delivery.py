@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import SinkRefused
-from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
-from headrace.sinks._push import held as held_rows
-from headrace.sinks._push.delivery import Delivery, Point, Stopped
-from headrace.sinks._push.outage import MOST_REFUSALS
+from headrace.sinks.push import ACCEPTED, UNSENT, Answer, Event, Verdict
+from headrace.sinks.push import held as held_rows
+from headrace.sinks.push.delivery import Delivery, Point, Stopped
+from headrace.sinks.push.outage import MOST_REFUSALS
 from tests.sinks.office import (
     FAILED,
     POLICY,

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from headrace.sinks._push import ACCEPTED, UNSENT, Answer, Event, Verdict
-from headrace.sinks._push.delivery import Delivery, Point
-from headrace.sinks._push.held import Pending
-from headrace.sinks._push.outage import MOST_REFUSALS
-from headrace.sinks._push.retry import Schedule
+from headrace.sinks.push import ACCEPTED, UNSENT, Answer, Event, Verdict
+from headrace.sinks.push.delivery import Delivery, Point
+from headrace.sinks.push.held import Pending
+from headrace.sinks.push.outage import MOST_REFUSALS
+from headrace.sinks.push.retry import Schedule
 from tests.sinks.courier import Courier
 from tests.sinks.office import (
     FAILED,

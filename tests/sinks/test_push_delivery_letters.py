@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from headrace.errors import SinkUnavailable
-from headrace.sinks._push import ACCEPTED, Channel, Event, Verdict
-from headrace.sinks._push import deadletters as module
-from headrace.sinks._push.channels import close_all
-from headrace.sinks._push.deadletters import SCHEMA
-from headrace.sinks._push.delivery import Point
-from headrace.sinks._push.tasks import Deliver, Delivered
-from headrace.sinks._store import Folder
+from headrace.sinks.lake.storage import Folder
+from headrace.sinks.push import ACCEPTED, Channel, Event, Verdict
+from headrace.sinks.push import deadletters as module
+from headrace.sinks.push.channels import close_all
+from headrace.sinks.push.deadletters import SCHEMA
+from headrace.sinks.push.delivery import Point
+from headrace.sinks.push.tasks import Deliver, Delivered
 from tests.sinks.office import POLICY, REFUSED, Office, event
 
 HELD_BYTES = 100_000

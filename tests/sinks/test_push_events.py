@@ -9,15 +9,15 @@ from typing import ClassVar
 import pytest
 from deltalake import DeltaTable
 
-from headrace.event import Change
+from headrace.change.event import Change
 from headrace.formats import Rendered
 from headrace.formats.catalogue import Formats
-from headrace.sinks._delta import Marks
-from headrace.sinks._push import Event
-from headrace.sinks._push import deadletters as module
-from headrace.sinks._push.deadletters import DeadLetters, LetterBox, counted, rows_of
-from headrace.sinks._push.events import Rendering
-from headrace.sinks._store import Folder
+from headrace.sinks.lake.delta import Marks
+from headrace.sinks.lake.storage import Folder
+from headrace.sinks.push import Event
+from headrace.sinks.push import deadletters as module
+from headrace.sinks.push.deadletters import DeadLetters, LetterBox, counted, rows_of
+from headrace.sinks.push.events import Rendering
 from tests.changes import make_change
 
 

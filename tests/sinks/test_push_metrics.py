@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from headrace.pipeline import run
-from headrace.report import PipelinePlace
 from headrace.serve import BackgroundServer, ServerSettings, create_app
-from headrace.sinks._push import writer as writers
+from headrace.sinks.push import writer as writers
+from headrace.sinks.report import PipelinePlace
 from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
 from tests.pipeline.sites import Site

@@ -12,17 +12,17 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace import sinks
+from headrace.config import plugins
 from headrace.errors import ConfigError, PipelineError
 from headrace.pipeline import redrive as redriving
 from headrace.pipeline import supervise
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.secret import Secret
 from headrace.sinks import Phase, Status
-from headrace.sinks._push import redrive
-from headrace.sinks._push import writer as writers
-from headrace.sinks._push.outage import MOST_REFUSALS
-from headrace.sinks._push.settings import PushSettings
+from headrace.sinks.push import redrive
+from headrace.sinks.push import writer as writers
+from headrace.sinks.push.outage import MOST_REFUSALS
+from headrace.sinks.push.settings import PushSettings
 from headrace.testing import wait_until
 from tests.pipeline.sites import PLUGINS, Site
 from tests.sinks.courier import Courier, Office, opened_office
@@ -38,7 +38,8 @@ def office() -> Iterator[Office]:
 
 @pytest.fixture
 def site(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.setattr(sinks, "__path__", [*sinks.__path__, str(PLUGINS / "sinks")])
+    monkeypatch.syspath_prepend(PLUGINS)
+    monkeypatch.setattr(plugins, "_installed", plugins._installed.__wrapped__)
     monkeypatch.setattr(supervise, "FIRST_WAIT", 0.05)
     monkeypatch.setattr(writers, "FIRST_WAIT", 0.05)
     return Site(tmp_path, spark)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.formats.catalogue import Formats
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, Range, Share
-from headrace.sinks._push import Event
-from headrace.sinks._push.events import Chunk, Rendering, part_of
+from headrace.sinks.push import Event
+from headrace.sinks.push.events import Chunk, Rendering, part_of
 from tests.sinks.lake import Shop, put, remove
 from tests.sinks.post import USERS
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle as _cloudpickle
 
-from headrace import frame
+from headrace.change.arrow import frame
 from headrace.errors import ConfigError, PipelineError, SinkUnavailable
 from headrace.formats.catalogue import Formats
 from headrace.pipeline import query
@@ -29,15 +29,15 @@ from headrace.pipeline import redrive as asking
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, Range, Share
 from headrace.serve import BackgroundServer, ServerSettings, create_app
-from headrace.sinks._delta import Marks
-from headrace.sinks._push import Event, parcel, redrive
-from headrace.sinks._push import ledger as ledgers
-from headrace.sinks._push import writer as writers
-from headrace.sinks._push.deadletters import DeadLetters, LetterBox, ranks
-from headrace.sinks._push.delivery import Counts, Point
-from headrace.sinks._push.ledger import Ledger, Line
-from headrace.sinks._push.settings import PushSettings
-from headrace.sinks._store import Folder
+from headrace.sinks.lake.delta import Marks
+from headrace.sinks.lake.storage import Folder
+from headrace.sinks.push import Event, parcel, redrive
+from headrace.sinks.push import ledger as ledgers
+from headrace.sinks.push import writer as writers
+from headrace.sinks.push.deadletters import DeadLetters, LetterBox, ranks
+from headrace.sinks.push.delivery import Counts, Point
+from headrace.sinks.push.ledger import Ledger, Line
+from headrace.sinks.push.settings import PushSettings
 from headrace.testing import wait_until
 from tests.sinks.courier import Taken, kind, opened_office
 from tests.sinks.lake import put
@@ -160,7 +160,7 @@ def in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dead_letters_that_cannot_be_written_make_nothing_go_out_twice(
     post: Local, monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
-    monkeypatch.setattr("headrace.sinks._push.deadletters._HELD_BYTES", held)
+    monkeypatch.setattr("headrace.sinks.push.deadletters._HELD_BYTES", held)
     post.users(*((n % 20, "-") for n in range(100)))
     post.office.judge = refusing(3, 7)
     wrong = failing(Folder.write, 3, SinkUnavailable("the disk is full"))
@@ -506,7 +506,7 @@ def test_a_task_that_cannot_read_what_it_is_told_says_so(
 
 def test_a_task_says_its_word_without_pandas() -> None:
     told = (
-        "import sys; from headrace.sinks._push.tasks import Delivered, said; "
+        "import sys; from headrace.sinks.push.tasks import Delivered, said; "
         "batch = said(Delivered(0)); assert batch.num_rows == 1; batch.validate(full=True); "
         "assert 'pandas' not in sys.modules, 'pandas was imported'"
     )
@@ -527,7 +527,7 @@ def test_a_part_that_says_nothing_is_not_settled(
 def test_events_of_a_task_that_spark_ran_again_may_have_come_twice(
     post: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sinks._push.tasks._repeated", lambda: True)
+    monkeypatch.setattr("headrace.sinks.push.tasks._repeated", lambda: True)
     post.users((1, "-"), (2, "-"))
     post.write()
     [line] = post.lines("settled")

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks._push import ACCEPTED, UNSENT, Answer
-from headrace.sinks._push.channels import Line, close_all
-from headrace.sinks._template import Template
-from headrace.sinks.rabbitmq import Rabbitmq
+from headrace.sinks.push import ACCEPTED, UNSENT, Answer
+from headrace.sinks.push.channels import Line, close_all
+from headrace.sinks.push.template import Template
+from headrace.sinks.rabbitmq.sink import Rabbitmq
 from headrace.testing import free_port
 from headrace.testing.rabbitmq import HINT, RabbitmqServer, rabbitmq_program
 from tests.needs import missing

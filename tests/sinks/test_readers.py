@@ -7,7 +7,7 @@ import duckdb
 import polars as pl
 import pytest
 
-from headrace.event import Column, Op
+from headrace.change.event import Column, Op
 from tests.sinks.lake import Lake, Row, put, remove
 
 COLUMNS = (

@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks._push import ACCEPTED, UNSENT, Answer
-from headrace.sinks._push.channels import Line, close_all
-from headrace.sinks._template import Template
+from headrace.sinks.push import ACCEPTED, UNSENT, Answer
+from headrace.sinks.push.channels import Line, close_all
+from headrace.sinks.push.template import Template
 from headrace.sinks.redis import Redis
 from headrace.testing import free_port, wait_until
 from headrace.testing.redis import HINT, RedisServer, redis_program

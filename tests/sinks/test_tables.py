@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from headrace.event import Column, Op
+from headrace.change.event import Column, Op
 from tests.sinks.lake import ORDERS, Lake, Row, change, put, remove, schema, truncate
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.event import Op
+from headrace.change.event import Op
 from tests.sinks.lake import Lake, Row, put, remove, truncate
 
 

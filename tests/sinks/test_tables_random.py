@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from headrace.event import Change, Column, Op, Table
+from headrace.change.event import Change, Column, Op, Table
 from tests.sinks.lake import Lake, put, remove, schema, truncate
 
 KEYS = 12

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.testing import Place, reading, session
 from tests.formats.other_sources import place_of
 from tests.sinks.lake import Lake, ordered

@@ -16,8 +16,8 @@ from headrace.config import parse
 from headrace.errors import ConfigError
 from headrace.formats import savegress
 from headrace.secret import Secret
-from headrace.sinks._push import Answer
-from headrace.sinks.webhook import Webhook
+from headrace.sinks.push import Answer
+from headrace.sinks.webhook.sink import Webhook
 from headrace.testing import wait_until
 from tests.formats.savegress_document import BATCH
 from tests.sinks.hooks import PREVIOUS, SECRET, answers, channel, event, rendered, sink

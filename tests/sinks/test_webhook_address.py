@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.secret import Secret
-from headrace.sinks._push import Answer
-from headrace.sinks._webhook.address import endpoint, special
-from headrace.sinks.webhook import Webhook
+from headrace.sinks.push import Answer
+from headrace.sinks.webhook.address import endpoint, special
+from headrace.sinks.webhook.sink import Webhook
 from tests.sinks.hooks import answers, channel, event
 from tests.sinks.receiver import Receiver, certificates
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from headrace.errors import SinkRefused, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks._push import Answer
-from headrace.sinks._webhook.answer import LONGEST_AFTER, Reply, after, excerpt, verdict
-from headrace.sinks._webhook.connection import LONGEST_BODY, LONGEST_HEAD
-from headrace.sinks._webhook.hiding import Hidden
+from headrace.sinks.push import Answer
+from headrace.sinks.webhook.answer import LONGEST_AFTER, Reply, after, excerpt, verdict
+from headrace.sinks.webhook.connection import LONGEST_BODY, LONGEST_HEAD
+from headrace.sinks.webhook.hiding import Hidden
 from headrace.testing import free_port, wait_until
 from tests.sinks.hooks import SECRET, answers, channel, event, sink
 from tests.sinks.receiver import OK, Receiver, Request, certificates, reply

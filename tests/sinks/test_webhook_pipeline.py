@@ -19,10 +19,10 @@ from headrace import webhooks
 from headrace.config import parse
 from headrace.errors import SinkRefused
 from headrace.secret import Secret
-from headrace.sinks._push import redrive
-from headrace.sinks._push import writer as writers
-from headrace.sinks._push.writer import PushWriter
-from headrace.sinks.webhook import Webhook
+from headrace.sinks.push import redrive
+from headrace.sinks.push import writer as writers
+from headrace.sinks.push.writer import PushWriter
+from headrace.sinks.webhook.sink import Webhook
 from headrace.testing import wait_until
 from tests.sinks.courier import Office
 from tests.sinks.hooks import SECRET, sink

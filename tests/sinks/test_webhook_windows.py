@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from headrace.errors import SinkRefused
-from headrace.sinks._push import Answer, Event
-from headrace.sinks._push.delivery import Delivery, Point
-from headrace.sinks._webhook import channel as module
-from headrace.sinks._webhook.channel import HttpChannel
+from headrace.sinks.push import Answer, Event
+from headrace.sinks.push.delivery import Delivery, Point
+from headrace.sinks.webhook import channel as module
+from headrace.sinks.webhook.channel import HttpChannel
 from tests.sinks.hooks import answers, channel, event, sink
 from tests.sinks.office import Letters
 from tests.sinks.receiver import OK, Receiver, Request, Script, reply

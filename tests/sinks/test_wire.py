@@ -10,7 +10,7 @@ import time
 import pytest
 
 from headrace.errors import SinkUnavailable
-from headrace.sinks._wire import Host, Wire, first_that_answers, why
+from headrace.sinks.push.wire import Host, Wire, first_that_answers, why
 from headrace.testing import free_port
 from tests.sinks.ways import nowhere
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Self
 
-from headrace.sinks._push.channels import close_all
+from headrace.sinks.push.channels import close_all
 
 _PIECE = 65536
 

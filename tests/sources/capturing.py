@@ -13,9 +13,9 @@ import msgspec
 from psycopg import sql
 
 from headrace.capture import Capture
-from headrace.event import Batch, Change, Op, parse_lsn
+from headrace.change.event import Batch, Change, Op, parse_lsn
+from headrace.change.replay import Replay, Row, TableName
 from headrace.log import Log
-from headrace.replay import Replay, Row, TableName
 from headrace.secret import Secret
 from headrace.sources import Phase, Status, Stream
 from headrace.sources.postgres import Postgres

@@ -2,10 +2,10 @@
 
 import sys
 
-from headrace.apart import Apart
 from headrace.capture import Capture
 from headrace.log import Log
 from headrace.sources.sqlite import Sqlite
+from headrace.sources.worker import Apart
 
 
 def main(path: str, log_dir: str) -> None:

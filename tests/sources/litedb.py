@@ -17,9 +17,9 @@ from typing import Any
 import apsw
 
 from headrace.capture import Capture
-from headrace.event import Change, Op
+from headrace.change.event import Change, Op
+from headrace.change.replay import Replay, Row, TableName
 from headrace.log import Log
-from headrace.replay import Replay, Row, TableName
 from headrace.sources import Phase, Source, Status
 from headrace.sources.sqlite import Sqlite, alter, install
 from headrace.sources.sqlite.connections import rows as rows_from

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from headrace.capture import Capture
-from headrace.event import Change, Op
+from headrace.change.event import Change, Op
+from headrace.change.replay import Replay, Row, TableName
 from headrace.log import Log
-from headrace.replay import Replay, Row, TableName
 from headrace.sources import Phase, Status
 from headrace.sources.mysql import Mysql
 from headrace.sources.mysql.resume import Resume, decode, file_number

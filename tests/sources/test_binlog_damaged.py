@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headrace.change.event import Column, Table
 from headrace.errors import DecodeError, ProtocolError, SourceRefused
-from headrace.event import Column, Table
 from headrace.sources.mysql.binaryjson import json_text
 from headrace.sources.mysql.binlog import (
     UNKNOWN,

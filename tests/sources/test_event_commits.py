@@ -6,8 +6,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from headrace.change.event import Op
 from headrace.errors import PositionLost
-from headrace.event import Op
 from headrace.log import Log
 from headrace.testing import PostgresDatabase, PostgresServer, Reading, reading, session
 from tests.sources.capturing import image

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.change.event import BeforeKind, Column, Table
 from headrace.errors import DecodeError, ProtocolError
-from headrace.event import BeforeKind, Column, Table
 from headrace.sources.mysql.binlog import Header, RowsEvent, RowsKind
 from headrace.sources.mysql.codes import BLOB, DOUBLE, LONG, LONGLONG, TINY, VARCHAR
 from headrace.sources.mysql.columns import ColumnType

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.testing.mysql import MysqlServer
 from tests.mysqls import mysql_of
 from tests.sources.mycapturing import captured

@@ -8,7 +8,7 @@ from typing import Any
 import pymysql
 import pytest
 
-from headrace.event import BeforeKind, Op
+from headrace.change.event import BeforeKind, Op
 from headrace.secret import Secret
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer

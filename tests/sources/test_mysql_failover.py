@@ -7,7 +7,7 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.sources import Phase
 from headrace.sources.mysql.path import Path as TablePath
 from headrace.testing import wait_until

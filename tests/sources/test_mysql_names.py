@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.event import Change, Op
-from headrace.replay import Replay, TableName
+from headrace.change.event import Change, Op
+from headrace.change.replay import Replay, TableName
 from headrace.secret import Secret
 from headrace.sources.mysql import Mysql
 from headrace.sources.mysql import resume as resumes

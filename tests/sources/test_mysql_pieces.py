@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 import pyarrow as pa
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.sources.mysql.dump import Dump, Packets
 from headrace.sources.mysql.transactions import Assembler
 from headrace.testing.mysql import MysqlDatabase

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.event import Change, Op
+from headrace.change.event import Change, Op
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.sources.mycapturing import captured, copied_rows, image
 

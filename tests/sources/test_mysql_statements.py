@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.event import Op
-from headrace.replay import Replay, TableName
+from headrace.change.event import Op
+from headrace.change.replay import Replay, TableName
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.sources.mycapturing import Captured, captured, copied_rows, image, ordered
 

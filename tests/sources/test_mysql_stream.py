@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.event import BeforeKind, MysqlPosition, Op
+from headrace.change.event import BeforeKind, MysqlPosition, Op
 from headrace.sources import Phase
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.mysqls import mysql_of

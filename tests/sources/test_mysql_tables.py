@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from headrace.change.event import Op
 from headrace.errors import DecodeError
-from headrace.event import Op
 from headrace.sources import Phase
 from headrace.sources.mysql import codes
 from headrace.sources.mysql.binlog import UNKNOWN, TableMap, parse

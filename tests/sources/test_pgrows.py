@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.change.event import BeforeKind, Column, Table
 from headrace.errors import DecodeError, ProtocolError
-from headrace.event import BeforeKind, Column, Table
 from headrace.sources.postgres.rows import Rows
 from tests.sources.recorded import decoder, text_tuple
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.change.event import Change, Op, Table
 from headrace.errors import DecodeError, ProtocolError
-from headrace.event import Change, Op, Table
 from headrace.sources._annotations import LIMIT
 from headrace.sources.postgres.pgoutput import Begin, Commit, Relation, parse
 from headrace.sources.postgres.transactions import Assembler

@@ -8,8 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from headrace.change.event import Batch, BeforeKind, Change, EventTablePosition, Op
 from headrace.errors import PositionLost
-from headrace.event import Batch, BeforeKind, Change, EventTablePosition, Op
 from headrace.secret import Secret
 from headrace.sources.postgres_events import PostgresEvents
 from headrace.sources.postgres_events.outbox import Outbox

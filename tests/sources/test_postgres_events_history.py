@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from headrace.change.event import Op
 from headrace.errors import PositionLost, SourceReplaced, SourceUnavailable
-from headrace.event import Op
 from headrace.sources.postgres_events import install
 from headrace.sources.postgres_events.catalog import EventCatalog
 from headrace.testing import PostgresDatabase, PostgresServer, Setting, reading

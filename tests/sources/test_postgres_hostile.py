@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from headrace.change.event import Op
 from headrace.errors import SourceRefused
-from headrace.event import Op
 from headrace.sources.postgres import ddl
 from headrace.sources.postgres_events import PostgresEvents
 from headrace.testing import PostgresDatabase, reading

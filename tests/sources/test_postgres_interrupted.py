@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.event import Batch, Op
+from headrace.change.event import Batch, Op
+from headrace.change.replay import Replay, TableName
 from headrace.log import Log
-from headrace.replay import Replay, TableName
 from headrace.testing import PostgresDatabase
 from tests.sources.capturing import (
     SOURCE,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
+from headrace.change.replay import Replay
 from headrace.log import Log
-from headrace.replay import Replay
 from headrace.secret import Secret
 from headrace.sources import Phase
 from headrace.testing import PostgresDatabase

@@ -8,7 +8,7 @@ from typing import LiteralString
 
 import pytest
 
-from headrace.event import Change, Op, Reference, Table
+from headrace.change.event import Change, Op, Reference, Table
 from headrace.testing import PostgresDatabase, PostgresServer, wait_until
 from tests.conftest import Servers
 from tests.sources.capturing import Captured, captured, postgres

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.event import Change, Op
+from headrace.change.event import Change, Op
 from headrace.log import Log
 from headrace.testing import PostgresDatabase, wait_until
 from tests.conftest import Servers

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.secret import Secret
 from headrace.sources import Phase, Status
 from headrace.testing import PostgresDatabase, PostgresServer, wait_until

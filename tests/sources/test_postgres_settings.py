@@ -2,9 +2,9 @@
 
 import pytest
 
-from headrace.apart import Apart
 from headrace.secret import Secret
 from headrace.sources.postgres import Postgres
+from headrace.sources.worker import Apart
 
 
 @pytest.mark.parametrize(

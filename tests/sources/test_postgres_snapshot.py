@@ -6,8 +6,8 @@ from typing import Any, LiteralString
 
 import pytest
 
+from headrace.change.event import Batch, Op
 from headrace.errors import SourceError
-from headrace.event import Batch, Op
 from headrace.sources.postgres import slot
 from headrace.testing import PostgresDatabase, wait_until
 from tests.changes import wal_position

@@ -8,7 +8,7 @@ from typing import LiteralString
 import psycopg
 import pytest
 
-from headrace.event import Batch, BeforeKind, Change, Op
+from headrace.change.event import Batch, BeforeKind, Change, Op
 from headrace.log import Log
 from headrace.sources.postgres.resume import position_in
 from headrace.testing import PostgresDatabase

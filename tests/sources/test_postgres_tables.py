@@ -5,8 +5,8 @@ from typing import LiteralString
 
 from psycopg import sql
 
-from headrace.event import Change, Op
-from headrace.replay import TableName
+from headrace.change.event import Change, Op
+from headrace.change.replay import TableName
 from headrace.testing import PostgresDatabase
 from tests.sources.capturing import SOURCE, captured, image
 

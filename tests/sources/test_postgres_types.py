@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headrace.event import Change, Op
+from headrace.change.event import Change, Op
 from headrace.secret import Secret
 from headrace.testing import PostgresDatabase
 from tests.conftest import Servers

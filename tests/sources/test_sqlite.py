@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from headrace.change.event import Op
 from headrace.cli import app
-from headrace.event import Op
 from headrace.log import Log
 from headrace.sources import Phase
 from headrace.sources.sqlite import alter, install, remove

@@ -10,8 +10,8 @@ from pathlib import Path
 import apsw
 import pytest
 
+from headrace.change.event import Op
 from headrace.errors import SourceRefused
-from headrace.event import Op
 from headrace.log import Log
 from headrace.sources import Phase
 from headrace.sources.sqlite import alter, install, remove

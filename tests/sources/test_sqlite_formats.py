@@ -7,8 +7,8 @@ import apsw
 import pyarrow as pa
 import pytest
 
-from headrace.columns import arrow_schema, arrow_type, decode
-from headrace.event import Change, Op, SqlitePosition
+from headrace.change.arrow import arrow_schema, arrow_type, decode
+from headrace.change.event import Change, Op, SqlitePosition
 from headrace.formats.facts import Facts
 from headrace.formats.protobuf import Protobuf
 from headrace.sources.sqlite import alter, install

@@ -7,7 +7,7 @@ import apsw
 import msgspec
 import pytest
 
-from headrace.event import Change, Op
+from headrace.change.event import Change, Op
 from headrace.sources.sqlite import attach, install
 from tests.sources.litedb import captured, run
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import apsw
 import pytest
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.sources.sqlite import install
 from tests.sources.litedb import captured
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ..replay import Row
+from ..change.replay import Row
 
 TABLES = ("customers", "products", "inventory", "orders", "order_items")
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
-from ..replay import Row, TableName
+from ..change.replay import Row, TableName
 from .database import Database
 from .proof import Verdict, compare, json_value
 

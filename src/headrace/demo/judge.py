@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..event import Change
+from ..change.event import Change
+from ..change.replay import Replay, TableName
 from ..log import Log
-from ..replay import Replay, TableName
 from .database import Database
 from .delta import has_each_once, prove_delta
 from .proof import Verdict, prove

@@ -9,9 +9,9 @@ import msgspec
 
 from ..config import Config
 from ..errors import HeadraceError, PipelineError
-from ..operate import look_at_pipeline
+from ..operate.commands import look_at_pipeline
+from ..operate.show import sink_complaints
 from ..run import PipelineProcess
-from ..show import sink_complaints
 from ..sinks import Phase, Status
 
 LAKE, HISTORY = "lake", "history"  # the sinks, each in a folder of its name

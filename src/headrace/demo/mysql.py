@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from ..change.replay import Row
 from ..errors import ConfigError, HeadraceError
-from ..replay import Row
 from . import stock
 from .database import Action, Values, alteration
 from .proof import json_value

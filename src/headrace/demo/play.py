@@ -16,12 +16,12 @@ from uuid import uuid4
 import yaml
 from rich.console import Console
 
+from ..change.replay import TableName
 from ..config import load
 from ..errors import HeadraceError
+from ..operate.show import Progress, complaints
 from ..pipeline.session import check_java
-from ..replay import TableName
 from ..run import LOOK_SECONDS, Run
-from ..show import Progress, complaints
 from ..sources import Phase
 from .database import TABLES, Database
 from .judge import Lakes, judge, say

@@ -15,8 +15,8 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.types.json import set_json_loads
 
+from ..change.replay import Row
 from ..errors import HeadraceError
-from ..replay import Row
 from ..testing import PostgresInstall, PostgresServer, postgres_installs
 from .database import Action, Values, alteration
 from .proof import json_value

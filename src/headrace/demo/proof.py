@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..replay import Replay, Row, TableName
+from ..change.replay import Replay, Row, TableName
 from .database import Database
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode

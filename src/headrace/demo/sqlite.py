@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from ..change.replay import Row
 from ..errors import ConfigError, SourceUnavailable
-from ..replay import Row
 from . import stock
 from .database import Action, Values, alteration
 

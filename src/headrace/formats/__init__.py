@@ -9,7 +9,7 @@ transaction. To add one: write the file, then name it in `catalogue.py`.
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from ..event import Change
+from ..change.event import Change
 from .canonical import Canonical
 from .changefeed import Changefeed
 

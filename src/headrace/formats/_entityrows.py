@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from ..event import BeforeKind, Change, Op, Table
+from ..change.event import BeforeKind, Change, Op, Table
 from ..model import OPERATIONS, Model
 from ._said import as_text
 from .facts import Facts

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
-from ..event import format_lsn, parse_lsn
+from ..change.event import format_lsn, parse_lsn
 
 TableRow = dict[str, Any]
 """A row: column names and values, a column that the source did not send left out."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ..event import Table
+from ..change.event import Table
 
 _KEPT = 10_000  # far more than a database has tables and versions of them
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import msgspec
 
-from ..event import BeforeKind, Change, Op
+from ..change.event import BeforeKind, Change, Op
 from ._line import one_line
 
 

@@ -6,8 +6,8 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
+from ..change.event import Op
 from ..errors import ConfigError
-from ..event import Op
 from ..model import Model
 from . import AnyFormat
 from .canonical import Canonical

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from ..event import Change, Op
+from ..change.event import Change, Op
 from .key import previous_primary_key, primary_key
 
 ON_REQUEST = frozenset({Op.TRUNCATE, Op.SCHEMA, Op.MESSAGE})

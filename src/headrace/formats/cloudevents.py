@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ..event import Change, Op, Table
+from ..change.event import Change, Op, Table
 from ._tables import PerTable
 from ._time import iso
 from .canonical import Canonical

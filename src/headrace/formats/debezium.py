@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from ..event import (
+from ..change.event import (
     Change,
     EventTablePosition,
     MysqlPosition,

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import msgspec
 
-from ..event import Change, Op
+from ..change.event import Change, Op
 from ..model import Model
 from ._entityrows import CARRIED, Row, Shape
 from ._said import Said, as_text, read

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import msgspec
 
-from ..event import BeforeKind, Change, Op
+from ..change.event import BeforeKind, Change, Op
 from ..model import Model
 from . import Rendered
 from ._cascade import Cascade

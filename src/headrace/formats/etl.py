@@ -17,8 +17,8 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
+from ..change.event import BeforeKind, Change, Op, PostgresPosition, Table, format_lsn
 from ..errors import ConfigError
-from ..event import BeforeKind, Change, Op, PostgresPosition, Table, format_lsn
 from ._etlkinds import (
     CASCADE,
     RESTART_IDENTITY,

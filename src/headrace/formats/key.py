@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..event import Change, Op
+from ..change.event import Change, Op
 from ._tables import PerTable
 
 _columns = msgspec.json.Decoder(dict[str, msgspec.Raw])

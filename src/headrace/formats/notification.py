@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from ..event import BeforeKind, Change, Op, Table
+from ..change.event import BeforeKind, Change, Op, Table
 from ._line import one_line
 from ._pick import picked
 from ._tables import PerTable

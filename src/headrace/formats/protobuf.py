@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ..event import Change, Table
+from ..change.event import Change, Table
 from ..v1 import changefeed_pb2 as v1
 from ._struct import framed, written
 from ._tables import PerTable

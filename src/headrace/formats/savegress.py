@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 import msgspec
 
-from ..event import (
+from ..change.event import (
     BeforeKind,
     Change,
     EventTablePosition,

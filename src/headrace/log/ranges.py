@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..record import Place
+from ..change.record import Place
 
 if TYPE_CHECKING:
     from .reader import LogReader

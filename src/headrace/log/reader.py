@@ -14,11 +14,11 @@ from typing import Self, cast
 import msgspec
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
+from ..change.event import Change, Table
+from ..change.record import Place, decode, place
 from ..errors import LogAbsent, LogError
-from ..event import Change, Table
-from ..keys import Key
-from ..record import Place, decode, place
 from . import _layout as layout
+from .keys import Key
 from .ranges import Ranges, plan
 
 PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of records, their bytes

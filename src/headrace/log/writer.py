@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 from rocksdict import Rdict, WriteBatch
 
-from .. import record
+from ..change import record
+from ..change.event import Batch, Table
 from ..errors import LogError, LogFailed, LogInUse
-from ..event import Batch, Table
-from ..keys import Key
 from . import _layout as layout
 from ._wal import WriteAheadLog
+from .keys import Key
 from .reader import Cursor, LogReader, options
 
 _MARK_CHANGES = 1024

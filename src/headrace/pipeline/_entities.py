@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from .. import frame
+from ..change.arrow import frame
 from ..formats import Rendered
 from ..formats.entity import Entity
 

@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..columns import columns_of
+from ..change.arrow import columns_of
 
 PLACE = ("source", "schema", "table")
 MOVED_FROM = "_moved_from"  # the key that a row had before this change

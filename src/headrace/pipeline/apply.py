@@ -11,9 +11,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ..change.arrow.frame import expect
 from ..errors import ConfigError, HeadraceError
-from ..frame import expect
-from ..sinks.tables import Tables
+from ..sinks.tables.sink import Tables
 from .query import Batches, Stored
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..change.arrow.frame import FIELDS
 from ..errors import ConfigError
-from ..frame import FIELDS
 
 EARLIEST = "earliest"
 LATEST = "latest"

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from ..change.arrow.frame import PACKED, Framing, pack
+from ..change.event import Table
 from ..errors import ChangesLost, LogReplaced, PipelineError
-from ..event import Table
-from ..frame import PACKED, Framing, pack
 from ..log import LogReader, Piece, Ranges
 from .options import Options
 

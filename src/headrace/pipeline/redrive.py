@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, PipelineError
-from ..sinks._push import disabled
-from ..sinks._push import redrive as asking
-from ..sinks._push.redrive import Redriven
-from ..sinks._push.writer import PushWriter
+from ..sinks.push import disabled
+from ..sinks.push import redrive as asking
+from ..sinks.push.redrive import Redriven
+from ..sinks.push.writer import PushWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,8 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
+from ..change.event import Table
 from ..errors import ConfigError, LogError, LogUnreachable, ServerError
-from ..event import Table
 from ..log import PIECE_HEAD, Piece, Ranges
 from .options import Options
 from .reading import Disk, Range, Reading, expect_epoch

@@ -10,10 +10,9 @@ from typing import Self
 
 from pyspark.sql import SparkSession
 
-from .. import report
 from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
-from ..sinks import Phase, Sink, Status
+from ..sinks import Phase, Sink, Status, report
 from .checkpoint import Checkpoint, alone_in, informed
 from .query import Feed, Plan, shares_of
 from .session import jvm_lives, local_cores

@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from .. import frame
+from ..change.arrow import frame
 from ..errors import ConfigError, LogReplaced
 from ..log import Ranges
 from .options import EARLIEST, LATEST, Options

@@ -21,12 +21,12 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from ..columns import arrow_schema, decode
+from ..change.arrow import arrow_schema, decode
+from ..change.arrow.frame import expect
+from ..change.event import Column, Table, piece_begin
 from ..errors import ConfigError
-from ..event import Column, Table, piece_begin
 from ..formats.entity import Entity
 from ..formats.facts import Facts
-from ..frame import expect
 from ..model import Model
 from . import _entities
 from ._latest import BUCKET, MOVED_FROM, PLACE, Latest, split
@@ -90,8 +90,8 @@ def rows(
     `table` is a table as the log knows it, or `schema.table` together with its `columns`, whose
     types are then `connector`'s. The values are the new ones, for DELETE the old ones as far as
     the source sent them; `_absent` names the columns that were not sent, which is not null. The
-    types are those of `headrace.columns.arrow_type`; a value that its type cannot hold fails the
-    query with DecodeError, unless `as_text` names its column.
+    types are those of `headrace.change.arrow.arrow_type`; a value that its type cannot hold fails
+    the query with DecodeError, unless `as_text` names its column.
     """
     image = F.when(F.col("op") == "DELETE", _old_image()).otherwise(F.col("after"))
     images = _of_table(changes, table).select(
@@ -203,7 +203,8 @@ def _columns(table: Table | str, columns: Sequence[Column]) -> tuple[Column, ...
         return known
     raise ConfigError(
         f"the columns of {table if isinstance(table, str) else table.name} are not known",
-        hint="Give them as `columns`; `headrace.columns.columns_of` reads a change's row_schema.",
+        hint="Give them as `columns`; `columns_of` of `headrace.change.arrow` "
+        "reads a change's row_schema.",
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import LogReplaced
 from ..sinks import Accountable, Sent, Settled
-from ..sinks._push.events import Rendering
+from ..sinks.push.events import Rendering
 from .options import Options
 from .reading import Range, Reading, Share
 from .remote import reading

@@ -5,9 +5,9 @@
 `app.py` lists the routes. A transport only frames what its subscription delivers.
 """
 
-from ._wssession import Rules
 from .app import create_app
 from .run import BackgroundServer, serve
 from .settings import ServerSettings
+from .ws.session import Rules
 
 __all__ = ["BackgroundServer", "Rules", "ServerSettings", "create_app", "serve"]

@@ -14,8 +14,8 @@ from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp, Receive, Send
 from litestar.types import Scope as RequestScope
 
-from ..event import Table
-from ..keys import Key, Scope
+from ..change.event import Table
+from ..log.keys import Key, Scope
 from ._http import EXTENSION
 from .keyring import Keyring
 from .live import LOOK_SECONDS, End

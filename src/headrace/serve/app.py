@@ -12,8 +12,8 @@ from litestar.routes import HTTPRoute
 
 from ..errors import HeadraceError
 from ..formats.catalogue import Formats
-from ..keys import Key
 from ..log import Log
+from ..log.keys import Key
 from ..sources import Status
 from . import (
     access,
@@ -26,7 +26,6 @@ from . import (
     problems,
     records,
     schemas,
-    websocket,
 )
 from .body import LARGEST_BODY
 from .feed import Feed
@@ -35,6 +34,7 @@ from .health import Health
 from .keyring import Keyring
 from .service import Service
 from .settings import ServerSettings
+from .ws import route as ws
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +95,8 @@ def create_app(
             ),
             changes.changes,  # GET  /v1/changes
             changes.changes_stream,  # GET  /v1/changes/stream
-            websocket.stream,  # GET  /v1/stream, upgraded to a WebSocket
-            websocket.upgrade,  # GET  /v1/stream, not upgraded
+            ws.stream,  # GET  /v1/stream, upgraded to a WebSocket
+            ws.upgrade,  # GET  /v1/stream, not upgraded
             cursors.listed,  # GET  /v1/cursors
             cursors.cursor,  # GET  /v1/cursors/{name}
             cursors.moved,  # PUT  /v1/cursors/{name}
@@ -127,7 +127,7 @@ def create_app(
         ],
         middleware=[access.holding],
         before_request=_options,
-        state=State({"service": service, "streams": websocket.Streams(service)}),
+        state=State({"service": service, "streams": ws.Streams(service)}),
         lifespan=[following],
         exception_handlers={
             problems.Refused: problems.refuse,

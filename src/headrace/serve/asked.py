@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from ..event import Op
+from ..change.event import Op
 from ..formats import AnyFormat
 from ..formats.changefeed import ON_REQUEST
 from ..log import Cursor

@@ -8,7 +8,7 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.response import Stream
 
-from ..event import Op
+from ..change.event import Op
 from ..formats import Changefeed
 from ..formats.changefeed import ChangefeedEvent
 from .access import access_of, admin, whole

@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from ..event import Change
+from ..change.event import Change
 from ..formats import AnyFormat, Format
 from ..formats.entities import Entities
 from ..log import LogReader

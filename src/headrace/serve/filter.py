@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..event import Change, Op, Table
+from ..change.event import Change, Op, Table
 from ..formats.entities import Entities, Test
 from ..formats.entity import EntityFilter
 from ..formats.key import row_key

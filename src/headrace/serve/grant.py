@@ -6,10 +6,10 @@ from typing import ClassVar, Protocol
 
 import msgspec
 
-from ..event import Change, Op
+from ..change.event import Change, Op
 from ..formats import AnyFormat, Format, Rendered, Stream, StreamFormat, TransactionFormat
 from ..formats.entities import Entities, Test, root_of
-from ..keys import Key
+from ..log.keys import Key
 from .filter import TableAnswers, both
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from .. import keys
-from ..keys import Key, Made, Wanted
-from ..log import Log
+from ..log import Log, keys
+from ..log.keys import Key, Made, Wanted
 from .limits import Limiter
 from .live import Live
 

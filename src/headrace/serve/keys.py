@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from litestar import Request, Response, delete, get, post
 
-from .. import keys
 from ..errors import ConfigError
-from ..keys import Limits, Listed, Made, Scope, Wanted
+from ..log import keys
+from ..log.keys import Limits, Listed, Made, Scope, Wanted
 from .access import access_of, admin
 from .body import read_body
 from .openapi import WITH_BODY, answers, asks, problem

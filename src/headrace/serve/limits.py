@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from ..keys import Key
+from ..log.keys import Key
 
 Clock = Callable[[], float]  # seconds that only grow
 

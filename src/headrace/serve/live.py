@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from ..keys import Key
+from ..log.keys import Key
 
 LOOK_SECONDS = 0.5  # between two looks at the keys of those who are connected
 

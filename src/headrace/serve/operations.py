@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from litestar import Request, Response, get, post
 
-from .. import report
 from ..errors import TableUnknown
 from ..metrics import MEDIA_TYPE, Facts, Told, expose
+from ..sinks import report
 from ..sources import Status
 from .access import OPEN, Access, access_of, admin, tells_all, whole
 from .asked import may

@@ -14,7 +14,7 @@ import msgspec
 from litestar.connection import ASGIConnection
 from litestar.openapi.spec import OpenAPIType, Schema
 
-from ..event import Op
+from ..change.event import Op
 from ..formats import catalogue
 from ..formats.changefeed import ON_REQUEST
 from .problems import invalid_parameter

@@ -9,7 +9,7 @@ import msgspec
 from litestar import Request, Response, get
 from litestar.response import Stream
 
-from ..event import Table
+from ..change.event import Table
 from ..log import Log, Ranges
 from .access import Access, access_of, whole
 from .openapi import answers, asks

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..change.event import Change, ends_piece, piece_begin
 from ..errors import LogError
-from ..event import Change, ends_piece, piece_begin
 from ..formats import TransactionFormat
 from ..log import LogReader
 

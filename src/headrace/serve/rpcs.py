@@ -14,8 +14,8 @@ from typing import Any, ClassVar, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from ..change.event import Change, Op
 from ..errors import HeadraceError
-from ..event import Change, Op
 from ..formats._struct import framed
 from ..formats.protobuf import Protobuf
 from ..formats.savegress import OPERATIONS

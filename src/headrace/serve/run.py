@@ -12,11 +12,11 @@ from litestar import Litestar
 
 from ..errors import ConfigError, HeadraceError
 from ._http import STALLED_SECONDS, BoundedProtocol
-from ._wsframes import FramesProtocol
-from ._wsmessages import LARGEST_MESSAGE
 from .grpc import GrpcServer
 from .service import Service
 from .settings import ServerSettings
+from .ws.frames import FramesProtocol
+from .ws.messages import LARGEST_MESSAGE
 
 GRACE_SECONDS = 3  # for a client that does not take the end of its stream
 UNSENT_BYTES = 256 << 10  # that the kernel takes for a client beyond what is on its way

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import msgspec
 
-from ..report import PipelinePlace
-from ._wssession import Rules
+from ..sinks.report import PipelinePlace
+from .ws.session import Rules
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 

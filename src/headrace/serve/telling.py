@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from ..event import Change, Op, ends_piece
+from ..change.event import Change, Op, ends_piece
 from ..formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from ..formats.entities import Test
 from .feed import BLOCK, Entry, Feed

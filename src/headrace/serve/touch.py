@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from ..event import Change, Op, ends_piece, piece_begin
+from ..change.event import Change, Op, ends_piece, piece_begin
 from ..formats.entities import root_of
 from ..formats.entity import tells_of_others
 from ..formats.key import previous_primary_key, primary_key

@@ -13,7 +13,7 @@ import msgspec
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from ._push.events import Rendering
+    from .push.events import Rendering
 
 
 class Progress(NamedTuple):

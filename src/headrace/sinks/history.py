@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from .. import frame
+from ..change.arrow import frame
 from ..errors import ConfigError, LogReplaced, PipelineError
 from ..formats.catalogue import Formats
 from . import Progress, Troubled
-from ._append import SAID_DDL, Append, Appended, Join, Joined, due
-from ._delta import EPOCH, KEEP, Delta, Marks
-from ._shape import DAY, TENANT, Shaped
-from ._store import Folder
+from .lake.append import SAID_DDL, Append, Appended, Join, Joined, due
+from .lake.delta import EPOCH, KEEP, Delta, Marks
+from .lake.shape import DAY, TENANT, Shaped
+from .lake.storage import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -211,6 +211,3 @@ def _complete(sink: History, delta: Delta) -> None:
     known = delta.schema.names
     if missing := [each for each in sink.shape.schema if each.name not in known]:
         delta.add_columns(missing)
-
-
-plugin = History

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, SinkUnavailable
-from ._broker import BrokerSettings
-from ._names import escaped
-from ._push import ACCEPTED, UNSENT, Answer, Event, Verdict
-from ._routes import Operations, Routes
-from ._template import Template
-from ._wire import Host, Wire, first_that_answers, unavailable, why
+from .push import ACCEPTED, UNSENT, Answer, Event, Verdict
+from .push.broker import BrokerSettings
+from .push.names import escaped
+from .push.routes import Operations, Routes
+from .push.template import Template
+from .push.wire import Host, Wire, first_that_answers, unavailable, why
 
 try:
     from hiredis import HiredisError, Reader, ReplyError, pack_command
@@ -294,5 +294,3 @@ def _written(*words: bytes) -> bytes:
 
 
 _MULTI, _EXEC = _packed("MULTI"), _packed("EXEC")
-
-plugin = Redis

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from ..event import Batch, Table
+from ..change.event import Batch, Table
 
 Register = Callable[[Table], Table]
 """Gives a table the version that it has in the log."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import SkipTest
 
+from ..change.event import Batch, BeforeKind, Change, Op
 from ..errors import HeadraceError, TableUnknown
-from ..event import Batch, BeforeKind, Change, Op
 from ..sources import Phase
 from .reading import MARKS, PATIENCE, Place, Reading, image, reading, session
 from .writing import alter, create, fill, write, writers

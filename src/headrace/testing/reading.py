@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ..change.event import Batch, Change, Op
+from ..change.replay import Replay, Row, TableName
 from ..errors import HeadraceError
-from ..event import Batch, Change, Op
 from ..log import Log
-from ..replay import Replay, Row, TableName
 from ..sources import Source, Stream
 
 PATIENCE = 60.0  # seconds; far more than anything here takes

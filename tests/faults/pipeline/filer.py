@@ -25,8 +25,8 @@ from headrace.pipeline.query import Batches
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.pipeline.session import opened_session
 from headrace.sinks import Phase
-from headrace.sinks._files.ledger import Ledger
-from headrace.sinks.files import Files, FilesWriter
+from headrace.sinks.files.ledger import Ledger
+from headrace.sinks.files.sink import Files, FilesWriter
 from tests.faults.pipeline.runner import QUICK
 
 

@@ -26,14 +26,15 @@ from headrace.pipeline import supervise
 from headrace.pipeline.query import Batches
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.pipeline.session import opened_session
-from headrace.sinks import Sink, Status, _arrange, tables
-from headrace.sinks._delta import Delta
-from headrace.sinks._ledger import Ledger
-from headrace.sinks._merge import Merge
-from headrace.sinks._plan import TablePlan
-from headrace.sinks._target import Target
+from headrace.sinks import Sink, Status
 from headrace.sinks.history import History
-from headrace.sinks.tables import Tables
+from headrace.sinks.lake.delta import Delta
+from headrace.sinks.lake.plan import TablePlan
+from headrace.sinks.tables import compaction, sink
+from headrace.sinks.tables.ledger import Ledger
+from headrace.sinks.tables.merge import Merge
+from headrace.sinks.tables.sink import Tables
+from headrace.sinks.tables.target import Target
 
 LAKE, AUDIT = "lake", "audit"  # the sinks, and their folders
 WORKER_DIED = "worker-died"  # a file that tells so
@@ -207,7 +208,7 @@ class Runner:
         """One run."""
         self._killer.at = order.kill
         dying = partial(DyingMerge, died=self._folder / WORKER_DIED)
-        setattr(tables, "Merge", dying if order.kill is Point.WORKER else Merge)  # noqa: B010
+        setattr(sink, "Merge", dying if order.kill is Point.WORKER else Merge)  # noqa: B010
         feed = Feed(address={"path": str(self._folder / "log")}, max_changes_per_batch=order.most)
         checkpoints = self._folder / "pipeline"
         checkpoints.mkdir(exist_ok=True)
@@ -237,7 +238,7 @@ class Runner:
 
 def main(orders: Orders) -> int:
     """Run whenever told, until standard input ends."""
-    _arrange.MOST_SMALL_FILES = 3
+    compaction.MOST_SMALL_FILES = 3
     supervise.FIRST_WAIT = 0.1
     supervise.TRIES_ONCE = 20  # on a busy machine a worker may take too long for Spark
     journal = Path(orders.folder) / "spark" / f"{os.getpid()}.log"

@@ -25,12 +25,12 @@ from headrace.pipeline.query import Batches
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.pipeline.session import opened_session
 from headrace.sinks import Phase
-from headrace.sinks._push import redrive
-from headrace.sinks._push import writer as writers
-from headrace.sinks._push.deadletters import DeadLetters
-from headrace.sinks._push.ledger import Ledger
-from headrace.sinks._push.resending import Resending
-from headrace.sinks._push.writer import PushWriter
+from headrace.sinks.push import redrive
+from headrace.sinks.push import writer as writers
+from headrace.sinks.push.deadletters import DeadLetters
+from headrace.sinks.push.ledger import Ledger
+from headrace.sinks.push.resending import Resending
+from headrace.sinks.push.writer import PushWriter
 from tests.faults.pipeline.runner import QUICK
 from tests.sinks.courier import Courier
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from headrace.formats.catalogue import Formats
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.sinks import Phase
-from headrace.sinks.files import Files
+from headrace.sinks.files.sink import Files
 from headrace.testing import wait_until
 from tests.faults.test_disk_full import MEGABYTE, small_disk
 from tests.sinks.archive import account

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from deltalake import DeltaTable
 
-from headrace.event import Op
+from headrace.change.event import Op
 from headrace.pipeline.verify import Span, Verified, verify
 from headrace.sinks import Phase
 from tests.faults.pipeline.outside import Outside

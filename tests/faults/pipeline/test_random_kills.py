@@ -15,10 +15,10 @@ import msgspec
 import psutil
 import pytest
 
+from headrace.change.replay import TableName
 from headrace.demo.delta import has_each_once, prove_delta
 from headrace.demo.postgres import PostgresShop
 from headrace.log import LogReader
-from headrace.replay import TableName
 from headrace.sinks import Report
 from headrace.testing import PostgresDatabase, free_port, wait_until
 from tests.faults import workload

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.change.event import Op
 from headrace.errors import SinkFenced
-from headrace.event import Op
 from headrace.pipeline import supervise
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.sinks import Phase, Sink, Status, Troubled
 from headrace.sinks.history import History
-from headrace.sinks.tables import Tables
+from headrace.sinks.tables.sink import Tables
 from headrace.testing import wait_until
 from tests.faults.pipeline.runner import AUDIT, LAKE
 from tests.faults.pipeline.trade import Trade

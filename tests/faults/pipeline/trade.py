@@ -8,7 +8,7 @@ import msgspec
 import psutil
 from deltalake import DeltaTable
 
-from headrace.event import Change, Column, Op, Table
+from headrace.change.event import Change, Column, Op, Table
 from tests.faults.pipeline.outside import Outside
 from tests.faults.pipeline.runner import AUDIT, Orders, Run, Told
 from tests.sinks.lake import Row, Shop, ordered, put, remove, schema, truncate

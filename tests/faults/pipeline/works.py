@@ -14,8 +14,8 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from headrace.event import Change, Op, PostgresPosition, Transaction
-from headrace.sinks._push import ledger
+from headrace.change.event import Change, Op, PostgresPosition, Transaction
+from headrace.sinks.push import ledger
 from headrace.testing import free_port, wait_until
 from tests.changes import COMMIT_TIME, Writer, make_change, opened_writer
 from tests.faults.pipeline.servers import Destination, Town

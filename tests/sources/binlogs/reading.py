@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.event import Column, Table
+from headrace.change.event import Column, Table
 from headrace.sources.mysql.binlog import (
     UNKNOWN,
     Event,

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
+from ...change.event import Table
 from ...errors import TableUnknown
-from ...event import Table
 from .. import Finding, Phase, Register, Status
 from . import check
 from .catalog import Catalog
@@ -68,6 +68,3 @@ class Mysql(MysqlSettings):
                 for table, each in declared
                 if each is not None
             ]
-
-
-plugin = Mysql

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from ...change.event import Column, Reference, Table
 from ...errors import SourceRefused
-from ...event import Column, Reference, Table
 from .address import quoted, run
 from .columns import DeclaredColumn, declared_type
 from .dump import force_close

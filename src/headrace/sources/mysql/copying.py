@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pymysql.err import MySQLError
 
+from ...change.event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
-from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from .address import Address, classify, quoted, run
 from .catalog import Catalog, End, Found
 from .dump import Packets, force_close, refused

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ...event import Reference
+from ...change.event import Reference
 from .. import CopyProgress, Phase, Status
 from .columns import DeclaredColumn
 from .path import Path

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ...change.event import BeforeKind, Table
 from ...errors import DecodeError, ProtocolError
-from ...event import BeforeKind, Table
 from .binlogevents import RowsEvent, RowsKind
 from .columns import ColumnType
 from .layouts import PLAIN, QUOTED, Convert, Layout, layout

@@ -16,8 +16,8 @@ from dataclasses import replace
 
 import msgspec
 
+from ...change.event import Batch, Change, MysqlPosition, Op, Table, Transaction
 from ...errors import DecodeError, SourceUnavailable
-from ...event import Batch, Change, MysqlPosition, Op, Table, Transaction
 from .. import Phase, Register, Status
 from .address import Sessions, Truncated
 from .catalog import End, Found

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from ...change.event import Op, Table
 from ...errors import DecodeError
-from ...event import Op, Table
 from .. import Register
 from .binlog import TableMap
 from .catalog import Server

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from ...change.event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from ...errors import DecodeError, PositionLost, ProtocolError, SourceRefused, SourceReplaced
-from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from .._annotations import annotated
 from .address import Truncated
 from .binlog import (

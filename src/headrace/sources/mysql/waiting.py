@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from ...change.event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from ...errors import DecodeError
-from ...event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from .binlog import RowsEvent, RowsKind
 from .rows import Row
 from .tables import Reading

@@ -6,8 +6,8 @@ import re
 
 import msgspec
 
+from ...change.event import Change
 from ...errors import SourceRefused
-from ...event import Change
 
 XA = re.compile(r"XA\s+(?P<verb>START|BEGIN|END|COMMIT|ROLLBACK)\s+(?P<xid>[^ ]+)", re.IGNORECASE)
 _PART = re.compile(r"(?P<hex>x?)'(?P<text>[^']*)'", re.IGNORECASE)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from ...event import Table
+from ...change.event import Table
 from .. import Finding, Phase, Register, Status
 from . import check
 from .catalog import Catalog
@@ -51,6 +51,3 @@ class Postgres(PostgresSettings):
         """The tables that would be captured now, as the server's catalogs show them."""
         with closing(Catalog(self.address.connect(), source=self.name)) as catalog:
             return catalog.tables(self.publication_name, self.tables)
-
-
-plugin = Postgres

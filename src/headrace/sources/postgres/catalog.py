@@ -11,7 +11,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from ...event import Column, Reference, Table
+from ...change.event import Column, Reference, Table
 from .address import classify
 from .pgoutput import Relation
 from .rows import Rows

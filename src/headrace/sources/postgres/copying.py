@@ -13,8 +13,16 @@ import msgspec
 import psycopg
 from psycopg import sql
 
+from ...change.event import (
+    BeforeKind,
+    Change,
+    Op,
+    Position,
+    PostgresPosition,
+    Transaction,
+    format_lsn,
+)
 from ...errors import DecodeError, SourceError, SourceUnavailable
-from ...event import BeforeKind, Change, Op, Position, PostgresPosition, Transaction, format_lsn
 from .address import Address, classify
 from .catalog import Published
 from .replication import copy_lines

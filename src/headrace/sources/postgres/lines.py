@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...change.event import Table
 from ...errors import DecodeError, ProtocolError
-from ...event import Table
 from .values import Encode, as_quoted, as_text
 
 _NULL = b"\\N"

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from ...event import BeforeKind, Change, Op, Transaction
+from ...change.event import BeforeKind, Change, Op, Transaction
 from .. import Register
 from .catalog import Catalog, Part, Published
 from .copying import Copied, Point, Task, ranges

@@ -16,8 +16,8 @@ from collections import deque
 
 import msgspec
 
+from ...change.event import Change
 from ...errors import ProtocolError, SourceUnavailable
-from ...event import Change
 from .catalog import Catalog
 from .pgoutput import EPOCH_MICROSECONDS
 from .replication import Replication

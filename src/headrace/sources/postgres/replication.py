@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
+from ...change.event import format_lsn, parse_lsn
 from ...errors import SourceError, SourceUnavailable
-from ...event import format_lsn, parse_lsn
 
 _LOOK_SECONDS = 0.2
 

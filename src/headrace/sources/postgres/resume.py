@@ -7,8 +7,8 @@ from typing import Self, TypeVar
 
 import msgspec
 
+from ...change.event import format_lsn
 from ...errors import TableUnknown
-from ...event import format_lsn
 from .. import CopyProgress, Phase, Status
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...change.event import BeforeKind, Table
 from ...errors import ProtocolError
-from ...event import BeforeKind, Table
 from .lines import Lines
 from .values import Encode, as_quoted
 

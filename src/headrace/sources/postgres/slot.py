@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from ...change.event import format_lsn, parse_lsn
 from ...errors import PositionLost, SourceError, SourceRefused, SourceReplaced
-from ...event import format_lsn, parse_lsn
 from .catalog import Catalog, Published, matches
 from .copying import Point
 from .replication import Replication, Server

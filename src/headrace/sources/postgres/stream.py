@@ -15,7 +15,7 @@ from contextlib import closing
 
 import msgspec
 
-from ...event import Batch, Change
+from ...change.event import Batch, Change
 from .. import Phase, Register, Status
 from . import slot
 from .copying import Copier, Point

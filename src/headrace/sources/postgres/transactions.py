@@ -9,8 +9,8 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from ...change.event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction
 from ...errors import DecodeError, ProtocolError
-from ...event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction
 from .. import Register
 from .._annotations import annotated
 from .pgoutput import (

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
-from ...event import Table
+from ...change.event import Table
 from .. import Finding, Phase, Register, Status
 from ..postgres.resume import asked_again
 from . import check
@@ -55,6 +55,3 @@ class PostgresEvents(PostgresEventsSettings):
         """The server's catalogs and event table, over a connection of their own."""
         connection = self.address.connect()
         return EventCatalog(connection, source=self.name, schema=self.schema)
-
-
-plugin = PostgresEvents

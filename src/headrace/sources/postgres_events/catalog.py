@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 import psycopg
 
+from ...change.event import Change, Column, EventTablePosition, Position, Table
 from ...errors import DecodeError, PositionLost, SourceError, SourceRefused
-from ...event import Change, Column, EventTablePosition, Position, Table
 from ..postgres.address import classify
 from ..postgres.catalog import Catalog, Published
 from ..postgres.copying import Point

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from ...change.event import BeforeKind, Change, EventTablePosition, Op, Table, Transaction
 from ...errors import DecodeError
-from ...event import BeforeKind, Change, EventTablePosition, Op, Table, Transaction
 from .. import Register
 from .._annotations import annotated
 from ..postgres.resume import Copies

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...change.event import Change, Op, Table
 from ...errors import DecodeError
-from ...event import Change, Op, Table
 from .. import Register
 from ..postgres.transactions import schema
 

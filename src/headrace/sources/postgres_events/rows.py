@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ...change.event import BeforeKind, Op, Table
 from ...errors import DecodeError
-from ...event import BeforeKind, Op, Table
 from ..postgres.rows import Row, Rows
 from ..postgres.values import record_fields
 

@@ -16,8 +16,8 @@ from itertools import groupby
 
 import msgspec
 
+from ...change.event import Batch, Change
 from ...errors import DecodeError, PositionLost
-from ...event import Batch, Change
 from .. import Phase, Register, Status
 from ..postgres.copying import Copied, Copier
 from ..postgres.plan import Planner, progressed

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 
+from ...change.event import Table
 from ...errors import ConfigError, TableUnknown
-from ...event import Table
 
 try:  # before any part is imported that needs it
     import apsw as _apsw  # noqa: F401
@@ -78,6 +78,3 @@ class Sqlite(SqliteSettings):
         with told(self.path), closing(connect(self.path)) as connection:
             found = shapes(connection, self.tables)
         return [table_of(self, Installed(0, 0, shape.layout), "") for shape in found]
-
-
-plugin = Sqlite

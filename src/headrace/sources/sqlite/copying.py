@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import apsw
 import msgspec
 
+from ...change.event import BeforeKind, Change, Op, SqlitePosition, Transaction
 from ...errors import DecodeError
-from ...event import BeforeKind, Change, Op, SqlitePosition, Transaction
 from .connections import Row, page
 from .database import Snapshot, read
 from .transactions import Described, schema

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import apsw
 import msgspec
 
-from ...event import Column, Reference
+from ...change.event import Column, Reference
 from .connections import Row, quoted, rows, text
 
 SCHEMA = "main"  # the name of the database itself, as every connection calls it by default

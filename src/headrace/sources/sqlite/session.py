@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...change.event import Table
 from ...errors import PositionLost, SourceRefused, SourceReplaced
-from ...event import Table
 from .. import Register
 from .database import Database, Snapshot
 from .installation import Installed

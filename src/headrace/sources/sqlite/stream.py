@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import apsw
 import msgspec
 
+from ...change.event import Batch, BeforeKind, Change, Op, SqlitePosition, Transaction
 from ...errors import DecodeError, SourceUnavailable
-from ...event import Batch, BeforeKind, Change, Op, SqlitePosition, Transaction
 from .. import Phase, Register, Status
 from . import installation
 from .connections import classify, weight

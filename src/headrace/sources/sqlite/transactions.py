@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ...change.event import BeforeKind, Change, Op, SqlitePosition, Table, Transaction
 from ...errors import DecodeError, ProtocolError
-from ...event import BeforeKind, Change, Op, SqlitePosition, Table, Transaction
 from .._annotations import annotated
 from .connections import Row
 from .resume import Copy, Resume

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from ...change.event import Column
 from ...errors import DecodeError
-from ...event import Column
 
 _encode = msgspec.json.Encoder().encode
 

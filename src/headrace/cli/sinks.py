@@ -1,0 +1,186 @@
+"""The commands for sinks that send events; each loads only what it needs, as all commands do."""
+
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from ..errors import ConfigError, PipelineError, nearest
+from .options import DEFAULT_CONFIG, AsJson, ConfigFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..config import Config
+    from ..pipeline.redrive import Redriven
+    from ..sinks.push.settings import PushSettings
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS = 10.0  # with a sink that waits for its destination, before nobody is kept waiting
+
+SinkName = Annotated[str, typer.Argument(help="The sink's name in the config.", metavar="SINK")]
+
+
+# --- redrive -------------------------------------------------------------------------------------
+
+
+def redrive(
+    name: SinkName,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this row: users:7, or public.users:7. May be given again.",
+            metavar="TABLE:PK",
+        ),
+    ] = None,
+    config: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Send a sink's dead letters again, each row's in order; what is accepted leaves them.
+
+    A running pipeline does it between two batches, and a sink that had halted goes on. Without
+    one the command does it itself, on Spark. Exits with 1 when some are still not accepted.
+    """
+    from ..config import load
+    from ..operate.show import Bar, redriven_lines, terminal
+    from ..pipeline.checkpoint import in_use
+    from ..sinks.push.deadletters import rows_of
+    from ..sinks.push.settings import PushSettings
+
+    settings = load(config)
+    sink = _sink(settings, name, PushSettings, "has no dead letters")  # type: ignore[type-abstract]
+    rows, keys = rows_of(sink.letters), key or []
+    _expect_keys(keys, rows)
+    running = in_use(settings.checkpoint_dir)
+    with Bar(terminal(stderr=True), f"{name}: sending dead letters again") as bar:
+        bar.show(0, 0)
+        told = _ask(settings, sink, keys) if running else _do(settings, sink, keys)
+    for line in redriven_lines(name, told):
+        typer.echo(line)
+    if told.reason or told.refused or told.waiting:
+        raise typer.Exit(1)
+
+
+def _expect_keys(keys: "Sequence[str]", rows: dict[str, int]) -> None:
+    named = [row.partition("|")[2] for row in rows]  # source|schema.table:key
+    known = {*named, *(each.partition(".")[2] for each in named)}
+    for key in keys:
+        if key not in known:
+            raise ConfigError(f"there is no dead letter of {key}{nearest(key, named[:20])}")
+
+
+def _ask(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Redriven":
+    """Let the running pipeline do it."""
+    import time
+    from pathlib import Path
+
+    from ..operate.commands import look_at_pipeline
+    from ..pipeline.checkpoint import in_use
+    from ..pipeline.redrive import ask
+    from ..sinks import Phase
+
+    began = time.monotonic()
+
+    def look(told: "Redriven | None") -> None:
+        seen = look_at_pipeline(settings)
+        if told is not None or seen is None or time.monotonic() - began < PATIENCE_SECONDS:
+            return
+        if all(status.sink != sink.name for status in seen.sinks):
+            raise PipelineError(
+                f"asked for, but the running pipeline has no sink called {sink.name}",
+                hint="It sends the dead letters again when it is started with the sink.",
+            )
+        for status in seen.sinks:
+            if status.sink == sink.name and status.phase is Phase.WAITING:
+                raise PipelineError(
+                    f"asked for, but {sink.name} waits: {status.error}",
+                    hint="The pipeline sends the dead letters again when it is back.",
+                )
+
+    return ask(Path(sink.folder), keys, lambda: in_use(settings.checkpoint_dir), look)
+
+
+def _do(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Redriven":
+    """Do it here, where no pipeline runs."""
+    from ..pipeline.checkpoint import alone_in
+    from ..pipeline.redrive import nothing, redrive
+    from ..pipeline.run import Feed, plans
+    from ..pipeline.session import opened_session
+    from ..run import formats
+    from ..sinks.push.deadletters import rows_of
+
+    section, folder = settings.pipeline, settings.pipeline_dir
+    assert section is not None
+    with alone_in(settings.checkpoint_dir):
+        if not rows_of(sink.letters):
+            return nothing(sink.folder)
+        [plan] = plans(
+            [sink],
+            Feed(address=settings.log_address),
+            checkpoints=settings.checkpoint_dir,
+            formats=formats(settings),
+        )
+        folder.mkdir(parents=True, exist_ok=True)
+        spark_settings = {name: value.reveal() for name, value in section.spark.items()}
+        journal = folder / "spark.log"
+        with opened_session(section.master, spark_settings, journal=journal) as spark:
+            return redrive(plan, spark, keys)
+
+
+# --- verify --------------------------------------------------------------------------------------
+
+
+def verify(
+    name: SinkName,
+    first: Annotated[int, typer.Option("--from", help="The first sequence to look at.", min=1)] = 1,
+    upto: Annotated[
+        int | None,
+        typer.Option(help="The last one.", min=1, show_default="the log's last"),
+    ] = None,
+    config: ConfigFile = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what a sink has sent with the log, and name what is missing or came twice.
+
+    The events that the log holds for it are counted by ranges of sequences, against the sink's
+    own account and its dead letters. Exits with 1 when something is missing.
+    """
+    import msgspec
+
+    from ..config import load
+    from ..operate.show import Bar, terminal, verified_lines
+    from ..pipeline.verify import verify as comparing
+    from ..sinks import Accountable
+
+    settings = load(config)
+    sink = _sink(settings, name, Accountable, "keeps no account of it")  # type: ignore[type-abstract]
+    with Bar(terminal(stderr=True), f"{name}: reading the log") as bar:
+        found = comparing(sink, settings.log_address, bar.show, first=first, upto=upto)
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+    else:
+        for line in verified_lines(found):
+            typer.echo(line)
+    if not found.complete:
+        raise typer.Exit(1)
+
+
+# --- both ----------------------------------------------------------------------------------------
+
+
+def _sink(settings: "Config", name: str, kind: type[T], otherwise: str) -> T:
+    """The sink of that name, as its pipeline would have it."""
+    from ..pipeline.checkpoint import informed
+    from ..run import formats
+
+    sinks = {sink.name: sink for sink in settings.pipeline.sinks} if settings.pipeline else {}
+    if name not in sinks:
+        raise ConfigError(f"no sink called {name}{nearest(name, sinks)}")
+    if not isinstance(sinks[name], kind):
+        able = [each for each, sink in sinks.items() if isinstance(sink, kind)]
+        there = f"; those that do: {', '.join(able)}" if able else ""
+        raise ConfigError(f"the sink {name} sends no events and {otherwise}{there}")
+    told = informed(
+        sinks[name], formats=formats(settings), folder=str(settings.checkpoint_dir / name)
+    )
+    assert isinstance(told, kind)
+    return told

@@ -1,0 +1,307 @@
+"""What an operator's command does: through the running server, or without one on the log itself."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from ..change.event import Batch
+from ..client import Client
+from ..client.reading import Changes, DiskChanges
+from ..config import Config
+from ..errors import ConfigError, LogAbsent, LogError, ServerAbsent, ServerError, SourceError
+from ..log import Cursor, Log, LogReader, Stats, Trimmed, keys
+from ..log.keys import Key, Listed, Made, Wanted
+from ..model import Model
+from ..run import OPERATOR_KEY, check_model, formats, server_settings
+from ..secret import Secret
+from ..serve.keyring import Keyring
+from ..sinks import report
+from ..sinks.report import PipelineOverview
+from ..sources import Finding, Status
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """How everything is doing."""
+
+    server: str | None  # where it answers; None: no server runs
+    health: str | None
+    sources: list[Status]
+    log: Stats | None  # None: there is no log yet
+    cursors: list[Cursor]
+    pipeline: PipelineOverview | None = None  # None: the config has none
+
+
+class Bound(NamedTuple):
+    """Up to where a log is trimmed; one of them is given."""
+
+    sequence: int | None = None
+    seconds: float | None = None
+    size: int | None = None
+
+    def before(self, log: LogReader) -> int:
+        """The first sequence that stays."""
+        if self.seconds is not None:
+            return log.before_time(int((time.time() - self.seconds) * 1_000_000))
+        if self.size is not None:
+            return log.beyond_size(self.size)
+        return self.sequence or 0
+
+
+class KeyShown(msgspec.Struct, frozen=True):
+    """A new key, which is shown this once."""
+
+    secret: str
+    key: Listed
+
+    def __repr__(self) -> str:
+        return f"KeyShown(secret='***', key={self.key.id})"
+
+
+def connect(config: Config) -> Client | None:
+    """The running server of this config; None when none answers."""
+    client = Client(config.server.url, _operator_key(config))
+    try:
+        log = client.health().get("log")
+    except ServerAbsent:
+        return None
+    if log is None:
+        raise ServerError(
+            f"the server at {client.url} needs a key, and {config.data_dir} has none to read",
+            hint=f"Run the command as the user that runs Headrace, where {OPERATOR_KEY} is.",
+        )
+    epoch = log["epoch"]
+    try:
+        with LogReader.open(config.log_dir) as log:
+            same = log.epoch == epoch
+    except LogAbsent:
+        return client  # it may run on another machine
+    if not same:
+        raise ServerError(
+            f"the server at {client.url} does not serve the log in {config.log_dir}",
+            hint="Check data_dir and server.port in the config: two Headraces need two of each.",
+        )
+    return client
+
+
+def look(config: Config) -> Overview:
+    """How everything is doing now."""
+    client = connect(config)
+    seen = _look_on_disk(config) if client is None else _look_at_server(config, client)
+    return msgspec.structs.replace(seen, pipeline=look_at_pipeline(config))
+
+
+def look_at_pipeline(config: Config) -> PipelineOverview | None:
+    """What the pipeline last wrote down; None: the config has none."""
+    if config.pipeline is None:
+        return None
+    return report.look(config.pipeline_dir)
+
+
+def _look_at_server(config: Config, client: Client) -> Overview:
+    health = client.health()
+    log = health["log"]
+    return Overview(
+        server=client.url,
+        health=health["status"],
+        sources=msgspec.convert(client.get("/v1/sources")["sources"], list[Status]),
+        log=Stats(
+            log["total_events"],
+            log["first_sequence"],
+            log["latest_sequence"],
+            log["total_size_bytes"],
+        ),
+        cursors=_cursors(config),
+    )
+
+
+def _look_on_disk(config: Config) -> Overview:
+    try:
+        with LogReader.open(config.log_dir) as log:
+            stats = log.stats()
+            sources = [source.describe(log.resume(source.name)) for source in config.sources]
+    except LogAbsent:
+        stats = None
+        sources = [source.describe(None) for source in config.sources]
+    return Overview(server=None, health=None, sources=sources, log=stats, cursors=_cursors(config))
+
+
+def _cursors(config: Config) -> list[Cursor]:
+    try:
+        with LogReader.open(config.log_dir) as log:
+            return log.cursors()
+    except LogAbsent:
+        return []
+
+
+@contextmanager
+def open_changes(config: Config) -> Iterator[tuple[Changes, int]]:
+    """Where to read changes from, and the newest sequence there."""
+    client = connect(config)
+    if client is not None:
+        yield client, client.health()["log"]["latest_sequence"]
+        return
+    with LogReader.open(config.log_dir) as log:
+        yield DiskChanges(log, formats(config).of_log(log.epoch)), log.latest_sequence
+
+
+def copy_again(config: Config, source: str, tables: Sequence[str]) -> str:
+    """Have tables of a source (none: all) copied anew; returns when that will be."""
+    chosen = config.source(source)
+    named = ", ".join(tables) or "all tables"
+    client = connect(config)
+    if client is not None:
+        client.post(f"/v1/sources/{source}/snapshot", {"tables": list(tables)})
+        return f"{source}: copying {named} anew; `headrace status` shows how far it is"
+    resume = None
+    with suppress(LogAbsent):
+        LogReader.open(config.log_dir).close()  # opening for writing would create a log
+        with Log.open(config.log_dir) as log:
+            resume = chosen.copy_again(log.resume(source), tables)
+            if resume is not None:
+                log.append(source, Batch((), resume))
+    if resume is None:
+        return f"{source}: never captured yet; the first `headrace run` copies all tables"
+    return f"{source}: {named} will be copied anew at the next `headrace run`"
+
+
+def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:
+    """Remove old changes; what a named cursor still needs only by force."""
+    client = connect(config)
+    if client is None:
+        LogReader.open(config.log_dir).close()  # opening for writing would create a log
+        with Log.open(config.log_dir) as log:
+            return log.trim(bound.before(log), force=force)
+    with LogReader.open(config.log_dir) as reader:
+        before = bound.before(reader)
+    done = client.post("/changefeed/retention", {"before_sequence": before, "force": force})
+    return Trimmed(done["deleted"], done["before_sequence"], done["held_by"])
+
+
+def create_key(config: Config, wanted: Wanted) -> KeyShown:
+    """Make a key; where there is no log yet, it begins with it."""
+    client = connect(config)
+    if client is not None:
+        limits = msgspec.structs.asdict(wanted.limits)
+        expires = None if wanted.seconds is None else f"{wanted.seconds:.0f}s"
+        asked = msgspec.to_builtins(wanted) | limits | {"expires": expires}
+        del asked["limits"], asked["seconds"]
+        return msgspec.convert(client.post("/v1/keys", asked), KeyShown)
+    with Log.open(config.log_dir) as log:
+        return _shown(Keyring(log).create(wanted))
+
+
+def list_keys(config: Config) -> list[Listed]:
+    """Every key, oldest first."""
+    client = connect(config)
+    if client is not None:
+        return msgspec.convert(client.get("/v1/keys")["keys"], list[Listed])
+    with LogReader.open(config.log_dir) as log:
+        return [_listed(key) for key in sorted(log.keys(), key=lambda key: key.created_at)]
+
+
+def revoke_key(config: Config, id: str) -> Listed:
+    """End a key now."""
+    client = connect(config)
+    if client is not None:
+        return msgspec.convert(client.delete(f"/v1/keys/{quote(id, safe='')}"), Listed)
+    LogReader.open(config.log_dir).close()  # opening for writing would create a log
+    with Log.open(config.log_dir) as log:
+        revoked = Keyring(log).revoke(id)
+    if revoked is None:
+        raise _unknown_key(id)
+    return _listed(revoked)
+
+
+def rotate_key(config: Config, id: str, *, overlap: float) -> KeyShown:
+    """Make a key with the rights of another, which ends after `overlap` seconds."""
+    client = connect(config)
+    if client is not None:
+        asked = {"overlap": f"{overlap:.0f}s"}
+        path = f"/v1/keys/{quote(id, safe='')}/rotate"
+        return msgspec.convert(client.post(path, asked), KeyShown)
+    LogReader.open(config.log_dir).close()  # opening for writing would create a log
+    with Log.open(config.log_dir) as log:
+        made = Keyring(log).rotate(id, overlap=overlap)
+    if made is None:
+        raise _unknown_key(id)
+    return _shown(made)
+
+
+def _shown(made: Made) -> KeyShown:
+    return KeyShown(made.secret, _listed(made.key))
+
+
+def _listed(key: Key) -> Listed:
+    return keys.listed(key, now=time.time_ns() // 1000)
+
+
+def _unknown_key(id: str) -> LogError:
+    return LogError(f"there is no valid key {id!r}", hint="`headrace keys list` shows them.")
+
+
+def _operator_key(config: Config) -> Secret | None:
+    """What the running server left for the commands of this machine."""
+    try:
+        return Secret((config.data_dir / OPERATOR_KEY).read_text())
+    except OSError:
+        return None
+
+
+def check_machine(config: Config) -> list[Finding]:
+    """What capturing and serving need on this machine."""
+    return [_check_folder(config.data_dir), _check_server(config)]
+
+
+def _check_folder(folder: Path, *, name: str = "data_dir") -> Finding:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Finding(name, True, f"{folder} can be written")
+    return Finding(name, False, f"{existing} cannot be written", fix=f"chown or chmod {existing}")
+
+
+def check_tables(config: Config) -> list[Finding]:
+    """Whether the model, if the config has one, names only what the sources have."""
+    if config.model == Model():
+        return []
+    try:
+        check_model(config)
+    except SourceError as error:
+        return [Finding("model", False, f"cannot be compared with the tables: {error}")]
+    except ConfigError as error:
+        return [Finding("model", False, str(error), fix="Mend these settings, or the tables.")]
+    return [Finding("model", True, "names only tables and columns that there are")]
+
+
+def check_sinks(config: Config) -> list[Finding]:
+    """What the pipeline needs on this machine, where its sinks are folders of it."""
+    if config.pipeline is None:
+        return []
+    folders = {"checkpoint_dir": config.checkpoint_dir}
+    for sink in config.pipeline.sinks:
+        path = getattr(sink, "path", None)
+        if isinstance(path, str) and "://" not in path:
+            folders[f"{sink.name}.path"] = Path(path)
+    return [_check_folder(folder, name=name) for name, folder in folders.items()]
+
+
+def _check_server(config: Config) -> Finding:
+    server = config.server
+    try:
+        needs = "; clients need an API key" if server_settings(config).key_required else ""
+        if connect(config) is not None:
+            return Finding("server", True, f"runs at {server.url}{needs}")
+        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+        socket.create_server((server.host, server.port), family=family).close()
+    except (ConfigError, ServerError) as error:
+        return Finding("server", False, str(error), fix=error.hint)
+    except OSError as error:
+        detail = f"cannot listen on {server.host} port {server.port}: {error.strerror}"
+        return Finding("server", False, detail, fix="Set another server.host or server.port.")
+    return Finding("server", True, f"port {server.port} on {server.host} is free{needs}")

@@ -1,0 +1,459 @@
+"""What the commands print: statuses, findings and changes for people."""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ..formats.canonical import CanonicalTransaction
+from ..log import Stats
+from ..log.keys import Listed
+from ..sinks import Phase as SinkPhase
+from ..sinks import Status as SinkStatus
+from ..sinks.report import PipelineOverview
+from ..sources import CopyProgress, Finding, Phase, Status
+from .commands import Overview
+
+if TYPE_CHECKING:
+    # Both load what Spark's tasks need, and most commands need none of it.
+    from ..pipeline.verify import Verified
+    from ..sinks.push.redrive import Redriven
+
+_PHASE_STYLES = {
+    Phase.STREAMING: "green",
+    Phase.SNAPSHOT: "cyan",
+    Phase.WAITING: "yellow",
+    Phase.HALTED: "bold red",
+}
+_SINK_STYLES = {
+    SinkPhase.STREAMING: "green",
+    SinkPhase.WAITING: "yellow",
+    SinkPhase.HALTED: "bold red",
+}
+_PLAIN_SECONDS = 5.0
+_SINK_SECONDS = 10.0
+PIPE_WIDTH = 160
+_LONGEST_ROW = 200  # characters of a row that a line of `tail` shows
+
+
+def terminal(*, stderr: bool = False) -> Console:
+    """Where commands print."""
+    console = Console(stderr=stderr)
+    if not console.is_terminal:
+        # What is not a terminal has no width; a file or a pipe takes whole lines.
+        console.width = PIPE_WIDTH
+    return console
+
+
+class Journal(logging.Handler):
+    """Writes log records to the console, above a live display if there is one."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line."""
+        line = self.format(record)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class Progress:
+    """Shows how a process is doing: a live display on a terminal, elsewhere a line now and then."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        footer: Sequence[str] = (),
+        plain_seconds: float = _PLAIN_SECONDS,
+        always: bool = False,
+    ) -> None:
+        """Describe the display; without a terminal, `always` also tells of what only streams."""
+        self._console = console
+        self._footer = footer
+        self._plain_seconds = plain_seconds
+        self._always = always
+        self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self._rate = Rate()
+        self._plain: list[str] = []  # the state, where there is no terminal …
+        self._said: list[str] = []  # … and what was last said of it
+        self._due = 0.0
+
+    def __enter__(self) -> "Progress":
+        if self._live:
+            self._live.start()
+        else:
+            self._print(self._footer)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live:
+            self._live.stop()
+        elif self._always:
+            self._print_plain()
+
+    def show(
+        self, statuses: Sequence[Status], stats: Stats, sinks: Sequence[SinkStatus] = ()
+    ) -> None:
+        """Show the present state, if it is time to."""
+        self._rate.note(stats.latest_sequence)
+        if self._live:
+            shown = [overview(statuses, stats, rate=self._rate.per_second)]
+            shown += [sinks_table(sinks)] if sinks else []
+            self._live.update(Group(*shown, *map(Text, self._footer)))
+            return
+        told = [s for s in statuses if self._always or s.phase is Phase.SNAPSHOT]
+        lines = [plain_line(status, stats, rate=self._rate.per_second) for status in told]
+        self._plain = [*lines, *map(sink_line, sinks)]
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._plain_seconds
+            self._print_plain()
+
+    def say(self, line: str) -> None:
+        """Print a line, above the live display if there is one."""
+        self._print([line])
+
+    def _print_plain(self) -> None:
+        self._print(line for line in self._plain if line not in self._said)
+        self._said = self._plain
+
+    def _print(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class SinkProgress:
+    """Shows how the sinks are doing: a live table on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, console: Console, *, plain_seconds: float = _SINK_SECONDS) -> None:
+        self._console = console
+        self._plain_seconds = plain_seconds
+        self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+        self._told: dict[str, int] = {}  # sink -> the changes it had stored then
+        self._due = 0.0
+
+    def __enter__(self) -> "SinkProgress":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def show(self, statuses: Sequence[SinkStatus]) -> None:
+        """Show the present state, if it is time to and there is anything new."""
+        if self._live:
+            self._live.update(sinks_table(statuses))
+        elif time.monotonic() >= self._due:
+            self._due = time.monotonic() + self._plain_seconds
+            for status in statuses:
+                if status.changes != self._told.get(status.sink, 0):
+                    self._told[status.sink] = status.changes
+                    line = sink_line(status)
+                    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class Bar:
+    """Shows how far a command is, on a terminal."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._title = title
+        self._live = Live(console=console, refresh_per_second=4, transient=True)
+        self._shown = console.is_terminal
+
+    def __enter__(self) -> "Bar":
+        if self._shown:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._shown:
+            self._live.stop()
+
+    def show(self, done: int, total: int) -> None:
+        """So many of so many are done; 0 of 0: nobody knows how many there are."""
+        if not self._shown:
+            return
+        bar = ProgressBar(total=total or None, completed=done, width=30, pulse=not total)
+        line = Table.grid(padding=(0, 1))
+        line.add_row(Text(self._title), bar, Text(f"{done:,} of {total:,}" if total else ""))
+        self._live.update(line)
+
+
+class Rate:
+    """How fast a number grows, over the last few seconds."""
+
+    def __init__(self, seconds: float = 5.0) -> None:
+        self._seconds = seconds
+        self._seen: list[tuple[float, int]] = []
+
+    def note(self, number: int) -> None:
+        """The number as it is now."""
+        now = time.monotonic()
+        self._seen = [(at, n) for at, n in self._seen if now - at <= self._seconds]
+        self._seen.append((now, number))
+
+    @property
+    def per_second(self) -> float:
+        """The growth in a second."""
+        (first, low), (last, high) = self._seen[0], self._seen[-1]
+        return (high - low) / (last - first) if last > first else 0.0
+
+
+def overview(statuses: Sequence[Status], stats: Stats, *, rate: float) -> RenderableType:
+    """The live display: sources, running copies, the log."""
+    copies = [copy for status in statuses for copy in status.copies if not copy.done]
+    parts: list[RenderableType] = [sources_table(statuses)]
+    if copies:
+        parts.append(_bars(copies))
+    parts.append(
+        Text(
+            f"sequence {stats.latest_sequence:,}  {rate:,.0f} changes/s  {size(stats.total_bytes)}"
+        )
+    )
+    return Group(*parts)
+
+
+def plain_line(status: Status, stats: Stats, *, rate: float) -> str:
+    """The same of one source, where there is no terminal."""
+    done = sum(copy.done for copy in status.copies)
+    rows = sum(copy.rows for copy in status.copies)
+    copied = f"copied {done} of {len(status.copies)} tables, {rows} rows"
+    return (
+        f"{status.source}: {status.phase}, {copied}; lag {size(status.lag_bytes)}, "
+        f"{status.lag_seconds:.1f} s; sequence {stats.latest_sequence}, {rate:.0f} changes/s"
+    )
+
+
+def sources_table(statuses: Sequence[Status]) -> RenderableType:
+    """A line a source, and below it what is wrong with it."""
+    table = Table("source", "phase", "position", "lag", "copied", box=None, pad_edge=False)
+    notes: list[Text] = []
+    for status in statuses:
+        done = sum(copy.done for copy in status.copies)
+        table.add_row(
+            status.source,
+            Text(status.phase, style=_PHASE_STYLES.get(status.phase, "")),
+            status.position,
+            f"{size(status.lag_bytes)}, {status.lag_seconds:.1f} s" if status.position else "",
+            f"{done} of {len(status.copies)} tables" if status.copies else "",
+        )
+        notes += [Text(line, style="red") for line in complaints(status)]
+    return Group(table, *notes)
+
+
+def sinks_table(statuses: Sequence[SinkStatus]) -> RenderableType:
+    """A line a sink, and below it what is wrong with it."""
+    table = Table("sink", "phase", "batch", "sequence", "rate", "lag", box=None, pad_edge=False)
+    notes: list[Text] = []
+    for status in statuses:
+        table.add_row(
+            status.sink,
+            Text(status.phase, style=_SINK_STYLES.get(status.phase, "")),
+            str(status.batch) if status.batch >= 0 else "",
+            f"{status.sequence:,}" if status.sequence else "",
+            f"{status.changes_per_second:,.0f} changes/s" if status.changes else "",
+            f"{status.lag:,} changes" if status.sequence else "",
+        )
+        notes += [Text(line, style="red") for line in sink_complaints(status)]
+    return Group(table, *notes)
+
+
+def sink_line(status: SinkStatus) -> str:
+    """The same of one sink, where there is no terminal."""
+    if status.batch < 0:
+        return f"{status.sink}: {status.phase}, nothing stored yet"
+    return (
+        f"{status.sink}: {status.phase}, batch {status.batch}, {status.changes:,} changes, "
+        f"{status.changes_per_second:,.0f} changes/s; sequence {status.sequence}, "
+        f"lag {status.lag:,}"
+    )
+
+
+def sink_complaints(status: SinkStatus) -> list[str]:
+    """What is wrong with a sink and its tables, and what to do."""
+    lines = [f"{status.sink}: {status.error}"] if status.error else []
+    if status.error and status.hint:
+        lines.append(f"  {status.hint}")
+    if status.dead_letters:
+        lines.append(
+            f"{status.sink}: {status.dead_letters:,} dead letters of {status.waiting_rows:,} rows"
+        )
+        lines.append(f"  Run `headrace redrive {status.sink}` to send them again.")
+    for table in status.troubled:
+        lines.append(f"{status.sink}: {table.table} is not followed: {table.reason}")
+        lines += [f"  {table.hint}"] if table.hint else []
+    return lines
+
+
+def redriven_lines(name: str, told: "Redriven") -> Iterator[str]:
+    """What `redrive` says."""
+    tried = told.sent + told.refused + told.waiting
+    if not tried and not told.reason:
+        yield f"{name}: no dead letters"
+        return
+    yield f"{name}: sent {told.sent:,} of {tried:,} dead letters again; {told.left:,} are left"
+    if told.refused:
+        yield f"  {told.refused:,} were not accepted, {told.waiting:,} wait behind them:"
+    for reason, count in told.reasons.items():
+        yield f"    {count:,}: {reason}"
+    if told.reason and told.reason not in told.reasons:
+        yield f"  {told.reason}"
+
+
+def verified_lines(found: "Verified") -> Iterator[str]:
+    """What `verify` says."""
+    if found.last:
+        yield (
+            f"{found.sink}: sequences {found.first} to {found.last} stand for {found.expected:,} "
+            f"events; {found.sent:,} were sent, {found.aside:,} became dead letters"
+        )
+    else:
+        yield f"{found.sink}: nothing that was sent is to be compared"
+    for title, spans in (
+        ("missing", found.missing),
+        ("more than there should be", found.surplus),
+        ("may have come twice", found.repeated),
+    ):
+        for span in spans:
+            yield f"  {title}: {span.events:,} events within {span.first} to {span.last}"
+    for count, text in (
+        (found.letters_missing, "dead letters are neither kept nor were sent again"),
+        (found.retried, "events were handed over again after no answer or a failure"),
+        (found.redriven, "dead letters were sent later"),
+        (found.to_come, "events are still to come"),
+        (found.earlier_logs, "ranges are of an earlier log and cannot be compared"),
+    ):
+        if count:
+            yield f"  {count:,} {text}"
+    if found.dead_letters:
+        yield f"  {found.dead_letters:,} dead letters of {found.waiting_rows:,} rows wait"
+    if found.trimmed:
+        yield f"  up to {found.trimmed} the log no longer has what was sent"
+    yield "nothing is missing" if found.complete else "something is missing"
+
+
+def complaints(status: Status) -> list[str]:
+    """What is wrong with a source and its tables, and what to do."""
+    lines = [f"{status.source}: {status.error}"] if status.error else []
+    if status.error and status.hint:
+        lines.append(f"  {status.hint}")
+    tables = status.errored.items()
+    return lines + [f"{status.source}: {table} is not captured: {why}" for table, why in tables]
+
+
+def _bars(copies: Iterable[CopyProgress]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    for copy in copies:
+        total = float(copy.estimated_rows) if copy.estimated_rows > 0 else None
+        bar = ProgressBar(total=total, completed=min(copy.rows, total or copy.rows), width=30)
+        expected = f" of about {copy.estimated_rows:,}" if total else ""
+        table.add_row(Text(copy.table), bar, Text(f"{copy.rows:,}{expected} rows"))
+    return table
+
+
+def finding_lines(findings: Iterable[Finding]) -> Iterator[Text]:
+    """What `check` looked at, and the statements that mend it."""
+    for finding in findings:
+        mark = Text("✓ ", style="green") if finding.ok else Text("✗ ", style="bold red")
+        yield Text("  ").append(mark).append(f"{finding.name}: {finding.detail}")
+        if not finding.ok and finding.fix:
+            yield Text(f"      {finding.fix}", style="bold")
+
+
+def pipeline_lines(seen: PipelineOverview) -> Iterator[RenderableType]:
+    """What `status` says of the pipeline."""
+    told = f"{datetime.fromtimestamp(seen.told_at / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    yield Text(f"pipeline: {seen.detail}" + (f"; as of {told}:" if seen.told_at else ""))
+    if seen.sinks:
+        yield sinks_table(seen.sinks)
+
+
+def overview_lines(seen: Overview) -> Iterator[RenderableType]:
+    """What `status` says."""
+    yield from _server_lines(seen)
+    if seen.pipeline is not None:
+        yield from pipeline_lines(seen.pipeline)
+
+
+def _server_lines(seen: Overview) -> Iterator[RenderableType]:
+    if seen.server:
+        yield Text(f"server: {seen.server}, {seen.health}")
+    else:
+        yield Text("server: not running; this is what the log on disk knows")
+    yield sources_table(seen.sources)
+    if seen.log is None:
+        yield Text("log: none yet")
+        return
+    stats = seen.log
+    yield Text(
+        f"log: {stats.count:,} changes, sequences {stats.first_sequence} to "
+        f"{stats.latest_sequence}, {size(stats.total_bytes)}"
+    )
+    for cursor in seen.cursors:
+        behind = stats.latest_sequence - cursor.sequence
+        yield Text(f"cursor {cursor.name}: at {cursor.sequence}, {behind:,} behind")
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a line tells of a canonical change."""
+
+    sequence: int
+    op: str
+    source: str
+    schema: str
+    table: str
+    before: msgspec.Raw  # null where there is none
+    after: msgspec.Raw
+    transaction: CanonicalTransaction
+
+
+_told = msgspec.json.Decoder(_Told).decode
+
+
+def key_lines(keys: Sequence[Listed]) -> Iterator[str]:
+    """A line a key."""
+    for key in keys:
+        sees = ", ".join(key.tables) or "all tables"
+        if key.tenant is not None:
+            sees += f" of tenant {key.tenant}"
+        until = "" if key.expires_at is None else f" until {_moment(key.expires_at)}"
+        scopes = " ".join(key.scopes)
+        yield f"{key.id}  {key.state}{until}  {scopes}  {sees}  {key.name}".rstrip()
+
+
+def _moment(microseconds: int) -> str:
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def change_line(encoded: bytes) -> str:
+    """A canonical change on one line."""
+    change = _told(encoded)
+    moment = datetime.fromtimestamp(change.transaction.commit_time / 1e6, UTC)
+    name = f"{change.schema}.{change.table}" if change.table else change.source
+    images = (str(image, "utf-8") for image in (change.after, change.before))
+    row = next((image for image in images if image != "null"), "")
+    if len(row) > _LONGEST_ROW:
+        row = row[: _LONGEST_ROW - 1] + "…"
+    clock = f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d}"
+    return f"{change.sequence:>8} {clock} {change.op:<8} {name} {row}"
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"

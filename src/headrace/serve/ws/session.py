@@ -1,0 +1,250 @@
+"""One client's conversation: what may be said when, and what follows. It does no input or output.
+
+    connected -> auth -> subscribe, as often as the client likes
+
+Whoever moves the frames tells the session what came and how late it is, and does what it returns.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from ...formats._time import iso
+from . import messages
+from .messages import Auth, Code, Pong, ProtocolVersion, Rejected, Said, Subscribe
+
+POLICY, TRY_AGAIN = 1008, 1013  # close codes of RFC 6455
+
+# Of messages by one client. Nobody needs more; whoever sends more waits.
+MESSAGES_PER_SECOND = 20
+MESSAGES_AT_ONCE = 100
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """How long things take, in seconds, and how much is held."""
+
+    auth: float = 10.0  # until the client has said who it is
+    ping: float = 30.0  # between two pings
+    pong: float = 60.0  # until a ping is answered
+    status: float = 30.0  # between two reports
+    degraded_at: int = 1000  # events waiting
+    critical_at: int = 10_000  # were the client to reconnect now, it would miss some
+    held_seconds: float = 300.0  # how old an event may be that a reconnecting client gets
+    held_events: int = 10_000  # how many of them
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The time; tests move it."""
+
+    seconds: Callable[[], float] = time.monotonic  # only grows
+    microseconds: Callable[[], int] = lambda: time.time_ns() // 1000  # since 1970
+
+
+# --- what is to be done --------------------------------------------------------------------------
+
+
+class Send(NamedTuple):
+    """Send a message."""
+
+    message: bytes
+
+
+class Check(NamedTuple):
+    """Find out whose key this is, then call `admit` or `deny`."""
+
+    auth: Auth
+
+
+class Open(NamedTuple):
+    """Find the tables and begin to send their events, or send a rejection."""
+
+    wanted: Subscribe
+
+
+class Report(NamedTuple):
+    """Count what waits, and send how the connection does."""
+
+
+class Wait(NamedTuple):
+    """Read nothing more for so many seconds."""
+
+    seconds: float
+
+
+class Close(NamedTuple):
+    """End the connection."""
+
+    code: int
+    reason: str
+
+
+Act = Send | Check | Open | Report | Wait | Close
+
+
+class _Ping(NamedTuple):
+    timestamp: str
+    due: float  # from then on an answer is awaited
+    sent: int | None  # the sequence up to which everything was sent before
+
+
+class Session:
+    """What one client has said and must be told."""
+
+    __slots__ = (
+        "_admitted", "_auth_by", "_began", "_clock", "_filled", "_ping_at", "_pings", "_room",
+        "_rules", "_status_at", "received",
+    )  # fmt: skip
+
+    def __init__(self, rules: Rules, clock: Clock | None = None) -> None:
+        self._rules = rules
+        self._clock = clock or Clock()
+        self._began = now = self._clock.seconds()
+        self._auth_by = now + rules.auth
+        self._admitted = False
+        self._pings: list[_Ping] = []  # unanswered, oldest first
+        self._ping_at = self._status_at = 0.0
+        self._room, self._filled = float(MESSAGES_AT_ONCE), now
+        self.received: int | None = None  # the client surely has everything up to this sequence
+
+    @property
+    def next_at(self) -> float:
+        """When `elapse` has something to do, if nothing comes before."""
+        if not self._admitted:
+            return self._auth_by
+        answer_by = self._pings[0].due + self._rules.pong if self._pings else self._ping_at
+        return min(self._ping_at, self._status_at, answer_by)
+
+    def receive(self, data: str | bytes) -> list[Act]:
+        """What follows from a message."""
+        try:
+            self._count()
+            if isinstance(data, bytes):
+                raise Rejected(Code.INVALID_MESSAGE, "messages are JSON in text frames, not binary")
+            return self._follow(messages.parse(data))
+        except Rejected as rejected:
+            acts: list[Act] = [self.error(rejected)]
+            if rejected.code is Code.RATE_LIMITED:
+                acts.append(Wait(2 / MESSAGES_PER_SECOND))
+            return acts
+
+    def admit(self) -> list[Act]:
+        """The key is good."""
+        self._admitted = True
+        now = self._clock.seconds()
+        self._ping_at, self._status_at = now + self._rules.ping, now + self._rules.status
+        return [Send(messages.auth_success(messages.connection_id()))]
+
+    def deny(self) -> list[Act]:
+        """The key is not good."""
+        return [
+            Send(messages.auth_failure(self._clock.microseconds())),
+            Close(POLICY, "authentication failed"),
+        ]
+
+    def refuse(self, message: str) -> list[Act]:
+        """The key is good, but it has all that it may have."""
+        return [
+            self.error(Rejected(Code.RATE_LIMITED, message)),
+            Close(TRY_AGAIN, "rate limited"),
+        ]
+
+    def ended(self) -> list[Act]:
+        """The key has expired or was revoked."""
+        message = "the API key has expired or was revoked"
+        return [
+            self.error(Rejected(Code.UNAUTHENTICATED, message)),
+            Close(POLICY, "authentication ended"),
+        ]
+
+    def elapse(self, sent: int | None = None) -> list[Act]:
+        """What the time asks for; everything up to `sent` was given to the socket."""
+        now = self._clock.seconds()
+        if not self._admitted:
+            return self._late() if now >= self._auth_by else []
+        if self._pings and now >= self._pings[0].due + self._rules.pong:
+            return [Close(POLICY, "no pong")]
+        acts: list[Act] = []
+        if now >= self._ping_at:
+            acts.append(self._ping(sent))
+        if now >= self._status_at:
+            self._status_at = now + self._rules.status
+            acts.append(Report())
+        return acts
+
+    def status(self, *, queued: int, tables: int, sequence: int | None) -> Send:
+        """How the connection does."""
+        rules = self._rules
+        words = [(rules.critical_at, "critical"), (rules.degraded_at, "degraded"), (0, "healthy")]
+        health = messages.Health(
+            status=next(word for least, word in words if queued >= least),
+            queued=queued,
+            tables=tables,
+            uptime=self._clock.seconds() - self._began,
+            sequence=sequence,
+        )
+        return Send(messages.connection_status(health, self._clock.microseconds()))
+
+    def confirm(self, confirmed: messages.Confirmed) -> Send:
+        """A subscription stands: what was sent before it says nothing of how far it has come."""
+        self.received = None
+        self._pings = [ping._replace(sent=None) for ping in self._pings]
+        return Send(messages.subscription_confirmed(confirmed))
+
+    def error(self, rejected: Rejected, *, request: str | None = None) -> Send:
+        """Something went wrong, and the client is told."""
+        return Send(messages.error(rejected, self._clock.microseconds(), request=request))
+
+    def _follow(self, said: Said) -> list[Act]:
+        if isinstance(said, Auth):
+            return self._auth(said)
+        if not self._admitted:
+            message = "the first message must be auth, and its answer must be awaited"
+            raise Rejected(Code.UNAUTHENTICATED, message)
+        if isinstance(said, Pong):
+            self._pong(said)
+            return []
+        if isinstance(said, ProtocolVersion):
+            return [Send(messages.protocol_version(said))]
+        return [Open(said)]
+
+    def _auth(self, auth: Auth) -> list[Act]:
+        if self._admitted:
+            message = "the connection is authenticated already; connect anew to use another key"
+            raise Rejected(Code.INVALID_OPERATION, message)
+        return [Check(auth)]
+
+    def _late(self) -> list[Act]:
+        message = f"no auth message came within {self._rules.auth:g} seconds"
+        return [
+            self.error(Rejected(Code.UNAUTHENTICATED, message)),
+            Close(POLICY, "authentication timed out"),
+        ]
+
+    def _ping(self, sent: int | None) -> Send:
+        at, due = self._clock.microseconds(), self._ping_at
+        self._ping_at = self._clock.seconds() + self._rules.ping
+        self._pings.append(_Ping(iso(at), due, sent))
+        return Send(messages.ping(at))
+
+    def _pong(self, pong: Pong) -> None:
+        """Answers the ping of the same time and those before it; with another time, all."""
+        known = any(ping.timestamp == pong.timestamp for ping in self._pings)
+        while self._pings:
+            ping = self._pings.pop(0)
+            if known and ping.sent is not None:
+                # Frames keep their order: who has the ping has what was sent before it.
+                self.received = max(ping.sent, self.received or 0)
+            if ping.timestamp == pong.timestamp:
+                return
+
+    def _count(self) -> None:
+        now = self._clock.seconds()
+        grown = self._room + (now - self._filled) * MESSAGES_PER_SECOND
+        self._room, self._filled = min(grown, float(MESSAGES_AT_ONCE)), now
+        if self._room < 1:
+            raise Rejected(Code.RATE_LIMITED, "too many messages; this one was not looked at")
+        self._room -= 1

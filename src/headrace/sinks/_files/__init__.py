@@ -1,1 +1,0 @@
-"""Parts of the files sink: `stage` writes files in Spark's tasks, `ledger` makes them count."""

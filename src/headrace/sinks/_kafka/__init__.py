@@ -1,1 +1,0 @@
-"""Kafka: what topics and keys are called, and the producer."""

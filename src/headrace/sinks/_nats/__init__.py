@@ -1,1 +1,0 @@
-"""NATS: its protocol as bytes, a session on a connection, JetStream's streams, and the channel."""

@@ -1,0 +1,3 @@
+"""Kafka: what topics and keys are called, and the producer."""
+
+from .sink import Kafka as Kafka

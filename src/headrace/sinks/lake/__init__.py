@@ -1,0 +1,1 @@
+"""What the sinks that write Delta tables share: storage, files, commits."""

@@ -1,0 +1,164 @@
+"""Changes written down as they are, and small files of them joined, inside Spark's tasks.
+
+Files of a partition (a day, of a tenant) hold changes in the log's order. Nobody knows of a file
+until the driver has committed it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...change.arrow import frame
+from .. import Progress
+from .plan import Part
+from .shape import Shape
+from .storage import Added, Folder
+
+SAID = pa.schema([("said", pa.string())])
+SAID_DDL = "said string"
+
+FILE_BYTES = 32_000_000  # about the size that files grow to
+_GENERATION = 8  # files of about one size are joined when there are so many
+_HELD_BYTES = 128_000_000  # of changes in a task's memory before they are written
+_NAME = "changes"
+_IN_ORDER = [("epoch", "ascending"), ("sequence", "ascending")]
+
+_to_json = msgspec.json.Encoder().encode
+
+
+class Met(msgspec.Struct):
+    """The changes that a task has met."""
+
+    changes: int = 0
+    last: int = 0
+    epochs: set[str] = set()
+
+
+class Appended(Met):
+    """What a task has met and written; nothing of it counts until it is committed."""
+
+    added: list[Added] = []
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """Files and what one task made of them."""
+
+    removed: list[str]
+    added: list[Added]
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """What a task does with its part of a batch."""
+
+    folder: Folder
+    partition_by: tuple[str, ...]
+    shape: Shape
+    epoch: str  # of the log …
+    applied: int  # … of which the table has everything up to here
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write down what the table does not have yet."""
+        told = Appended()
+        held: list[pa.Table] = []
+        size = 0
+        for rows in self.shape(fresh(told, batches, Progress(self.epoch, self.applied))):
+            held.append(rows)
+            size += rows.nbytes
+            if size >= _HELD_BYTES:
+                told.added += self._written(held)
+                held, size = [], 0
+        told.added += self._written(held)
+        yield said(told)
+
+    def _written(self, held: Sequence[pa.Table]) -> list[Added]:
+        if not held:
+            return []
+        changes = pa.concat_tables(held)
+        groups = changes.select(self.partition_by).group_by(list(self.partition_by)).aggregate([])
+        return [
+            self._file(changes.filter(_matches(changes, group)), group)
+            for group in groups.to_pylist()
+        ]
+
+    def _file(self, changes: pa.Table, group: dict[str, Any]) -> Added:
+        partition = {name: None if value is None else str(value) for name, value in group.items()}
+        rows = changes.drop_columns(list(group)).sort_by(_IN_ORDER)
+        return self.folder.write(rows, _NAME, partition)
+
+
+def fresh(met: Met, batches: Iterable[pa.RecordBatch], known: Progress) -> Iterator[pa.RecordBatch]:
+    """Those changes that are not there yet, all being counted as met."""
+    for batch in batches:
+        # Spark gives times in the session's zone; the moments are the same.
+        changes = batch.cast(frame.schema())
+        met.changes += changes.num_rows
+        met.last = max(met.last, pc.max(changes["sequence"]).as_py() or 0)
+        met.epochs.update(pc.unique(changes["epoch"]).to_pylist())
+        there = pc.and_(
+            pc.equal(changes["epoch"], known.epoch),
+            pc.less_equal(changes["sequence"], known.sequence),
+        )
+        yield changes.filter(pc.invert(there))
+
+
+def _matches(changes: pa.Table, group: dict[str, Any]) -> Any:
+    """Which changes belong to a partition; null is a value like others."""
+    found: Any = pa.scalar(True)
+    for name, value in group.items():
+        column = changes[name]
+        same = pc.is_null(column) if value is None else pc.equal(column, value)
+        found = pc.and_(found, pc.fill_null(same, False))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """What a task does with files that are to become one."""
+
+    folder: Folder
+    work: list[list[Part]] = field(default_factory=list)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Join the files whose number comes."""
+        for batch in batches:
+            for at in batch.column("id").to_pylist():
+                yield said(self._joined(self.work[at]))
+
+    def _joined(self, parts: Sequence[Part]) -> Joined:
+        # Older files may lack a field that changes have now.
+        files = [self.folder.read(part.path) for part in parts]
+        rows = pa.concat_tables(files, promote_options="default")
+        added = self.folder.write(rows.sort_by(_IN_ORDER), _NAME, dict(parts[0].partition))
+        return Joined([part.path for part in parts], [added])
+
+
+def due(parts: Iterable[Part]) -> list[list[Part]]:
+    """Files worth joining, a list for each new one.
+
+    Files wait for others of about their size, so that a change is written again only as often as
+    its file has grown eightfold.
+    """
+    waiting: dict[tuple[object, int], list[Part]] = defaultdict(list)
+    for part in parts:
+        if part.size < FILE_BYTES / _GENERATION:
+            size = int(math.log(max(part.size, 1), _GENERATION))
+            waiting[part.partition, size].append(part)
+    return [
+        found[at : at + _GENERATION]
+        for found in waiting.values()
+        for at in range(0, len(found) - _GENERATION + 1, _GENERATION)
+    ]
+
+
+def said(what: Met | Joined) -> pa.RecordBatch:
+    """A task's word to the driver."""
+    return pa.RecordBatch.from_pylist([{"said": _to_json(what).decode()}], SAID)

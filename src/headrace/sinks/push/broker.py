@@ -1,0 +1,88 @@
+"""What every message broker is told: where it is, who we are, and TLS."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from dataclasses import dataclass
+
+from ...errors import ConfigError, SinkUnavailable
+from ...secret import MASK, Secret
+from .settings import PushSettings
+from .wire import Host
+
+_HOST = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<name>[^:\[\]/@\s]+))(?::(?P<port>\d{1,5}))?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings(PushSettings):
+    """A push sink that has one connection to a server."""
+
+    servers: str  # host:port, with commas between; the first that answers is taken
+    username: str = ""
+    password: Secret | None = None
+    tls: bool = False
+    ca_file: str = ""  # PEM; "": the machine's own authorities
+    certificate_file: str = ""  # PEM, for servers that ask for one
+    key_file: str = ""
+    timeout_seconds: float = 30.0  # in which a window is accepted
+
+    def __post_init__(self) -> None:
+        PushSettings.__post_init__(self)
+        if self.timeout_seconds <= 0:
+            raise ConfigError(f"timeout_seconds must be above 0, not {self.timeout_seconds}")
+        for name in ("ca_file", "certificate_file", "key_file"):
+            if getattr(self, name) and not self.tls:
+                raise ConfigError(f"{name} is not used without tls; set tls: true")
+        if self.key_file and not self.certificate_file:
+            raise ConfigError("key_file needs certificate_file")
+        if self.password and not self.username:
+            raise ConfigError("password needs username")
+
+    @property
+    def address(self) -> str:
+        """The servers."""
+        return self.servers
+
+    def hosts(self, port: int) -> tuple[Host, ...]:
+        """The servers; `port` is for those that name none."""
+        return tuple(_host(each.strip(), port) for each in self.servers.split(","))
+
+    def context(self) -> ssl.SSLContext | None:
+        """How to speak TLS; None: not at all."""
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+            if self.certificate_file:
+                context.load_cert_chain(self.certificate_file, self.key_file or None, _no_password)
+        except (OSError, ValueError) as error:
+            raise SinkUnavailable(
+                f"ca_file, certificate_file or key_file cannot be read: {type(error).__name__}"
+            ) from error
+        return context
+
+    def without_secrets(self, text: str) -> str:
+        """What a server said, without our password."""
+        return hidden(text, self.password)
+
+
+def hidden(text: str, *secrets: Secret | None) -> str:
+    """A text without secrets."""
+    for secret in secrets:
+        if secret and secret.reveal():
+            text = text.replace(secret.reveal(), MASK)
+    return text
+
+
+def _no_password() -> str:
+    # Otherwise OpenSSL asks at the terminal.
+    return ""
+
+
+def _host(text: str, port: int) -> Host:
+    found = _HOST.fullmatch(text)
+    if found is None or not 0 < int(found["port"] or port) < 65536:
+        # It may have a password in it, so it is not shown.
+        raise ConfigError("servers: name each server as host:port, without a user or a scheme")
+    return Host(found["six"] or found["name"], int(found["port"] or port))

@@ -1,0 +1,68 @@
+"""What tasks are told that may be large: beyond some size by a file, not within their function.
+
+Spark keeps a function of more than a megabyte in a file of its own for as long as it runs, one
+for each batch, and the sink's secrets are in the function.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from ..lake.storage import Folder
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 100_000  # within a function
+_NAME = "parcel"
+_COLUMN = "content"
+
+# What this process has read last, by its place: several batches ask for the same.
+_read: dict[tuple[str, str], bytes] = {}
+_MOST_READ = 4
+
+
+class Parcel(NamedTuple):
+    """Bytes for tasks."""
+
+    content: bytes = b""
+    file: str = ""  # in the folder of the dead letters; "": the content is here
+
+    @classmethod
+    def of(cls, content: bytes, folder: Folder) -> Parcel:
+        """The bytes, on their way to tasks."""
+        if len(content) <= MOST_BYTES:
+            return cls(content)
+        table = pa.table({_COLUMN: pa.array([content], pa.large_binary())})
+        return cls(file=folder.write(table, _NAME, {}).path)
+
+    def open(self, folder: Folder) -> bytes:
+        """The bytes, in a task; SinkUnavailable: they cannot be read."""
+        if not self.file:
+            return self.content
+        place = folder.uri, self.file
+        if place not in _read:
+            content = folder.read(self.file)[_COLUMN][0].as_py()
+            for old in list(_read)[: len(_read) + 1 - _MOST_READ]:
+                del _read[old]
+            _read[place] = content
+        return _read[place]
+
+    def remove(self, folder: Folder) -> None:
+        """Take the file away: no task needs it any more."""
+        if self.file:
+            discard(folder, self.file)
+
+
+EMPTY = Parcel()
+
+
+def discard(folder: Folder, file: str) -> None:
+    """Delete a file that nobody needs any more, if the storage lets us."""
+    try:
+        folder.files.delete_file(file)
+    except OSError as error:
+        # Whoever vacuums the table of the dead letters deletes it.
+        logger.debug("file=%s was not deleted, error=%s", file, type(error).__name__)

@@ -1,0 +1,197 @@
+"""What every push sink may be told, and what it is to a pipeline; a destination adds its own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import msgspec
+
+from ...change.arrow import frame
+from ...errors import ConfigError, PipelineError
+from ...formats import TransactionFormat
+from ...formats.catalogue import Formats
+from .. import Sent, Settled
+from ..lake.shape import expect_format
+from ..lake.storage import Folder
+from . import Channel, deadletters, disabled, ledger, redrive
+from .delivery import Policy
+from .events import Rendering
+from .ledger import Rendered
+from .retry import Schedule
+from .writer import PushWriter
+
+_DEAD_LETTERS = "dead_letters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushSettings:
+    """A sink that sends events to another system; a destination is a class derived from it.
+
+    A derived class adds its settings and `connect`. One that checks them in `__post_init__` calls
+    `PushSettings.__post_init__(self)` first.
+    """
+
+    packed: ClassVar[bool] = True
+    fields: ClassVar[tuple[str, ...]] = (*frame.TOLD, "epoch")
+
+    name: str
+    tables: tuple[str, ...] = ()  # globs; none: all
+    format: str = "savegress"  # what a change is sent as
+    batch_size: int = 500  # events handed over at once
+    batch_bytes: int = 1_000_000  # … unless they are larger than this together
+    batch_seconds: float = 0.2  # how often to look for new changes
+    attempts: int = 5  # at an event, before it is put aside while others are taken
+    retry_first_seconds: float = 0.1  # before the second attempt; doubled each time …
+    retry_longest_seconds: float = 30.0  # … up to this
+    retry_jitter: float = 0.1  # by which share a wait is longer or shorter, at random
+    patience_seconds: float = 3600.0  # how long everything may fail before it is put aside
+    # What a batch costs Spark hardly depends on its size, and no batch is kept in memory.
+    max_changes_per_batch: int | None = None  # None: the pipeline's
+    parallelism: int | None = None  # tasks that send; None: as many as there are cores, up to 8
+    max_event_bytes: int = 0  # a larger event is not sent as it is; 0: any is
+    oversize: Literal["dead_letter", "reference"] = "dead_letter"  # what becomes of it
+    dead_letters: str = ""  # the folder of their Delta table; "": below the checkpoint's
+    formats: Formats = field(default=Formats(), repr=False, metadata={"setting": False})
+    # Where the sink keeps its ledger; the pipeline says it.
+    folder: str = field(default="", repr=False, metadata={"setting": False})
+
+    def __post_init__(self) -> None:
+        expect_format(self.format, self.formats, "a sink that sends events")
+        for name in ("batch_size", "batch_bytes", "attempts"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
+        for name in ("batch_seconds", "retry_first_seconds", "retry_longest_seconds"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in ("patience_seconds", "max_event_bytes"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} must not be below 0")
+        if not 0 <= self.retry_jitter < 1:
+            raise ConfigError(f"retry_jitter must be from 0 up to 1, not {self.retry_jitter}")
+        for name in ("max_changes_per_batch", "parallelism"):
+            if (given := getattr(self, name)) is not None and given < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {given}")
+
+    @abstractmethod
+    def connect(self) -> Channel:
+        """Open the destination, or raise SinkUnavailable; called in a task's process."""
+        raise NotImplementedError
+
+    @property
+    def address(self) -> str:
+        """Where it sends to; one that refuses everything is asked again when this is another."""
+        return ""
+
+    @property
+    def splits_keys(self) -> bool:
+        """Whether a change of a row's key is sent as a DELETE of the old and an INSERT."""
+        return False
+
+    @property
+    def adds_tombstones(self) -> bool:
+        """Whether an event without a payload follows each DELETE."""
+        return False
+
+    @property
+    def whole(self) -> bool:
+        """Only whole transactions tell what happened to an entity."""
+        return isinstance(self.formats.named(self.format), TransactionFormat)
+
+    @property
+    def rendering(self) -> Rendering:
+        """How changes become events."""
+        return Rendering(
+            self.formats, self.format, self.tables, self.splits_keys, self.adds_tombstones
+        )
+
+    @property
+    def rendered(self) -> Rendered:
+        """The same, as the ledger notes it."""
+        return Rendered(self.format, self.tables, self.splits_keys, self.adds_tombstones)
+
+    @property
+    def policy(self) -> Policy:
+        """How events are handed over."""
+        schedule = Schedule(self.retry_first_seconds, self.retry_longest_seconds, self.retry_jitter)
+        return Policy(
+            schedule=schedule,
+            attempts=self.attempts,
+            batch_size=self.batch_size,
+            batch_bytes=self.batch_bytes,
+            max_event_bytes=self.max_event_bytes,
+            reference=self.oversize == "reference",
+            format=self.format,
+        )
+
+    @property
+    def letters(self) -> Folder:
+        """Where what was not taken is kept."""
+        return Folder.of(self.dead_letters or f"{self.folder}/{_DEAD_LETTERS}", {})
+
+    def sent(self) -> Sent:
+        """What was sent and what waits, by the ledger and the dead letters."""
+        letters = self.letters
+        lines, files = self._noted()
+        # A file that leaves the table meanwhile can still be read for some hours.
+        rows = [row for file in files for row in letters.read(file, ["row"])["row"].to_pylist()]
+        return Sent(
+            [self._settled(line) for line in lines if line.what in ledger.SETTLED and line.last],
+            len(rows),
+            len(set(rows)),
+            ledger.redriven(lines, files),
+        )
+
+    def _noted(self) -> tuple[list[ledger.Line], list[str]]:
+        """The ledger, and the files of the dead letters at the same time."""
+        file = Path(self.folder, ledger.FILE)
+        lines = ledger.read(file)
+        while True:
+            files = deadletters.files_of(self.letters)
+            before, lines = lines, ledger.read(file)
+            # Letters come into the table before they are noted: those of batches that were settled
+            # since are no harm. What was sent again is noted first, and leaves the table then.
+            if _resent(before) == _resent(lines):
+                return before, files
+
+    def _settled(self, line: ledger.Line) -> Settled:
+        counts, then = line.counts, line.rendered
+        aside = counts.refused + counts.waiting + counts.skipped
+        now = self.rendering
+        rendering = replace(now, **msgspec.structs.asdict(then)) if then else now
+        return Settled(
+            line.epoch,
+            line.first,
+            line.last,
+            counts.sent,
+            aside,
+            line.doubtful,
+            counts.retries,
+            rendering,
+        )
+
+    def recalled(self) -> bool:
+        """Whether somebody wants its dead letters to be sent again."""
+        if redrive.asked(self.folder) is None:
+            return False
+        disabled.enable(self.folder)
+        return True
+
+    def decline(self, reason: str) -> None:
+        """Tell whoever asked for dead letters to be sent again that the sink halts."""
+        if wish := redrive.asked(self.folder):
+            count, _ = deadletters.counted(self.letters)
+            told = redrive.Redriven(wish.id, count, 0, count, f"the sink has halted: {reason}")
+            redrive.tell(self.folder, told)
+
+    def open(self, writer: str, *, adopt: bool = False) -> PushWriter:
+        """Begin to send."""
+        if not self.folder:
+            raise PipelineError(f"nobody said where the sink {self.name} keeps its ledger")
+        return PushWriter(self, writer, adopt=adopt)
+
+
+def _resent(lines: list[ledger.Line]) -> list[ledger.Line]:
+    return [line for line in lines if line.what == "redriven"]

@@ -1,0 +1,129 @@
+"""What a tables sink remembers beside its tables: how far it has come, which tables it knows."""
+
+import msgspec
+
+from ...errors import PipelineError, SinkFenced
+from .. import Progress, Troubled
+from ..lake.plan import Place, Trouble
+from ..lake.storage import Folder
+
+_PATH = "_headrace/ledger.json"
+
+
+class Entry(msgspec.Struct):
+    """One table."""
+
+    place: Place
+    trouble: Trouble | None = None
+
+
+class _Content(msgspec.Struct):
+    writer: str
+    epoch: str = ""
+    sequence: int = 0
+    tables: list[Entry] = []
+
+
+class Ledger:
+    """A small file in the sink's folder; what it says is already true when it is written."""
+
+    def __init__(self, folder: Folder, content: _Content) -> None:
+        self._folder = folder
+        self._content = content
+        self._entries = {entry.place: entry for entry in content.tables}
+        self._written = b""
+        self._owners = {content.writer}  # whose name may stand in the file
+        self.absent = False  # there was none when it was opened
+
+    @classmethod
+    def open(cls, folder: Folder, writer: str, *, adopt: bool) -> "Ledger":
+        """The sink's ledger; that of another writer is refused."""
+        text = folder.read_text(_PATH)
+        content = _Content(writer) if text is None else _read(text, folder)
+        if content.writer != writer and not adopt:
+            raise SinkFenced(f"another pipeline writes to {folder.uri}")
+        ledger = cls(folder, content)
+        ledger._take_over(writer)
+        ledger.absent = text is None
+        return ledger
+
+    def _take_over(self, writer: str) -> None:
+        self._content.writer = writer
+        self._owners.add(writer)
+
+    @property
+    def epoch(self) -> str:
+        """The log that the sink has followed so far; "": none yet."""
+        return self._content.epoch
+
+    def progress(self) -> Progress | None:
+        """How far every table has come; None: nowhere."""
+        content = self._content
+        return Progress(content.epoch, content.sequence) if content.epoch else None
+
+    @property
+    def places(self) -> list[Place]:
+        """Every table that the sink has had."""
+        return list(self._entries)
+
+    def knows(self, place: Place) -> bool:
+        """Whether the sink has had this table."""
+        return place in self._entries
+
+    def trouble(self, place: Place) -> Trouble | None:
+        """Why the table is not followed; None: it is."""
+        entry = self._entries.get(place)
+        return entry.trouble if entry else None
+
+    def troubled(self) -> list[Troubled]:
+        """Every table that is not followed."""
+        found = [entry for entry in self._content.tables if entry.trouble]
+        return [
+            Troubled(str(entry.place), trouble.sequence, trouble.reason, trouble.hint)
+            for entry in sorted(found, key=lambda entry: str(entry.place))
+            if (trouble := entry.trouble)
+        ]
+
+    def note(self, place: Place, trouble: Trouble | None) -> None:
+        """Remember a table, and what is wrong with it."""
+        if place not in self._entries:
+            self._entries[place] = Entry(place)
+            self._content.tables.append(self._entries[place])
+        self._entries[place].trouble = trouble
+
+    def forget_troubles(self) -> None:
+        """Begin anew with every table: another log will fill them."""
+        for entry in self._content.tables:
+            entry.trouble = None
+
+    def reach(self, epoch: str, sequence: int) -> None:
+        """Remember that every change up to this one has arrived."""
+        if epoch != self._content.epoch:
+            self._content.epoch, self._content.sequence = epoch, 0
+        self._content.sequence = max(self._content.sequence, sequence)
+
+    def save(self) -> None:
+        """Write it down, if anything changed."""
+        text = msgspec.json.encode(self._content)
+        if text != self._written:
+            self._expect_ours()
+            self._folder.write_text(_PATH, text.decode())
+            self._written = text
+            self.absent = False
+
+    def _expect_ours(self) -> None:
+        """Whoever was taken over from may be at work with tables that the other did not touch."""
+        text = self._folder.read_text(_PATH)
+        if text is not None and _read(text, self._folder).writer not in self._owners:
+            raise SinkFenced(f"another pipeline has taken over {self._folder.uri}")
+        self._owners = {self._content.writer}
+
+
+def _read(text: str, folder: Folder) -> _Content:
+    try:
+        return msgspec.json.decode(text, type=_Content)
+    except msgspec.DecodeError as error:
+        raise PipelineError(
+            f"{folder.uri}/{_PATH} cannot be read, and it says which tables are not followed",
+            hint="Bring it back from a copy, or set another path and let the sink begin anew.",
+        ) from error

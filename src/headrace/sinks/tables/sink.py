@@ -1,0 +1,296 @@
+"""Delta tables that equal the source's tables after every batch.
+
+    a batch ─▶ route (each change to its key's bucket) ─▶ merge (a bucket's files) ─▶ commit
+
+All rows stay in Spark's tasks; the driver sees file names. A batch usually takes one job, for all
+tables together. What the plan did not know (a new table, new columns) takes a second one for the
+tables concerned, planned with what the first has seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import msgspec
+
+from ...errors import ConfigError, LogReplaced, PipelineError, TableTroubled
+from .. import Progress, Troubled
+from ..lake.delta import Delta, Marks
+from ..lake.plan import Done, Place, Seen, TablePlan, Trouble
+from ..lake.storage import Folder
+from .compaction import arrange
+from .ledger import Ledger
+from .merge import RESULT_DDL, Merge
+from .route import FIELDS, SENT_DDL, TASK, Router
+from .target import Target
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+_MOST_PASSES = 500  # a batch may bring many versions of columns, each with a job of its own
+_COMMITS_AT_ONCE = 8
+_VACUUM_SECONDS = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """A Delta table per source table under `path`/schema/table."""
+
+    packed: ClassVar[bool] = True
+    whole: ClassVar[bool] = False
+
+    name: str
+    path: str
+    tables: tuple[str, ...] = ()  # globs; none: all
+    keep: Literal["rows", "history"] = "rows"
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by schema.table
+    as_text: tuple[str, ...] = ()  # schema.table.column: kept as the source's exact text
+    file_mb: float = 8.0  # about the size of a file; smaller ones make small batches cheaper
+    vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
+    # Options for s3://, az://, gs://; they may be secret, so they do not print.
+    storage: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.file_mb <= 0 or self.vacuum_hours < 0:
+            raise ConfigError("file_mb must be above 0, and vacuum_hours not below")
+        empty = [table for table, columns in self.keys.items() if not columns]
+        if empty:
+            raise ConfigError(f"keys names no column for {empty[0]}")
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What it looks at; only versions need to know when they begin."""
+        return (*FIELDS, "transaction") if self.keep == "history" else FIELDS
+
+    @property
+    def file_bytes(self) -> float:
+        """About the size of a file."""
+        return self.file_mb * 1_000_000
+
+    @property
+    def folder(self) -> Folder:
+        """Where the tables lie."""
+        return Folder.of(self.path, self.storage)
+
+    def troubled(self) -> list[Troubled]:
+        """The tables that are not followed any more, asked from outside of the query."""
+        return Ledger.open(self.folder, "", adopt=True).troubled()
+
+    def open(self, writer: str, *, adopt: bool = False) -> TablesWriter:
+        """Begin to write."""
+        return TablesWriter(self, writer, adopt=adopt)
+
+
+class TablesWriter:
+    """The tables of a sink while a query writes them."""
+
+    def __init__(self, sink: Tables, writer: str, *, adopt: bool) -> None:
+        self._sink = sink
+        self._writer = writer
+        self._adopt = adopt
+        self._ledger = Ledger.open(sink.folder, writer, adopt=adopt)
+        if adopt:
+            self._take_over()
+        self._targets: dict[Place, Target] = {}
+        self._spark: SparkSession | None = None
+        self._vacuum_due = time.monotonic()
+
+    def _take_over(self) -> None:
+        """Be the writer of every table, also of those that do not change for long."""
+        for place in self._ledger.places:
+            # What is wrong with one is told when its next change comes.
+            with suppress(TableTroubled):
+                folder = self._sink.folder.within(place.schema, place.table)
+                Delta.open(folder, self._writer, adopt=True)
+
+    def progress(self) -> Progress | None:
+        """How far every table has come."""
+        return self._ledger.progress()
+
+    def troubled(self) -> list[Troubled]:
+        """The tables that are not followed any more."""
+        return self._ledger.troubled()
+
+    def write(self, changes: DataFrame, batch_id: int) -> int:
+        """Make every table equal its source as of the batch's end."""
+        self._expect_tables(batch_id)
+        self._spark = changes.sparkSession
+        outcome = self._run(changes, [target.plan() for target in self._targets.values()])
+        marks = self._marks(outcome, batch_id)
+        again = self._settle(list(self._targets.values()), outcome, marks)
+        for _ in range(_MOST_PASSES):
+            if not again:
+                break
+            targets = [self._targets[place] for place in again]
+            self._arrange([target for target in targets if not target.ready])
+            plans = [target.plan() for target in targets]
+            again = self._settle(targets, self._run(changes, plans, only_planned=True), marks)
+        if again:
+            raise PipelineError(f"batch {batch_id} reads differently each time: {again[0]}")
+        self._ledger.reach(marks.epoch, marks.sequence)
+        self._ledger.save()
+        return outcome.changes
+
+    def _run(
+        self, changes: DataFrame, plans: list[TablePlan], *, only_planned: bool = False
+    ) -> Outcome:
+        """One job over the batch, for all of these tables."""
+        tasks = self._tasks(changes.sparkSession, plans)
+        routing = Router(plans, keys=self._sink.keys, only_planned=only_planned, tasks=tasks)
+        packed = "packed" in changes.columns
+        chosen = changes if packed else changes.select(*self._sink.fields)
+        routed = chosen.mapInArrow(routing, SENT_DDL)
+        merged = routed.repartitionById(tasks, TASK).mapInArrow(Merge(plans), RESULT_DDL)
+        results = merged.collect()
+        return Outcome(plans, [(row["at"], row["kind"], row["said"]) for row in results])
+
+    @staticmethod
+    def _tasks(spark: SparkSession, plans: list[TablePlan]) -> int:
+        """How many tasks share the buckets."""
+        buckets = sum(len(plan.buckets) for plan in plans)
+        return max(min(buckets, int(spark.conf.get("spark.sql.shuffle.partitions") or 1)), 1)
+
+    def _expect_tables(self, batch_id: int) -> None:
+        # The first batch writes the ledger, even if it is empty. Without it, tables would be made
+        # anew out of this batch, and miss all that came before.
+        if self._ledger.absent and batch_id > 0:
+            raise PipelineError(
+                f"the tables in {self._sink.folder.uri} are gone, and {batch_id} batches with them",
+                hint="Bring them back from a copy, or run `headrace pipeline --adopt "
+                f"{self._sink.name}` to make them anew of all that is still in the log.",
+            )
+
+    def _marks(self, outcome: Outcome, batch_id: int) -> Marks:
+        epochs = {seen.epoch for seen in outcome.seen}
+        if len(epochs) > 1:
+            raise PipelineError(
+                "the batch holds changes of several logs, and their sequences have no common order",
+                hint="Give each log a folder of its own.",
+            )
+        epoch = epochs.pop() if epochs else self._ledger.epoch
+        if self._ledger.epoch not in ("", epoch):
+            if not self._adopt:
+                raise LogReplaced(f"the tables in {self._sink.path} were filled from another log")
+            self._ledger.forget_troubles()
+        last = max((seen.last_sequence for seen in outcome.seen), default=0)
+        return Marks(batch_id=batch_id, epoch=epoch, sequence=last)
+
+    def _settle(self, targets: list[Target], outcome: Outcome, marks: Marks) -> list[Place]:
+        """Commit what is done; returns the tables that another job must do."""
+        known = {target.place: at for at, target in enumerate(targets)}
+        again: list[Place] = []
+        for place, seen in outcome.by_place.items():
+            at = known.get(place)
+            try:
+                if at is None:
+                    if self._opened(place, seen):
+                        again.append(place)
+                elif targets[at].adapt(seen):
+                    again.append(place)  # planned anew, it may well get through
+                elif at in outcome.troubled:
+                    targets[at].recover(outcome.troubled[at], seen)
+                    again.append(place)
+            except TableTroubled as error:
+                self._give_up(place, seen, error)
+        self._commit(
+            [
+                (target, outcome.plans[at], outcome.done[at])
+                for at, target in enumerate(targets)
+                if target.place not in again and target.place in self._targets
+            ],
+            marks,
+        )
+        unfinished = [plan.place for plan in outcome.plans if plan.upto]
+        return again + [
+            place for place in unfinished if place in self._targets and place not in again
+        ]
+
+    def _opened(self, place: Place, seen: Sequence[Seen]) -> bool:
+        """Whether a table that changes for the first time is followed from now on."""
+        trouble = self._ledger.trouble(place)
+        emptied = max(each.emptied_at for each in seen)
+        if trouble and emptied <= trouble.sequence:
+            return False
+        target = Target.open(
+            self._sink,
+            place,
+            seen,
+            writer=self._writer,
+            adopt=self._adopt,
+            known=self._ledger.knows(place) and not emptied,
+        )
+        if trouble:
+            logger.info("a full copy has come, so the table goes on table=%s", place)
+            target.start_at(emptied)
+        self._ledger.note(place, None)
+        self._targets[place] = target
+        return True
+
+    def _commit(self, settled: list[tuple[Target, TablePlan, list[Done]]], marks: Marks) -> None:
+        with ThreadPoolExecutor(_COMMITS_AT_ONCE) as threads:
+            # Every one is tried, and the first error raised.
+            waiting = [
+                threads.submit(target.commit, plan, done, marks.upto(plan.upto))
+                for target, plan, done in settled
+            ]
+        for each in waiting:
+            each.result()
+
+    def _give_up(self, place: Place, seen: Sequence[Seen], error: TableTroubled) -> None:
+        logger.error("a table is not followed any more table=%s reason=%s", place, error)
+        first = min(each.first_sequence for each in seen)
+        self._targets.pop(place, None)
+        self._ledger.note(place, Trouble(first, str(error), error.hint))
+
+    def tend(self) -> None:
+        """Join small files, split large buckets, and now and then delete old files."""
+        targets = list(self._targets.values())
+        self._arrange(targets)
+        if time.monotonic() >= self._vacuum_due:
+            pause = min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
+            self._vacuum_due = time.monotonic() + pause
+            for target in targets:
+                target.delta.vacuum(self._sink.vacuum_hours)
+
+    def _arrange(self, targets: Sequence[Target]) -> None:
+        if self._spark is not None:
+            arrange(self._spark, targets, self._sink.file_bytes)
+
+
+class Outcome:
+    """What the tasks of a job told."""
+
+    def __init__(self, plans: list[TablePlan], results: list[tuple[int, str, str]]) -> None:
+        self.plans = plans
+        self.seen: list[Seen] = []
+        self.done: dict[int, list[Done]] = defaultdict(list)
+        self.troubled: dict[int, Trouble] = {}
+        for at, kind, said in results:
+            if kind == "seen":
+                self.seen.append(msgspec.json.decode(said, type=Seen))
+            elif kind == "done":
+                self.done[at].append(msgspec.json.decode(said, type=Done))
+            else:
+                self.troubled[at] = msgspec.json.decode(said, type=Trouble)
+
+    @property
+    def changes(self) -> int:
+        """How many changes of tables the batch held."""
+        return sum(seen.changes for seen in self.seen)
+
+    @property
+    def by_place(self) -> dict[Place, list[Seen]]:
+        """What was seen, table by table."""
+        found: dict[Place, list[Seen]] = defaultdict(list)
+        for seen in self.seen:
+            found[seen.place].append(seen)
+        return found

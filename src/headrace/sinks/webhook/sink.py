@@ -1,0 +1,127 @@
+"""Every change posted to an endpoint, signed, alone or in batches."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote_plus
+
+import msgspec
+
+from ...errors import ConfigError, SinkUnavailable
+from ...formats.signature import STANDARD_SECRET, standard_key
+from ...secret import Secret
+from ..push.delivery import Policy
+from ..push.settings import PushSettings
+from .address import Endpoint, endpoint
+from .channel import HttpChannel, Limits
+from .hiding import Hidden
+from .request import JSON, Post, expect_headers, expect_secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook(PushSettings):
+    """Events posted to an https endpoint, with the seed's headers and those of Standard Webhooks.
+
+    An answer of 2xx accepts what was posted, 410 ends the sink, 429 makes it rest, 408, 425, 5xx
+    and no answer are tried again, anything else is a refusal; a batch that is refused is parted
+    until the events are found that it was refused for.
+    """
+
+    url: Secret  # its path may be all that protects it
+    secret: Secret | None = None  # what signs; None: nothing is signed
+    previous_secret: Secret | None = None  # signs too, until every receiver knows the new one
+    headers: Mapping[str, Secret] = field(default_factory=dict)
+    batch: bool = False  # whether events are posted together, up to batch_size of them
+    concurrency: int = 16  # requests at once, of a task; those of one row follow each other
+    timeout_seconds: float = 30.0  # for a request and its answer
+    allow_private_networks: bool = False  # also http://, and any address
+    ca_file: str = ""  # certificates to trust instead of the system's
+
+    def __post_init__(self) -> None:
+        PushSettings.__post_init__(self)
+        self._endpoint()
+        expect_headers(self.headers)
+        expect_secret("secret", self.secret)
+        expect_secret("previous_secret", self.previous_secret)
+        if self.previous_secret is not None and self.secret is None:
+            raise ConfigError("previous_secret is set and secret is not; set the new one there")
+        if not 1 <= self.concurrency <= 1000:
+            raise ConfigError(f"concurrency must be from 1 to 1000, not {self.concurrency}")
+        if not 0 < self.timeout_seconds <= 600:
+            raise ConfigError(
+                f"timeout_seconds must be above 0, up to 600, not {self.timeout_seconds:g}"
+            )
+
+    def _endpoint(self) -> Endpoint:
+        return endpoint(self.url.reveal(), private=self.allow_private_networks)
+
+    @property
+    def address(self) -> str:
+        """The url; an endpoint that is gone is asked again when it is another."""
+        return self.url.reveal()
+
+    @property
+    def policy(self) -> Policy:
+        """A window holds a batch for each request that may be on its way."""
+        plain = super(Webhook, self).policy  # super() does not know slots
+        if not self.batch:
+            return plain
+        return msgspec.structs.replace(
+            plain,
+            batch_size=self.batch_size * self.concurrency,
+            batch_bytes=self.batch_bytes * self.concurrency,
+        )
+
+    def connect(self) -> HttpChannel:
+        """Open the endpoint; a connection is made when there is something to post."""
+        place = self._endpoint()
+        secrets = [each for each in (self.secret, self.previous_secret) if each is not None]
+        media_type = JSON if self.batch else self.formats.named(self.format).media_type
+        return HttpChannel(
+            place,
+            Post(place, media_type, secrets=secrets, headers=self.headers),
+            Limits(
+                self.concurrency,
+                self.timeout_seconds,
+                self.policy.schedule,
+                self.batch_size if self.batch else 0,
+                self.batch_bytes,
+            ),
+            tls=self._tls() if place.tls else None,
+            private=self.allow_private_networks,
+            hidden=self._hidden(place, secrets),
+        )
+
+    def _hidden(self, place: Endpoint, secrets: Sequence[Secret]) -> Hidden:
+        """What an answer may repeat and nobody may read."""
+        texts = {each.reveal() for each in self.headers.values()}
+        for secret in secrets:
+            texts.add(secret.reveal().removeprefix(STANDARD_SECRET))
+            texts.add(_text(standard_key(secret.reveal())))
+        path, _, query = place.target.partition("?")
+        texts |= {path.strip("/"), *path.split("/")}
+        for pair in query.split("&"):  # a name says nothing, unless it is all there is
+            name, _, value = pair.partition("=")
+            texts.add(value or name)
+        return Hidden(map(Secret, texts | set(map(unquote_plus, texts))))
+
+    def _tls(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+        except OSError as error:  # also of what is no certificate
+            raise SinkUnavailable(
+                f"the certificates in {self.ca_file} cannot be read: {type(error).__name__}"
+            ) from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+
+def _text(key: bytes) -> str:
+    """A key as somebody could print it; "": it is no text."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return ""
