@@ -20,14 +20,14 @@ MODULES = [
     if "_pb2" not in module.stem  # written by protoc
 ]
 
-LONGEST_MODULE = 500
+LONGEST_MODULE = 700
 MOST_PARAMETERS = 6
 # Functions that may take more, as "module.function", each with its reason beside it.
 MANY_PARAMETERS: frozenset[str] = frozenset(
     {
-        "cli.demo",  # a command has an option for each thing one may ask
-        "cli.tail",  # as above
-        "keycommands.create",  # as above
+        "headrace.cli.demo",  # a command has an option for each thing one may ask
+        "headrace.cli.tail",  # as above
+        "headrace.cli.keys.create",  # as above
     }
 )
 
@@ -37,6 +37,12 @@ needs_cli = pytest.mark.skipif(not HAS_CLI, reason="headrace.cli does not exist 
 # ```python run
 RUNNABLE = re.compile(r"^```python run\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)")
+
+
+def dotted(module: Path) -> str:
+    """The name by which a module is imported."""
+    parts = module.relative_to(ROOT / "src").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def functions(module: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -117,7 +123,7 @@ def test_modules_stay_short_enough_to_read_at_once() -> None:
 
 def test_functions_take_no_more_parameters_than_a_reader_can_hold() -> None:
     counts = {
-        f"{module.stem}.{function.name}": parameters(function)
+        f"{dotted(module)}.{function.name}": parameters(function)
         for module in MODULES
         for function in functions(module)
     }
