@@ -22,13 +22,13 @@
     │   ├── ChangesLost        the log no longer has the changes after a query's offset
     │   ├── LogReplaced        the log is not the one that a query's offset belongs to
     │   ├── PipelineInUse      another pipeline works with the same checkpoints
-    │   ├── CheckpointUnreadable  a query's own notes are damaged; what its sink holds is not
+    │   ├── CheckpointUnreadable  a query's checkpoint is damaged; what its sink holds is not
     │   ├── QueryFailed        Spark gave up for a reason of its own; it is tried a few times
     │   ├── LogUnreachable     nobody: the server that a query reads from is asked again
     │   ├── SinkUnavailable    nobody: the batch is tried again
     │   ├── SinkRefused        whoever runs what a sink sends to, or its settings; it halts
     │   ├── SinkFenced         another pipeline writes to the same place
-    │   └── TableTroubled      one table cannot follow its source; the others go on
+    │   └── TableFailed        one table cannot follow its source; the others go on
     ├── SignatureInvalid       whoever got a webhook request that its sender did not sign so
     └── DecodeError            one value or message cannot be read; its table stops, others go on
 
@@ -78,9 +78,7 @@ class LogInUse(LogError):
 class LogFailed(LogError):
     """The disk refused a write; what was acknowledged before is safe."""
 
-    hint = (
-        "Free some space or mend the disk, then start Headrace again; it goes on where it stopped."
-    )
+    hint = "Free some space or repair the disk, then start Headrace again; it resumes by itself."
 
 
 class SourceError(HeadraceError):
@@ -96,7 +94,7 @@ class SourceUnavailable(SourceError):
 class SourceRefused(SourceError):
     """The server lacks a setting or the user a privilege."""
 
-    hint = "Run `headrace check` for the statements that mend it."
+    hint = "Run `headrace check` for the statements that fix it."
 
 
 class TableUnknown(SourceError):
@@ -106,13 +104,13 @@ class TableUnknown(SourceError):
 class PositionLost(SourceError):
     """The source no longer holds the changes after our position."""
 
-    hint = "Run `headrace snapshot SOURCE` to start again from a full copy."
+    hint = "Run `headrace snapshot SOURCE` to start again from a new snapshot."
 
 
 class SourceReplaced(SourceError):
     """The server is not the one that our position belongs to."""
 
-    hint = "Run `headrace snapshot SOURCE` to start again from a full copy of this server."
+    hint = "Run `headrace snapshot SOURCE` to start again from a new snapshot of this server."
 
 
 class ProtocolError(SourceError):
@@ -122,8 +120,8 @@ class ProtocolError(SourceError):
 class ServerError(HeadraceError):
     """The running server does not do what a command asked."""
 
-    word: str = ""  # the answer's own for programs, such as unknown_cursor
-    after: float = 0.0  # seconds after which the answer says to ask again
+    word: str = ""  # the reply's error code, such as unknown_cursor
+    after: float = 0.0  # seconds after which the reply says to ask again
 
 
 class ServerAbsent(ServerError):
@@ -142,7 +140,7 @@ class ServerBusy(ServerError):
 class ChangesTrimmed(ServerError):
     """Changes that a reader has not read yet are no longer in the log."""
 
-    hint = "Read the tables' current rows, then go on after `last`; or give `on_gap` to be told."
+    hint = "Read the tables' current rows, then go on after `last`; or give `on_gap`."
 
     def __init__(self, message: str, *, hint: str = "", first: int = 0, last: int = 0) -> None:
         super().__init__(message, hint=hint)
@@ -165,7 +163,7 @@ class ChangesLost(PipelineError):
 
     hint = (
         "Move what the sink has stored away, run `headrace pipeline --adopt SINK` and then "
-        "`headrace snapshot SOURCE` for a full copy. A query of your own may set failOnDataLoss "
+        "`headrace snapshot SOURCE` for a new snapshot. A query of your own may set failOnDataLoss "
         "to false. A longer cdc.retention_days avoids it."
     )
 
@@ -186,7 +184,7 @@ class PipelineInUse(PipelineError):
 
 
 class CheckpointUnreadable(PipelineError):
-    """The notes of how far a query is cannot be read."""
+    """A query's checkpoint cannot be read."""
 
 
 class QueryFailed(PipelineError):
@@ -220,10 +218,10 @@ class SinkFenced(PipelineError):
     hint = "Stop the other one, or run `headrace pipeline --adopt SINK` to take over from it."
 
 
-class TableTroubled(PipelineError):
+class TableFailed(PipelineError):
     """One table cannot follow its source any more."""
 
-    hint = "Run `headrace snapshot SOURCE TABLE` for a full copy; the table then goes on."
+    hint = "Run `headrace snapshot SOURCE TABLE` for a new snapshot; the table then goes on."
 
 
 class SignatureInvalid(HeadraceError):

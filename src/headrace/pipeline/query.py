@@ -10,7 +10,7 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ..errors import ConfigError, HeadraceError, LogReplaced, PipelineError, TableTroubled
+from ..errors import ConfigError, HeadraceError, LogReplaced, PipelineError, TableFailed
 from ..log import Ranges
 from ..sinks import Paced, Sharing, Sink, Troubled, Writer
 from .checkpoint import Checkpoint
@@ -86,7 +86,7 @@ class Batches:
         try:
             self._writer.tend()
         except HeadraceError as error:
-            if not (error.retry or isinstance(error, TableTroubled)):
+            if not (error.retry or isinstance(error, TableFailed)):
                 raise
             logger.warning("sink=%s tended=no error=%s", self._sink, error.explain())
         self.untended = -1

@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from ...errors import SinkFenced, SinkUnavailable, TableTroubled
+from ...errors import SinkFenced, SinkUnavailable, TableFailed
 from .plan import Part
 from .storage import Added, Folder
 
@@ -52,7 +52,7 @@ class Delta:
             return None
         except (DeltaError, OSError) as error:
             if _damaged(error):
-                raise TableTroubled(
+                raise TableFailed(
                     f"the Delta log in {folder.uri} is damaged", hint=_MEND_LOG
                 ) from error
             raise SinkUnavailable(f"the Delta table {folder.uri} cannot be read") from error
@@ -86,7 +86,7 @@ class Delta:
         except (DeltaError, OSError) as error:
             raise SinkUnavailable(f"the Delta table {folder.uri} cannot be created") from error
         except Exception as error:  # what delta-rs has no kind of error for
-            raise TableTroubled(
+            raise TableFailed(
                 f"Delta takes no table with the columns of {folder.uri}",
                 hint="Columns whose names differ only in case are one to Delta: rename one, then "
                 "run `headrace snapshot SOURCE TABLE`.",

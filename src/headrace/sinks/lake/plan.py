@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ...change.arrow import arrow_type
 from ...change.event import Column
-from ...errors import HeadraceError, TableTroubled
+from ...errors import HeadraceError, TableFailed
 from .storage import Added, Folder
 
 SEQUENCE = "_sequence"
@@ -105,7 +105,7 @@ def delta_schema(
     """The columns of a Delta table: the source's, and our own."""
     taken = [column.name for column in columns if column.name in OWN_COLUMNS]
     if taken:
-        raise TableTroubled(
+        raise TableFailed(
             f"the source has a column {taken[0]}, a name that Headrace uses for itself",
             hint="Rename the column, then run `headrace snapshot SOURCE TABLE`.",
         )
@@ -154,7 +154,7 @@ def trouble_of(error: Exception, sequence: int) -> Trouble:
             raise error
         return Trouble(sequence, str(error), error.hint)
     # Its text may show a value.
-    hint = TableTroubled.hint
+    hint = TableFailed.hint
     return Trouble(sequence, f"a change cannot be applied ({type(error).__name__})", hint)
 
 

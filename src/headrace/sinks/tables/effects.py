@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from ...change.arrow import decode
 from ...change.event import Column
-from ...errors import TableTroubled
+from ...errors import TableFailed
 from ..lake.plan import CURRENT, SEQUENCE, VALID_FROM, VALID_TO, TablePlan
 from .fold import Routed, Version, fold
 from .keys import Numbers, positions
@@ -129,7 +129,7 @@ class Effects:
     def _completed(self, rows: pa.Table, partial: list[tuple[int, Version]]) -> pa.Table:
         """The rows with absent columns taken from the rows that the table had."""
         if any(version.base not in self._base_of for _, version in partial):
-            raise TableTroubled("a row came in part, and the table does not have the rest of it")
+            raise TableFailed("a row came in part, and the table does not have the rest of it")
         bases = pa.concat_tables(self._bases)
         for name in sorted({name for _, version in partial for name in version.absent}):
             index = rows.schema.get_field_index(name)

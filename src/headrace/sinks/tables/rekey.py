@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...change.arrow import columns_of
 from ...change.event import Column
-from ...errors import TableTroubled
+from ...errors import TableFailed
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _text = msgspec.json.Encoder().encode
@@ -28,7 +28,7 @@ def rekeyed(row_schema: str, key: Sequence[str]) -> str:
     columns = columns_of(row_schema)
     missing = set(key) - {column.name for column in columns}
     if missing:
-        raise TableTroubled(
+        raise TableFailed(
             f"keys names column {min(missing)}, and the table has none of this name",
             hint="Correct keys in the config, then run `headrace snapshot SOURCE TABLE`.",
         )
@@ -54,7 +54,7 @@ def with_keys(rows: pa.Table, key: Sequence[Column]) -> pa.Table:
 def _key_text(names: Sequence[str], image: Mapping[str, msgspec.Raw], sequence: int) -> str:
     for name in names:
         if name not in image:
-            raise TableTroubled(
+            raise TableFailed(
                 f"change {sequence} comes without the value of {name}, which keys names",
                 hint=_FULL,
             )

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ...change.arrow import columns_of, decode
 from ...change.arrow.frame import PACKED, pack, unpack
-from ...errors import TableTroubled
+from ...errors import TableFailed
 from ..lake.plan import UNFOLLOWED, Place, Seen, TablePlan, Trouble, trouble_of
 from .keys import buckets
 from .rekey import rekeyed, with_keys
@@ -339,8 +339,8 @@ def _told(seen: dict[int, Seen]) -> pa.Table:
     return pa.Table.from_pylist(rows, ROUTED)
 
 
-def _troubled(reason: str, sequence: int, seen: Seen) -> TableTroubled:
-    error = TableTroubled(reason)
+def _troubled(reason: str, sequence: int, seen: Seen) -> TableFailed:
+    error = TableFailed(reason)
     seen.trouble = Trouble(sequence, reason, error.hint)
     return error
 

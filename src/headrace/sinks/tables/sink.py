@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
-from ...errors import ConfigError, LogReplaced, PipelineError, TableTroubled
+from ...errors import ConfigError, LogReplaced, PipelineError, TableFailed
 from .. import Progress, Troubled
 from ..lake.delta import Delta, Marks
 from ..lake.plan import Done, Place, Seen, TablePlan, Trouble
@@ -108,7 +108,7 @@ class TablesWriter:
         """Be the writer of every table, also of those that do not change for long."""
         for place in self._ledger.places:
             # What is wrong with one is told when its next change comes.
-            with suppress(TableTroubled):
+            with suppress(TableFailed):
                 folder = self._sink.folder.within(place.schema, place.table)
                 Delta.open(folder, self._writer, adopt=True)
 
@@ -199,7 +199,7 @@ class TablesWriter:
                 elif at in outcome.troubled:
                     targets[at].recover(outcome.troubled[at], seen)
                     again.append(place)
-            except TableTroubled as error:
+            except TableFailed as error:
                 self._give_up(place, seen, error)
         self._commit(
             [
@@ -245,7 +245,7 @@ class TablesWriter:
         for each in waiting:
             each.result()
 
-    def _give_up(self, place: Place, seen: Sequence[Seen], error: TableTroubled) -> None:
+    def _give_up(self, place: Place, seen: Sequence[Seen], error: TableFailed) -> None:
         logger.error("a table is not followed any more table=%s reason=%s", place, error)
         first = min(each.first_sequence for each in seen)
         self._targets.pop(place, None)

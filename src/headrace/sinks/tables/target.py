@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...change.arrow import columns_of, widened
 from ...change.event import Column
-from ...errors import HeadraceError, LogReplaced, TableTroubled
+from ...errors import HeadraceError, LogReplaced, TableFailed
 from ..lake.delta import EPOCH, KEEP, SOURCE, Delta, Marks
 from ..lake.plan import Done, Part, Place, Seen, TablePlan, Trouble, delta_schema
 from ..lake.storage import Added, Folder
@@ -67,7 +67,7 @@ class Target:
         delta = Delta.open(folder, writer, adopt=adopt)
         if delta is None:
             if known:
-                raise TableTroubled(f"the Delta table {folder.uri} is gone")
+                raise TableFailed(f"the Delta table {folder.uri} is gone")
             delta = cls._created(sink, place, seen, folder, writer)
         cls._check(sink, place, delta)
         if delta.properties.get(EPOCH) != epoch:
@@ -109,13 +109,13 @@ class Target:
     def _check(sink: Tables, place: Place, delta: Delta) -> None:
         noted = delta.properties
         if noted.get(SOURCE) != place.source:
-            raise TableTroubled(
+            raise TableFailed(
                 f"{delta.folder.uri} holds the table of source {noted.get(SOURCE)}, "
                 f"and source {place.source} has one of the same name",
                 hint="Rename one of them, or run a Headrace of its own for each source.",
             )
         if noted.get(KEEP) != sink.keep:
-            raise TableTroubled(
+            raise TableFailed(
                 f"{delta.folder.uri} was made with keep: {noted.get(KEEP)}, "
                 f"and the config says keep: {sink.keep}",
                 hint="Set another path for the other way of keeping.",
@@ -148,7 +148,7 @@ class Target:
     def adapt(self, seen: Sequence[Seen]) -> bool:
         """Get ready for what a batch brings; True: the plan has changed.
 
-        A change that cannot be followed raises TableTroubled, unless the batch empties the table
+        A change that cannot be followed raises TableFailed, unless the batch empties the table
         afterwards, which makes up for it.
         """
         fresh = [each for each in seen if each.last_sequence > self.applied]
@@ -164,7 +164,7 @@ class Target:
             return False
         try:
             self._follow(_newest(segment), versions)
-        except TableTroubled as error:
+        except TableFailed as error:
             return self.recover(Trouble(segment[0].first_sequence, str(error), error.hint), seen)
         self._together, self._upto = self._together or moves, upto
         return True
@@ -190,7 +190,7 @@ class Target:
         """Start at the batch's last TRUNCATE, if it comes after what is wrong."""
         emptied = max(each.emptied_at for each in seen)
         if emptied <= max(trouble.sequence, self.applied + 1):
-            raise TableTroubled(trouble.reason, hint=trouble.hint)
+            raise TableFailed(trouble.reason, hint=trouble.hint)
         self.start_at(emptied)
         self._versions = frozenset()  # what follows is looked at anew
         return True
@@ -335,7 +335,7 @@ def _evolved(
             continue
         was = known.field(each.name).type
         if not widened(was, each.type):
-            raise TableTroubled(
+            raise TableFailed(
                 f"column {each.name} was {was} and is {each.type} now, "
                 "and its earlier values are not known in the new type"
             )
