@@ -16,7 +16,7 @@ from headrace.change.event import (
     Table,
     Transaction,
 )
-from headrace.config import Cdc, Config, Server, WebSocket
+from headrace.config import CdcSection, Config, ServerSection, WebSocketSection
 from headrace.errors import SourceError
 from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts
@@ -33,10 +33,14 @@ TABLE = Table("shop", "postgres", "o", "db", "public", "users")
 DAY = 86_400 * 1_000_000
 
 
-def config(folder: Path = Path("unused"), *, server: Server | None = None, **cdc: object) -> Config:
+def config(
+    folder: Path = Path("unused"), *, server: ServerSection | None = None, **cdc: object
+) -> Config:
     source = Postgres(name="shop", url=Secret("postgresql://app:hunter2@127.0.0.1:1/shop"))
-    settings = msgspec.convert(cdc, Cdc)
-    return Config(sources=(source,), data_dir=folder, server=server or Server(), cdc=settings)
+    settings = msgspec.convert(cdc, CdcSection)
+    return Config(
+        sources=(source,), data_dir=folder, server=server or ServerSection(), cdc=settings
+    )
 
 
 def write(log: Log, *, days_ago: float, size: int = 10) -> None:
@@ -96,7 +100,7 @@ def test_a_source_is_told_of_once_a_phase(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_an_address_open_to_the_world_needs_keys() -> None:
-    assert server_settings(config(server=Server(host="0.0.0.0"))).key_required
+    assert server_settings(config(server=ServerSection(host="0.0.0.0"))).key_required
     assert not server_settings(config()).key_required
 
 
@@ -115,7 +119,7 @@ def test_a_config_without_a_model_asks_no_database() -> None:
 
 
 def test_every_setting_of_the_server_reaches_it() -> None:
-    server = Server(
+    server = ServerSection(
         host="0.0.0.0",
         port=4000,
         max_lag_seconds=5,
@@ -130,7 +134,7 @@ def test_every_setting_of_the_server_reaches_it() -> None:
 
 
 def test_every_setting_of_the_websocket_reaches_it() -> None:
-    given = WebSocket(
+    given = WebSocketSection(
         auth_seconds=1,
         ping_seconds=2,
         pong_seconds=3,
@@ -140,7 +144,7 @@ def test_every_setting_of_the_websocket_reaches_it() -> None:
         held_seconds=7,
         held_events=8,
     )
-    rules = server_settings(config(server=Server(websocket=given))).websocket
+    rules = server_settings(config(server=ServerSection(websocket=given))).websocket
     assert msgspec.structs.astuple(rules) == msgspec.structs.astuple(given)
 
 

@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 
 from .capture import Capture
-from .config import Config, WebSocket
+from .config import Config, WebSocketSection
 from .errors import ConfigError, LogError, SourceError
 from .formats.catalogue import Formats
 from .formats.facts import Facts, Server
@@ -68,7 +68,7 @@ def _pipeline(config: Config) -> PipelinePlace | None:
     )
 
 
-def _rules(websocket: WebSocket) -> Rules:
+def _rules(websocket: WebSocketSection) -> Rules:
     return Rules(
         auth=websocket.auth_seconds,
         ping=websocket.ping_seconds,

@@ -28,7 +28,7 @@ from headrace.change.event import (
 )
 from headrace.cli import app, parse_age, parse_size
 from headrace.client import Client
-from headrace.config import load
+from headrace.config import ServerSection, load
 from headrace.errors import ConfigError, ServerAbsent
 from headrace.formats.catalogue import NAMES
 from headrace.log import Log, LogReader
@@ -491,6 +491,16 @@ def test_check_tells_whether_clients_need_a_key(
     result = site.invoke("check")
     assert "✓ server" in result.stdout
     assert ("clients need an API key" in result.stdout) is needed
+
+
+def test_check_names_settings_that_were_renamed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerSection, "RENAMED", {"http_port": "port"}, raising=False)
+    site.write_config(NOWHERE, server={"http_port": site.port})
+    result = site.invoke("check")
+    assert "! headrace.server.http_port: this setting is now called port" in result.stdout
+    assert f"✓ server: port {site.port}" in result.stdout
 
 
 # --- run -----------------------------------------------------------------------------------------

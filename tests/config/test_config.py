@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from headrace.config import (
-    Cdc,
+    CdcSection,
     Config,
-    Pipeline,
-    Server,
-    WebSocket,
+    PipelineSection,
+    ServerSection,
+    WebSocketSection,
     load,
     parse,
     plugins,
@@ -72,8 +72,8 @@ def test_a_source_alone_is_a_whole_config(config: Load, tmp_path: Path) -> None:
     loaded = config(SOURCE)
     [source] = loaded.sources
     assert source.name == "shop"
-    assert loaded.server == Server()
-    assert loaded.cdc == Cdc()
+    assert loaded.server == ServerSection()
+    assert loaded.cdc == CdcSection()
     assert loaded.data_dir == tmp_path / "data"
 
 
@@ -81,12 +81,16 @@ def test_a_source_alone_is_a_whole_config(config: Load, tmp_path: Path) -> None:
 def test_cdc_says_whether_how_long_and_how_much_at_once(config: Load) -> None:
     loaded = config(SOURCE + "cdc: {enabled: false, retention_days: 7, batch_size: 50}")
     assert (loaded.cdc.enabled, loaded.cdc.retention_days, loaded.cdc.batch_size) == (False, 7, 50)
-    assert (Cdc().enabled, Cdc().retention_days, Cdc().batch_size) == (True, 30, 100)
+    assert (CdcSection().enabled, CdcSection().retention_days, CdcSection().batch_size) == (
+        True,
+        30,
+        100,
+    )
 
 
 @pytest.mark.requirement("S1-51")
 def test_the_storage_says_how_postgresql_is_captured(config: Load) -> None:
-    assert config(SOURCE + "cdc: {storage: postgres_wal}").cdc == Cdc() == config(SOURCE).cdc
+    assert config(SOURCE + "cdc: {storage: postgres_wal}").cdc == CdcSection() == config(SOURCE).cdc
     assert type(config(SOURCE).sources[0]) is source_class("postgres")
     chosen = config(SOURCE + "cdc: {storage: event_table}")
     assert type(chosen.sources[0]) is source_class("postgres_events")
@@ -114,13 +118,13 @@ def test_a_relative_data_dir_begins_at_the_config_file(config: Load, tmp_path: P
 
 
 def test_a_section_left_empty_has_its_defaults(config: Load) -> None:
-    assert config(SOURCE + "server:").server == Server()
+    assert config(SOURCE + "server:").server == ServerSection()
 
 
 def test_variables_come_from_the_environment(config: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PORT", "4000")
     loaded = config(SOURCE + 'server: {port: "${PORT}", host: "${ABSENT:-localhost}"}')
-    assert loaded.server == Server(port=4000, host="localhost")
+    assert loaded.server == ServerSection(port=4000, host="localhost")
 
 
 def test_an_empty_variable_has_the_default(config: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +146,10 @@ def test_a_doubled_dollar_is_a_plain_one(config: Load) -> None:
 def test_the_times_of_the_websocket_are_settings_of_the_server(config: Load) -> None:
     text = SOURCE + "server: {port: 4000, websocket: {ping_seconds: 5, pong_seconds: 12.5}}"
     server = config(text).server
-    assert server == Server(port=4000, websocket=WebSocket(ping_seconds=5, pong_seconds=12.5))
-    assert config(SOURCE + "server: {websocket: }").server == Server()
+    assert server == ServerSection(
+        port=4000, websocket=WebSocketSection(ping_seconds=5, pong_seconds=12.5)
+    )
+    assert config(SOURCE + "server: {websocket: }").server == ServerSection()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +159,7 @@ def test_the_times_of_the_websocket_are_settings_of_the_server(config: Load) -> 
 def test_the_server_is_reached_at_an_address_even_when_it_listens_on_all(
     host: str, url: str
 ) -> None:
-    assert Server(host=host).url == url
+    assert ServerSection(host=host).url == url
 
 
 # --- the pipeline --------------------------------------------------------------------------------
@@ -183,7 +189,7 @@ def test_a_sink_alone_is_a_whole_pipeline(config: Load, tmp_path: Path) -> None:
     assert (sink.name, sink.tables) == ("lake", ())
     assert isinstance(sink, sink_class("folder"))
     assert vars_of(sink)["path"] == str(tmp_path / "lake")
-    assert msgspec.structs.replace(loaded.pipeline, sinks=()) == Pipeline()
+    assert msgspec.structs.replace(loaded.pipeline, sinks=()) == PipelineSection()
     assert loaded.checkpoint_dir == tmp_path / "data" / "pipeline"
     assert config(SOURCE).pipeline is None
 
@@ -294,6 +300,51 @@ def test_a_config_without_a_pipeline_never_loads_spark(tmp_path: Path) -> None:
         "assert not {'pyspark', 'pyarrow', 'deltalake'} & set(sys.modules), 'loaded'\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
+# --- settings that were renamed ------------------------------------------------------------------
+
+
+@pytest.fixture
+def renamed(folder_sink: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`server.port` was once called `http_port`, and the sink's `path` was called `folder`."""
+    monkeypatch.setattr(ServerSection, "RENAMED", {"http_port": "port"}, raising=False)
+    monkeypatch.setattr(sink_class("folder"), "RENAMED", {"folder": "path"}, raising=False)
+
+
+@pytest.mark.usefixtures("renamed")
+def test_a_setting_may_have_its_old_name_and_a_warning_names_the_new_one(
+    config: Load, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sinks_given = {"lake": {"type": "folder", "folder": "lake"}}
+    loaded = config(with_pipeline(sinks=sinks_given) + "\nserver: {http_port: 4000}")
+    assert loaded.server.port == 4000
+    assert loaded.pipeline is not None
+    assert vars_of(loaded.pipeline.sinks[0])["path"] == str(tmp_path / "lake")
+    assert loaded.warnings == (
+        "headrace.server.http_port: this setting is now called port",
+        "headrace.pipeline.sinks.lake.folder: this setting is now called path",
+    )
+    logged = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
+    assert logged == [("headrace.config", "WARNING", warning) for warning in loaded.warnings]
+
+
+@pytest.mark.usefixtures("renamed")
+def test_a_setting_under_both_names_is_an_error(config: Load) -> None:
+    assert problems(config, SOURCE + "server: {http_port: 4000, port: 4001}") == [
+        "headrace.server: http_port is the old name of port; set port alone"
+    ]
+
+
+@pytest.mark.usefixtures("renamed")
+def test_a_problem_with_a_renamed_setting_names_it_as_it_is_called_now(config: Load) -> None:
+    [problem] = problems(config, SOURCE + "server: {http_port: many}")
+    assert problem.startswith("headrace.server.port: expected a whole number")
+
+
+def test_warnings_are_no_setting(config: Load) -> None:
+    [problem] = problems(config, SOURCE + "warnings: [x]")
+    assert problem.startswith("headrace: no setting called warnings")
 
 
 # --- the model -----------------------------------------------------------------------------------
@@ -679,12 +730,12 @@ def written(value: object) -> str:
 def test_the_docs_name_every_setting_with_its_default() -> None:
     sections = ("sources", "server", "cdc", "model", "pipeline")
     assert documented("The file") == defaults(Config, *sections)
-    assert documented("server") == defaults(Server, "websocket")
-    assert documented("server: websocket") == defaults(WebSocket)
-    assert documented("cdc") == defaults(Cdc)
+    assert documented("server") == defaults(ServerSection, "websocket")
+    assert documented("server: websocket") == defaults(WebSocketSection)
+    assert documented("cdc") == defaults(CdcSection)
     assert documented("model") == defaults(Model, "entities")
     assert documented("model: entities") == defaults(EntityType, "name")
-    assert documented("pipeline") == defaults(Pipeline, "sinks")
+    assert documented("pipeline") == defaults(PipelineSection, "sinks")
 
 
 @pytest.mark.parametrize("name", source_types())

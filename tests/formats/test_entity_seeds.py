@@ -12,7 +12,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from headrace.change.event import Change
-from headrace.config import Cdc, Config, parse
+from headrace.config import CdcSection, Config, parse
 from headrace.errors import ConfigError
 from headrace.formats.catalogue import schemas
 from headrace.formats.entity import Entity
@@ -153,12 +153,14 @@ def test_the_top_level_keeps_to_the_schema_with_each_type() -> None:
 def test_the_documents_settings_are_settings() -> None:
     sources = {"shop": {"type": "postgres", "url": "dbname=shop"}}
 
-    def cdc(example: Event) -> Cdc:
+    def cdc(example: Event) -> CdcSection:
         content = {"sources": sources, **example}
         return parse(content, folder=Path("/srv"), environment={}).cdc
 
     wal, kafka, table = alternatives(seed("cdc"))
-    assert cdc(wal) == Cdc(enabled=True, storage="postgres_wal", retention_days=30, batch_size=100)
+    assert cdc(wal) == CdcSection(
+        enabled=True, storage="postgres_wal", retention_days=30, batch_size=100
+    )
     assert cdc(table).storage == "event_table"
     with pytest.raises(ConfigError, match="storage kafka: it comes"):
         cdc(kafka)

@@ -266,6 +266,8 @@ def check(config: ConfigFile = DEFAULT_CONFIG) -> None:
 
     settings = load(config)
     console = _console()
+    for warning in settings.warnings:
+        console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
     found = {"this machine": check_machine(settings)}
     found |= {source.name: source.check() for source in settings.sources}
     if said := check_tables(settings):

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..errors import ConfigError
+from ..sinks import Sink
+from ..sources import Source
 
 SOURCES = "headrace.sources"
 SINKS = "headrace.sinks"
@@ -37,6 +39,28 @@ def load(group: str, type_name: str) -> Any:
             f"type {type_name} ({entry.value}, of {owner}) cannot be imported: {error}",
             hint=f"Install what it needs, or remove {owner}.",
         ) from error
+
+
+def source_types() -> list[str]:
+    """Every `type` that a source may have."""
+    return types(SOURCES)
+
+
+def source_class(type_name: str) -> type[Source]:
+    """The class behind a source's `type`."""
+    plugin: type[Source] = load(SOURCES, type_name)
+    return plugin
+
+
+def sink_types() -> list[str]:
+    """Every `type` that a sink may have."""
+    return types(SINKS)
+
+
+def sink_class(type_name: str) -> type[Sink]:
+    """The class behind a sink's `type`."""
+    plugin: type[Sink] = load(SINKS, type_name)
+    return plugin
 
 
 @cache

@@ -1,0 +1,140 @@
+"""The settings: a class a section of the config file, whose fields are what one may set."""
+
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta
+
+from ..errors import ConfigError, nearest
+from ..model import Model, Selection
+from ..secret import Secret
+from ..sinks import Sink
+from ..sources import Source
+from . import storage
+
+Positive = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+
+
+class WebSocketSection(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `server.websocket`: how long a client may take, and what is held for it."""
+
+    auth_seconds: Seconds = 10.0
+    # Clients and proxies take a longer silence for a lost connection.
+    ping_seconds: Annotated[float, Meta(gt=0, le=60)] = 30.0
+    pong_seconds: Seconds = 60.0
+    status_seconds: Seconds = 30.0
+    degraded_events: Annotated[int, Meta(ge=1)] = 1000
+    critical_events: Annotated[int, Meta(ge=1)] = 10_000
+    held_seconds: Seconds = 300.0
+    held_events: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+
+    def __post_init__(self) -> None:
+        if self.degraded_events > self.critical_events:
+            raise ValueError(
+                f"degraded_events {self.degraded_events} is above critical_events "
+                f"{self.critical_events}; set it to at most that"
+            )
+
+
+class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `server`: where and how the log is served."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535)] = 3000
+    grpc_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
+    max_lag_seconds: Positive = 60.0
+    stall_seconds: Positive = 90.0
+    allow_remote: bool = False
+    require_key: bool = False
+    websocket: WebSocketSection = WebSocketSection()
+
+    @property
+    def url(self) -> str:
+        """The address at which a program on this machine reaches the server."""
+        host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+
+class CdcSection(Selection, frozen=True, kw_only=True):
+    """The section `cdc`: whether changes are captured, how long kept, and which become events."""
+
+    enabled: bool = True
+    storage: str = storage.DEFAULT
+    retention_days: Positive = 30.0
+    retention_bytes: Annotated[int, Meta(ge=1)] | None = None
+    batch_size: Annotated[int, Meta(ge=1, le=10_000)] = 100
+
+    def __post_init__(self) -> None:
+        storage.check(self.storage)
+
+
+class PipelineSection(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `pipeline`: what Spark carries from the log to where."""
+
+    master: str = "local[*]"
+    spark: dict[str, Secret] = {}  # any setting of Spark; some of them are keys to a storage
+    checkpoint_dir: Path | None = None
+    trigger_seconds: Positive = 1.0
+    max_changes_per_batch: Annotated[int, Meta(ge=1)] = 100_000
+    url: str | None = None
+    api_key_env: str | None = None
+    api_key_file: Path | None = None
+    sinks: tuple[Sink, ...] = ()
+
+    @property
+    def local(self) -> bool:
+        """Whether all of Spark runs inside this machine's one process."""
+        return self.master == "local" or self.master.startswith("local[")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a process of Headrace is configured with."""
+
+    NOT_SETTINGS: ClassVar[tuple[str, ...]] = ("warnings",)
+
+    sources: tuple[Source, ...]
+    data_dir: Path = Path("data")
+    server: ServerSection = ServerSection()
+    cdc: CdcSection = CdcSection()
+    model: Model = Model()
+    pipeline: PipelineSection | None = None
+    warnings: tuple[str, ...] = ()  # settings that the file gives under their old names
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the log lies."""
+        return self.data_dir / "log"
+
+    @property
+    def pipeline_dir(self) -> Path:
+        """Where a pipeline says how it is doing."""
+        return self.data_dir / "pipeline"
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Where the pipeline's queries keep how far they are, one folder a sink."""
+        given = self.pipeline.checkpoint_dir if self.pipeline else None
+        return given or self.pipeline_dir
+
+    @property
+    def log_address(self) -> dict[str, str]:
+        """How Spark reaches the log: `path`, or `url` where its tasks run on other machines."""
+        pipeline = self.pipeline
+        if pipeline is None or (pipeline.local and not pipeline.url):
+            return {"path": str(self.log_dir)}
+        address = {"url": pipeline.url or self.server.url}
+        if pipeline.api_key_env:
+            address["apiKeyEnv"] = pipeline.api_key_env
+        if pipeline.api_key_file:
+            address["apiKeyFile"] = str(pipeline.api_key_file)
+        return address
+
+    def source(self, name: str) -> Source:
+        """The source of that name."""
+        for source in self.sources:
+            if source.name == name:
+                return source
+        known = [source.name for source in self.sources]
+        raise ConfigError(f"no source called {name}{nearest(name, known)}")
