@@ -19,8 +19,7 @@ from headrace.change.event import (
 from headrace.config import CdcSection, Config, ServerSection, WebSocketSection
 from headrace.errors import SourceError
 from headrace.formats.catalogue import Formats
-from headrace.formats.facts import Facts
-from headrace.formats.facts import Server as ServerFacts
+from headrace.formats.facts import Facts, SourceServer
 from headrace.log import Log
 from headrace.model import Model
 from headrace.run import News, check_model, formats, retain, server_settings
@@ -107,7 +106,7 @@ def test_an_address_open_to_the_world_needs_keys() -> None:
 def test_formats_know_the_log_the_servers_and_the_model() -> None:
     model = Model(name="acme-api", instances={"shop": "primary"}, regions={"shop": "eu-west-1"})
     made = formats(msgspec.structs.replace(config(), model=model))
-    server = ServerFacts("shop", host="127.0.0.1", instance="primary", region="eu-west-1")
+    server = SourceServer("shop", host="127.0.0.1", instance="primary", region="eu-west-1")
     assert made == Formats(Facts("", (server,)), model)
     assert made.of_log("0123456789abcdef").facts == Facts("0123456789ab", (server,))
 

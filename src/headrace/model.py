@@ -1,4 +1,4 @@
-"""Tables as entities: what events call their rows, and how these hang together.
+"""Tables as entities: what events call their rows, and how these reference each other.
 
 A model says only what the database does not: the rest (names, keys, foreign keys) is derived from
 the table as it was when a change was made, so that it is right for old changes too.
@@ -85,7 +85,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     exclude_operations: tuple[Operation, ...] = ()
 
     def includes(self, entity: str) -> bool:
-        """Whether events tell of an entity at all."""
+        """Whether there are events of an entity at all."""
         return entity not in self.exclude_entities and entity in (self.entities or (entity,))
 
     def emits(self, operation: str) -> bool:
@@ -117,7 +117,7 @@ class Model(_Written, frozen=True, kw_only=True, dict=True, eq=False):
         return msgspec.structs.replace(self, selection=selection)
 
     def entity(self, table: Table) -> EntityType:
-        """What the rows of a table are, with everything that the table itself tells."""
+        """What the rows of a table are, with everything that the table itself declares."""
         given = self._given(table) or EntityType(name=entity_name(table.name), table=_path(table))
         everywhere = self.tenant if self.tenant in _columns(table) else None
         return msgspec.structs.replace(

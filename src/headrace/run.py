@@ -19,7 +19,7 @@ from .capture import Capture
 from .config import Config, WebSocketSection
 from .errors import ConfigError, LogError, SourceError
 from .formats.catalogue import Formats
-from .formats.facts import Facts, Server
+from .formats.facts import Facts, SourceServer
 from .log import Log, Trimmed, keys
 from .log.keys import Key, Scope, Wanted
 from .model import Model
@@ -85,7 +85,7 @@ def formats(config: Config) -> Formats:
     """The formats of this installation: from which servers, by which model."""
     model = config.model
     servers = tuple(
-        Server(
+        SourceServer(
             source.name,
             host=source.host,
             instance=model.instances.get(source.name, ""),

@@ -12,11 +12,11 @@ from headrace.formats import Changefeed
 from headrace.formats._time import iso, second
 from headrace.formats.catalogue import NAMES, Formats, schemas
 from headrace.formats.cloudevents import CloudEvents
-from headrace.formats.facts import Facts, Server
+from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.savegress import Savegress, SavegressTransactions
 from tests.changes import make_change
 
-FACTS = Facts("1", (Server("shop", host="db.example.com"),))
+FACTS = Facts("1", (SourceServer("shop", host="db.example.com"),))
 
 
 @pytest.mark.parametrize("name", NAMES)

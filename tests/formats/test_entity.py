@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator
 from headrace.change.event import BeforeKind, Op, Table, Transaction
 from headrace.formats.catalogue import schemas
 from headrace.formats.entity import Entity, EntityFilter
-from headrace.formats.facts import Facts, Server
+from headrace.formats.facts import Facts, SourceServer
 from headrace.model import EntityType, Model, Selection
 from tests.changes import COMMIT_TIME, make_change
 from tests.formats.entities import (
@@ -115,7 +115,7 @@ def test_the_source_has_the_documents_four_keys() -> None:
 
 @pytest.mark.requirement("S1-12", "S1-14")
 def test_the_source_tells_all_that_is_known_when_asked() -> None:
-    facts = Facts(servers=(Server("shop", host="pg.example.com", instance="i", region="r"),))
+    facts = Facts(servers=(SourceServer("shop", host="pg.example.com", instance="i", region="r"),))
     said = {"session_id": "sess_1", "user": "api_service"}
     changes = transaction(inserted(USERS, **ALICE), said=said)
 
@@ -658,7 +658,7 @@ FULL = Model(
         EntityType(name="Order", table="orders", queries=("orders", "users")),
     ),
 )
-FACTS = Facts(servers=(Server("shop", host="db.example.com"),))
+FACTS = Facts(servers=(SourceServer("shop", host="db.example.com"),))
 
 
 @pytest.mark.requirement("S1-02", "S1-03", "S1-05", "S1-19", "S1-24", "S1-42")

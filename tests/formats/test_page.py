@@ -21,7 +21,7 @@ from headrace.change.event import (
 )
 from headrace.formats.catalogue import NAMES, Formats
 from headrace.formats.cloudevents import CloudEvents
-from headrace.formats.facts import Facts, Server
+from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.savegress import Savegress, batch
 from headrace.testing import PostgresDatabase
 from tests.changes import make_change, opened_writer
@@ -61,7 +61,7 @@ ORDERS = Table(
 )
 # As the server makes them for its log, whose epoch is so long.
 FORMATS = Formats(
-    Facts(servers=(Server("shop", "db.example.com", "shop-1"),), version="1.0.0")
+    Facts(servers=(SourceServer("shop", "db.example.com", "shop-1"),), version="1.0.0")
 ).of_log("6f1c2a9d04be4f0c8e1d5a7b93c2e6f4")
 SAID = {
     "trigger": "api_update",

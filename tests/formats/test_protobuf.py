@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headrace.change.event import Change, Op, Transaction
 from headrace.formats._struct import DEEPEST, written
-from headrace.formats.facts import Facts, Server
+from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.protobuf import Protobuf
 from headrace.formats.savegress import Savegress
 from headrace.v1.changefeed_pb2 import DESCRIPTOR, CDCEvent, Operation, PollResponse
@@ -26,7 +26,7 @@ from tests.formats.generated import transactions
 from tests.formats.savegress_document import SEEDS, seed
 
 ROOT = Path(__file__).parent.parent.parent
-FACTS = Facts("abc123", (Server("shop", host="db1.example.com"),), version="1.0.0")
+FACTS = Facts("abc123", (SourceServer("shop", host="db1.example.com"),), version="1.0.0")
 USERS = msgspec.structs.replace(make_table(version=1), origin="postgres:12345:shop")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from headrace.change.event import BeforeKind, Change, Op, PostgresPosition, Transaction, format_lsn
-from headrace.formats.facts import Facts, Server
+from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.savegress import (
     Savegress,
     SavegressTransactions,
@@ -24,7 +24,7 @@ from tests.changes import COMMIT_TIME, make_change, make_table
 from tests.formats.generated import transactions
 from tests.formats.savegress_document import BATCH, EVENT, KEYS, completed, seed
 
-FACTS = Facts("abc123", (Server("shop", host="db1.example.com"),), version="1.0.0")
+FACTS = Facts("abc123", (SourceServer("shop", host="db1.example.com"),), version="1.0.0")
 USERS = msgspec.structs.replace(make_table(version=1), origin="postgres:7412345678901234567:shop")
 ANN = {"id": "1", "name": "Ann"}
 BOB = {"id": "1", "name": "Bob"}

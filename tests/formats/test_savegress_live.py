@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from headrace.change.event import Change, Op
-from headrace.formats.facts import Facts, Server
+from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.savegress import Savegress, SavegressTransactions
 from headrace.testing import PostgresDatabase
 from tests.formats.savegress_document import EVENT, KEYS, seed
 from tests.sources.capturing import SOURCE, Captured, captured
 
-FACTS = Facts("abc123", (Server(SOURCE, host="db1.example.com"),), version="1.0.0")
+FACTS = Facts("abc123", (SourceServer(SOURCE, host="db1.example.com"),), version="1.0.0")
 TIME = r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 
 USERS = "CREATE TABLE users (id int PRIMARY KEY, name text, email text)"

@@ -13,7 +13,7 @@ from referencing import Registry, Resource
 from headrace.change.event import BeforeKind, Change, Op, Transaction
 from headrace.formats import AnyFormat, StreamFormat, TransactionFormat
 from headrace.formats.catalogue import NAMES, Formats, schemas
-from headrace.formats.facts import Facts, Server
+from headrace.formats.facts import Facts, SourceServer
 from tests.changes import COMMIT_TIME, make_change, make_table
 from tests.formats.generated import transactions
 
@@ -21,7 +21,7 @@ Event = dict[str, Any]
 
 SEEDS = Path(__file__).parent / "seeds"
 ON_REQUEST = frozenset({Op.TRUNCATE, Op.SCHEMA, Op.MESSAGE})
-FACTS = Facts("6f1c", (Server("shop", "db.example.com", "shop-1", "eu-west-1"),))
+FACTS = Facts("6f1c", (SourceServer("shop", "db.example.com", "shop-1", "eu-west-1"),))
 
 DOCUMENTS: dict[str, Any] = {name: json.loads(text) for name, text in schemas().items()}
 # That none is missing, a test below says.

@@ -18,7 +18,7 @@ from headrace.change.event import Change
 from headrace.change.record import encode
 from headrace.errors import ConfigError
 from headrace.formats.entity import Entity
-from headrace.formats.facts import Facts, Server
+from headrace.formats.facts import Facts, SourceServer
 from headrace.model import EntityType, Model
 from headrace.pipeline import _entities, entities
 from headrace.testing import PostgresDatabase
@@ -31,7 +31,7 @@ MODEL = Model(
     tenant="tenant_id",
     entities=(EntityType(name="Person", table="users", identifier="email", queries=("people",)),),
 )
-FACTS = Facts(servers=(Server("shop", instance="main", region="eu"),))
+FACTS = Facts(servers=(SourceServer("shop", instance="main", region="eu"),))
 FORMAT = Entity(MODEL, FACTS)
 
 COLUMNS = {

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.change.event import Batch, Change, Op, PostgresPosition, Transaction
 from headrace.formats.catalogue import Formats
-from headrace.formats.facts import Facts, Server
+from headrace.formats.facts import Facts, SourceServer
 from headrace.log import Log
 from headrace.model import Model
 from headrace.sinks.files.sink import Files, FilesWriter
@@ -27,7 +27,7 @@ from tests.sinks.lake import SOURCE, Row, Shop, put
 
 DAY = 86_400_000_000  # microseconds
 NOON = 1_794_657_600_000_000  # of 2026-11-14
-FORMATS = Formats(Facts(servers=(Server("shop", "db.example"),)), Model(tenant="tenant_id"))
+FORMATS = Formats(Facts(servers=(SourceServer("shop", "db.example"),)), Model(tenant="tenant_id"))
 
 
 class Cabinet(Shop):

@@ -19,7 +19,7 @@ from headrace.change.record import encode
 from headrace.config import parse
 from headrace.errors import ConfigError, PipelineError
 from headrace.formats.catalogue import NAMES, Formats
-from headrace.formats.facts import Facts, Server
+from headrace.formats.facts import Facts, SourceServer
 from headrace.model import Model
 from headrace.pipeline.run import Feed, plans
 from headrace.run import formats
@@ -30,7 +30,7 @@ from tests.sinks.archive import Archive, account
 from tests.sinks.lake import change, put, remove, schema, truncate
 
 MODEL = Model(tenant="tenant_id")
-FORMATS = Formats(Facts(servers=(Server("shop", "db.example"),)), MODEL)
+FORMATS = Formats(Facts(servers=(SourceServer("shop", "db.example"),)), MODEL)
 KEPT = tuple(name for name in NAMES if name != "etl")
 
 
@@ -268,7 +268,7 @@ def test_a_history_is_told_of_servers_and_model(tmp_path: Path) -> None:
     [plan] = plans(config.pipeline.sinks, feed, checkpoints=tmp_path, formats=known)
     assert isinstance(plan.sink, History)
     assert plan.sink.formats == known
-    assert known.facts.server("shop") == Server("shop", host="db.example", region="eu")
+    assert known.facts.server("shop") == SourceServer("shop", host="db.example", region="eu")
     assert known.model.tenant == "tenant_id"
     assert not known.model.selection.includes("Secret")
     assert pickle.loads(pickle.dumps(plan.sink.shape)) == plan.sink.shape

@@ -18,8 +18,8 @@ __all__ = [
     "Canonical",
     "Changefeed",
     "Format",
+    "FormatStream",
     "Rendered",
-    "Stream",
     "StreamFormat",
     "TransactionFormat",
 ]
@@ -38,8 +38,8 @@ class Format(Protocol):
         """Equal formats share what they have encoded."""
 
 
-class Stream(Protocol):
-    """A format within one stream: it remembers what it has told there."""
+class FormatStream(Protocol):
+    """A format within one stream: it remembers what it has written there."""
 
     def see(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         """What the first change needs of one that the stream should have begun with."""
@@ -47,8 +47,8 @@ class Stream(Protocol):
     def encode(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         """What the next change adds to the stream, each on one line.
 
-        It is told of every change, in order; of those that are not wanted nothing is told but
-        where transactions begin and end.
+        It is given every change, in order. Of a change that is not wanted it writes only where
+        transactions begin and end.
         """
 
 
@@ -59,7 +59,7 @@ class StreamFormat(Protocol):
     name: ClassVar[str]
     media_type: ClassVar[str]
 
-    def open(self) -> Stream:
+    def open(self) -> FormatStream:
         """Begin a stream, wherever in the log that is."""
 
     def begin(self, change: Change) -> int:

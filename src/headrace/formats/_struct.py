@@ -91,8 +91,8 @@ def _content(value: Any, depth: int) -> tuple[int, bytes]:
 @functools.lru_cache(100_000)
 def _head(name: str | None, kind: int, length: int) -> bytes:
     """All that stands before a content of so many bytes; the same columns come with every row."""
-    said = b"" if kind in _FIXED else _varint(length)
-    value = bytes((kind << 3 | _FIXED.get(kind, 2),)) + said
+    size = b"" if kind in _FIXED else _varint(length)
+    value = bytes((kind << 3 | _FIXED.get(kind, 2),)) + size
     if name is not None:
         entry = framed(1, _text(name)) + bytes((2 << 3 | 2,)) + _varint(len(value) + length)
         value = entry + value

@@ -21,8 +21,8 @@ from .notification import Notification
 from .savegress import Savegress, SavegressTransactions
 
 
-class Wish(NamedTuple):
-    """What a format may depend on."""
+class FormatOptions(NamedTuple):
+    """What a format may depend on: the installation, and what a request asks for."""
 
     facts: Facts
     model: Model
@@ -30,17 +30,17 @@ class Wish(NamedTuple):
     markers: bool
 
 
-_MAKE: Mapping[str, Callable[[Wish], AnyFormat]] = {
-    "canonical": lambda wish: Canonical(),
-    "changefeed": lambda wish: Changefeed(wish.include),
-    "savegress": lambda wish: (
-        SavegressTransactions(wish.facts) if wish.markers else Savegress(wish.facts)
+_MAKE: Mapping[str, Callable[[FormatOptions], AnyFormat]] = {
+    "canonical": lambda options: Canonical(),
+    "changefeed": lambda options: Changefeed(options.include),
+    "savegress": lambda options: (
+        SavegressTransactions(options.facts) if options.markers else Savegress(options.facts)
     ),
-    "notification": lambda wish: Notification(wish.include),
-    "debezium": lambda wish: Debezium(wish.facts),
-    "cloudevents": lambda wish: CloudEvents(wish.facts),
-    "etl": lambda wish: Etl(),
-    "entity": lambda wish: Entity(wish.model, wish.facts),
+    "notification": lambda options: Notification(options.include),
+    "debezium": lambda options: Debezium(options.facts),
+    "cloudevents": lambda options: CloudEvents(options.facts),
+    "etl": lambda options: Etl(),
+    "entity": lambda options: Entity(options.model, options.facts),
 }
 
 NAMES = tuple(_MAKE)
@@ -48,7 +48,7 @@ NAMES = tuple(_MAKE)
 
 @dataclass(frozen=True)
 class Formats:
-    """The formats of an installation: what they tell beyond a change is the same for all."""
+    """The formats of an installation: what they say beyond a change is the same for all."""
 
     facts: Facts = field(default_factory=Facts)
     model: Model = field(default_factory=Model)
@@ -69,7 +69,7 @@ class Formats:
             raise ConfigError(f"no format called {name!r}; there are: {', '.join(NAMES)}")
         made = self._made.get((name, include, markers))
         if made is None:
-            made = _MAKE[name](Wish(self.facts, self.model, include, markers))
+            made = _MAKE[name](FormatOptions(self.facts, self.model, include, markers))
             self._made[name, include, markers] = made
         return made
 

@@ -162,8 +162,8 @@ def _in_sqlite(change: Change) -> tuple[bytes, bytes]:
 
 
 def _sequence(change: Change) -> bytes:
-    # Debezium tells the last commit before this transaction, which only someone knows who has
-    # followed from there. This transaction's own commit orders the same way.
+    # Debezium writes the last commit before this transaction, which is known only to a reader
+    # that has followed from there. This transaction's own commit orders the same way.
     return rb'"[\"%d\",\"%d\"]"' % (change.position.commit, change.position.own)
 
 
@@ -180,9 +180,9 @@ def _members(**values: str) -> bytes:
 
 
 def _copied(change: Change) -> bool:
-    """Whether the change is part of a copy: its rows, or what empties the table before them."""
+    """Whether the change is part of a snapshot: its rows, or the TRUNCATE before them."""
     if change.op is Op.TRUNCATE:
-        return bool(_said(change).get("snapshot"))
+        return bool(_content(change).get("snapshot"))
     return change.op is Op.READ
 
 
@@ -197,15 +197,15 @@ def _images(change: Change) -> tuple[bytes, bytes]:
 # --- messages ------------------------------------------------------------------------------------
 
 
-def _said(change: Change) -> dict[str, Any]:
-    said: dict[str, Any] = msgspec.json.decode(change.after or b"{}")
-    return said
+def _content(change: Change) -> dict[str, Any]:
+    content: dict[str, Any] = msgspec.json.decode(change.after or b"{}")
+    return content
 
 
 def _message(change: Change) -> bytes:
-    said = _said(change)
-    if "prefix" not in said:
+    content = _content(change)
+    if "prefix" not in content:
         # A row that could not be read: its content is what is known of it.
-        said = {"prefix": UNDECODED, "content": str(change.after or b"", "utf-8")}
-    content = said.get("content_base64") or b64encode(said["content"].encode()).decode()
-    return _encode({"prefix": said["prefix"], "content": content})
+        content = {"prefix": UNDECODED, "content": str(change.after or b"", "utf-8")}
+    data = content.get("content_base64") or b64encode(content["content"].encode()).decode()
+    return _encode({"prefix": content["prefix"], "content": data})

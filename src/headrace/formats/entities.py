@@ -1,4 +1,4 @@
-"""One change alone, in the words of entity events: what filters and rights go by."""
+"""One change alone, as entity events describe it: what filters and permissions go by."""
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -8,8 +8,8 @@ import msgspec
 
 from ..change.event import Change, Op
 from ..model import Model
-from ._entityrows import CARRIED, Row, Shape
-from ._said import Said, as_text, read
+from ._annotation import Annotation, as_text, read
+from ._rows import CARRIED, EntityRow, EntityShape
 from ._tables import PerTable
 from .entity import EVENT_TYPES, EntityFilter, trigger
 from .facts import Facts
@@ -28,7 +28,9 @@ class Entities:
     def __init__(self, model: Model) -> None:
         facts = Facts()
         self._tenants: dict[int, str | None] = {}  # by sequence: many readers ask the same
-        self._shape: PerTable[Shape] = PerTable(lambda table: Shape(table, model, facts))
+        self._shape: PerTable[EntityShape] = PerTable(
+            lambda table: EntityShape(table, model, facts)
+        )
 
     def wanted(self, by: EntityFilter) -> Test:
         """A test of one change; what happens to no row is never wanted."""
@@ -64,9 +66,9 @@ class Entities:
             return None
         read = _reader(column)
         images = (change.after, change.before, change.key)
-        told = {raw for image in images if image is not None and (raw := read(image))}
+        values = {raw for image in images if image is not None and (raw := read(image))}
         # The same value may be written in two ways, "a" and "\u0061".
-        texts = {None if raw == b"null" else _string(as_text(raw)) for raw in told}
+        texts = {None if raw == b"null" else _string(as_text(raw)) for raw in values}
         if len(texts) != 1 or _replaced_unseen(change, read):
             return None
         return texts.pop()
@@ -87,16 +89,16 @@ class Entities:
         if change.op._value_ not in CARRIED:
             return False
         name, _, id = root.partition(":")
-        return Row(change, self._shape(change.table)).is_named(name, id)
+        return EntityRow(change, self._shape(change.table)).is_named(name, id)
 
-    def _fits(self, by: EntityFilter, change: Change, shape: Shape) -> bool:
+    def _fits(self, by: EntityFilter, change: Change, shape: EntityShape) -> bool:
         if by.trigger != "*":
-            made_by = trigger(_said(change.transaction.metadata), change)
+            made_by = trigger(_annotation(change.transaction.metadata), change)
             if not fnmatchcase(_string(b'"%b"' % made_by), by.trigger):
                 return False
         if by.tenant_id is None and not by.changed_fields:
             return True
-        row = Row(change, shape)  # only now: it takes the images apart
+        row = EntityRow(change, shape)  # only now: it takes the images apart
         if by.tenant_id is not None and _tenant(row) != by.tenant_id:
             return False
         return not by.changed_fields or not set(by.changed_fields).isdisjoint(_changed(row))
@@ -104,14 +106,14 @@ class Entities:
 
 def root_of(change: Change) -> str | None:
     """The row that the annotation of a change's transaction is about."""
-    return _said(change.transaction.metadata).root
+    return _annotation(change.transaction.metadata).root
 
 
-def _changed(row: Row) -> tuple[str, ...]:
+def _changed(row: EntityRow) -> tuple[str, ...]:
     return row.shape.deleted if row.operation == "DELETE" else row.changed()
 
 
-def _tenant(row: Row) -> str | None:
+def _tenant(row: EntityRow) -> str | None:
     column = row.shape.entity.tenant
     text = row.text(column) if column else None
     return None if text is None else _string(text)
@@ -119,7 +121,7 @@ def _tenant(row: Row) -> str | None:
 
 # Neighbouring changes share their annotation.
 @lru_cache(maxsize=256)
-def _said(metadata: bytes | None) -> Said:
+def _annotation(metadata: bytes | None) -> Annotation:
     return read(metadata)
 
 

@@ -1,8 +1,8 @@
-"""The entity event: what a mutation did to an entity, and to everything that hangs on it.
+"""The entity event: what a mutation did to an entity, and to the rows that reference it.
 
 A transaction that is annotated as one mutation of one entity is one event. In any other, a row
-that was deleted with the row it hung on is told in that one's event, and every further change of
-a row is an event of its own.
+that was deleted with the row it referenced is part of that row's event, and every further change
+of a row is an event of its own.
 """
 
 import re
@@ -17,11 +17,10 @@ import msgspec
 from ..change.event import BeforeKind, Change, Op
 from ..model import Model
 from . import Rendered
-from ._cascade import Cascade
-from ._entityrows import CARRIED, Row, Shape, histories, netted
-from ._kinship import Kinship, families
+from ._annotation import NO_ANNOTATION, Annotation, read
+from ._cascade import Cascade, ForeignKeyGraph, cascaded_deletes
 from ._line import one_line
-from ._said import SILENCE, Said, read
+from ._rows import CARRIED, EntityRow, EntityShape, histories, netted
 from ._tables import PerTable
 from ._time import second
 from .facts import Facts
@@ -53,14 +52,14 @@ class Entity:
 
     model: Model = field(default_factory=Model)
     facts: Facts = field(default_factory=Facts)
-    _shapes: PerTable[Shape] = field(init=False, repr=False, compare=False)
+    _shapes: PerTable[EntityShape] = field(init=False, repr=False, compare=False)
 
     name: ClassVar[str] = "entity"
     media_type: ClassVar[str] = "application/json"
 
     def __post_init__(self) -> None:
         """Make room for what all changes of a table share."""
-        shapes = PerTable(lambda table: Shape(table, self.model, self.facts))
+        shapes = PerTable(lambda table: EntityShape(table, self.model, self.facts))
         object.__setattr__(self, "_shapes", shapes)
 
     def __reduce__(self) -> tuple[type["Entity"], tuple[Model, Facts]]:
@@ -69,27 +68,27 @@ class Entity:
     def render(self, transaction: Sequence[Change]) -> Sequence[Rendered]:
         """The events of a transaction, each at the sequence of its own entity's change."""
         rows = [
-            Row(change, self._shapes(change.table))
+            EntityRow(change, self._shapes(change.table))
             for change in transaction
             if change.op._value_ in CARRIED
         ]
         if not rows:
             return ()
         # An annotation counts for all, but only the changes after it carry it if they are many.
-        telling = _Telling(transaction[-1])
-        root = telling.said.root
+        events = _TransactionEvents(transaction[-1])
+        root = events.annotation.root
         if root is None:
-            return _row_by_row(rows, telling)
+            return _row_by_row(rows, events)
         named = _named(rows, root)
         if named is not None and named.shape.included:
-            return _as_one(rows, named, telling)
+            return _as_one(rows, named, events)
         if named is None:
             whole = transaction[0].ordinal == 1 and transaction[-1].last
-            telling.doubt(_no_root(root, whole=whole))
-        return _row_by_row(rows, telling)
+            events.add_problem(_no_root(root, whole=whole))
+        return _row_by_row(rows, events)
 
 
-def _named(rows: Sequence[Row], root: str) -> Row | None:
+def _named(rows: Sequence[EntityRow], root: str) -> EntityRow | None:
     """The first change of the row that an annotation means by `User:7`, under its old id too."""
     name, _, id = root.partition(":")
     return next((row for row in rows if row.is_named(name, id)), None)
@@ -100,7 +99,9 @@ def _no_root(root: str, *, whole: bool) -> str:
     return missing if whole else f"{missing}, of which only a part is at hand"
 
 
-def _as_one(rows: Sequence[Row], named: Row, telling: "_Telling") -> list[Rendered]:
+def _as_one(
+    rows: Sequence[EntityRow], named: EntityRow, events: "_TransactionEvents"
+) -> list[Rendered]:
     """The one event of a mutation of one entity, by one of that entity's changes."""
     every = histories(rows)
     (about,) = (history for history in every if named in history)
@@ -109,36 +110,36 @@ def _as_one(rows: Sequence[Row], named: Row, telling: "_Telling") -> list[Render
         return []
     others = [each for each in every if each is not about and each[-1].shape.included]
     if not others:
-        return [telling.event(root, _cascade(root, ()))]
+        return [events.event(root, _cascade(root, ()))]
     folded = _folded(rows, frozenset(about))
     cascade = Cascade(root)
     for history in others:
         cascade.add(history, folded=history[-1] in folded)
-    return [telling.event(root, cascade.written())]
+    return [events.event(root, cascade.written())]
 
 
-def _folded(rows: Sequence[Row], about: Set[Row]) -> set[Row]:
+def _folded(rows: Sequence[EntityRow], about: Set[EntityRow]) -> set[EntityRow]:
     """The changes that deleted rows because those that a mutation is about were deleted."""
     deleted = [row for row in rows if row.operation == "DELETE"]
     roots = [at for at, row in enumerate(deleted) if row in about]
-    return {deleted[at] for at in Kinship(deleted).below(roots)} if roots else set()
+    return {deleted[at] for at in ForeignKeyGraph(deleted).below(roots)} if roots else set()
 
 
-def _row_by_row(rows: Sequence[Row], telling: "_Telling") -> list[Rendered]:
+def _row_by_row(rows: Sequence[EntityRow], events: "_TransactionEvents") -> list[Rendered]:
     """An event for each row, but for those that were deleted with another one."""
     emitted = [row for row in rows if row.operation in row.shape.emitted]
     if len(rows) == 1:  # the most frequent one, and the dearest: nothing is shared
-        return [telling.event(row, _cascade(row, ())) for row in emitted]
-    folded, hung = families([row for row in rows if row.operation == "DELETE"])
+        return [events.event(row, _cascade(row, ())) for row in emitted]
+    folded, detached = cascaded_deletes([row for row in rows if row.operation == "DELETE"])
     elsewhere = set(chain.from_iterable(folded.values()))
     return [
-        telling.event(row, _cascade(row, folded.get(row, ())), hung=row in hung)
+        events.event(row, _cascade(row, folded.get(row, ())), detached=row in detached)
         for row in emitted
         if row not in elsewhere
     ]
 
 
-def _cascade(row: Row, below: Sequence[Row]) -> bytes:
+def _cascade(row: EntityRow, below: Sequence[EntityRow]) -> bytes:
     """What a row takes with it; the same for all of a table that take nothing."""
     alone = None if below else row.shape.alone.get(row.operation)
     if alone is not None:
@@ -151,30 +152,30 @@ def _cascade(row: Row, below: Sequence[Row]) -> bytes:
     return written
 
 
-class _Telling:
+class _TransactionEvents:
     """What all events of a transaction share."""
 
-    __slots__ = ("_time", "_transaction", "_user", "said")
+    __slots__ = ("_time", "_transaction", "_user", "annotation")
 
     def __init__(self, last: Change) -> None:
         transaction = last.transaction
         metadata = transaction.metadata
-        self.said = said = SILENCE if metadata is None else read(metadata)
+        self.annotation = annotation = NO_ANNOTATION if metadata is None else read(metadata)
         seconds, rest = divmod(transaction.commit_time, 1_000_000)
         self._time = b"%b.%06dZ" % (second(seconds), rest)
         self._transaction = b',"transaction_id":%b,"session_id":%b' % (
             _encode(transaction.id),
-            said.session_id,
+            annotation.session_id,
         )
-        self._user = b"" if said.user is None else b',"user":%b' % said.user
+        self._user = b"" if annotation.user is None else b',"user":%b' % annotation.user
 
-    def doubt(self, problem: str) -> None:
+    def add_problem(self, problem: str) -> None:
         """Say in every event what is wrong with the annotation."""
-        problems = filter(None, (self.said.annotation_error, problem))
-        self.said = self.said._replace(annotation_error="; ".join(problems))
+        problems = filter(None, (self.annotation.annotation_error, problem))
+        self.annotation = self.annotation._replace(annotation_error="; ".join(problems))
 
-    def event(self, row: Row, cascade: bytes, *, hung: bool = False) -> Rendered:
-        """The event of a row; `hung`: it was deleted with a row that no event tells of."""
+    def event(self, row: EntityRow, cascade: bytes, *, detached: bool = False) -> Rendered:
+        """The event of a row; `detached`: it was deleted with a row that no event reports."""
         change, shape, operation = row.change, row.shape, row.operation
         payload = _EVENTS[operation] % (
             change.id.encode(),
@@ -185,7 +186,7 @@ class _Telling:
             b"" if shape.schema is None else self._user + shape.schema,
             shape.label,
             _entity(row),
-            trigger(self.said, change, hung=hung),
+            trigger(self.annotation, change, detached=detached),
             self._time,
             _OPERATIONS[operation](row),
             cascade,
@@ -193,35 +194,35 @@ class _Telling:
         )
         return Rendered(change.sequence, one_line(payload))
 
-    def _metadata(self, row: Row) -> bytes:
+    def _metadata(self, row: EntityRow) -> bytes:
         """What is known, and nothing else."""
-        said, change = self.said, row.change
+        annotation, change = self.annotation, row.change
         copied = change.op is _READ
         partly = change.before_kind is not _FULL and row.operation != "CREATE"
         unchanged = row.unchanged() if change.unchanged else ()
-        if said is SILENCE and not (copied or partly or unchanged):
+        if annotation is NO_ANNOTATION and not (copied or partly or unchanged):
             return b""
-        custom = said.custom if row.operation in said.fitting else said.misfit
+        custom = annotation.custom if row.operation in annotation.fitting else annotation.misfit
         custom = _members(custom, b'"snapshot":true' if copied else b"")
         return _members(
-            said.request,
+            annotation.request,
             b'"custom_fields":{%b}' % custom if custom else b"",
             b'"before_kind":"%b"' % change.before_kind._value_.encode() if partly else b"",
             b'"unchanged":%b' % row.shape.names(unchanged) if unchanged else b"",
-            b'"error":%b' % said.error if said.error else b"",
-            b'"annotation_error":%b' % _encode(said.annotation_error)
-            if said.annotation_error
+            b'"error":%b' % annotation.error if annotation.error else b"",
+            b'"annotation_error":%b' % _encode(annotation.annotation_error)
+            if annotation.annotation_error
             else b"",
         )
 
 
-def trigger(said: Said, change: Change, *, hung: bool = False) -> bytes:
+def trigger(annotation: Annotation, change: Change, *, detached: bool = False) -> bytes:
     """Why a row was changed: what its annotation says, where that fits, or what is likely."""
-    if CARRIED[change.op._value_] in said.fitting:
-        return said.trigger
+    if CARRIED[change.op._value_] in annotation.fitting:
+        return annotation.trigger
     if change.op is _READ:
         return b"data_migration"
-    return b"cascade_delete" if hung else b"admin_action"
+    return b"cascade_delete" if detached else b"admin_action"
 
 
 def _members(*members: bytes) -> bytes:
@@ -231,7 +232,7 @@ def _members(*members: bytes) -> bytes:
 # --- parts of an event ---------------------------------------------------------------------------
 
 
-def _entity(row: Row) -> bytes:
+def _entity(row: EntityRow) -> bytes:
     """The members of `entity` after its type."""
     entity = row.shape.entity
     if row.shape.plain:
@@ -248,7 +249,7 @@ def _entity(row: Row) -> bytes:
     return members
 
 
-def _created(row: Row) -> bytes:
+def _created(row: EntityRow) -> bytes:
     shape = row.shape
     return b'"after":%b,"changed_fields":%b' % (
         shape.image("CREATE", row.change.after, row.after),
@@ -256,7 +257,7 @@ def _created(row: Row) -> bytes:
     )
 
 
-def _updated(row: Row) -> bytes:
+def _updated(row: EntityRow) -> bytes:
     shape, change, names = row.shape, row.change, row.changed()
     return b'"before":%b,"after":%b,"changed_fields":%b,"changed_field_values":{%b}' % (
         shape.image("UPDATE", change.before, row.before),
@@ -266,7 +267,7 @@ def _updated(row: Row) -> bytes:
     )
 
 
-def _differences(row: Row, names: Sequence[str]) -> bytes:
+def _differences(row: EntityRow, names: Sequence[str]) -> bytes:
     """Old and new values, of columns of which both are known."""
     labels, before, after = row.shape.labels, row.before, row.after
     members = []
@@ -277,7 +278,7 @@ def _differences(row: Row, names: Sequence[str]) -> bytes:
     return b",".join(members)
 
 
-def _deleted(row: Row) -> bytes:
+def _deleted(row: EntityRow) -> bytes:
     shape = row.shape
     return b'"before":%b,"after":null,"changed_fields":%b' % (
         shape.image("DELETE", row.change.before, row.before),
@@ -291,38 +292,38 @@ _OPERATIONS = {"CREATE": _created, "UPDATE": _updated, "DELETE": _deleted}
 # --- choosing events -----------------------------------------------------------------------------
 
 
-class _ToldEntity(msgspec.Struct):
+class _DecodedEntity(msgspec.Struct):
     entity_type: str
     tenant_id: str | None
 
 
-class _ToldOperation(msgspec.Struct):
+class _DecodedOperation(msgspec.Struct):
     trigger: str
     changed_fields: tuple[str, ...]
 
 
-class _ToldCascade(msgspec.Struct):
+class _DecodedCascade(msgspec.Struct):
     updated: tuple[msgspec.Raw, ...]
     deleted: tuple[msgspec.Raw, ...]
 
 
-class _ToldOthers(msgspec.Struct):
-    cascade: _ToldCascade
+class _DecodedOthers(msgspec.Struct):
+    cascade: _DecodedCascade
 
 
-class _Told(msgspec.Struct):
+class _DecodedEvent(msgspec.Struct):
     event_type: str
-    entity: _ToldEntity
-    operation: _ToldOperation
+    entity: _DecodedEntity
+    operation: _DecodedOperation
 
 
-_told = msgspec.json.Decoder(_Told).decode
-_others = msgspec.json.Decoder(_ToldOthers).decode
+_decode_event = msgspec.json.Decoder(_DecodedEvent).decode
+_decode_cascade = msgspec.json.Decoder(_DecodedOthers).decode
 
 
-def tells_of_others(event: bytes) -> bool:
-    """Whether a rendered event tells of other rows than its entity's own."""
-    cascade = _others(event).cascade
+def reports_other_rows(event: bytes) -> bool:
+    """Whether a rendered event reports other rows than its entity's own."""
+    cascade = _decode_cascade(event).cascade
     return bool(cascade.updated or cascade.deleted)
 
 
@@ -338,14 +339,14 @@ class EntityFilter:
 
     def wants(self, event: bytes) -> bool:
         """Whether a rendered event is one of them."""
-        told = _told(event)
+        decoded = _decode_event(event)
         return (
-            fnmatchcase(told.event_type, self.event_type)
-            and self.entity_type in (None, told.entity.entity_type)
-            and self.tenant_id in (None, told.entity.tenant_id)
-            and fnmatchcase(told.operation.trigger, self.trigger)
+            fnmatchcase(decoded.event_type, self.event_type)
+            and self.entity_type in (None, decoded.entity.entity_type)
+            and self.tenant_id in (None, decoded.entity.tenant_id)
+            and fnmatchcase(decoded.operation.trigger, self.trigger)
             and (
                 not self.changed_fields
-                or not set(self.changed_fields).isdisjoint(told.operation.changed_fields)
+                or not set(self.changed_fields).isdisjoint(decoded.operation.changed_fields)
             )
         )

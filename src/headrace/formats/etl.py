@@ -10,60 +10,196 @@
 from a server or a log and hands them over.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from hashlib import blake2b
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
 
-from ..change.event import BeforeKind, Change, Op, PostgresPosition, Table, format_lsn
-from ..errors import ConfigError
-from ._etlkinds import (
-    CASCADE,
-    RESTART_IDENTITY,
-    SLOTS,
-    Begin,
-    Commit,
-    Delete,
-    Event,
-    Insert,
-    Lsn,
-    OldRow,
-    Relation,
-    TableColumn,
-    TableRow,
-    TableSchema,
-    Truncate,
-    Unsupported,
-    Update,
-    decode,
+from ..change.event import (
+    BeforeKind,
+    Change,
+    Op,
+    PostgresPosition,
+    Table,
+    format_lsn,
+    parse_lsn,
 )
+from ..errors import ConfigError
 from ._line import one_line
 from ._tables import PerTable
 
-__all__ = [
-    "CASCADE",
-    "RESTART_IDENTITY",
-    "Begin",
-    "Commit",
-    "Delete",
-    "Destination",
-    "Etl",
-    "Event",
-    "Insert",
-    "Lsn",
-    "OldRow",
-    "Relation",
-    "TableColumn",
-    "TableRow",
-    "TableSchema",
-    "Truncate",
-    "Unsupported",
-    "Update",
-    "decode",
-    "events",
-]
+# --- the eight kinds -----------------------------------------------------------------------------
+
+TableRow = dict[str, Any]
+"""A row: column names and values, a column that the source did not send left out."""
+
+SLOTS = 4  # places for events at each change: before it, its table, itself, after it
+
+
+class Lsn(int):
+    """A place in PostgreSQL's write-ahead log: a number that prints as 0/16B3748.
+
+    Of other sources it is a number that orders the same way, and no address of anything.
+    """
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The number behind the text; ValueError when it is none."""
+        return cls(parse_lsn(text))
+
+    def __str__(self) -> str:
+        return format_lsn(self)
+
+    def __repr__(self) -> str:
+        return f"Lsn({format_lsn(self)!r})"
+
+
+class _Placed(msgspec.Struct, frozen=True, tag_field="type", tag=True):
+    """What every event has: where it stands.
+
+    `start_lsn` is where PostgreSQL recorded it; rows of one COPY, say, may share a record. Rows
+    that were copied all have the LSN at which the copy shows the database.
+    """
+
+    start_lsn: Lsn
+    commit_lsn: Lsn
+    tx_ordinal: int  # grows from event to event, with gaps, also where commit_lsn is the same
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Identifies the event; the same when it comes again."""
+        return self.commit_lsn, self.tx_ordinal
+
+    @property
+    def sequence(self) -> int:
+        """The log's number for the change behind the event: a stream can go on after it."""
+        return self.tx_ordinal // SLOTS
+
+
+class OldRow(msgspec.Struct, frozen=True):
+    """What the source sent of the row before."""
+
+    key_only: bool  # False: `row` is the whole row
+    row: TableRow
+
+
+class TableColumn(msgspec.Struct, frozen=True):
+    """A column as the source declares it."""
+
+    name: str
+    type: str
+    type_id: int  # of pg_type; 0: another source's
+    modifier: int  # precision, length …, as PostgreSQL packs them; -1: none
+    key: bool
+
+
+class TableSchema(msgspec.Struct, frozen=True):
+    """A table's columns from here on."""
+
+    id: int  # PostgreSQL's or SQLite's number for it, or made of its name; no other table has it
+    source: str  # its name in the config
+    schema: str
+    name: str
+    columns: tuple[TableColumn, ...]
+
+
+class Insert(_Placed, frozen=True):
+    """A new row, or one that a copy read."""
+
+    table_id: int
+    table_row: TableRow
+
+
+class Update(_Placed, frozen=True):
+    """A row that changed."""
+
+    table_id: int
+    table_row: TableRow
+    old_table_row: OldRow | None
+    unchanged: tuple[str, ...] = ()  # columns that were not sent: they are as they were
+
+
+class Delete(_Placed, frozen=True):
+    """A row that is gone."""
+
+    table_id: int
+    old_table_row: OldRow | None
+
+
+class Relation(_Placed, frozen=True):
+    """A table's columns: before its first row in a stream, and wherever they change."""
+
+    table_schema: TableSchema
+
+
+class Truncate(_Placed, frozen=True):
+    """Tables that were emptied; before a full copy they are emptied too."""
+
+    options: int
+    rel_ids: tuple[int, ...]
+
+    @property
+    def cascade(self) -> bool:
+        """Whether the statement said CASCADE."""
+        return bool(self.options & CASCADE)
+
+    @property
+    def restart_identity(self) -> bool:
+        """Whether the statement said RESTART IDENTITY."""
+        return bool(self.options & RESTART_IDENTITY)
+
+
+class Begin(_Placed, frozen=True):
+    """A transaction's changes follow."""
+
+    timestamp: int  # of the commit: PostgreSQL does not send the start; microseconds since 1970
+    xid: int  # 0: it has none, as a copy, or as MySQL, which names transactions
+
+
+class Commit(_Placed, frozen=True):
+    """All changes of a transaction have come."""
+
+    flags: int  # always 0, as PostgreSQL has none yet
+    end_lsn: int  # where the commit ends in the write-ahead log; 0: not known
+    timestamp: int  # microseconds since 1970
+
+
+class Unsupported(_Placed, frozen=True):
+    """What the other kinds have no word for: a message, a dropped table, an unreadable row."""
+
+
+Event = Insert | Update | Delete | Relation | Truncate | Begin | Commit | Unsupported
+
+# Bits of Truncate.options, as PostgreSQL numbers them.
+CASCADE = 1
+RESTART_IDENTITY = 2
+
+
+def decode(event: bytes) -> Event:
+    """An event from its JSON."""
+    return _decoder.decode(event)
+
+
+def _lsn(kind: type, value: Any) -> Any:
+    return kind.parse(value) if kind is Lsn else value
+
+
+def _number(text: str) -> float | Decimal:
+    """A float, but for digits in a document that no float has."""
+    number = float(text)
+    exact = Decimal(text)
+    return number if Decimal(repr(number)) == exact else exact
+
+
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(
+    Event, dec_hook=_lsn, float_hook=_number
+)
+
 
 # --- the contract --------------------------------------------------------------------------------
 
@@ -79,9 +215,9 @@ class Destination(Protocol):
         and a transaction may go on in the next one. Different tables may be written at the same
         time; within a table the order counts.
 
-        After a failure events may come again. (commit_lsn, tx_ordinal) is the `key` that tells an
-        event from every other of the log. Keep the `sequence` of the last event with what is
-        stored, as the checkpoint: nothing up to it is news, and the stream can go on after it. The
+        After a failure events may come again. (commit_lsn, tx_ordinal) is the `key` that
+        identifies an event in the log. Keep the `sequence` of the last event with what is
+        stored, as the checkpoint: nothing up to it is new, and the stream can go on after it. The
         highest commit_lsn says the same to people and other tools, once its Commit has come, for
         as long as no table is copied and the server is not replaced by one with lower LSNs.
 
@@ -103,9 +239,9 @@ def events(
     `earlier` are the changes from `Etl().begin(…)` of the first one up to it.
     """
     stream = Etl().open()
-    for tell, some in ((stream.see, earlier), (stream.encode, changes)):
+    for write, some in ((stream.see, earlier), (stream.encode, changes)):
         for change in some:
-            yield from map(decode, tell(change, wanted=wanted is None or wanted(change)))
+            yield from map(decode, write(change, wanted=wanted is None or wanted(change)))
 
 
 # --- the format ----------------------------------------------------------------------------------
@@ -118,12 +254,12 @@ class Etl:
     name: ClassVar[str] = "etl"
     media_type: ClassVar[str] = "application/json"
 
-    def open(self) -> "_EtlStream":
+    def open(self) -> _EtlStream:
         """Begin a stream, wherever in the log that is."""
         return _EtlStream()
 
     def begin(self, change: Change) -> int:
-        """A TRUNCATE is told at its last table, so a stream must have seen the others."""
+        """A TRUNCATE is one event at its last table, so a stream must have seen the others."""
         return _first_emptied(change) if change.op is Op.TRUNCATE else change.sequence
 
 
@@ -152,12 +288,12 @@ class _EtlStream:
         if change.op is Op.TRUNCATE:
             lines += self._truncated(change, wanted=wanted)
         elif wanted:
-            lines += self._told(change)
+            lines += self._events(change)
         if change.last:
             lines.append(_commit(change))
         return lines
 
-    def _told(self, change: Change) -> Sequence[bytes]:
+    def _events(self, change: Change) -> Sequence[bytes]:
         match change.op:
             case Op.MESSAGE:
                 return [_unsupported(change)]
@@ -192,11 +328,11 @@ class _EtlStream:
 
     def _truncated(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         """One event for a statement, at its last table."""
-        lines, said = self.see(change, wanted=wanted), _said(change)
-        if change.table.relation != said.relations[-1]:
+        lines, truncation = self.see(change, wanted=wanted), _truncation_of(change)
+        if change.table.relation != truncation.relations[-1]:
             return lines
         emptied, self._emptied = self._emptied, []
-        return [*lines, _truncate(change, said.options, emptied)] if emptied else lines
+        return [*lines, _truncate(change, truncation.options, emptied)] if emptied else lines
 
 
 # --- JSON ----------------------------------------------------------------------------------------
@@ -207,7 +343,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class _Truncation(msgspec.Struct, frozen=True):
-    """What a TRUNCATE says, as far as the event tells it."""
+    """What a TRUNCATE says, as far as the event shows it."""
 
     cascade: bool = False
     restart_identity: bool = False
@@ -226,15 +362,16 @@ _truncation = msgspec.json.Decoder(_Truncation).decode
 _drop = msgspec.json.Decoder(_Drop).decode
 
 
-def _said(change: Change) -> _Truncation:
-    said = _truncation(change.after or b"{}")
-    alone = (change.table.relation,)
-    return said if said.relations else msgspec.structs.replace(said, relations=alone)
+def _truncation_of(change: Change) -> _Truncation:
+    truncation = _truncation(change.after or b"{}")
+    if truncation.relations:
+        return truncation
+    return msgspec.structs.replace(truncation, relations=(change.table.relation,))
 
 
 def _first_emptied(change: Change) -> int:
     """The sequence of a TRUNCATE's first change: there is one for each table, side by side."""
-    return change.sequence - _said(change).relations.index(change.table.relation)
+    return change.sequence - _truncation_of(change).relations.index(change.table.relation)
 
 
 def _head(kind: str, change: Change, slot: int, *, lsn: int | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What events tell beyond their change: who captures, and from which servers."""
+"""What events say beyond their change: the version that captures, and the servers."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from .. import __version__
 
 
 @dataclass(frozen=True)
-class Server:
+class SourceServer:
     """Where a source's changes come from, as people name it."""
 
     source: str  # the configured name
@@ -20,9 +20,9 @@ class Facts:
     """The same for every change of an installation, and known before the first one."""
 
     pipeline: str = ""  # an id of the log that the changes pass through
-    servers: tuple[Server, ...] = ()
+    servers: tuple[SourceServer, ...] = ()
     version: str = __version__
 
-    def server(self, source: str) -> Server:
+    def server(self, source: str) -> SourceServer:
         """The server of a source; one that nobody has described has only a name."""
-        return next((each for each in self.servers if each.source == source), Server(source))
+        return next((each for each in self.servers if each.source == source), SourceServer(source))

@@ -23,7 +23,7 @@ def primary_key(change: Change) -> str:
 
 
 def previous_primary_key(change: Change) -> str | None:
-    """The key that an update replaced; None: it kept its key, or the source did not tell."""
+    """The key that an update replaced; None: it kept its key, or the source did not send it."""
     if change.op is not Op.UPDATE or not change.key or not change.before:
         return None
     if change.changed is not None and _key_columns(change.table).isdisjoint(change.changed):
@@ -37,7 +37,7 @@ def previous_primary_key(change: Change) -> str | None:
 
 
 def joined(columns: Mapping[str, msgspec.Raw]) -> str:
-    """Columns that tell rows apart, as one text."""
+    """The columns that identify a row, as one text."""
     values = [_text(value) for value in columns.values()]
     # One column stays as it is, so that `users:alice` reads as the documents show it.
     return values[0] if len(values) == 1 else ":".join(map(_escaped, values))

@@ -98,8 +98,8 @@ def _before(change: Change) -> bytes:
         changed = change.changed
         return b',"beforeData":' + picked(before, _changed(change) if changed is None else changed)
     old_key = _old_key(change, before)
-    told = b',"beforeData":' + _encode(old_key) if old_key else b""
-    return told + b',"beforeKind":"key"'
+    data = b',"beforeData":' + _encode(old_key) if old_key else b""
+    return data + b',"beforeKind":"key"'
 
 
 def _changed(change: Change) -> tuple[str, ...]:

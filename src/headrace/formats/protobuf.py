@@ -42,9 +42,9 @@ class Protobuf:
             return None
         event, rows = _own(change, operation), b""
         if operation == "DDL":
-            _tell_ddl(event, change)
+            _put_ddl(event, change)
         else:
-            rows = _tell_images(event, change)
+            rows = _put_images(event, change)
         return b"%b%b%b" % (self._shared(change.table), _serialized(event), rows)
 
 
@@ -73,14 +73,14 @@ def _own(change: Change, operation: str) -> v1.CDCEvent:
     )
 
 
-def _tell_ddl(event: v1.CDCEvent, change: Change) -> None:
-    told = ddl(change)
-    event.ddl_type = told.ddl_type
-    if told.ddl_command is not None:
-        event.ddl_command = told.ddl_command
+def _put_ddl(event: v1.CDCEvent, change: Change) -> None:
+    statement = ddl(change)
+    event.ddl_type = statement.ddl_type
+    if statement.ddl_command is not None:
+        event.ddl_command = statement.ddl_command
 
 
-def _tell_images(event: v1.CDCEvent, change: Change) -> bytes:
+def _put_images(event: v1.CDCEvent, change: Change) -> bytes:
     """Put the rows into an event as JSON; returns them as its Structs."""
     rows = b""
     if change.before is not None:
@@ -97,10 +97,10 @@ def _row(number: int, image: bytes) -> bytes:
     return b"" if row is None else framed(number, row)
 
 
-def _texts(told: Metadata) -> dict[str, str]:
+def _texts(metadata: Metadata) -> dict[str, str]:
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        for name, value in told.items()
+        for name, value in metadata.items()
     }
 
 

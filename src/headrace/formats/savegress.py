@@ -77,7 +77,7 @@ class Savegress:
 
     def encode(self, change: Change) -> bytes | None:
         """The change as one event; None for a message."""
-        ends, told = self._heads(change.table)
+        ends, metadata = self._heads(change.table)
         found = ends.get((change.op._value_, change.before_kind._value_))
         if found is None:
             return None
@@ -95,7 +95,7 @@ class Savegress:
             _encode(transaction.id),
             _position(change),
             _content(change),
-            told,
+            metadata,
             second(captured),
             captured_rest,
             own,
@@ -119,21 +119,21 @@ def _content(change: Change) -> bytes:
     return one_line(images)
 
 
-class Ddl(msgspec.Struct, frozen=True):
-    """The statement that changed a table, as far as the source told it."""
+class TableDdl(msgspec.Struct, frozen=True):
+    """The statement that changed a table, as far as the source sent it."""
 
     ddl_type: str = "SCHEMA"
     ddl_command: str | None = None
 
 
-_ddl = msgspec.json.Decoder(Ddl)
+_ddl = msgspec.json.Decoder(TableDdl)
 
 
-def ddl(change: Change) -> Ddl:
+def ddl(change: Change) -> TableDdl:
     """What changed the table."""
     if change.op is Op.TRUNCATE:
-        return Ddl("TRUNCATE")
-    return _ddl.decode(change.after) if change.after else Ddl()
+        return TableDdl("TRUNCATE")
+    return _ddl.decode(change.after) if change.after else TableDdl()
 
 
 # --- positions -----------------------------------------------------------------------------------
@@ -164,25 +164,25 @@ Metadata = dict[str, str | int | tuple[str, ...]]
 
 
 def own_metadata(change: Change) -> Metadata:
-    """All that is told beside the change, and not beside every other one of its table."""
-    told: Metadata = {"captured_at": iso(change.transaction.captured_at)}
-    told |= _particulars(change.op, change.before_kind)
-    return told | {"unchanged": change.unchanged} if change.unchanged else told
+    """The metadata of one change, without what all changes of its table share."""
+    metadata: Metadata = {"captured_at": iso(change.transaction.captured_at)}
+    metadata |= _particulars(change.op, change.before_kind)
+    return metadata | {"unchanged": change.unchanged} if change.unchanged else metadata
 
 
 def table_metadata(table: Table, facts: Facts) -> Metadata:
-    """What is told beside every change of a table."""
+    """The metadata that all changes of a table share."""
     server = facts.server(table.source)
-    told: Metadata = {
+    metadata: Metadata = {
         "connector_version": facts.version,
         "database": table.database,
         "server": server.host or server.instance or server.source,
     }
     if (number := server_id(table)) is not None:
-        told["server_id"] = number
+        metadata["server_id"] = number
     if facts.pipeline:
-        told["pipeline_id"] = f"pipe-{facts.pipeline}"
-    return told
+        metadata["pipeline_id"] = f"pipe-{facts.pipeline}"
+    return metadata
 
 
 def server_id(table: Table) -> int | None:
@@ -204,8 +204,8 @@ def _particulars(op: Op, before_kind: BeforeKind) -> Mapping[str, str]:
 
 
 def _own(op: Op, before_kind: BeforeKind) -> bytes:
-    told = _particulars(op, before_kind)
-    return b",%b" % _encode(told)[1:-1] if told else b""
+    own = _particulars(op, before_kind)
+    return b",%b" % _encode(own)[1:-1] if own else b""
 
 
 # --- transactions --------------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def _marker(operation: bytes, transaction: Transaction) -> bytes:
 # --- batches -------------------------------------------------------------------------------------
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What tells an event from all others; a marker has no id."""
+class _EventIdentity(msgspec.Struct, frozen=True):
+    """The fields that identify an event; a marker has no id."""
 
     operation: str
     transaction_id: str
@@ -279,7 +279,7 @@ class _Told(msgspec.Struct, frozen=True):
     id: str = ""
 
 
-_told = msgspec.json.Decoder(_Told)
+_decode_identity = msgspec.json.Decoder(_EventIdentity).decode
 
 
 def batch(events: Sequence[bytes], timestamp: int | None = None) -> bytes:
@@ -289,12 +289,12 @@ def batch(events: Sequence[bytes], timestamp: int | None = None) -> bytes:
     """
     if not events:
         raise ValueError("a batch holds at least one event")
-    told = [_told.decode(_beginning(event)) for event in events]
-    names = [each.id or f"{each.operation} {each.transaction_id}" for each in told]
+    decoded = [_decode_identity(_beginning(event)) for event in events]
+    names = [each.id or f"{each.operation} {each.transaction_id}" for each in decoded]
     return b'{"batch_id":"batch-%b","batch_size":%d,"batch_timestamp":"%b","events":[%b]}' % (
         blake2b(_encode(names), digest_size=16).hexdigest().encode(),
         len(events),
-        (told[-1].timestamp if timestamp is None else iso(timestamp)).encode(),
+        (decoded[-1].timestamp if timestamp is None else iso(timestamp)).encode(),
         b",".join(events),
     )
 

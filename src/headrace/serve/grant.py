@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 import msgspec
 
 from ..change.event import Change, Op
-from ..formats import AnyFormat, Format, Rendered, Stream, StreamFormat, TransactionFormat
+from ..formats import AnyFormat, Format, FormatStream, Rendered, StreamFormat, TransactionFormat
 from ..formats.entities import Entities, Test, root_of
 from ..log.keys import Key
 from .filter import TableAnswers, both
@@ -125,7 +125,7 @@ class _OwnStream:
     name: ClassVar[str] = "own"
     media_type: ClassVar[str] = "application/json"
 
-    def open(self) -> Stream:
+    def open(self) -> FormatStream:
         """Begin a stream."""
         return _OwnEvents(self.format.open(), self.entities)
 
@@ -136,7 +136,7 @@ class _OwnStream:
 
 @dataclass(frozen=True)
 class _OwnEvents:
-    stream: Stream
+    stream: FormatStream
     entities: Entities
 
     def see(self, change: Change, *, wanted: bool) -> Sequence[bytes]:

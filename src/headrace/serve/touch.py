@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ..change.event import Change, Op, ends_piece, piece_begin
 from ..formats.entities import root_of
-from ..formats.entity import tells_of_others
+from ..formats.entity import reports_other_rows
 from ..formats.key import previous_primary_key, primary_key
 from .feed import Feed
 
@@ -71,7 +71,7 @@ class Touches:
         piece = await self._piece(change)
         if piece.rooted:
             return piece.changed
-        return _both(own, piece.deleted) if any(map(tells_of_others, payloads)) else own
+        return _both(own, piece.deleted) if any(map(reports_other_rows, payloads)) else own
 
     async def _piece(self, change: Change) -> "_Piece":
         begin = piece_begin(change.sequence, change.ordinal)

@@ -1,4 +1,4 @@
-"""What an annotation says about its transaction, in the words of the entity format."""
+"""The annotation of a transaction, as the entity format shows it."""
 
 from typing import NamedTuple
 
@@ -29,8 +29,8 @@ _roles = msgspec.json.Decoder(tuple[str, ...]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Said(NamedTuple):
-    """An annotation. Values are JSON; members of an object stand without its braces."""
+class Annotation(NamedTuple):
+    """Values are JSON; the members of an object stand without its braces."""
 
     root: str | None = None  # the entity that the transaction is about
     trigger: bytes = b""  # without quotes
@@ -44,13 +44,13 @@ class Said(NamedTuple):
     annotation_error: str = ""  # what is wrong with the annotation itself
 
 
-SILENCE = Said()
+NO_ANNOTATION = Annotation()
 
 
-def read(metadata: bytes | None) -> Said:
-    """What an annotation says; what has no place of its own is a custom field."""
+def read(metadata: bytes | None) -> Annotation:
+    """Decode an annotation; a field that the format does not know is a custom field."""
     if metadata is None:
-        return SILENCE
+        return NO_ANNOTATION
     known: dict[str, bytes] = {}
     custom: dict[str, bytes] = {}
     for name, raw in _fields(metadata).items():
@@ -66,7 +66,7 @@ def read(metadata: bytes | None) -> Said:
     root, error = custom.pop("root", None), custom.pop("error", None)
     trigger = known.get("trigger")
     fitting = _FITTING.get(_string(trigger), frozenset()) if trigger else frozenset()
-    return Said(
+    return Annotation(
         root=None if root is None else _string(as_text(root)),
         trigger=trigger[1:-1] if trigger and fitting else b"",
         fitting=fitting,

@@ -6,7 +6,7 @@ import msgspec
 
 from ..change.event import BeforeKind, Change, Op, Table
 from ..model import OPERATIONS, Model
-from ._said import as_text
+from ._annotation import as_text
 from .facts import Facts
 from .key import joined, primary_key
 
@@ -23,7 +23,7 @@ _DATABASES = {"postgres": "postgresql"}
 
 Columns = dict[str, msgspec.Raw]
 Values = tuple[bytes, ...]
-Place = tuple[str, str] | str  # a table by schema and name, or an entity
+Referenced = tuple[str, str] | str  # a table by schema and name, or an entity
 Key = tuple[str, str, Values | int]  # a table, and its row's key; of a row without one its number
 
 _columns = msgspec.json.Decoder(Columns).decode
@@ -33,7 +33,7 @@ _string = msgspec.json.Decoder(str).decode
 _FULL, _KEY, _NONE = BeforeKind.FULL, BeforeKind.KEY, BeforeKind.NONE
 
 
-class Shape:
+class EntityShape:
     """What all changes of one version of a table share."""
 
     def __init__(self, table: Table, model: Model, facts: Facts) -> None:
@@ -41,10 +41,10 @@ class Shape:
         self.table = table
         self.entity = entity
         self.only_id = entity.id[0] if len(entity.id) == 1 else None
-        self.key = table.key or entity.id  # the columns that tell rows apart
+        self.key = table.key or entity.id  # the columns that identify a row
         self.kept = _kept(table)
         self.label = _encode(entity.name)
-        # Whether nothing but its id tells what an entity is.
+        # Whether an entity is described by its id alone.
         named = entity.identifier, entity.tenant, entity.version, entity.soft_delete
         self.plain = not any(named)
         self.affected = model.affected_entities
@@ -85,7 +85,7 @@ class Shape:
             if any(shown is None or name in shown for shown in self.shown.values())
         ]
 
-    def _links(self) -> tuple[tuple[tuple[str, ...], Place, tuple[str, ...]], ...]:
+    def _links(self) -> tuple[tuple[tuple[str, ...], Referenced, tuple[str, ...]], ...]:
         """Columns that name a row, of which table or entity, and by which of its columns."""
         declared = [
             (each.columns, (each.schema, each.table), each.parent_columns)
@@ -141,16 +141,16 @@ def _opening(table: Table, model: Model, facts: Facts) -> bytes:
     }
     if model.source_details:
         source |= {name: value for name, value in details.items() if value}
-    told = {"schema_name": model.name, "schema_version": model.version, "source": source}
-    return _encode(told)[1:-2]  # `source` stays open
+    members = {"schema_name": model.name, "schema_version": model.version, "source": source}
+    return _encode(members)[1:-2]  # `source` stays open
 
 
-class Row:
+class EntityRow:
     """One change of an entity."""
 
     __slots__ = ("after", "before", "change", "id", "operation", "shape")
 
-    def __init__(self, change: Change, shape: Shape) -> None:
+    def __init__(self, change: Change, shape: EntityShape) -> None:
         self.change = change
         self.shape = shape
         self.operation = CARRIED[change.op._value_]
@@ -171,7 +171,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What tells it from all other rows: several tables may hold entities of one name."""
+        """Its identity: several tables may hold entities of one name."""
         given = _columns(self.change.key) if self.change.key else {}
         return self._key(self.after) or self._key(given) or self._key(self.before) or self._number
 
@@ -247,10 +247,10 @@ def _joined(columns: Sequence[str], value: Callable[[str], msgspec.Raw | None]) 
 # --- several changes of a row --------------------------------------------------------------------
 
 
-def histories(rows: Iterable[Row]) -> list[list[Row]]:
+def histories(rows: Iterable[EntityRow]) -> list[list[EntityRow]]:
     """All changes of each row, whatever key it has between them; rows in order of their first."""
-    every: list[list[Row]] = []
-    bearing: dict[Key, list[Row]] = {}  # the rows that bear a key now, or did when deleted
+    every: list[list[EntityRow]] = []
+    bearing: dict[Key, list[EntityRow]] = {}  # the rows that bear a key now, or did when deleted
     for row in rows:
         history = bearing.pop(row.old_key, None)
         if history is None:
@@ -261,7 +261,7 @@ def histories(rows: Iterable[Row]) -> list[list[Row]]:
     return every
 
 
-def together(history: Sequence[Row]) -> str | None:
+def together(history: Sequence[EntityRow]) -> str | None:
     """The operation that changes of one row add up to; None: it came and went."""
     created, deleted = history[0].operation == "CREATE", history[-1].operation == "DELETE"
     if deleted:
@@ -269,7 +269,7 @@ def together(history: Sequence[Row]) -> str | None:
     return "CREATE" if created else "UPDATE"
 
 
-def netted(history: Sequence[Row]) -> Row:
+def netted(history: Sequence[EntityRow]) -> EntityRow:
     """What the changes of one row add up to, in the place of the one that is called the same."""
     if len(history) == 1:
         return history[0]
@@ -303,14 +303,14 @@ _OPS = {"UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 _WORTH = {_FULL: 2, _KEY: 1, _NONE: 0}
 
 
-def _place(history: Sequence[Row], operation: str) -> Row:
+def _place(history: Sequence[EntityRow], operation: str) -> EntityRow:
     """The change at which the event stands, so that who asks for an operation finds it."""
     if operation == "CREATE":
         return history[0]
     return next((row for row in reversed(history) if row.operation == operation), history[-1])
 
 
-def _old(history: Sequence[Row], operation: str) -> Row:
+def _old(history: Sequence[EntityRow], operation: str) -> EntityRow:
     """The change that came with the most of the old row, the first of several."""
     first, *later = history
     if operation == "UPDATE":
@@ -319,12 +319,12 @@ def _old(history: Sequence[Row], operation: str) -> Row:
     return max([first, *later], key=lambda row: _WORTH[row.change.before_kind])
 
 
-class _Net(Row):
-    """Several changes of a row as one: any of them may have told what a column holds."""
+class _Net(EntityRow):
+    """Several changes of a row as one: a column's value may come from any of them."""
 
     __slots__ = ("_known",)
 
-    def __init__(self, change: Change, shape: Shape, known: Columns) -> None:
+    def __init__(self, change: Change, shape: EntityShape, known: Columns) -> None:
         self._known = known
         super().__init__(change, shape)
 
