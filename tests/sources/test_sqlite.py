@@ -210,6 +210,7 @@ def test_an_older_copy_in_its_place_halts(
     shutil.copy(path, tmp_path / "backup.db")
     with captured(path, tmp_path) as feed:
         connection = apsw.Connection(str(path))
+        connection.set_busy_timeout(20_000)
         connection.execute("INSERT INTO users VALUES (3, 'since')")
         feed.catch_up()
         feed.capture.stop()

@@ -239,6 +239,24 @@ def test_nobodys_checkpoint_waits_for_a_capture_that_has_read_everything(
         assert told[0::2] == told[1::2]
 
 
+def test_a_program_that_reads_and_then_writes_is_refused_only_for_a_trim(
+    path: Path, writer: apsw.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite lets it write only if nobody has written since it began to read."""
+    for name in ("_TRIM_SECONDS", "_TRIM_LATEST"):
+        monkeypatch.setattr(f"headrace.sources.sqlite.stream.{name}", 1000)
+    with captured(path, tmp_path) as feed:
+        for number in range(100, 120):
+            writer.execute("BEGIN")
+            writer.execute("SELECT count(*) FROM users").fetchall()
+            feed.catch_up()
+            writer.execute(f"INSERT INTO users VALUES ({number}, 'x')")
+            writer.execute("COMMIT")
+        inserts = feed.changes(Op.INSERT)
+        assert len({change.transaction.id for change in inserts}) == len(inserts) == 20
+        feed.assert_replays()
+
+
 def test_large_rows_are_read_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.sources.sqlite.connections._PAGE_BYTES", 1000)
     monkeypatch.setattr("headrace.sources.sqlite.stream._PIECE_BYTES", 1000)

@@ -29,6 +29,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[Change]:
     folder = tmp_path_factory.mktemp("sqlite")
     path = folder / "shop.db"
     connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(20_000)
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute(CREATE)
     install(str(path), ["*"])

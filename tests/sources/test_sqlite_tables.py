@@ -14,6 +14,7 @@ from tests.sources.litedb import captured
 def test_delta_tables_equal_the_database(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     connection = apsw.Connection(str(path))
+    connection.set_busy_timeout(20_000)  # Headrace writes too
     connection.execute(
         "CREATE TABLE users (id INTEGER PRIMARY KEY, name TEXT, n REAL, b BLOB, at DATETIME)"
     )

@@ -101,6 +101,7 @@ def test_an_attached_program_is_told_apart_even_then(tmp_path: Path) -> None:
     with captured(path, tmp_path) as feed:
         feed.capture.stop()
         connection = apsw.Connection(str(path))
+        connection.set_busy_timeout(20_000)
         with attach(connection) as attached:
             for number in range(20):
                 with connection:
@@ -130,6 +131,7 @@ def test_annotations_belong_to_their_own_transaction(tmp_path: Path) -> None:
     path = database(tmp_path)
     with captured(path, tmp_path) as feed:
         connection = apsw.Connection(str(path))
+        connection.set_busy_timeout(20_000)
         for number in range(4):
             with connection:
                 connection.execute("INSERT INTO t (name) VALUES (?)", (str(number),))

@@ -209,6 +209,7 @@ def test_what_is_told_adds_up_to_the_database(case: str, recursive: bool, tmp_pa
 def test_rows_are_told_with_what_they_were_and_what_changed(tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     with apsw.Connection(str(path)) as connection:
+        connection.set_busy_timeout(20_000)
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a, b)")
     install(str(path), ["*"])
     with captured(path, tmp_path) as feed:

@@ -29,11 +29,16 @@ from .settings import SqliteSettings
 from .transactions import Assembler, entries, further_ends
 
 _FILE_SECONDS = 1.0  # between two looks whether the file is still the same
-_TRIM_SECONDS = 1.0
+# SQLite refuses a transaction that has begun by reading and then writes, if anybody has written in
+# between, whatever its busy timeout. So this reader writes seldom, and rather while nobody does.
+_TRIM_SECONDS = 1.0  # after the last commit
+_TRIM_LATEST = 10.0  # after the last trim, while commits never stop
 _TRIM_MOST = 20_000  # entries deleted at once, so that writers wait for no longer than they take
+_NOTE_LEAST = 4096  # entries of one look: so many are read in several batches
 _RENEWALS = 5  # of triggers within one look
 _PIECE, _PIECE_BYTES = 4096, 16 << 20  # changes of a large transaction
 _IDLE_SECONDS = 0.2  # without a commit: nobody's checkpoint shall wait for us then
+_BUSY_SECONDS = 0.8  # of another's checkpoint: it waits for us, and not for a processor
 _WAL_BYTES = 4 << 20  # from here on it is worth a try to let the write-ahead log begin anew
 _WAL_MOST = 256 << 20  # from here on that is worth more than knowing where a transaction ended
 
@@ -107,7 +112,8 @@ class _Flow:
         self._acked = self._trimmed = resume.position
         self._told_at = self._stored_at = self._heard_at = 0
         self._newest = 0  # the newest entry that was seen
-        self._file_at = self._trim_at = self._kept_at = time.monotonic()
+        self._file_at = self._trim_at = self._kept_at = self._looked_at = time.monotonic()
+        self._busy_at = 0.0  # since when others' checkpoints do not end; 0: there is none
         self._free = False  # whether what is kept needs nothing of the write-ahead log
 
     def batches(self, closing: threading.Event, *, first: bool) -> Iterator[Batch]:
@@ -124,10 +130,12 @@ class _Flow:
             if now != version:
                 version = now
                 yield from self._look(copying=copying)
+                self._looked_at = time.monotonic()
                 copying = True
                 self._phase = Phase.STREAMING
             self._tend()
             closing.wait(self._source.poll_seconds)
+        self._note()
 
     def ack(self, position: int) -> None:
         """Everything up to `position` is durable."""
@@ -224,8 +232,8 @@ class _Flow:
     # -- entries --------------------------------------------------------------------------------
 
     def _stream(self, ends: list[int]) -> Iterator[Batch]:
-        if self._ends and self._database.note(self._ends):
-            self._ends = []
+        if ends and ends[-1] - self._resume.position > _NOTE_LEAST:
+            self._note()
         at = 0
         while at < len(ends) and not self._closing.is_set():
             position = self._resume.position
@@ -267,6 +275,12 @@ class _Flow:
         self._resume = msgspec.structs.replace(self._assembler.resume, position=position, seal=seal)
         self._assembler.resume = self._resume
         return self._batch(changes)
+
+    def _note(self) -> None:
+        """Keep in the database where transactions ended that may have to come again."""
+        self._ends = [end for end in self._ends if end > self._acked]
+        if self._ends and self._database.note(self._ends):
+            self._ends = []
 
     # -- tables ---------------------------------------------------------------------------------
 
@@ -332,14 +346,20 @@ class _Flow:
         if now - self._file_at >= _FILE_SECONDS:
             self._file_at = now
             self._database.expect_same_file()
-        many = self._acked - self._trimmed >= _TRIM_MOST
-        if self._acked > self._trimmed and (many or now - self._trim_at >= _TRIM_SECONDS):
+        if self._is_time_to_trim(now):
             self._trim_at = now
+            self._note()
             acked, reader = self._acked, (self._source.name, self._resume.reader)
             upto = self._database.trim(reader, acked, most=_TRIM_MOST)
             if upto is not None:
                 self._trimmed = acked if upto == acked - 1 else upto
         self._let_wal_go()
+
+    def _is_time_to_trim(self, now: float) -> bool:
+        many = self._acked - self._trimmed >= _TRIM_MOST
+        quiet = now - max(self._looked_at, self._trim_at) >= _TRIM_SECONDS
+        late = now - self._trim_at >= _TRIM_LATEST
+        return self._acked > self._trimmed and (many or quiet or late)
 
     def _let_wal_go(self) -> None:
         """Let the write-ahead log begin anew, which this very reader keeps from it."""
@@ -350,8 +370,10 @@ class _Flow:
         if size < _WAL_BYTES and now - self._kept_at < _IDLE_SECONDS:
             return
         self._kept_at = now
+        self._note()
         moved = self._database.checkpoint()
-        if moved is None or size > _WAL_MOST:
+        self._busy_at = (self._busy_at or now) if moved is None else 0.0
+        if (moved is None and now - self._busy_at >= _BUSY_SECONDS) or size > _WAL_MOST:
             self._database.release(kept)
             self._kept, self._watched = None, -1
         elif moved:
