@@ -1,11 +1,14 @@
 """Databases and tables whose names have dots, and how a resume keeps many tables."""
 
+import base64
+import zlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from headrace.change.event import Change, Op
+from headrace.change.event import Change, Op, Reference
 from headrace.change.replay import Replay, TableName
 from headrace.secret import Secret
 from headrace.sources.mysql import Mysql
@@ -104,6 +107,58 @@ def test_a_resume_is_read_as_it_was_written() -> None:
     assert decode(resume.encode()) == resume
     restart = Restart(resume.former)
     assert decode(restart.encode()) == restart
+
+
+# Bytes that a log on disk may have: written by the first release of this format.
+_STORED = base64.b64decode(
+    "m6ZyZXN1bWXZKm15c3FsOjNlMTFmYTQ3LTcxY2EtMTFlMS05ZTMzLWM4MGFhOTQyOTU2Mq5teXNxbDo2YjZlMWEy"
+    "Y7BteXNxbC1iaW4uMDAwMDA3zwAAAAEAAACbzmVT8QDZKDNlMTFmYTQ3LTcxY2EtMTFlMS05ZTMzLWM4MGFhOTQy"
+    "OTU2MjoxLTXEgXgBm9o0aUlxRn7BsvyilNSi4qmHD/NwHZq0NLdSLyVpcaJe0tRDhxj+H25EElmWl6+QnVrZiKKP"
+    "eSKEuyQ9Py8VVWpi04qUlJz4ksqC1NWOPiGuQfEhjk4+rqtBgsn5ubmJeSk3FcASCmAJBYhLFBxdXBTy8ktSFUpS"
+    "K0oAAbFHQsSWeAE1zjEOgjAUxvE4eQ1H3TRx8Dam0KfF0FfS95rgSMIF6OJqTKGb8QxwMbGG/ff/8jU+kDLVYKwE"
+    "Sw/fBhQaXoUMfK/gUyBvD/vdxiEVVwQZcyUsAT/DjQyOfx3QMCQfGGpeTHR8OensmOjUzZtdG3NTOo3UpWagXIEW"
+    "6UHPIiuh/03RuxIWkM8LntPRr+vV9AU3T0+Fgak2MTYyLjYzLjGSsG15c3FsLWJpbi4wMDAwMDbNASzD"
+)
+_STORED_RESTART = base64.b64decode("kqdyZXN0YXJ0kpKkc2hvcKZvcmRlcnOSpW15LmRio2EuYg==")
+
+
+def test_a_resume_on_disk_stays_readable_and_is_written_in_the_same_form() -> None:
+    orders, dotted = TablePath("shop", "orders"), TablePath("my.db", "a.b")
+    columns = (
+        DeclaredColumn("id", "int(10) unsigned"),
+        DeclaredColumn("note", "text", "utf8mb4", True),
+    )
+    reference = Reference(("note",), "shop", "notes", ("id",))
+    declared = Declared(columns, ("id",), (reference,), False, (7, 120), 1, True)
+    resume = Resume(
+        "mysql:3e11fa47-71ca-11e1-9e33-c80aa9429562",
+        "mysql:6b6e1a2c",
+        "mysql-bin.000007",
+        (1 << 32) + 155,
+        1_700_000_000,
+        "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5",
+        {orders: Copy(True, True, 12, 10), dotted: Copy(again=True)},
+        {dotted: "no key"},
+        {orders: 3},
+        packed({orders: declared}),
+        (TablePath("shop", "gone"),),
+        {orders: [{"ddl_type": "ALTER_TABLE", "ddl_command": "ALTER TABLE orders ADD note text"}]},
+        {"6162.63.1": ("mysql-bin.000006", 300)},
+        True,
+    )
+    found = decode(_STORED)
+    assert isinstance(found, Resume)
+    assert found == msgspec.structs.replace(resume, catalogue=found.catalogue)
+    assert found.declared() == {orders: declared}
+    assert uncompressed(resume.encode()) == uncompressed(_STORED)
+    assert decode(_STORED_RESTART) == Restart((orders, dotted))
+    assert Restart((orders, dotted)).encode() == _STORED_RESTART
+
+
+def uncompressed(stored: bytes) -> list[Any]:
+    """The fields of a stored resume; what zlib makes of them may differ between machines."""
+    fields = msgspec.msgpack.decode(stored)
+    return [zlib.decompress(each) if isinstance(each, bytes) else each for each in fields]
 
 
 def test_tables_that_stay_as_they_are_are_not_packed_with_every_batch(
