@@ -8,7 +8,8 @@ from typing import Self
 import pytest
 
 from headrace.testing.mariadb import MariadbServer, mariadb_install
-from headrace.testing.mysql import ENVIRONMENT, MysqlServer, Setting, mysql_installs
+from headrace.testing.mysql import ENVIRONMENT, MysqlServer, mysql_installs
+from headrace.testing.processes import Setting
 from tests.needs import missing
 
 _MARIADB = "mariadb"

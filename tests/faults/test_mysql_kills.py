@@ -57,7 +57,7 @@ class Captor:
         assert self._process.poll() is None, self._errors.read_text()[-2000:]
 
     def _end(self) -> int:
-        code = self._process.wait(timeout=60)
+        code = self._process.wait(timeout=240)
         if self._process.stdin is not None:
             self._process.stdin.close()
         return code
@@ -86,10 +86,11 @@ def catch_up(database: MysqlDatabase, data_dir: Path, captor: Captor) -> None:
         resume = stored(data_dir)
         return resume is not None and resume.place >= end and not resume.to_copy
 
-    wait_until(arrived, timeout=60, message=f"the log reaches {end}")
+    wait_until(arrived, timeout=240, message=f"the log reaches {end}")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a busy machine needs minutes
 @pytest.mark.requirement("S0-28", "S0-29", "S0-30")
 def test_killed_again_and_again_the_log_still_equals_the_database(
     own_my: MysqlServer, tmp_path: Path, seed: int
@@ -126,6 +127,7 @@ def test_killed_again_and_again_the_log_still_equals_the_database(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # a busy machine needs minutes
 def test_killed_in_the_middle_of_a_copy_the_log_still_equals_the_database(
     own_my: MysqlServer, tmp_path: Path
 ) -> None:
@@ -165,7 +167,7 @@ def test_killed_in_the_middle_of_a_copy_the_log_still_equals_the_database(
 
 def _await_copied(data_dir: Path, database: MysqlDatabase, known: tuple[int, int]) -> None:
     """Wait until the copy goes on: the log has another number of its rows."""
-    wait_until(lambda: _copied(data_dir, database) not in known, message="it copies")
+    wait_until(lambda: _copied(data_dir, database) not in known, timeout=240, message="it copies")
 
 
 def _copied(data_dir: Path, database: MysqlDatabase) -> int:

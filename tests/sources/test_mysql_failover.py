@@ -41,7 +41,7 @@ def promoted(
         if ahead:
             database.execute("INSERT INTO users VALUES (3)")
         other = MysqlDatabase(second, database.name)
-        wait_until(lambda: rows(other) == 2 + ahead, timeout=30)
+        wait_until(lambda: rows(other) == 2 + ahead)
         second.execute("STOP SLAVE" if second.mariadb else "STOP REPLICA")
         yield database, other
 

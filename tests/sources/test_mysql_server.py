@@ -90,7 +90,7 @@ def test_a_server_that_falls_silent_is_noticed_and_keeps_nobody(
             os.kill(process, signal.SIGSTOP)
             try:
                 feed.capture.close()
-                feed.capture.join(timeout=30)
+                feed.capture.join(timeout=100)
                 assert feed.status.phase is Phase.STOPPED
             finally:
                 os.kill(process, signal.SIGCONT)

@@ -10,9 +10,9 @@ import pytest
 
 from headrace.testing import (
     PostgresDatabase,
-    PostgresFailed,
     PostgresInstall,
     PostgresServer,
+    ServerFailed,
     Setting,
     postgres_installs,
     wait_until,
@@ -71,7 +71,7 @@ def test_a_server_listens_on_a_socket_in_its_directory(own_server: PostgresServe
 
 def test_a_server_that_cannot_start_says_why() -> None:
     server = PostgresServer(install_of(16), settings={"work_mem": "much"})
-    with pytest.raises(PostgresFailed, match="work_mem"):
+    with pytest.raises(ServerFailed, match="work_mem"):
         server.start()
     assert not server.running
 

@@ -3,24 +3,21 @@
 from .contract import SourceContract, Value
 from .postgres import (
     PostgresDatabase,
-    PostgresFailed,
     PostgresInstall,
     PostgresServer,
-    Setting,
     postgres_installs,
 )
-from .processes import free_port, wait_until
+from .processes import ServerFailed, Setting, free_port, wait_until
 from .reading import Place, Reading, Session, reading, session
-from .spark import ClusterFailed, SparkCluster
+from .spark import SparkCluster
 
 __all__ = [
-    "ClusterFailed",
     "Place",
     "PostgresDatabase",
-    "PostgresFailed",
     "PostgresInstall",
     "PostgresServer",
     "Reading",
+    "ServerFailed",
     "Session",
     "Setting",
     "SourceContract",

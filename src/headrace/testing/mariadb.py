@@ -12,15 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from .mysql import (
-    MysqlDatabase,
-    MysqlInstall,
-    MysqlServer,
-    ServerFailed,
-    Setting,
-    made_by,
-    program,
-)
+from .mysql import MysqlDatabase, MysqlInstall, MysqlServer, program
+from .processes import ServerFailed, Setting
 
 __all__ = [
     "MariadbDatabase",
@@ -45,11 +38,16 @@ class MariadbInstall(MysqlInstall):
         "skip_name_resolve": True,
     }
 
-    def create(self, directory: Path) -> None:
-        """Make the data of a new server, whose administrator has no password."""
-        options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
-        data = f"--datadir={directory / 'data'}"
-        made_by([self.creator, "--no-defaults", data, *options], directory)
+    def creation(self, data: Path) -> list[str | Path]:
+        """The command that makes the data of a server whose administrator has no password."""
+        return [
+            self.creator,
+            "--no-defaults",
+            f"--datadir={data}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--innodb-log-file-size=64M",
+        ]
 
 
 @functools.cache
@@ -65,7 +63,7 @@ def mariadb_install() -> MariadbInstall | None:
 
 
 class MariadbServer(MysqlServer):
-    """A MariaDB server in a folder of its own; nothing of it outlives this process."""
+    """A MariaDB server in a directory of its own."""
 
     install: MariadbInstall
 

@@ -8,34 +8,33 @@ with MysqlServer() as server, server.database() as database:
 programs are. `headrace.testing.mariadb` starts a MariaDB, which is the same to whoever uses it.
 """
 
-import atexit
 import functools
 import os
-import pwd
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar
 from urllib.parse import quote
 from uuid import uuid4
 
 import pymysql
 from pymysql.constants import CLIENT
 
-from ..errors import HeadraceError
-from .processes import dies_with_us, free_port, temporary_directory, wait_until
+from .processes import (
+    ServerFailed,
+    ServerProcess,
+    ServiceAccount,
+    Setting,
+    temporary_directory,
+)
 
-Setting = str | int | bool
 ENVIRONMENT = "HEADRACE_MYSQLD"
 
 # Debian keeps the server where only root's path leads.
 _FOLDERS = (*os.get_exec_path(), "/usr/sbin", "/usr/local/sbin", "/usr/local/mysql/bin")
-_STOP_SIGNALS = {"fast": signal.SIGTERM, "immediate": signal.SIGKILL}
 
 DEFAULT_SETTINGS: Mapping[str, Setting] = {
     "bind_address": "127.0.0.1",
@@ -49,10 +48,6 @@ DEFAULT_SETTINGS: Mapping[str, Setting] = {
     "innodb_buffer_pool_size": "32M",
     "performance_schema": False,
 }
-
-
-class ServerFailed(HeadraceError):
-    """A MySQL or MariaDB server of the test kit does not start or stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +76,18 @@ class MysqlInstall:
         major, minor, *_ = self.version.split(".")
         return int(major), int(minor)
 
-    def create(self, directory: Path) -> None:
-        """Make the data of a new server, whose administrator has no password."""
-        # It takes many seconds, so it is done once. Nobody may have the name of another server.
-        data = directory / "data"
-        shutil.copytree(_made(self), data, ignore=shutil.ignore_patterns("auto.cnf"))
-        identity = process_identity()
-        for path in (data, *data.rglob("*")) if identity else ():
-            os.chown(path, identity["user"], identity["group"])
+    def creation(self, data: Path) -> list[str | Path]:
+        """The command that makes the data of a server whose administrator has no password."""
+        return [
+            self.server,
+            "--no-defaults",
+            "--initialize-insecure",
+            f"--datadir={data}",
+            "--skip-log-bin",
+            "--innodb-doublewrite=OFF",
+            "--innodb-flush-method=nosync",
+            "--innodb-redo-log-capacity=64M",
+        ]
 
 
 @functools.cache
@@ -102,32 +101,36 @@ def mysql_installs() -> tuple[MysqlInstall, ...]:
 
 def _install(server: Path) -> MysqlInstall | None:
     # mysqld  Ver 8.0.46-0ubuntu0.24.04.5 for Linux on x86_64 ((Ubuntu))
-    said = subprocess.check_output([server, "--no-defaults", "--version"], text=True)
-    if "MariaDB" in said:
+    output = subprocess.check_output([server, "--no-defaults", "--version"], text=True)
+    if "MariaDB" in output:
         return None  # which has the program under its old name too
-    version = said.split(" Ver ")[1].split()[0].partition("-")[0]
+    version = output.split(" Ver ")[1].split()[0].partition("-")[0]
     return MysqlInstall(version, server, program("mysqlbinlog"))
 
 
 @functools.cache
-def _made(install: MysqlInstall) -> Path:
-    """The data of a server that was never started."""
+def _template(install: MysqlInstall, account: ServiceAccount | None) -> Path:
+    """The data of a server that was never started: made once, since it takes many seconds."""
     directory = temporary_directory()
-    data = directory / "data"
-    made_by(
-        [
-            install.server,
-            "--no-defaults",
-            "--initialize-insecure",
-            f"--datadir={data}",
-            "--skip-log-bin",
-            "--innodb-doublewrite=OFF",
-            "--innodb-flush-method=nosync",
-            "--innodb-redo-log-capacity=64M",
-        ],
-        directory,
+    if account:
+        account.own(directory)
+    command = install.creation(directory / "data")
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        check=False,
+        text=True,
+        cwd=directory,
+        env={**os.environ, "TMPDIR": str(directory)},
+        **(account.identity if account else {}),
     )
-    return data
+    if result.returncode:
+        output = (result.stderr or result.stdout).strip()
+        raise ServerFailed(
+            f"{Path(command[0]).name} in {directory} failed: {output}",
+            hint="Every folder above it must be open to the user that runs the server.",
+        )
+    return directory / "data"
 
 
 def program(name: str) -> Path | None:
@@ -136,44 +139,8 @@ def program(name: str) -> Path | None:
     return None if found is None else Path(found)
 
 
-def process_identity() -> dict[str, Any]:
-    """The arguments that make `subprocess` run a program as a user who is not root."""
-    if os.geteuid() != 0:
-        return {}
-    names = {entry.pw_name: entry for entry in pwd.getpwall()}
-    entry = names.get("mysql") or names["nobody"]
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-
-
-def made_by(command: list[str | Path], directory: Path) -> None:
-    """Run the program that makes the data of a new server below a folder."""
-    identity = process_identity()
-    if identity:
-        os.chown(directory, identity["user"], identity["group"])
-    result = subprocess.run(
-        command,
-        capture_output=True,
-        check=False,
-        text=True,
-        cwd=directory,
-        env=_environment(directory),
-        **identity,
-    )
-    if result.returncode:
-        said = (result.stderr or result.stdout).strip()
-        raise ServerFailed(
-            f"{Path(command[0]).name} in {directory} failed: {said}",
-            hint="Every folder above it must be open to the user that runs the server.",
-        )
-
-
-def _environment(directory: Path) -> dict[str, str]:
-    # Our own folder for temporary files may be closed to the user that runs the server.
-    return {**os.environ, "TMPDIR": str(directory)}
-
-
-class MysqlServer:
-    """A MySQL server in a folder of its own; nothing of it outlives this process."""
+class MysqlServer(ServerProcess):
+    """A MySQL server in a directory of its own."""
 
     install: MysqlInstall
 
@@ -189,11 +156,10 @@ class MysqlServer:
         `start()` on a directory that already holds a server goes on with that server's data.
         """
         self.install = install or self.found()
-        self.directory = directory or temporary_directory()
+        self.account = ServiceAccount.choose("mysql")
         self.settings = {**DEFAULT_SETTINGS, **self.install.settings, **(settings or {})}
-        self.port = int(self.settings.setdefault("port", free_port()))
-        self._temporary = directory is None
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(directory, port=int(self.settings.get("port", 0)))
+        self.settings["port"] = self.port
 
     @classmethod
     def found(cls) -> MysqlInstall:
@@ -208,42 +174,6 @@ class MysqlServer:
     def __repr__(self) -> str:
         product, version = self.install.product, self.install.version
         return f"<{product} {version} port={self.port} directory={self.directory}>"
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop("immediate" if self._temporary else "fast")
-        if self._temporary:
-            shutil.rmtree(self.directory)
-
-    @property
-    def data(self) -> Path:
-        """The server's data directory; its binary log is there too."""
-        return self.directory / "data"
-
-    @property
-    def log(self) -> Path:
-        """The file the server writes its messages to."""
-        return self.directory / "server.log"
-
-    @property
-    def running(self) -> bool:
-        """Whether the server's process lives."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def process_id(self) -> int:
-        """The number of the server's process."""
-        if self._process is None:
-            raise ServerFailed(f"{self!r} does not run")
-        return self._process.pid
 
     @property
     def mariadb(self) -> bool:
@@ -262,46 +192,24 @@ class MysqlServer:
         """The address, as a source's `url` has it."""
         return f"mysql://root@127.0.0.1:{self.port}/{quote(database)}"
 
-    def start(self) -> None:
-        """Start the server and return when it accepts connections."""
-        if self.running:
-            raise ServerFailed(f"{self!r} already runs")
+    def command(self) -> list[str]:
+        """The server with its settings as options."""
         if not (self.data / "mysql").exists():
             self._create()
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*dies_with_us("KILL"), *self._command()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.directory,
-                env=_environment(self.directory),
-                start_new_session=True,  # Ctrl-C is for us: we stop the server, in our order
-                **process_identity(),
-            )
-        _started.add(self)
-        wait_until(self._ready, timeout=60, message=f"{self!r} accepts connections")
+        given = {"datadir": str(self.data), "socket": self._socket(), "pid_file": "server.pid"}
+        settings = {**given, **self.settings}
+        options = [f"--{name}={_setting(value)}" for name, value in settings.items()]
+        return [str(self.install.server), "--no-defaults", *options]
 
-    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server: in order, or (`immediate`) as if it crashed."""
-        if self._process is not None:
-            self._process.send_signal(_STOP_SIGNALS[mode])
-            try:
-                self._process.wait(timeout=60)
-            except subprocess.TimeoutExpired as error:
-                self._process.kill()
-                self._process.wait()
-                raise ServerFailed(f"{self!r} did not stop within 60 s and was killed") from error
-        self._forget()
+    def environment(self) -> dict[str, str]:
+        """A directory for temporary files that the user who runs the server may enter."""
+        return {"TMPDIR": str(self.directory)}
 
-    def kill(self) -> None:
-        """End the server at once, as a power cut would."""
-        self.stop("immediate")
-
-    def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server if it runs, and start it on the same port with the same data."""
-        self.stop(mode)
-        self.start()
+    def answers(self) -> bool:
+        """Whether it runs a query."""
+        with suppress(pymysql.MySQLError):
+            return self.execute("SELECT 1") == [(1,)]
+        return False
 
     def execute(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Run statements on a connection of their own, outside of any database."""
@@ -318,37 +226,17 @@ class MysqlServer:
             if self.running:
                 self.execute(f"DROP DATABASE IF EXISTS {database.name}")
 
-    def _command(self) -> list[str | Path]:
-        given = {"datadir": str(self.data), "socket": self._socket(), "pid_file": "server.pid"}
-        settings = {**given, **self.settings}
-        options = [f"--{name}={_setting(value)}" for name, value in settings.items()]
-        return [self.install.server, "--no-defaults", *options]
-
     def _create(self) -> None:
-        identity = process_identity()
-        if identity:
-            os.chown(self.directory, identity["user"], identity["group"])
-        self.install.create(self.directory)
+        # Without auto.cnf: a server makes its own name when it finds none.
+        template = _template(self.install, self.account)
+        shutil.copytree(template, self.data, ignore=shutil.ignore_patterns("auto.cnf"))
+        if self.account:
+            self.account.own(self.directory, self.data, *self.data.rglob("*"))
 
     def _socket(self) -> str:
         # The system allows about a hundred bytes for a socket's path; then another place is chosen.
         own = self.directory / "server.sock"
         return str(own) if len(os.fsencode(own)) < 100 else f"/tmp/headrace-{self.port}.sock"
-
-    def _ready(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            self._forget()
-            last_lines = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
-            raise ServerFailed(f"{self!r} did not start; its last messages:\n{last_lines}")
-        with suppress(pymysql.err.OperationalError):
-            self.execute("SELECT 1")
-            return True
-        return False
-
-    def _forget(self) -> None:
-        self._process = None
-        _started.discard(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,16 +271,6 @@ class MysqlDatabase:
             while cursor.nextset():
                 rows = list(cursor.fetchall())
             return rows
-
-
-_started: set[MysqlServer] = set()
-
-
-@atexit.register
-def _end_all() -> None:
-    """A server that a program forgot to stop does not outlive it."""
-    for server in list(_started):
-        server.kill()
 
 
 def _setting(value: Setting) -> str:

@@ -5,33 +5,34 @@ with PostgresServer(postgres_installs()[16]) as server, server.database() as dat
     capture(database.url)
 """
 
-import atexit
 import functools
 import importlib.util
 import os
-import pwd
 import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, LiteralString, Self
+from typing import Any, ClassVar, LiteralString
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
 import psycopg
 from psycopg import sql
 
-from ..errors import HeadraceError
-from .processes import dies_with_us, free_port, temporary_directory, wait_until
-
-Setting = str | int | bool
+from .processes import (
+    ServerFailed,
+    ServerProcess,
+    ServiceAccount,
+    Setting,
+    StopMode,
+    temporary_directory,
+    wait_until,
+)
 
 SYSTEM_INSTALLS = Path("/usr/lib/postgresql")  # where Debian keeps one folder a version
-STOP_SIGNALS = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
 DEFAULT_SETTINGS: Mapping[str, Setting] = {
     "listen_addresses": "127.0.0.1",
@@ -41,10 +42,6 @@ DEFAULT_SETTINGS: Mapping[str, Setting] = {
     # A killed server loses nothing without fsync; only a killed machine does.
     "fsync": False,
 }
-
-
-class PostgresFailed(HeadraceError):
-    """A PostgreSQL server of the test kit does not start or stop."""
 
 
 # --- installs ------------------------------------------------------------------------------------
@@ -85,45 +82,8 @@ def _major_version(program: Path) -> int:
     return int(words[2].partition(".")[0].rstrip("abcdefghijklmnopqrstuvwxyz"))
 
 
-# --- running as another user ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Account:
-    """The user that runs the server: PostgreSQL refuses to run as root."""
-
-    user: int
-    group: int
-
-    @classmethod
-    def choose(cls) -> Self | None:
-        """The account to change to, or None to stay who we are."""
-        if os.geteuid() != 0:
-            return None
-        names = {entry.pw_name: entry for entry in pwd.getpwall()}
-        entry = names.get("postgres") or names["nobody"]
-        return cls(entry.pw_uid, entry.pw_gid)
-
-    def own(self, path: Path) -> None:
-        os.chown(path, self.user, self.group)
-
-    def may_run(self, program: Path) -> bool:
-        try:
-            subprocess.run(
-                [program, "--version"], check=True, capture_output=True, cwd="/", **self.identity
-            )
-        except (PermissionError, subprocess.CalledProcessError):
-            return False
-        return True
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The arguments that make `subprocess` run a program as this account."""
-        return {"user": self.user, "group": self.group, "extra_groups": []}
-
-
 @functools.cache
-def _readable(install: PostgresInstall, account: _Account) -> PostgresInstall:
+def _readable(install: PostgresInstall, account: ServiceAccount) -> PostgresInstall:
     """The install, or a copy of it where `account` may run it (a venv in /root is closed to it)."""
     if account.may_run(install.bin / "initdb"):
         return install
@@ -136,7 +96,7 @@ def _readable(install: PostgresInstall, account: _Account) -> PostgresInstall:
         shutil.copytree(libraries, copy.with_name(libraries.name))
     copied = PostgresInstall(install.version, copy / root.name / install.bin.name)
     if not account.may_run(copied.bin / "initdb"):
-        raise PostgresFailed(
+        raise ServerFailed(
             f"user id {account.user} cannot run {install.bin / 'initdb'}, nor a copy in {copy}",
             hint="Set TMPDIR to a folder that every user may read, or do not run as root.",
         )
@@ -146,8 +106,14 @@ def _readable(install: PostgresInstall, account: _Account) -> PostgresInstall:
 # --- servers -------------------------------------------------------------------------------------
 
 
-class PostgresServer:
-    """A PostgreSQL server in a folder of its own; nothing of it outlives this process."""
+class PostgresServer(ServerProcess):
+    """A PostgreSQL server in a directory of its own."""
+
+    STOP_SIGNALS: ClassVar[Mapping[StopMode, signal.Signals]] = {
+        "fast": signal.SIGINT,
+        "immediate": signal.SIGQUIT,
+    }
+    ORPHAN_SIGNAL: ClassVar[str] = "QUIT"
 
     def __init__(
         self,
@@ -160,99 +126,47 @@ class PostgresServer:
 
         `start()` on a directory that already holds a server goes on with that server's data.
         """
-        self.account = _Account.choose()
+        self.account = ServiceAccount.choose("postgres")
         self.install = _readable(install, self.account) if self.account else install
-        self.directory = directory or temporary_directory()
         self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
-        self.port = int(self.settings.setdefault("port", free_port()))
-        self._temporary = directory is None
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(directory, port=int(self.settings.get("port", 0)))
+        self.settings["port"] = self.port
 
     def __repr__(self) -> str:
         return f"<PostgreSQL {self.install.version} port={self.port} directory={self.directory}>"
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop("immediate" if self._temporary else "fast")
-        if self._temporary:
-            shutil.rmtree(self.directory)
-
-    @property
-    def data(self) -> Path:
-        """The server's data directory."""
-        return self.directory / "data"
-
-    @property
-    def log(self) -> Path:
-        """The file the server writes its messages to."""
-        return self.directory / "server.log"
-
-    @property
-    def running(self) -> bool:
-        """Whether the server's main process lives."""
-        return self._process is not None and self._process.poll() is None
 
     def url(self, database: str = "postgres", **extra: str) -> str:
         """A libpq URL; `extra` are further connection parameters."""
         query = f"?{urlencode(extra, quote_via=quote)}" if extra else ""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{quote(database)}{query}"
 
-    def start(self) -> None:
-        """Start the server and return when it accepts connections."""
-        if self.running:
-            raise PostgresFailed(f"{self!r} already runs")
+    def command(self) -> list[str]:
+        """PostgreSQL with its settings in a file."""
         if not (self.data / "PG_VERSION").exists():
             self._create()
         self._write_settings()
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*dies_with_us("QUIT"), self.install.bin / "postgres", "-D", self.data],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.directory,
-                start_new_session=True,  # Ctrl-C is for us: we stop the server, in our order
-                **(self.account.identity if self.account else {}),
-            )
-        _started.add(self)
-        wait_until(self._ready, timeout=60, message=f"{self!r} accepts connections")
+        return [str(self.install.bin / "postgres"), "-D", str(self.data)]
 
-    def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server: in order, or (`immediate`) as if it crashed."""
-        if self._process is not None:
-            self._process.send_signal(STOP_SIGNALS[mode])
-            try:
-                self._process.wait(timeout=60)
-            except subprocess.TimeoutExpired as error:
-                self.kill()
-                raise PostgresFailed(f"{self!r} did not stop within 60 s and was killed") from error
-        self._forget()
+    def answers(self) -> bool:
+        """Whether it accepts connections, as its file of state says."""
+        lines = (self.data / "postmaster.pid").read_text().splitlines()
+        # Line 1 is the process id (a killed server leaves its own behind), line 8 the state.
+        ours = lines[:1] == [str(self.process_id)]
+        return ours and [line.strip() for line in lines[7:8]] == ["ready"]
 
     def kill(self) -> None:
         """End every process of the server at once, as a power cut would."""
-        if self._process is not None and self._process.poll() is None:
+        children: list[int] = []
+        if self.running:
             # Stopped first, or it could start another child between the look and the kill.
-            self._process.send_signal(signal.SIGSTOP)
-            children = _living_children(self._process.pid)
-            for pid in (self._process.pid, *children):
-                _kill(pid)
-            self._process.wait()
-            gone = functools.partial(_all_gone, children)
-            wait_until(gone, message=f"the processes of {self!r} are gone")
-        self._forget()
-
-    def restart(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server if it runs, and start it on the same port with the same data."""
-        self.stop(mode)
-        self.start()
+            os.kill(self.process_id, signal.SIGSTOP)
+            children = _living_children(self.process_id)
+        super().kill()
+        for pid in children:
+            with suppress(ProcessLookupError):  # it ended by itself
+                os.kill(pid, signal.SIGKILL)
+        gone = functools.partial(_all_gone, children)
+        wait_until(gone, timeout=240, message=f"the processes of {self!r} are gone")
 
     @contextmanager
     def database(self) -> Iterator["PostgresDatabase"]:
@@ -285,7 +199,7 @@ class PostgresServer:
             **(self.account.identity if self.account else {}),
         )
         if result.returncode:
-            raise PostgresFailed(
+            raise ServerFailed(
                 f"initdb in {self.directory} failed: {result.stderr.strip()}",
                 hint="Every folder above it must be open to the user that runs PostgreSQL.",
             )
@@ -306,25 +220,6 @@ class PostgresServer:
     def _socket_directory(self) -> str:
         # The system allows about a hundred bytes for a socket's path; without room, TCP only.
         return str(self.directory) if len(os.fsencode(self.directory)) < 85 else ""
-
-    def _ready(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            self._forget()
-            last_lines = "\n".join(self.log.read_text(errors="replace").splitlines()[-10:])
-            raise PostgresFailed(f"{self!r} did not start; its last messages:\n{last_lines}")
-        try:
-            lines = (self.data / "postmaster.pid").read_text().splitlines()
-        except FileNotFoundError:
-            return False
-        # Line 1 is the process id (a killed server leaves its own behind), line 8 the state.
-        return lines[:1] == [str(self._process.pid)] and [s.strip() for s in lines[7:8]] == [
-            "ready"
-        ]
-
-    def _forget(self) -> None:
-        self._process = None
-        _started.discard(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,18 +259,10 @@ class PostgresDatabase:
                 )
                 return connection.execute(f"SELECT 1 {mine}").fetchone() is None
 
-            wait_until(dropped, timeout=30, message=f"no replication slot is left on {self.name}")
+            wait_until(dropped, timeout=240, message=f"no replication slot is left on {self.name}")
 
 
 # --- processes -----------------------------------------------------------------------------------
-
-_started: set[PostgresServer] = set()
-
-
-@atexit.register
-def _kill_started() -> None:
-    for server in list(_started):
-        server.kill()
 
 
 def _living_children(parent: int) -> list[int]:
@@ -400,13 +287,6 @@ def _process_stat(pid: int) -> tuple[int, str, int] | None:
 def _all_gone(pids: list[int]) -> bool:
     stats = [_process_stat(pid) for pid in pids]
     return all(stat is None or stat[1] == "Z" for stat in stats)
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # it ended by itself
 
 
 def _setting(value: Setting) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from .processes import ServerFailed, ServerProcess, dies_with_us, free_port
+from .processes import ServerFailed, ServerProcess, free_port, signalled_at_parent_death
 
 HINT = "Run `scripts/setup.sh rabbitmq`, or install it (Debian: apt-get install rabbitmq-server)."
 
@@ -99,7 +99,7 @@ class RabbitmqServer(ServerProcess):
         """Erlang's names of nodes, which it would start itself and leave behind."""
         if self._names is None:
             self._names = subprocess.Popen(
-                [*dies_with_us("KILL"), "epmd", "-port", str(self._names_port)],
+                [*signalled_at_parent_death("KILL"), "epmd", "-port", str(self._names_port)],
                 env={"ERL_EPMD_ADDRESS": "127.0.0.1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -6,24 +6,82 @@ with SparkCluster(workers=2) as cluster:
 
 import http.client
 import importlib.util
-import os
 import shutil
-import subprocess
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 
-from ..errors import HeadraceError
-from .processes import dies_with_us, free_port, temporary_directory, wait_until
-
-_STOP_SECONDS = 20.0
-_START_SECONDS = 90.0
+from .processes import ServerFailed, ServerProcess, free_port, temporary_directory
 
 
-class ClusterFailed(HeadraceError):
-    """A Spark cluster of the test kit does not start."""
+class _SparkDaemon(ServerProcess):
+    """A process of a standalone cluster."""
+
+    program: ClassVar[str]
+    ORPHAN_SIGNAL: ClassVar[str] = "TERM"  # a worker then ends its executors
+
+    def __init__(self, directory: Path, *arguments: object) -> None:
+        directory.mkdir()
+        super().__init__(directory)
+        self.page_port = free_port()
+        self._arguments = arguments
+
+    def command(self) -> list[str]:
+        name = f"org.apache.spark.deploy.{self.program}"
+        own = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]
+        return [_spark_class(), name, *own, *map(str, self._arguments)]
+
+    def environment(self) -> dict[str, str]:
+        return {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+
+    def answers(self) -> bool:
+        return self.state() is not None
+
+    def state(self) -> dict[str, object] | None:
+        """What the process reports of itself; None: it does not answer yet."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.page_port, timeout=5)
+        try:
+            connection.request("GET", "/json/")
+            response = connection.getresponse()
+            content = response.read()
+            if response.status != http.client.OK:
+                return None  # it has opened its port, but not every page yet
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+        state: dict[str, object] = msgspec.json.decode(content)
+        return state
+
+
+class _SparkMaster(_SparkDaemon):
+    program = "master.Master"
+
+    def workers(self) -> set[int]:
+        """The ports of the workers that are registered and alive."""
+        workers = msgspec.convert((self.state() or {}).get("workers", []), list[_Registered])
+        return {worker.port for worker in workers if worker.state == "ALIVE"}
+
+
+class _Registered(msgspec.Struct):
+    """A worker as the master lists it."""
+
+    port: int
+    state: str
+
+
+class _SparkWorker(_SparkDaemon):
+    program = "worker.Worker"
+
+    def __init__(self, directory: Path, master: _SparkMaster, *, memory: str) -> None:
+        url = f"spark://{master.address}"
+        super().__init__(directory, "--cores", 1, "--memory", memory, "--work-dir", directory, url)
+        self._master = master
+
+    def answers(self) -> bool:
+        return self.port in self._master.workers()
 
 
 class SparkCluster:
@@ -34,26 +92,25 @@ class SparkCluster:
 
     def __init__(self, *, workers: int = 2, memory: str = "1g") -> None:
         """Describe the cluster; `memory` is what each worker may give to executors."""
-        self._workers = workers
-        self._memory = memory
-        self._port, self._page = free_port(), free_port()
-        self._folder = temporary_directory()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._directory = temporary_directory()
+        self._master = _SparkMaster(self._directory / "master")
+        self._workers = [
+            _SparkWorker(self._directory / f"worker-{number}", self._master, memory=memory)
+            for number in range(workers)
+        ]
 
     @property
     def url(self) -> str:
         """What a session calls its master."""
-        return f"spark://127.0.0.1:{self._port}"
+        return f"spark://{self._master.address}"
 
     def __enter__(self) -> Self:
         try:
-            self._start("master.Master", "--port", self._port, "--webui-port", self._page)
-            wait_until(self._answers, timeout=_START_SECONDS, message="the master answers")
-            for number in range(self._workers):
-                folder = self._folder / f"worker-{number}"
-                own = ("--cores", 1, "--memory", self._memory, "--work-dir", folder)
-                self._start("worker.Worker", *own, "--webui-port", free_port(), self.url)
-            wait_until(self._complete, timeout=_START_SECONDS, message="every worker is there")
+            self._master.start()
+            for worker in self._workers:
+                worker.launch()
+            for worker in self._workers:
+                worker.wait_until_ready()
         except BaseException:
             self.stop()
             raise
@@ -69,66 +126,18 @@ class SparkCluster:
 
     def stop(self) -> None:
         """End every process of the cluster, workers first: they end their executors."""
-        for process in reversed(self._processes):
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes = []
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for process in (*self._workers, self._master):
+            process.stop()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def executors(self) -> list[Path]:
         """The folders of the executors that ran here, with what each printed."""
-        return sorted(self._folder.glob("worker-*/app-*/*"))
-
-    def _start(self, program: str, *arguments: object) -> None:
-        name = f"{program.rpartition('.')[2].lower()}-{len(self._processes)}"
-        command = [_spark_class(), f"org.apache.spark.deploy.{program}", "--host", "127.0.0.1"]
-        with (self._folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [*dies_with_us("TERM"), *command, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"},
-                start_new_session=True,  # Ctrl-C is for us: we stop them, in our order
-            )
-        self._processes.append(process)
-
-    def _answers(self) -> bool:
-        return self._state() is not None
-
-    def _complete(self) -> bool:
-        state = self._state() or {}
-        alive = [worker for worker in state.get("workers", []) if worker["state"] == "ALIVE"]
-        return len(alive) == self._workers
-
-    def _state(self) -> dict[str, list[dict[str, str]]] | None:
-        """What the master says of itself; None: it does not answer yet."""
-        if any(process.poll() is not None for process in self._processes):
-            logs = [path.read_text(errors="replace") for path in self._folder.glob("*.log")]
-            raise ClusterFailed("a process of Spark ended; it said:\n" + "\n".join(logs))
-        asking = http.client.HTTPConnection("127.0.0.1", self._page, timeout=5)
-        try:
-            asking.request("GET", "/json/")
-            answer = asking.getresponse()
-            content = answer.read()
-            if answer.status != http.client.OK:
-                return None  # it has opened its port, but not every page yet
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            asking.close()
-        state: dict[str, list[dict[str, str]]] = msgspec.json.decode(content)
-        return state
+        return sorted(self._directory.glob("worker-*/app-*/*"))
 
 
 def _spark_class() -> str:
     # Only located: importing Spark is not needed to run the programs inside it.
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise ClusterFailed("pyspark is not installed")
+        raise ServerFailed("pyspark is not installed")
     return str(Path(spec.origin).parent / "bin" / "spark-class")
