@@ -12,7 +12,7 @@ from headrace.change.event import Op
 from headrace.change.replay import Replay, TableName
 from headrace.errors import LogError
 from headrace.log import LogReader
-from headrace.sources.mysql.path import Path as TablePath
+from headrace.sources.mysql.decode.path import Path as TablePath
 from headrace.sources.mysql.resume import Resume, decode, file_number
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer

@@ -7,7 +7,8 @@ from typing import TypeVar
 import pytest
 
 from headrace.errors import DecodeError, ProtocolError, SourceRefused
-from headrace.sources.mysql.binlog import (
+from headrace.sources.mysql.decode.binlog import parse
+from headrace.sources.mysql.decode.events import (
     UNKNOWN,
     Event,
     Format,
@@ -27,10 +28,9 @@ from headrace.sources.mysql.binlog import (
     TableMap,
     XaPrepare,
     Xid,
-    parse,
 )
-from headrace.sources.mysql.gtid import MariadbGtid, MysqlGtid, MysqlGtids
-from headrace.sources.mysql.rows import Row
+from headrace.sources.mysql.decode.gtid import MariadbGtid, MysqlGtid, MysqlGtids
+from headrace.sources.mysql.decode.rows import Row
 from tests.sources.binlogs.reading import (
     FILES,
     HEADER_SIZE,

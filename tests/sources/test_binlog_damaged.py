@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from headrace.change.event import Column, Table
 from headrace.errors import DecodeError, ProtocolError, SourceRefused
-from headrace.sources.mysql.binaryjson import json_text
-from headrace.sources.mysql.binlog import (
+from headrace.sources.mysql.decode.binaryjson import json_text
+from headrace.sources.mysql.decode.binlog import inner_events, parse
+from headrace.sources.mysql.decode.columns import ColumnType, MappedColumn, columns_of
+from headrace.sources.mysql.decode.events import (
     UNKNOWN,
     Format,
     Header,
@@ -20,11 +22,8 @@ from headrace.sources.mysql.binlog import (
     RowsEvent,
     RowsKind,
     TableMap,
-    inner_events,
-    parse,
 )
-from headrace.sources.mysql.columns import ColumnType, MappedColumn, columns_of
-from headrace.sources.mysql.rows import Rows
+from headrace.sources.mysql.decode.rows import Rows
 from tests.sources.binlogs.reading import FILES, parsed, raw_events
 
 KINDS = [

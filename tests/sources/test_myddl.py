@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
-from headrace.sources.mysql.ddl import Ddl, Dml, Verb, read
-from headrace.sources.mysql.path import Path
+from headrace.sources.mysql.decode.path import Path
+from headrace.sources.mysql.decode.statements import Ddl, Dml, Verb, read
 
 T, OTHER = Path("d", "t"), Path("x", "y")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
-from headrace.sources.mysql.gtid import MariadbGtid, MariadbGtids, MysqlGtid, MysqlGtids
+from headrace.sources.mysql.decode.gtid import MariadbGtid, MariadbGtids, MysqlGtid, MysqlGtids
 
 A = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
 B = "00000000-0000-0000-0000-000000000001"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
-from headrace.sources.mysql.binaryjson import json_text
+from headrace.sources.mysql.decode.binaryjson import json_text
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from headrace.change.event import BeforeKind, Column, Table
 from headrace.errors import DecodeError, ProtocolError
-from headrace.sources.mysql.binlog import Header, RowsEvent, RowsKind
-from headrace.sources.mysql.codes import BLOB, DOUBLE, LONG, LONGLONG, TINY, VARCHAR
-from headrace.sources.mysql.columns import ColumnType
-from headrace.sources.mysql.rows import Rows
+from headrace.sources.mysql.decode.columns import ColumnType
+from headrace.sources.mysql.decode.events import Header, RowsEvent, RowsKind
+from headrace.sources.mysql.decode.rows import Rows
+from headrace.sources.mysql.decode.typecodes import BLOB, DOUBLE, LONG, LONGLONG, TINY, VARCHAR
 
 KINDS = {30: RowsKind.INSERT, 31: RowsKind.UPDATE, 32: RowsKind.DELETE}
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)

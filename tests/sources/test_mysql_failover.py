@@ -9,7 +9,7 @@ import pytest
 
 from headrace.change.event import Op
 from headrace.sources import Phase
-from headrace.sources.mysql.path import Path as TablePath
+from headrace.sources.mysql.decode.path import Path as TablePath
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.mysqls import mysql_of

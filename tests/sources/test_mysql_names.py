@@ -13,8 +13,8 @@ from headrace.change.replay import Replay, TableName
 from headrace.secret import Secret
 from headrace.sources.mysql import Mysql
 from headrace.sources.mysql import resume as resumes
-from headrace.sources.mysql.columns import DeclaredColumn
-from headrace.sources.mysql.path import Path as TablePath
+from headrace.sources.mysql.decode.columns import DeclaredColumn
+from headrace.sources.mysql.decode.path import Path as TablePath
 from headrace.sources.mysql.resume import Copy, Declared, Encoder, Restart, Resume, decode, packed
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.sources.mycapturing import captured, image

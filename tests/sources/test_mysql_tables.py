@@ -9,9 +9,10 @@ import pytest
 from headrace.change.event import Op
 from headrace.errors import DecodeError
 from headrace.sources import Phase
-from headrace.sources.mysql import codes
-from headrace.sources.mysql.binlog import UNKNOWN, TableMap, parse
-from headrace.sources.mysql.columns import DeclaredColumn, columns_of
+from headrace.sources.mysql.decode import typecodes
+from headrace.sources.mysql.decode.binlog import parse
+from headrace.sources.mysql.decode.columns import DeclaredColumn, columns_of
+from headrace.sources.mysql.decode.events import UNKNOWN, TableMap
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.sources.mycapturing import captured, copied_rows, image
@@ -52,7 +53,7 @@ def test_a_year_shifts_no_signs(server: str) -> None:
     """The server of 8.0.15 has no bit for it, later ones have; both have one byte for all here."""
     newer = server != "8.0.15"
     signs = 0b1111_0000 if newer else 0b1110_0000
-    kinds = bytes((codes.LONG, codes.YEAR, codes.TINY, codes.TINY))
+    kinds = bytes((typecodes.LONG, typecodes.YEAR, typecodes.TINY, typecodes.TINY))
     data = b"\1d\0\1t\0" + b"\4" + kinds + b"\0" + b"\0" + bytes((1, 1, signs))
     form = msgspec.structs.replace(UNKNOWN, server=server, checksum=False)
     size = 19 + 8 + len(data)

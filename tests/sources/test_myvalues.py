@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
-from headrace.sources.mysql import codes as t
-from headrace.sources.mysql.charsets import charset_of, decoder
-from headrace.sources.mysql.columns import (
+from headrace.sources.mysql.decode import typecodes as t
+from headrace.sources.mysql.decode.charsets import charset_of, decoder
+from headrace.sources.mysql.decode.columns import (
     ColumnType,
     DeclaredColumn,
     MappedColumn,
     columns_of,
     declared_type,
 )
-from headrace.sources.mysql.decimals import decimal_size, decimals
-from headrace.sources.mysql.layouts import layout, shortest
-from headrace.sources.mysql.values import select_expression, text_encoder
+from headrace.sources.mysql.decode.decimals import decimal_size, decimals
+from headrace.sources.mysql.decode.layouts import layout, shortest
+from headrace.sources.mysql.decode.values import select_expression, text_encoder
 
 
 def shown(column: ColumnType, *values: Any) -> list[bytes]:

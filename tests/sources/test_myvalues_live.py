@@ -10,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.sources.mysql.binlog import UNKNOWN, Event, Format, parse
-from headrace.sources.mysql.charsets import _TABLES, decoder, is_ascii_superset
-from headrace.sources.mysql.columns import DeclaredColumn
-from headrace.sources.mysql.values import select_expression
+from headrace.sources.mysql.decode.binlog import parse
+from headrace.sources.mysql.decode.charsets import _TABLES, decoder, is_ascii_superset
+from headrace.sources.mysql.decode.columns import DeclaredColumn
+from headrace.sources.mysql.decode.events import UNKNOWN, Event, Format
+from headrace.sources.mysql.decode.values import select_expression
 from headrace.testing.mysql import MysqlDatabase
 from tests.sources.binlogs.reading import parsed, rows, selected, taken_apart
 from tests.sources.binlogs.record import RecordedTable

@@ -6,7 +6,9 @@ from pathlib import Path
 import msgspec
 
 from headrace.change.event import Column, Table
-from headrace.sources.mysql.binlog import (
+from headrace.sources.mysql.decode.binlog import inner_events, parse
+from headrace.sources.mysql.decode.columns import DeclaredColumn, columns_of
+from headrace.sources.mysql.decode.events import (
     UNKNOWN,
     Event,
     Format,
@@ -15,12 +17,9 @@ from headrace.sources.mysql.binlog import (
     RowsEvent,
     RowsKind,
     TableMap,
-    inner_events,
-    parse,
 )
-from headrace.sources.mysql.columns import DeclaredColumn, columns_of
-from headrace.sources.mysql.rows import Row, Rows
-from headrace.sources.mysql.values import text_encoder
+from headrace.sources.mysql.decode.rows import Row, Rows
+from headrace.sources.mysql.decode.values import text_encoder
 from tests.sources.binlogs.record import RecordedTable
 
 HERE = Path(__file__).parent

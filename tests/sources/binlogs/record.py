@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pymysql
 
-from headrace.sources.mysql.columns import DeclaredColumn
-from headrace.sources.mysql.values import select_expression
+from headrace.sources.mysql.decode.columns import DeclaredColumn
+from headrace.sources.mysql.decode.values import select_expression
 
 HERE = Path(__file__).parent
 SCHEMA = "recorded"

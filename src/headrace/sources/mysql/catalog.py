@@ -10,10 +10,10 @@ from uuid import uuid4
 from ...change.event import Column, Reference, Table
 from ...errors import SourceRefused
 from .address import quoted, run
-from .columns import DeclaredColumn, declared_type
+from .decode.columns import DeclaredColumn, declared_type
+from .decode.gtid import MariadbGtids, MysqlGtids
+from .decode.path import Path
 from .dump import force_close
-from .gtid import MariadbGtids, MysqlGtids
-from .path import Path
 from .resume import Declared, Place, file_number
 from .settings import SYSTEM_SCHEMAS
 

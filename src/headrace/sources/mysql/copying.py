@@ -14,10 +14,10 @@ from ...change.event import BeforeKind, Change, MysqlPosition, Op, Table, Transa
 from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
 from .address import Address, classify, quoted, run
 from .catalog import Catalog, End, Found
+from .decode.path import Path
+from .decode.values import Encode, select_expression, text_encoder
 from .dump import Packets, force_close, refused
-from .path import Path
 from .resume import Declared
-from .values import Encode, select_expression, text_encoder
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection

@@ -14,7 +14,7 @@ from pymysql.err import MySQLError
 
 from ...errors import SourceError, SourceUnavailable
 from .address import Address, classify, error_for, run
-from .gtid import MariadbGtids, MysqlGtids
+from .decode.gtid import MariadbGtids, MysqlGtids
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection

@@ -9,8 +9,8 @@ import msgspec
 
 from ...change.event import Reference
 from .. import CopyProgress, Phase, Status
-from .columns import DeclaredColumn
-from .path import Path
+from .decode.columns import DeclaredColumn
+from .decode.path import Path
 
 Place = tuple[int, int]
 """A file's number and a position in it: what orders places in a binary log."""

@@ -10,10 +10,11 @@ import msgspec
 
 from ...errors import PositionLost, SourceRefused, SourceReplaced
 from .address import Address
-from .binlog import UNKNOWN, Format, parse
 from .catalog import Catalog, End, Found, Server
+from .decode.binlog import parse
+from .decode.events import UNKNOWN, Format
+from .decode.gtid import MariadbGtids, MysqlGtids
 from .dump import FIRST, Dump, Start, patience
-from .gtid import MariadbGtids, MysqlGtids
 from .resume import Copy, Restart, Resume, file_number, packed
 from .settings import MysqlSettings, matches
 

@@ -13,7 +13,7 @@ from msgspec import Meta
 from ...errors import ConfigError
 from ...secret import Secret
 from .address import Address
-from .path import Path
+from .decode.path import Path
 
 ANNOTATIONS = "headrace_annotations"
 

@@ -22,15 +22,14 @@ from .. import Phase, Register, Status
 from .address import Sessions, Truncated
 from .catalog import End, Found
 from .copying import Copier
+from .decode.path import Path
 from .dump import Dump
-from .path import Path
 from .resume import Copy, Declared, Encoder, Place, Restart, Resume, file_number, packed
 from .session import Session
 from .settings import MysqlSettings
 from .tables import Tables, expect_no_history, schema
-from .transactions import Assembler
+from .transactions import Assembler, Held
 from .waiting import spoken
-from .xa import Held
 
 _PIECE = 8192  # changes; a longer transaction is handed over in pieces
 _PIECE_BYTES = 8 << 20

@@ -15,15 +15,14 @@ import msgspec
 from ...change.event import Op, Table
 from ...errors import DecodeError
 from .. import Register
-from .binlog import TableMap
 from .catalog import Server
-from .columns import ColumnType, DeclaredColumn, MappedColumn, columns_of
-from .ddl import Ddl, Effect, Verb
-from .path import Path
+from .decode.columns import ColumnType, DeclaredColumn, MappedColumn, columns_of, type_text
+from .decode.events import TableMap
+from .decode.path import Path
+from .decode.rows import Rows
+from .decode.statements import Ddl, Effect, Verb
 from .resume import Copy, Declared, Place, Resume, packed
-from .rows import Rows
 from .settings import ANNOTATIONS
-from .types import type_text
 
 # Columns that MySQL makes for an index on an expression, and MariaDB for a unique one on texts.
 _hidden = re.compile(r"!hidden!|DB_ROW_HASH_\d+$").match

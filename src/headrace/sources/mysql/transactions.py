@@ -12,7 +12,9 @@ from ...change.event import BeforeKind, Change, MysqlPosition, Op, Table, Transa
 from ...errors import DecodeError, PositionLost, ProtocolError, SourceRefused, SourceReplaced
 from .._annotations import annotated
 from .address import Truncated
-from .binlog import (
+from .catalog import Gtids
+from .decode.binlog import inner_events, parse
+from .decode.events import (
     UNKNOWN,
     Event,
     Format,
@@ -27,26 +29,64 @@ from .binlog import (
     TableMap,
     XaPrepare,
     Xid,
-    inner_events,
-    parse,
 )
-from .catalog import Gtids
-from .ddl import Dml, read
+from .decode.path import Path
+from .decode.statements import ROLLBACK_TO, SAVEPOINT, XA, Dml, kept_by, read, savepoint, xid
 from .dump import FIRST
-from .path import Path
 from .resume import Place, Resume, file_number
-from .savepoints import ROLLBACK_TO, SAVEPOINT, kept_by, savepoint
 from .settings import SYSTEM_SCHEMAS
 from .tables import Reading, Tables, Told
 from .waiting import Begun, Waiting, annotation, decoded, spoken
-from .xa import XA, Held, Prepared, xid
 
 _TABLE_MAP = 19
 _HEAD = 19  # bytes of an event's header
 _TABLE_ID, _MAP_FLAGS = 6, 2  # bytes
 _CHECKSUM = 4  # bytes
 _UNPACKED = 1 << 20  # bytes of a compressed transaction that are taken at once
+_CHANGE = 500  # bytes that a change takes beside its images, about
 _set = msgspec.structs.force_setattr
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """An XA transaction whose rows are known and whose end is not."""
+
+    changes: list[Change]
+    file: str
+    begin: int
+    size: int = 0  # bytes that its changes take, about
+
+
+class Held:
+    """The room for rows that are known before it is decided whether they count."""
+
+    def __init__(self, limit_mb: int) -> None:
+        self._limit_mb = limit_mb
+        self._prepared = 0  # bytes of transactions that wait for their end
+        self._counted = 0  # changes of the one at hand
+        self._size = 0  # bytes of these
+
+    def look(self, changes: list[Change], where: str) -> None:
+        """Count what has come to the transaction at hand; SourceRefused: it is too much."""
+        for change in changes[self._counted :]:
+            self._size += _CHANGE + len(change.before or b"") + len(change.after or b"")
+        self._counted = len(changes)
+        if self._prepared + self._size > self._limit_mb << 20:
+            raise SourceRefused(
+                f"{where}: the rows of XA transactions that are prepared and not decided take more "
+                f"than xa_memory_mb, which is {self._limit_mb}",
+                hint="Give the source a larger xa_memory_mb, and the machine the memory, or run "
+                "`headrace snapshot SOURCE` for a full copy when they are decided.",
+            )
+
+    def prepare(self) -> int:
+        """The transaction at hand waits now; gives its size."""
+        size, self._size, self._counted = self._size, 0, 0
+        self._prepared += size
+        return size
+
+    def decide(self, size: int) -> None:
+        """One does not wait any more."""
+        self._prepared -= size
 
 
 class Assembler:

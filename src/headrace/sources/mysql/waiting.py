@@ -12,8 +12,8 @@ import msgspec
 
 from ...change.event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
 from ...errors import DecodeError
-from .binlog import RowsEvent, RowsKind
-from .rows import Row
+from .decode.events import RowsEvent, RowsKind
+from .decode.rows import Row
 from .tables import Reading
 
 _OPERATIONS = {

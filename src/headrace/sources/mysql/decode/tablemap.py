@@ -1,4 +1,4 @@
-"""TABLE_MAP: which columns the rows of a table have in the binlog. No I/O.
+"""TABLE_MAP: which columns the rows of a table have in the binlog.
 
 What is wrong with the bytes raises ValueError, IndexError or struct.error; `binlog` names it.
 """
@@ -10,7 +10,8 @@ from functools import lru_cache
 
 import msgspec
 
-from .codes import (
+from .columns import MappedColumn
+from .typecodes import (
     BIT,
     BLOB,
     BLOB_COMPRESSED,
@@ -40,7 +41,6 @@ from .codes import (
     VECTOR,
     YEAR,
 )  # fmt: skip
-from .columns import MappedColumn
 
 _META_SIZES = {
     **dict.fromkeys(

@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...errors import DecodeError
+from ....errors import DecodeError
 from .columns import GEOMETRIES, DeclaredColumn, DeclaredType, declared_type
 from .layouts import document, shortest
 from .times import ZERO

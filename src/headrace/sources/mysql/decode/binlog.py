@@ -1,4 +1,4 @@
-"""The binary log of MySQL and MariaDB: bytes -> events. No I/O, no state.
+"""The binary log of MySQL and MariaDB: bytes -> events. No state.
 
     form = UNKNOWN                        until the server has described its format
     event = parse(data, form)             one event, header and checksum included
@@ -15,13 +15,14 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Protocol
 from uuid import UUID
 
 import msgspec
 
-from ...errors import DecodeError, ProtocolError, SourceRefused
-from .binlogevents import (
-    UNKNOWN,
+from ....errors import DecodeError, ProtocolError, SourceRefused
+from .charsets import charset_of, decoder
+from .events import (
     Event,
     Format,
     Gtid,
@@ -41,34 +42,8 @@ from .binlogevents import (
     XaPrepare,
     Xid,
 )
-from .charsets import charset_of, decoder
 from .gtid import MariadbGtid, MysqlGtid, MysqlGtids
-from .payload import unpacked
 from .tablemap import integer, part, table_map, without_doubtful_signs
-
-__all__ = [
-    "UNKNOWN",
-    "Event",
-    "Format",
-    "Gtid",
-    "GtidList",
-    "Header",
-    "Heartbeat",
-    "Ignored",
-    "Incident",
-    "Payload",
-    "PreviousGtids",
-    "Query",
-    "Rotate",
-    "RowsEvent",
-    "RowsKind",
-    "RowsQuery",
-    "TableMap",
-    "XaPrepare",
-    "Xid",
-    "inner_events",
-    "parse",
-]
 
 HEADER_SIZE = 19
 CHECKSUM_SIZE = 4
@@ -99,7 +74,7 @@ def parse(data: bytes, form: Format) -> Event:
 def inner_events(payload: Payload, form: Format) -> Iterator[Event]:
     """The events inside a payload; they have no checksums and no positions of their own."""
     inner = msgspec.structs.replace(form, checksum=False)
-    for data in unpacked(payload):
+    for data in _unpacked(payload):
         yield parse(data, inner)
 
 
@@ -361,6 +336,46 @@ def _payload(header: Header, data: bytes, form: Format) -> Payload:
         at += size
     compressed = part(data, at, told[1])
     return Payload(header, compressed, told[2], told.get(3, 0))
+
+
+# --- compressed transactions ----------------------------------------------------------------------
+
+_ZSTD, _NONE = 0, 255
+_LARGEST = (1 << 30) + (1 << 20)  # the servers' limit for an event, with some room
+
+
+class _Readable(Protocol):
+    def read(self, nbytes: int) -> bytes: ...
+
+
+def _unpacked(payload: Payload) -> Iterator[bytes]:
+    """The events of a payload, one by one; ProtocolError where it is damaged.
+
+    A transaction may be larger than memory when uncompressed, so it is unpacked as it is read.
+    """
+    if payload.compression not in (_ZSTD, _NONE):
+        raise ProtocolError(f"a payload is compressed in an unknown way ({payload.compression})")
+    # Here, since it takes longer to load than all else, and most servers compress nothing.
+    import pyarrow as pa  # noqa: PLC0415
+
+    plain = pa.BufferReader(payload.compressed)
+    stream = plain if payload.compression == _NONE else pa.CompressedInputStream(plain, "zstd")
+    try:
+        with plain, stream:
+            yield from _packed_events(stream)
+    except OSError as error:  # what Arrow raises for bytes that are no such stream
+        raise ProtocolError("a payload of a transaction cannot be unpacked") from error
+
+
+def _packed_events(stream: _Readable) -> Iterator[bytes]:
+    while head := stream.read(HEADER_SIZE):
+        size = int.from_bytes(head[9:13], "little")
+        if len(head) != HEADER_SIZE or not HEADER_SIZE <= size <= _LARGEST:
+            raise ProtocolError("an event within a payload is malformed")
+        event = head + stream.read(size - HEADER_SIZE)
+        if len(event) != size:
+            raise ProtocolError("an event within a payload is cut short")
+        yield event
 
 
 # --- rows ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The events of a binary log of MySQL and MariaDB, as values. No I/O."""
+"""The events of a binary log of MySQL and MariaDB, as values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Character sets of MySQL and MariaDB: collation numbers, and bytes -> text. No I/O.
+"""Character sets of MySQL and MariaDB: collation numbers, and bytes -> text.
 
 Text in a binlog is in the character set of its column. The tables here were compared, byte by
 byte, with what a server makes of `CONVERT(… USING utf8mb4)`; where the servers differ from the
@@ -11,7 +11,7 @@ import codecs
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from ...errors import DecodeError
+from ....errors import DecodeError
 
 Decode = Callable[[bytes], str]
 

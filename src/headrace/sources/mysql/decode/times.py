@@ -1,4 +1,4 @@
-"""Dates and times of MySQL and MariaDB as text, from how a binlog packs them. No I/O.
+"""Dates and times of MySQL and MariaDB as text, from how a binlog packs them.
 
 Days and times of day come again and again, so each is written once and then looked up. Zero dates
 and partial ones are what the server shows: 0000-00-00, 2000-00-01.
@@ -11,7 +11,7 @@ from datetime import date, timedelta
 from struct import Struct
 from typing import Any
 
-from ...errors import DecodeError
+from ....errors import DecodeError
 
 Values = Sequence[Any]
 Converted = tuple[bytes, Sequence[bytes]]

@@ -1,4 +1,4 @@
-"""Columns of the binlog's rows: how their bytes lie, and their JSON. No I/O.
+"""Columns of the binlog's rows: how their bytes lie, and their JSON.
 
 `layout` says how many bytes a column takes in a row, and its `convert` turns the values that the
 column has in many rows into JSON at once: what can be decided for all of them (is there anything
@@ -19,9 +19,9 @@ from uuid import UUID
 
 import msgspec
 
-from ...errors import DecodeError
-from . import codes as t
+from ....errors import DecodeError
 from . import times
+from . import typecodes as t
 from .binaryjson import json_text
 from .charsets import UTF8, decoder, is_ascii_superset
 from .columns import ColumnType

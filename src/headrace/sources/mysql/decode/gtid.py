@@ -1,4 +1,4 @@
-"""GTIDs of MySQL and of MariaDB: single ones, sets with gaps, their text and bytes. No I/O.
+"""GTIDs of MySQL and of MariaDB: single ones, sets with gaps, their text and bytes.
 
     MySQL     3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5:7, after a server's own numbers also tags:
               3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5:nightly:1-3
@@ -18,7 +18,7 @@ from uuid import UUID
 
 import msgspec
 
-from ...errors import DecodeError
+from ....errors import DecodeError
 
 _Span = tuple[int, int]  # first and last, both included
 _Owner = tuple[str, str]  # uuid and tag

@@ -1,4 +1,4 @@
-"""MySQL's binary JSON -> JSON text, as SELECT shows it. No I/O.
+"""MySQL's binary JSON -> JSON text, as SELECT shows it.
 
 A document is a type and a value; objects and arrays hold a table of offsets to theirs, counted
 from where they begin. What does not read as one raises DecodeError, and so does a document that
@@ -14,9 +14,9 @@ from decimal import Decimal
 
 import msgspec
 
-from ...errors import DecodeError
-from .codes import DATE, DATETIME, NEWDECIMAL, TIME, TIMESTAMP
+from ....errors import DecodeError
 from .decimals import decimal_size, decimals
+from .typecodes import DATE, DATETIME, NEWDECIMAL, TIME, TIMESTAMP
 
 _SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY, _LITERAL = range(5)
 _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING = range(5, 13)

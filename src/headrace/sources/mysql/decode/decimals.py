@@ -1,4 +1,4 @@
-"""DECIMAL of MySQL and MariaDB as text, from how it is packed. No I/O.
+"""DECIMAL of MySQL and MariaDB as text, from how it is packed.
 
 Nine digits take four bytes, fewer take fewer; of a negative number all bits are turned over. The
 function that reads a precision and a scale is generated, since every group has its own width.

@@ -1,4 +1,4 @@
-"""A table by its names. No I/O."""
+"""A table by its names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a statement of the binary log does to tables: SQL text -> effects. No I/O.
+"""What a statement of the binary log does to tables: SQL text -> effects.
 
 Only as much is read as capturing needs: which tables are created, altered, dropped, renamed or
 emptied. What the columns are afterwards is asked from the catalogue or told by the table map.
@@ -7,12 +7,13 @@ emptied. What the columns are afterwards is asked from the catalogue or told by 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 import msgspec
 
-from ...errors import DecodeError
+from ....errors import DecodeError, ProtocolError
 from .path import Path
 
 NO_BACKSLASH_ESCAPES = 0x100000
@@ -349,3 +350,45 @@ class _Words:
                 return None
             self._ahead.append(token)
         return self._ahead[-1]
+
+
+# --- statements about transactions ----------------------------------------------------------------
+
+_IGNORING_CASE = re.IGNORECASE | re.DOTALL
+SAVEPOINT = re.compile(r"SAVEPOINT\s+(?P<name>.+)", _IGNORING_CASE)
+ROLLBACK_TO = re.compile(
+    r"ROLLBACK\s+(?:WORK\s+)?TO\s+(?:SAVEPOINT\s+)?(?P<name>.+)", _IGNORING_CASE
+)
+XA = re.compile(r"XA\s+(?P<verb>START|BEGIN|END|COMMIT|ROLLBACK)\s+(?P<xid>[^ ]+)", re.IGNORECASE)
+_PART = re.compile(r"(?P<hex>x?)'(?P<text>[^']*)'", re.IGNORECASE)
+
+
+def savepoint(text: str) -> str:
+    """The name of a savepoint, in whatever quotes it is; the server ignores case and accents."""
+    text = text.strip().rstrip(";").strip()
+    if text[:1] in ("`", '"') and text[-1:] == text[0]:
+        text = text[1:-1].replace(text[0] * 2, text[0])
+    letters = unicodedata.normalize("NFD", text.casefold())
+    return "".join(letter for letter in letters if not unicodedata.combining(letter))
+
+
+def kept_by(known: Mapping[str, int], text: str, where: str) -> int:
+    """How many changes of a transaction a ROLLBACK TO leaves."""
+    name = savepoint(text)
+    if name not in known:
+        raise ProtocolError(
+            f"{where}: nothing is known of the savepoint {name}",
+            hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
+        )
+    return known[name]
+
+
+def xid(text: str) -> str:
+    """The name of an XA transaction, however it is written: X'6162',X'',1."""
+    parts = [
+        part["text"].lower() if part["hex"] else part["text"].encode().hex()
+        for part in _PART.finditer(text)
+    ]
+    number = text.rpartition(",")[2]
+    gtrid, bqual = [*parts, "", ""][:2]
+    return f"{gtrid}.{bqual}.{number if number.isdecimal() else 1}"

@@ -1,0 +1,1 @@
+"""Bytes and texts of MySQL and MariaDB -> events, rows and JSON. Nothing here does I/O."""
