@@ -1,12 +1,13 @@
 """One run of a streaming query from a log into a Delta table, timed batch by batch.
 
 The clock runs from the end of the last batch of the warm-up to the end of the last batch: reading,
-reducing, merging, committing, tending the table, and all that Spark does between two batches.
+reducing, merging, committing, maintaining the table, and all that Spark does between two batches.
 """
 
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -14,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.pipeline.checkpoint import Checkpoint
 from headrace.pipeline.query import Batches, Feed, Plan, Stored
 from headrace.pipeline.session import opened_session
-from headrace.sinks import Writer
+from headrace.sinks import SinkWriter
 from headrace.sinks.tables.sink import Tables
 
 from . import delta
@@ -27,10 +28,10 @@ MASTER = "local[2]"
 class Timed(Batches):
     """What Spark calls with each batch; notes when each had ended."""
 
-    def __init__(self, writer: Writer, sink: str, table: Path) -> None:
+    def __init__(self, writer: SinkWriter[Any], sink: str, table: Path) -> None:
         super().__init__(writer, sink, self._note)
         self._table = table
-        self._stored = Stored(-1, 0, 0.0, ())
+        self._last = Stored(-1, 0, 0.0, ())
         self.laps = [self._lap()]
 
     def __call__(self, changes: DataFrame, batch_id: int) -> None:
@@ -39,10 +40,10 @@ class Timed(Batches):
         self.laps.append(self._lap())
 
     def _note(self, stored: Stored) -> None:
-        self._stored = stored
+        self._last = stored
 
     def _lap(self) -> Lap:
-        at, stored = time.perf_counter(), self._stored
+        at, stored = time.perf_counter(), self._last
         return Lap(at, stored.changes, delta.version(self._table), stored.seconds)
 
 
@@ -58,8 +59,8 @@ def apply(spark: SparkSession, task: Task) -> Outcome:
     batches = Timed(writer, plan.sink.name, task.table)
     query = plan.start(spark, batches, plan.starting(writer))
     query.awaitTermination()
-    if writer.troubled():
-        raise MeasurementFailed(f"the sink gave up: {writer.troubled()}")
+    if writer.failed_tables():
+        raise MeasurementFailed(f"the sink gave up: {writer.failed_tables()}")
     return outcome(task, batches.laps)
 
 

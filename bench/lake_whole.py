@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.sinks import REPORT, Phase, Report
+from headrace.sinks import SinkPhase
+from headrace.sinks.report import REPORT, PipelineReport
 from headrace.testing import PostgresDatabase, free_port, wait_until
 
 from . import delta, workload
@@ -60,9 +61,9 @@ class Server:
         file = self.folder / "data" / "pipeline" / REPORT
         if not file.exists():
             return False
-        sinks = msgspec.json.decode(file.read_bytes(), type=Report).sinks
+        sinks = msgspec.json.decode(file.read_bytes(), type=PipelineReport).sinks
         return all(
-            sink.phase is Phase.STREAMING and sink.changes >= rows and not sink.lag
+            sink.phase is SinkPhase.STREAMING and sink.changes >= rows and not sink.lag
             for sink in sinks
         )
 

@@ -22,8 +22,9 @@ from headrace.formats.facts import Facts
 from headrace.formats.key import row_key
 from headrace.formats.savegress import Savegress
 from headrace.log import Log
-from headrace.sinks import REPORT, Phase, Report
+from headrace.sinks import SinkPhase
 from headrace.sinks.kafka.sink import Kafka
+from headrace.sinks.report import REPORT, PipelineReport
 from headrace.testing import PostgresDatabase, free_port, wait_until
 from headrace.testing.kafka import KafkaServer
 
@@ -238,8 +239,8 @@ def _streams(folder: Path, processes: list[subprocess.Popen[bytes]]) -> bool:
     report = folder / "data" / "pipeline" / REPORT
     if not report.exists():
         return False
-    told = msgspec.json.decode(report.read_bytes(), type=Report)
-    return all(sink.phase is Phase.STREAMING for sink in told.sinks)
+    told = msgspec.json.decode(report.read_bytes(), type=PipelineReport)
+    return all(sink.phase is SinkPhase.STREAMING for sink in told.sinks)
 
 
 def main(who: str, *given: str) -> None:

@@ -10,9 +10,8 @@ from prometheus_client.registry import Collector
 
 from . import __version__
 from .log import Cursor, Stats
-from .sinks import Phase as SinkPhase
-from .sinks import Status as SinkStatus
-from .sinks.report import PipelineOverview, PipelinePlace
+from .sinks import SinkPhase, SinkStatus
+from .sinks.report import PipelineFolder, PipelineOverview
 from .sources import Phase, Status
 
 # The oldest text format, which every version of every scraper reads.
@@ -25,7 +24,7 @@ _AT_WORK = (SinkPhase.STARTING, SinkPhase.STREAMING)
 class Told:
     """What the pipeline of this config last said."""
 
-    place: PipelinePlace
+    place: PipelineFolder
     seen: PipelineOverview
 
     @property
@@ -187,8 +186,8 @@ def _pipeline(told: Told) -> Iterator[Metric]:
     at = GaugeMetricFamily(
         "headrace_pipeline_told_timestamp_seconds", "When it last said how it is doing."
     )
-    if told.seen.told_at:
-        at.add_metric([], told.seen.told_at / 1e6)
+    if told.seen.reported_at:
+        at.add_metric([], told.seen.reported_at / 1e6)
     yield at
     working = {each.sink for each in told.sinks if told.running and each.phase in _AT_WORK}
     up = GaugeMetricFamily(
@@ -225,7 +224,7 @@ def _kept(told: Told, *, latest: int) -> Iterator[Metric]:
     yield gauge(
         "troubled_tables",
         "Tables that a sink does not follow any more, as last told.",
-        lambda each: len(each.troubled),
+        lambda each: len(each.failed_tables),
     )
 
 

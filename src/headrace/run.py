@@ -24,7 +24,7 @@ from .log import Log, Trimmed, keys
 from .log.keys import Key, Scope, Wanted
 from .model import Model
 from .serve import BackgroundServer, Rules, ServerSettings, create_app
-from .sinks.report import PipelinePlace
+from .sinks.report import PipelineFolder
 from .sources import Phase, Status
 from .sources.worker import Apart
 
@@ -57,11 +57,11 @@ def server_settings(config: Config) -> ServerSettings:
     )
 
 
-def _pipeline(config: Config) -> PipelinePlace | None:
+def _pipeline(config: Config) -> PipelineFolder | None:
     pipeline = config.pipeline
     if pipeline is None:
         return None
-    return PipelinePlace(
+    return PipelineFolder(
         folder=config.pipeline_dir,
         sinks=tuple(sink.name for sink in pipeline.sinks),
         same_log=pipeline.url is None,

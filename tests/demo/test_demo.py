@@ -32,7 +32,8 @@ from headrace.demo.lake import Lake, pipeline_settings
 from headrace.demo.postgres import PostgresShop
 from headrace.demo.proof import Verdict, compare, images, prove
 from headrace.errors import HeadraceError
-from headrace.sinks import REPORT, Phase, Report, Status, Troubled
+from headrace.sinks import FailedTable, SinkPhase, SinkStatus
+from headrace.sinks.report import REPORT, PipelineReport
 from headrace.testing import PostgresDatabase, PostgresInstall, wait_until
 from tests.mysqls import expect_mariadb
 
@@ -388,7 +389,7 @@ def test_a_history_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
 # --- the pipeline's part -------------------------------------------------------------------------
 
 
-def lake_of(folder: Path, *sinks: Status) -> Lake:
+def lake_of(folder: Path, *sinks: SinkStatus) -> Lake:
     """The demo's pipeline, as its report tells of it."""
     settings = {
         "sources": {"shop": {"type": "postgres", "url": "postgresql://127.0.0.1/shop"}},
@@ -397,7 +398,7 @@ def lake_of(folder: Path, *sinks: Status) -> Lake:
     config = parse(settings, folder=folder, environment={})
     if sinks:
         config.pipeline_dir.mkdir(parents=True)
-        report = Report(pid=os.getpid(), at=0, sinks=list(sinks))
+        report = PipelineReport(pid=os.getpid(), at=0, sinks=list(sinks))
         (config.pipeline_dir / REPORT).write_bytes(msgspec.json.encode(report))
     return Lake(config, folder / "headrace.yaml")
 
@@ -405,8 +406,8 @@ def lake_of(folder: Path, *sinks: Status) -> Lake:
 def test_sinks_that_have_said_nothing_yet_are_starting(tmp_path: Path) -> None:
     lake = lake_of(tmp_path)
     assert [(s.sink, s.phase, s.lag) for s in lake.statuses(5)] == [
-        ("lake", Phase.STARTING, 5),
-        ("history", Phase.STARTING, 5),
+        ("lake", SinkPhase.STARTING, 5),
+        ("history", SinkPhase.STARTING, 5),
     ]
     assert not lake.has(1)
 
@@ -414,8 +415,8 @@ def test_sinks_that_have_said_nothing_yet_are_starting(tmp_path: Path) -> None:
 def test_tables_have_caught_up_when_every_sink_has(tmp_path: Path) -> None:
     lake = lake_of(
         tmp_path,
-        Status(sink="lake", phase=Phase.STREAMING, sequence=9),
-        Status(sink="history", phase=Phase.STREAMING, sequence=7),
+        SinkStatus(sink="lake", phase=SinkPhase.STREAMING, sequence=9),
+        SinkStatus(sink="history", phase=SinkPhase.STREAMING, sequence=7),
     )
     assert [status.lag for status in lake.statuses(9)] == [0, 2]
     assert lake.has(7)
@@ -424,16 +425,17 @@ def test_tables_have_caught_up_when_every_sink_has(tmp_path: Path) -> None:
 
 
 def test_a_sink_that_halts_says_why(tmp_path: Path) -> None:
-    halted = Status(sink="lake", phase=Phase.HALTED, error="no room", hint="Make some.")
+    halted = SinkStatus(sink="lake", phase=SinkPhase.HALTED, error="no room", hint="Make some.")
     lake = lake_of(tmp_path, halted)
     assert lake.halted == ["lake: no room", "  Make some."]
     assert "no room" in lake.late(1).hint
 
 
 def test_a_table_that_is_not_followed_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
-    trouble = Troubled("public.orders", 7, "its key went", "Copy it anew.")
+    trouble = FailedTable("public.orders", 7, "its key went", "Copy it anew.")
     lake = lake_of(
-        tmp_path, Status(sink="lake", phase=Phase.STREAMING, sequence=9, troubled=(trouble,))
+        tmp_path,
+        SinkStatus(sink="lake", phase=SinkPhase.STREAMING, sequence=9, failed_tables=(trouble,)),
     )
     assert lake.complaints == [
         "lake: public.orders is not followed: its key went",

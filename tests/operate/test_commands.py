@@ -15,7 +15,8 @@ from headrace.cli import app
 from headrace.config import Config, load
 from headrace.operate.commands import look_at_pipeline
 from headrace.pipeline import session
-from headrace.sinks import Phase, Report, Status
+from headrace.sinks import SinkPhase, SinkStatus
+from headrace.sinks.report import PipelineReport
 
 SOURCE = "sources: {db: {type: postgres, url: 'postgresql://127.0.0.1:1/x'}}\n"
 LAKE = "pipeline: {sinks: {lake: {type: tables, path: lake}}}\n"
@@ -28,10 +29,12 @@ def config(tmp_path: Path) -> Config:
     return load(file)
 
 
-def report(config: Config, *, pid: int, age: float = 0, phase: Phase = Phase.STREAMING) -> None:
+def report(
+    config: Config, *, pid: int, age: float = 0, phase: SinkPhase = SinkPhase.STREAMING
+) -> None:
     """Write down what a pipeline would have."""
-    told = Report(
-        pid=pid, at=int((time.time() - age) * 1e6), sinks=[Status(sink="lake", phase=phase)]
+    told = PipelineReport(
+        pid=pid, at=int((time.time() - age) * 1e6), sinks=[SinkStatus(sink="lake", phase=phase)]
     )
     config.pipeline_dir.mkdir(parents=True, exist_ok=True)
     (config.pipeline_dir / "status.json").write_bytes(msgspec.json.encode(told))
@@ -61,19 +64,19 @@ def test_a_pipeline_that_fell_silent_is_told_of_as_such(config: Config) -> None:
     assert seen is not None
     assert (seen.running, seen.detail) == (
         False,
-        f"process {os.getpid()} has said nothing for 100 s",
+        f"process {os.getpid()} has not reported for 100 s",
     )
 
 
 @pytest.mark.parametrize(
     ("phase", "detail"),
     [
-        (Phase.STOPPED, "not running"),
-        (Phase.STREAMING, "not running: it ended without a last word"),
+        (SinkPhase.STOPPED, "not running"),
+        (SinkPhase.STREAMING, "not running: it ended without a last report"),
     ],
 )
 def test_a_pipeline_that_is_gone_is_told_of_as_such(
-    config: Config, phase: Phase, detail: str
+    config: Config, phase: SinkPhase, detail: str
 ) -> None:
     report(config, pid=dead_pid(), phase=phase)
     seen = look_at_pipeline(config)

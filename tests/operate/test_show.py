@@ -17,9 +17,7 @@ from headrace.operate.show import (
     pipeline_lines,
     size,
 )
-from headrace.sinks import Phase as SinkPhase
-from headrace.sinks import Status as SinkStatus
-from headrace.sinks import Troubled
+from headrace.sinks import FailedTable, SinkPhase, SinkStatus
 from headrace.sinks.report import PipelineOverview
 from headrace.sources import CopyProgress, Phase, Status
 
@@ -139,7 +137,7 @@ LAKE = SinkStatus(
     changes_per_second=51_234.4,
     sequence=1_200_000,
     lag=3_400,
-    troubled=(Troubled("public.users", 8, "its key went", "Copy it anew."),),
+    failed_tables=(FailedTable("public.users", 8, "its key went", "Copy it anew."),),
 )
 
 
@@ -184,7 +182,7 @@ def test_elsewhere_a_sink_is_told_in_a_line_when_it_has_stored_more() -> None:
 def test_a_halted_sink_shows_with_its_reason_and_its_remedy() -> None:
     halted = SinkStatus(sink="lake", phase=SinkPhase.HALTED, error="taken", hint="Adopt it.")
     seen = PipelineOverview(
-        running=True, told_at=1_730_250_000_000_000, detail="process 7 runs", sinks=[halted]
+        running=True, reported_at=1_730_250_000_000_000, detail="process 7 runs", sinks=[halted]
     )
     console = Console(file=io.StringIO(), width=120)
     with console.capture() as capture:

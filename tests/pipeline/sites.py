@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from headrace.config import sink_class
 from headrace.pipeline.run import Feed, Pipeline, plans
-from headrace.sinks import Phase, Sink, Status
+from headrace.sinks import Sink, SinkPhase, SinkStatus
 from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
 
@@ -69,17 +69,17 @@ class Site:
         )
         return Pipeline(self.spark, queries, folder=self.checkpoints)
 
-    def once(self, *sinks: Sink, **options: Any) -> dict[str, Status]:
+    def once(self, *sinks: Sink, **options: Any) -> dict[str, SinkStatus]:
         """Run it until every sink has ended."""
         with self.pipeline(*sinks, once=True, **options) as running:
             running.work(threading.Event(), lambda: None, once=True)
         return {status.sink: status for status in running.statuses()}
 
 
-def await_phase(running: Pipeline, phase: Phase) -> Status:
+def await_phase(running: Pipeline, phase: SinkPhase) -> SinkStatus:
     """The status of the first sink once it is in a phase."""
 
-    def reached() -> Status | None:
+    def reached() -> SinkStatus | None:
         [status, *_] = running.statuses()
         return status if status.phase is phase else None
 

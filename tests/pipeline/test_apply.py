@@ -111,7 +111,7 @@ def test_chosen_keys_make_a_table_without_a_key_follow_its_source(lake: Lake) ->
     applied(lake, table="public.notes", keys=keys)
     found = {(row["author"], row["at"]): row["line"] for row in lake.rows("notes")}
     assert found == {("ann", 1): "A", ("eve", 3): "b", ("dan", 4): "d"}
-    assert Tables(name="notes", path=str(lake.path)).troubled() == []
+    assert Tables(name="notes", path=str(lake.path)).failed_tables() == []
 
 
 def test_chosen_keys_need_the_old_values(lake: Lake) -> None:
@@ -120,7 +120,9 @@ def test_chosen_keys_need_the_old_values(lake: Lake) -> None:
     lake.commit(put(orders, Op.UPDATE, **order(1, "paid")))
     keys = {"public.orders": ["status"], "public.customers": ["id", "nmae"]}
     applied(lake, keys=keys)
-    troubled = {each.table: each for each in Tables(name="lake", path=str(lake.path)).troubled()}
+    troubled = {
+        each.table: each for each in Tables(name="lake", path=str(lake.path)).failed_tables()
+    }
     assert "without the value of status" in troubled["public.orders"].reason
     assert "REPLICA IDENTITY FULL" in troubled["public.orders"].hint
     assert "keys names column nmae" in troubled["public.customers"].reason

@@ -12,7 +12,8 @@ from headrace.errors import ConfigError, PipelineError
 from headrace.log import Log
 from headrace.pipeline import supervise
 from headrace.pipeline.run import News, alone_in
-from headrace.sinks import Phase, Report, Status, Troubled
+from headrace.sinks import FailedTable, SinkPhase, SinkStatus
+from headrace.sinks.report import PipelineReport
 from headrace.testing import wait_until
 from tests.pipeline.sites import PLUGINS, Site, await_phase
 
@@ -32,13 +33,15 @@ def test_every_sink_gets_every_change_once_however_often_it_runs(site: Site) -> 
     first = site.once(lake, orders)
     assert site.stored() == list(range(1, 1501))
     assert site.stored("orders") == list(range(1201, 1501))
-    assert first["lake"].phase is Phase.STOPPED
+    assert first["lake"].phase is SinkPhase.STOPPED
     assert (first["lake"].changes, first["lake"].sequence, first["lake"].lag) == (1500, 1500, 0)
     again = site.once(lake, orders)
     assert [status.changes for status in again.values()] == [0, 0]
     assert [status.sequence for status in again.values()] == [1500, 1500]
     assert len(site.stored()) == 1500
-    report = msgspec.json.decode((site.checkpoints / "status.json").read_bytes(), type=Report)
+    report = msgspec.json.decode(
+        (site.checkpoints / "status.json").read_bytes(), type=PipelineReport
+    )
     assert report.sinks == list(again.values())
 
 
@@ -46,13 +49,13 @@ def test_a_sink_that_fails_stops_no_other(site: Site) -> None:
     site.fill(10)
     site.fault("RuntimeError", sink="broken")
     ended = site.once(site.sink("broken"), site.sink())
-    assert ended["broken"].phase is Phase.HALTED
+    assert ended["broken"].phase is SinkPhase.HALTED
     assert ended["broken"].error == "the query ended with RuntimeError"
     assert "spark.log" in ended["broken"].hint
-    assert ended["lake"].phase is Phase.STOPPED
+    assert ended["lake"].phase is SinkPhase.STOPPED
     assert len(site.stored()) == 10
     site.fault(None, sink="broken")
-    assert site.once(site.sink("broken"))["broken"].phase is Phase.STOPPED
+    assert site.once(site.sink("broken"))["broken"].phase is SinkPhase.STOPPED
     assert len(site.stored("broken")) == 10
 
 
@@ -61,13 +64,13 @@ def test_what_passes_is_tried_again_and_told_meanwhile(site: Site, fault: str) -
     site.fill(10)
     site.fault(fault)
     with site.pipeline(once=False) as running:
-        waiting = await_phase(running, Phase.WAITING)
+        waiting = await_phase(running, SinkPhase.WAITING)
         assert waiting.error
         site.fault(None)
-        streaming = await_phase(running, Phase.STREAMING)
+        streaming = await_phase(running, SinkPhase.STREAMING)
         assert (streaming.error, streaming.hint) == ("", "")
         wait_until(lambda: len(site.stored()) == 10, message="it is stored")
-    assert running.statuses()[0].phase is Phase.STOPPED
+    assert running.statuses()[0].phase is SinkPhase.STOPPED
     assert site.stored() == list(range(1, 11))
 
 
@@ -75,7 +78,7 @@ def test_what_a_person_must_mend_halts_at_once(site: Site) -> None:
     site.fill(10)
     site.fault("SinkFenced")
     with site.pipeline(once=False) as running:
-        halted = await_phase(running, Phase.HALTED)
+        halted = await_phase(running, SinkPhase.HALTED)
     assert halted.error == "SinkFenced was asked for"
     assert "--adopt" in halted.hint
     assert running.halted == [halted]
@@ -85,25 +88,25 @@ def test_an_idle_query_is_not_mistaken_for_one_that_starts(site: Site) -> None:
     site.fill(10)
     site.once()
     with site.pipeline(once=False) as running:
-        status = await_phase(running, Phase.STREAMING)
+        status = await_phase(running, SinkPhase.STREAMING)
         assert (status.batch, status.sequence) == (-1, 10)
 
 
 # --- tending -------------------------------------------------------------------------------------
 
 
-def test_a_sink_is_tended_after_each_batch(site: Site) -> None:
+def test_a_sink_is_maintained_after_each_batch(site: Site) -> None:
     for _ in range(3):
         site.fill(10)
     site.once(most=10)
-    assert (site.folder / "lake" / "tended").read_text() == "tended\n" * 3
+    assert (site.folder / "lake" / "maintained").read_text() == "maintained\n" * 3
 
 
 def test_a_failure_of_tending_neither_repeats_nor_stops_the_batches(site: Site) -> None:
     for _ in range(2):
         site.fill(10)
     site.fault("RuntimeError", where="tend")
-    assert site.once(most=10)["lake"].phase is Phase.STOPPED
+    assert site.once(most=10)["lake"].phase is SinkPhase.STOPPED
     assert site.stored() == list(range(1, 21))
 
 
@@ -113,8 +116,8 @@ def test_a_passing_failure_of_tending_is_only_told(
     site.fill(10)
     site.fault("SinkUnavailable", where="tend")
     with caplog.at_level(logging.WARNING, logger="headrace"):
-        assert site.once()["lake"].phase is Phase.STOPPED
-    assert "sink=lake tended=no error=SinkUnavailable was asked for" in caplog.messages
+        assert site.once()["lake"].phase is SinkPhase.STOPPED
+    assert "sink=lake maintained=no error=SinkUnavailable was asked for" in caplog.messages
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
@@ -141,12 +144,12 @@ def test_a_damaged_checkpoint_halts_its_sink_and_is_replaced_by_adopting(
     damage(site, how)
     site.fill(5)
     halted = site.once()["lake"]
-    assert halted.phase is Phase.HALTED
+    assert halted.phase is SinkPhase.HALTED
     assert "cannot be read" in halted.error
     assert "nothing that the sink has stored is lost" in halted.error
     assert "headrace pipeline --adopt lake" in halted.hint
     assert site.stored() == list(range(1, 11))
-    assert site.once(adopt=["lake"])["lake"].phase is Phase.STOPPED
+    assert site.once(adopt=["lake"])["lake"].phase is SinkPhase.STOPPED
     assert site.stored() == list(range(1, 16))
     site.fill(5)
     site.once()
@@ -159,10 +162,10 @@ def test_a_checkpoint_that_was_moved_away_needs_adopting(site: Site) -> None:
     site.once()
     (site.checkpoints / "lake").rename(site.folder / "away")
     fenced = site.once()["lake"]
-    assert fenced.phase is Phase.HALTED
+    assert fenced.phase is SinkPhase.HALTED
     assert "writes to" in fenced.error
     site.fill(5)
-    assert site.once(adopt=["lake"])["lake"].phase is Phase.STOPPED
+    assert site.once(adopt=["lake"])["lake"].phase is SinkPhase.STOPPED
     assert site.stored() == list(range(1, 16))
 
 
@@ -189,7 +192,7 @@ def test_changes_removed_before_they_were_read_halt_the_sink(site: Site) -> None
     with Log.open(site.log) as log:
         log.trim(15)
     halted = site.once()["lake"]
-    assert halted.phase is Phase.HALTED
+    assert halted.phase is SinkPhase.HALTED
     assert "headrace snapshot" in halted.hint
     assert site.stored() == list(range(1, 11))
 
@@ -199,20 +202,20 @@ def test_another_log_halts_the_sink_until_it_is_adopted(site: Site) -> None:
     site.once()
     site.log.rename(site.folder / "old")
     site.fill(20)
-    assert site.once()["lake"].phase is Phase.HALTED
+    assert site.once()["lake"].phase is SinkPhase.HALTED
     (site.checkpoints / "lake" / "checkpoint" / "offsets" / "0").unlink()
     halted = site.once()["lake"]
-    assert halted.phase is Phase.HALTED
-    assert site.once(adopt=["lake"])["lake"].phase is Phase.STOPPED
+    assert halted.phase is SinkPhase.HALTED
+    assert site.once(adopt=["lake"])["lake"].phase is SinkPhase.STOPPED
     assert len(site.stored()) == 30
 
 
 def test_a_log_that_is_not_there_yet_is_waited_for(site: Site) -> None:
     with site.pipeline(once=False) as running:
-        waiting = await_phase(running, Phase.WAITING)
+        waiting = await_phase(running, SinkPhase.WAITING)
         assert "there is no log" in waiting.error
         site.fill(10)
-        await_phase(running, Phase.STREAMING)
+        await_phase(running, SinkPhase.STREAMING)
         wait_until(lambda: len(site.stored()) == 10, timeout=30, message="it is stored")
 
 
@@ -221,20 +224,22 @@ def test_a_log_that_is_not_there_yet_is_waited_for(site: Site) -> None:
 
 def test_a_sink_is_told_of_once_a_phase(caplog: pytest.LogCaptureFixture) -> None:
     news = News()
-    streaming = Status(sink="lake", phase=Phase.STREAMING, sequence=7)
-    trouble = (Troubled("public.users", 8, "its key went", "copy anew"),)
-    halted = Status(sink="lake", phase=Phase.HALTED, sequence=7, error="gone", hint="mend it")
+    streaming = SinkStatus(sink="lake", phase=SinkPhase.STREAMING, sequence=7)
+    failed = (FailedTable("public.users", 8, "its key went", "copy anew"),)
+    halted = SinkStatus(
+        sink="lake", phase=SinkPhase.HALTED, sequence=7, error="gone", hint="mend it"
+    )
     with caplog.at_level(logging.INFO, logger="headrace"):
         news.tell([streaming])
         news.tell([msgspec.structs.replace(streaming, batch=2)])
-        news.tell([msgspec.structs.replace(streaming, troubled=trouble)])
-        news.tell([msgspec.structs.replace(streaming, troubled=trouble)])
-        news.tell([Status(sink="lake", phase=Phase.WAITING, error="away")])
+        news.tell([msgspec.structs.replace(streaming, failed_tables=failed)])
+        news.tell([msgspec.structs.replace(streaming, failed_tables=failed)])
+        news.tell([SinkStatus(sink="lake", phase=SinkPhase.WAITING, error="away")])
         news.tell([halted])
         news.tell([halted])
     assert caplog.messages == [
         "sink=lake phase=streaming sequence=7",
-        "sink=lake table=public.users troubled=its key went",
+        "sink=lake table=public.users failed=its key went",
         "sink=lake phase=waiting sequence=0",
         "sink=lake is tried again; error=away",
         "sink=lake phase=halted sequence=7",
@@ -245,6 +250,6 @@ def test_a_sink_is_told_of_once_a_phase(caplog: pytest.LogCaptureFixture) -> Non
 def test_a_table_in_trouble_shows_with_its_sink(site: Site) -> None:
     site.fill(10)
     (site.folder / "lake").mkdir()
-    (site.folder / "lake" / "troubled").write_text("public.users")
-    [trouble] = site.once()["lake"].troubled
+    (site.folder / "lake" / "failed").write_text("public.users")
+    [trouble] = site.once()["lake"].failed_tables
     assert (trouble.table, trouble.reason) == ("public.users", "it was said so")

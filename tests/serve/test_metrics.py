@@ -17,8 +17,8 @@ from headrace.config import load
 from headrace.log.keys import Scope
 from headrace.run import server_settings
 from headrace.serve import ServerSettings
-from headrace.sinks import REPORT, Phase, Report, Status, Troubled, report
-from headrace.sinks.report import PipelinePlace
+from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report
+from headrace.sinks.report import REPORT, PipelineFolder, PipelineReport
 from headrace.sources import CopyProgress
 from headrace.sources import Phase as SourcePhase
 from headrace.sources import Status as SourceStatus
@@ -26,9 +26,9 @@ from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
-HOOK = Status(
+HOOK = SinkStatus(
     sink="hook",
-    phase=Phase.STREAMING,
+    phase=SinkPhase.STREAMING,
     batch=3,
     changes=40,
     batch_seconds=0.5,
@@ -40,11 +40,11 @@ HOOK = Status(
     dead_letters=2,
     waiting_rows=1,
 )
-LAKE = Status(
+LAKE = SinkStatus(
     sink="lake",
-    phase=Phase.HALTED,
+    phase=SinkPhase.HALTED,
     sequence=20,
-    troubled=(Troubled("public.users", 7, "no key", "Give it one."),),
+    failed_tables=(FailedTable("public.users", 7, "no key", "Give it one."),),
     error="the password is hunter2",
 )
 
@@ -97,14 +97,14 @@ def scrape(site: Site, **headers: str) -> Scraped:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> PipelinePlace:
+def place(tmp_path: Path) -> PipelineFolder:
     folder = tmp_path / "pipeline"
     folder.mkdir()
-    return PipelinePlace(folder=folder, sinks=("hook", "lake"))
+    return PipelineFolder(folder=folder, sinks=("hook", "lake"))
 
 
 @pytest.fixture
-def site(sites: Sites, place: PipelinePlace) -> Site:
+def site(sites: Sites, place: PipelineFolder) -> Site:
     """A server over twenty changes, of a config with two sinks."""
     site = sites(ServerSettings(port=0, pipeline=place))
     site.writer.put_many("users", 20)
@@ -208,7 +208,7 @@ def test_of_many_cursors_those_furthest_behind_are_named(
 # --- the pipeline --------------------------------------------------------------------------------
 
 
-def test_a_running_pipelines_sinks_are_told_of(site: Site, place: PipelinePlace) -> None:
+def test_a_running_pipelines_sinks_are_told_of(site: Site, place: PipelineFolder) -> None:
     report.write(place.folder, [HOOK, LAKE])
     scraped = scrape(site)
     assert scraped["pipeline_up"] == 1
@@ -238,21 +238,21 @@ def test_a_running_pipelines_sinks_are_told_of(site: Site, place: PipelinePlace)
     assert "hunter2" not in site.get("/metrics").text
 
 
-def stale(place: PipelinePlace) -> None:
-    told = Report(pid=os.getpid(), at=int((time.time() - 60) * 1e6), sinks=[HOOK])
+def stale(place: PipelineFolder) -> None:
+    told = PipelineReport(pid=os.getpid(), at=int((time.time() - 60) * 1e6), sinks=[HOOK])
     (place.folder / REPORT).write_bytes(msgspec.json.encode(told))
 
 
-def ended(place: PipelinePlace) -> None:
+def ended(place: PipelineFolder) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    told = Report(pid=process.pid, at=time.time_ns() // 1000, sinks=[HOOK])
+    told = PipelineReport(pid=process.pid, at=time.time_ns() // 1000, sinks=[HOOK])
     (place.folder / REPORT).write_bytes(msgspec.json.encode(told))
 
 
 @pytest.mark.parametrize("gone", [stale, ended])
 def test_of_a_pipeline_that_says_nothing_any_more_only_what_it_left_is_told(
-    site: Site, place: PipelinePlace, gone: Any
+    site: Site, place: PipelineFolder, gone: Any
 ) -> None:
     gone(place)
     scraped = scrape(site)
@@ -281,7 +281,7 @@ def test_a_pipeline_that_never_ran_is_down_with_all_its_sinks(site: Site) -> Non
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"pid": 1, "at": 1, "sinks": [{"phase": "x"}]}'])
 def test_a_report_that_cannot_be_read_stops_nothing(
-    site: Site, place: PipelinePlace, content: bytes
+    site: Site, place: PipelineFolder, content: bytes
 ) -> None:
     (place.folder / REPORT).write_bytes(content)
     scraped = scrape(site)
@@ -289,7 +289,7 @@ def test_a_report_that_cannot_be_read_stops_nothing(
 
 
 def test_a_sink_that_left_the_config_is_told_of_only_while_it_runs(
-    sites: Sites, place: PipelinePlace
+    sites: Sites, place: PipelineFolder
 ) -> None:
     site = sites(ServerSettings(port=0, pipeline=msgspec.structs.replace(place, sinks=("lake",))))
     report.write(place.folder, [HOOK, LAKE])
@@ -298,7 +298,9 @@ def test_a_sink_that_left_the_config_is_told_of_only_while_it_runs(
     assert scrape(site).names(sink="hook") == set()
 
 
-def test_the_lag_in_another_log_is_as_the_sink_tells_it(sites: Sites, place: PipelinePlace) -> None:
+def test_the_lag_in_another_log_is_as_the_sink_tells_it(
+    sites: Sites, place: PipelineFolder
+) -> None:
     elsewhere = msgspec.structs.replace(place, same_log=False)
     site = sites(ServerSettings(port=0, pipeline=elsewhere))
     report.write(place.folder, [HOOK])
@@ -320,7 +322,7 @@ def test_the_config_says_where_the_pipeline_tells_and_of_what(tmp_path: Path) ->
     assert server_settings(load(file)).pipeline is None
     file.write_text(source + "pipeline: {sinks: {lake: {type: tables, path: lake}}}\n")
     config = load(file)
-    assert server_settings(config).pipeline == PipelinePlace(
+    assert server_settings(config).pipeline == PipelineFolder(
         folder=config.pipeline_dir, sinks=("lake",)
     )
     url = "http://elsewhere:3000"
@@ -336,7 +338,7 @@ def test_the_config_says_where_the_pipeline_tells_and_of_what(tmp_path: Path) ->
 
 
 def test_where_keys_are_needed_a_scraper_needs_one_to_everything(
-    sites: Sites, place: PipelinePlace
+    sites: Sites, place: PipelineFolder
 ) -> None:
     site = sites(ServerSettings(port=0, require_key=True, pipeline=place))
     assert site.http.get("/metrics").status_code == 401
@@ -357,7 +359,7 @@ def test_the_description_says_that_it_is_text(site: Site) -> None:
 ROW = re.compile(r"^\| `(headrace_\w+)` \|([^|]*)\| ", re.MULTILINE)
 
 
-def test_the_docs_list_exactly_what_is_exposed(site: Site, place: PipelinePlace) -> None:
+def test_the_docs_list_exactly_what_is_exposed(site: Site, place: PipelineFolder) -> None:
     now = time.time_ns() // 1000
     site.statuses = [
         SourceStatus(source="shop", phase=SourcePhase.STREAMING, heard_at=now, stored_at=now)

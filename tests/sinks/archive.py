@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headrace.change.event import Column
 from headrace.log import Log
-from headrace.sinks import Writer
+from headrace.sinks import SinkWriter
 from headrace.sinks.history import History
 from tests.sinks.lake import Lake, Row, put
 
@@ -22,13 +22,13 @@ ACCOUNTS = (
 class Archive(Lake):
     """A log with a history of it."""
 
-    writer: Writer
+    writer: SinkWriter[Any]
 
     def __init__(self, spark: SparkSession, folder: Path, **chosen: Any) -> None:
         self.chosen = chosen
         super().__init__(spark, folder)
 
-    def open(self, writer: str = "query-1", *, adopt: bool = False) -> Writer:
+    def open(self, writer: str = "query-1", *, adopt: bool = False) -> SinkWriter[Any]:
         """The sink as a query that starts would open it."""
         sink = History(name="audit", path=str(self.path), **self.chosen)
         self.writer = sink.open(writer, adopt=adopt)
@@ -68,4 +68,4 @@ def fill(archive: Archive, batches: int, tenant: str | None = "acme") -> None:
     for number in range(batches):
         archive.commit(put(archive.table, **account(number, tenant)))
         archive.write()
-        archive.writer.tend()
+        archive.writer.maintain()

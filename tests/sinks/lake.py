@@ -24,7 +24,7 @@ from headrace.change.event import (
 )
 from headrace.change.replay import Replay, TableName
 from headrace.log import Log
-from headrace.sinks import Writer
+from headrace.sinks import SinkWriter
 from headrace.sinks.tables.sink import Tables
 
 SOURCE = "shop"
@@ -104,7 +104,7 @@ class Lake(Shop):
         self.batches = 0
         self.writer = self.open()
 
-    def open(self, writer: str = "query-1", *, adopt: bool = False) -> Writer:
+    def open(self, writer: str = "query-1", *, adopt: bool = False) -> SinkWriter[Any]:
         """The sink as a query that starts would open it."""
         self.writer = self.sink.open(writer, adopt=adopt)
         return self.writer

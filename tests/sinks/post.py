@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from headrace.change.event import Column, Op
 from headrace.pipeline.options import Options
-from headrace.pipeline.reading import Disk, Range, Share
+from headrace.pipeline.query import RangesBatch
+from headrace.pipeline.reading import Disk, PipelineLog
+from headrace.sinks import LogBatch
 from headrace.sinks.push.writer import PushWriter
 from tests.sinks.courier import Courier, Office, opened_office
 from tests.sinks.lake import Row, Shop, put
@@ -51,16 +52,14 @@ class Post(Shop):
         for number, name in rows:
             self.commit(put(table, op, id=number, name=name))
 
-    def batch(self, after: int, upto: int, parts: int = 1) -> DataFrame:
+    def batch(self, after: int, upto: int, parts: int = 1) -> LogBatch:
         """A piece of the log as the source hands it to so many tasks."""
         path = str(self.log.path)
-        wanted = Range(self.log.epoch, after, upto)
-        shares = [
-            (pickle.dumps(Share(Disk(path), wanted, Options(path=path), part, parts)),)
-            for part in range(parts)
-        ]
-        rows = self.spark.sparkContext.parallelize(shares, parts)
-        return self.spark.createDataFrame(rows, "share binary")
+        ranges = [(self.log.epoch, after, upto, part, parts) for part in range(parts)]
+        rows = self.spark.sparkContext.parallelize(ranges, parts)
+        columns = "epoch string, after long, upto long, part int, parts int"
+        frame = self.spark.createDataFrame(rows, columns)
+        return RangesBatch(frame, PipelineLog(Disk(path), Options(path=path)))
 
     def write(self, upto: int | None = None, *, parts: int = 1) -> int:
         """The next batch; returns how many changes it held."""

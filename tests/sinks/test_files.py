@@ -21,7 +21,7 @@ from headrace.change.event import Op
 from headrace.config import parse
 from headrace.errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from headrace.pipeline.verify import verify
-from headrace.sinks import Accountable, Paced, Progress, Sink
+from headrace.sinks import Progress, Sink
 from headrace.sinks.files.ledger import Entry, Ledger
 from headrace.sinks.files.sink import Files
 from tests.sinks.archive import account
@@ -59,8 +59,8 @@ def every_kind(drawer: Drawer) -> None:
 def test_files_is_a_sink_that_says_how_often() -> None:
     sink = Files(name="drawer", path="drawer")
     assert isinstance(sink, Sink)
-    assert isinstance(sink, Paced)
-    assert isinstance(sink, Accountable)
+    assert sink.batch_seconds
+    assert sink.rendering is not None
     assert sink.fields == tuple(FIELDS)
 
 
@@ -304,7 +304,7 @@ def test_who_was_replaced_long_ago_is_kept_out_though_the_entries_are_gone(
     first = drawer.writer
     drawer.open("query-2", adopt=True)
     drawer.write(2)
-    drawer.writer.tend()
+    drawer.writer.maintain()
     entries = drawer.path / "_headrace"
     assert [file.name for file in entries.glob("*.json")] == [f"{3:012}.json"]
     with pytest.raises(SinkFenced):

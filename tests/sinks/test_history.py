@@ -62,7 +62,7 @@ def test_every_change_of_every_kind_is_kept_as_the_source_gives_it(archive: Arch
     assert {row["day"] for row in stored} == {
         row["transaction"]["commit_time"].date() for row in given
     }
-    assert archive.writer.troubled() == []
+    assert archive.writer.failed_tables() == []
 
 
 @pytest.mark.requirement("S1-41")
@@ -141,7 +141,7 @@ def test_small_files_are_joined_and_old_ones_deleted(spark: SparkSession, tmp_pa
     fill(archive, 8, "a/b ü%20")
     archive.commit(put(archive.table, **account(99)))
     archive.write()
-    archive.writer.tend()
+    archive.writer.maintain()
     assert [row["sequence"] for row in archive.stored()] == list(range(1, 10))
     files = [Path(uri) for uri in DeltaTable(str(archive.path)).file_uris()]
     assert len(files) == 2
@@ -238,7 +238,7 @@ def test_another_pipeline_is_kept_out_until_it_takes_over(archive: Archive) -> N
     assert [row["sequence"] for row in archive.stored()] == [1, 2]
     known = set(DeltaTable(str(archive.path)).file_uris())
     assert len(list(archive.path.rglob("*.parquet"))) > len(known)
-    archive.writer.tend()  # what the first one wrote in vain is deleted
+    archive.writer.maintain()  # what the first one wrote in vain is deleted
     assert set(map(str, archive.path.rglob("*.parquet"))) == known
 
 

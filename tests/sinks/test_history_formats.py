@@ -118,7 +118,7 @@ def test_changes_in_a_format_are_kept_once_by_tenant_and_day(archives: Any) -> N
     for at in range(8):
         archive.commit(put(accounts, **account(10 + at)))
         archive.write()
-        archive.writer.tend()
+        archive.writer.maintain()
     assert stored(archive) == expected(archive, "savegress")
     files = [uri for uri in DeltaTable(str(archive.path)).file_uris() if "tenant=acme" in uri]
     assert len(files) < 8  # they were joined
@@ -208,9 +208,9 @@ def test_a_transaction_is_whole_in_whatever_ranges_a_batch_is_read(archives: Any
 
 
 def test_tables_choose_events_and_leave_their_cascades_whole() -> None:
-    assert History(name="a", path="a", tables=("accounts",)).whole is False
+    assert History(name="a", path="a", tables=("accounts",)).whole_transactions is False
     sink = History(name="a", path="a", tables=("accounts",), format="entity")
-    assert sink.whole is True
+    assert sink.whole_transactions is True
     accounts = Table(
         "shop", "postgres", "o", "shop", "public", "accounts", (Column("id", "bigint", key=True),),
         version=1,

@@ -138,7 +138,7 @@ def test_dead_letters_that_are_sent_again_come_in_order(topics: Topics) -> None:
     assert topics.names() == {"users:2": ["Bob"]}
     topics.reopen()
     wish = redrive.ask(topics.sink.folder)
-    topics.writer.idle(topics.spark)
+    topics.writer.serve_requests(topics.spark)
     assert redrive.told(topics.sink.folder, wish) == redrive.Redriven(wish.id, 2, 2, 0)
     assert topics.names() == {"users:1": ["x" * 3_000, "later"], "users:2": ["Bob"]}
     assert topics.letters() == []
@@ -153,8 +153,8 @@ def test_a_broker_that_is_killed_and_comes_back_gets_everything_in_order(topics:
     sending = threading.Thread(target=topics.write)
     sending.start()
     try:
-        wait_until(lambda: topics.writer.account().reason, timeout=60, message="it says it waits")
-        assert topics.server.address in topics.writer.account().reason
+        wait_until(lambda: topics.writer.status().reason, timeout=60, message="it says it waits")
+        assert topics.server.address in topics.writer.status().reason
     finally:
         topics.server.start()
         sending.join()
@@ -163,7 +163,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_everything_in_order(topics:
     assert {row: list(dict.fromkeys(names)) for row, names in found.items()} == {
         f"users:{row}": [f"{n:03}" for n in range(row, 200, 7)] for row in range(7)
     }
-    assert topics.writer.account().reason == ""
+    assert topics.writer.status().reason == ""
     assert topics.letters() == []
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from headrace.change.event import Op
 from headrace.errors import ConfigError, SinkFenced, SinkRefused, SinkUnavailable
-from headrace.sinks import Progress, Sender
+from headrace.sinks import Progress
 from headrace.sinks.push import disabled, redrive
 from headrace.sinks.push import ledger as ledgers
 from headrace.sinks.push import writer as writers
@@ -54,8 +54,7 @@ def test_every_change_is_sent_once_and_rows_keep_their_order(post: Post, parts: 
     assert len({event.id for event in post.office.taken}) == 100
     assert all(json.loads(event.payload or "")["id"] == event.id for event in post.office.taken)
     assert post.writer.progress() == Progress(post.log.epoch, 100)
-    assert isinstance(post.writer, Sender)
-    assert post.writer.account().sent == 100
+    assert post.writer.status().sent == 100
 
 
 def test_an_event_tells_what_addresses_and_headers_are_made_of(post: Post) -> None:
@@ -119,7 +118,7 @@ def test_or_a_delete_and_an_insert_with_tombstones_after_deletes(post: Post) -> 
 
 def test_entities_are_sent_by_whole_transactions(post: Post) -> None:
     post.reopen(format="entity", tables=("public.users",))
-    assert post.sink.whole
+    assert post.sink.whole_transactions
     users, orders = post.table("users", USERS), post.table("orders")
     post.commit(put(users, id=1, name="Ann"), put(orders, id=5, status="new"))
     post.users((2, "Bob"))
@@ -189,7 +188,7 @@ def test_the_ledger_is_kept_short(post: Post, monkeypatch: pytest.MonkeyPatch) -
     for number in range(5):
         post.users((number, "-"))
         post.write()
-        post.writer.tend()
+        post.writer.maintain()
     file = post.folder / "post" / ledgers.FILE
     lines = ledgers.read(file)
     assert len(lines) < 8
@@ -226,11 +225,11 @@ def test_a_refused_row_waits_and_redriving_restores_its_order(post: Post, parts:
     post.users((0, "later"), (1, "later"))
     post.write()
     assert [each["sequence"] for each in post.letters()] == [4, 7, 10, 13]
-    account = post.writer.account()
+    account = post.writer.status()
     assert (account.dead_letters, account.waiting_rows) == (4, 1)
 
     wish = redrive.ask(post.sink.folder)
-    post.writer.idle(post.spark)
+    post.writer.serve_requests(post.spark)
     told = redrive.told(post.sink.folder, wish)
     assert told == redrive.Redriven(
         wish.id, 4, 0, 4, refused=1, waiting=3, reasons={"no thanks": 1}
@@ -239,7 +238,7 @@ def test_a_refused_row_waits_and_redriving_restores_its_order(post: Post, parts:
 
     post.office.judge = kind
     wish = redrive.ask(post.sink.folder)
-    post.writer.idle(post.spark)
+    post.writer.serve_requests(post.spark)
     assert redrive.told(post.sink.folder, wish) == redrive.Redriven(wish.id, 4, 4, 0, "")
     assert redrive.asked(post.sink.folder) is None
     assert post.letters() == []
@@ -247,7 +246,7 @@ def test_a_refused_row_waits_and_redriving_restores_its_order(post: Post, parts:
     post.users((0, "last"))
     post.write()
     assert sequences(post)[-1] == 15
-    assert post.writer.account().waiting_rows == 0
+    assert post.writer.status().waiting_rows == 0
 
 
 def test_only_the_keys_that_are_asked_for_are_redriven(post: Post) -> None:
@@ -259,7 +258,7 @@ def test_only_the_keys_that_are_asked_for_are_redriven(post: Post) -> None:
     post.office.judge = kind
     for key, left in (("users:1", [1, 3]), ("public.users:2", [1]), ("users:9", [1])):
         wish = redrive.ask(post.sink.folder, [key])
-        post.writer.idle(post.spark)
+        post.writer.serve_requests(post.spark)
         told = redrive.told(post.sink.folder, wish)
         assert told is not None
         assert told.left == len(left)
@@ -274,7 +273,7 @@ def test_redriving_to_nobody_loses_nothing(post: Post) -> None:
     assert len(post.letters()) == 8
     post.office.shut()
     wish = redrive.ask(post.sink.folder)
-    post.writer.idle(post.spark)
+    post.writer.serve_requests(post.spark)
     told = redrive.told(post.sink.folder, wish)
     assert told is not None
     assert (told.sent, told.left, told.reason) == (0, 8, "nobody is at the door")
@@ -282,7 +281,7 @@ def test_redriving_to_nobody_loses_nothing(post: Post) -> None:
     post.office.open()
     post.office.judge = kind
     wish = redrive.ask(post.sink.folder)
-    post.writer.idle(post.spark)
+    post.writer.serve_requests(post.spark)
     assert sorted(sequences(post)) == list(range(1, 9))
     assert all(found == sorted(found) for found in post.office.rows().values())
 
@@ -332,8 +331,8 @@ def test_an_outage_delays_and_leaves_no_dead_letters(post: Post, parts: int) -> 
     writing = threading.Thread(target=post.write, kwargs={"parts": parts})
     writing.start()
     try:
-        wait_until(lambda: post.writer.account().rounds >= 2, timeout=60)
-        account = post.writer.account()
+        wait_until(lambda: post.writer.status().rounds >= 2, timeout=60)
+        account = post.writer.status()
         assert account.reason == "nobody is at the door"
         assert account.since > 0
     finally:
@@ -342,7 +341,7 @@ def test_an_outage_delays_and_leaves_no_dead_letters(post: Post, parts: int) -> 
     assert sorted(sequences(post)) == list(range(1, 201))
     assert all(found == sorted(found) for found in post.office.rows().values())
     assert post.letters() == []
-    assert post.writer.account().reason == ""
+    assert post.writer.status().reason == ""
 
 
 def test_a_part_that_is_settled_is_not_sent_again_while_another_waits(post: Post) -> None:
@@ -391,7 +390,7 @@ def test_who_stops_while_it_waits_goes_on_where_it_was(post: Post) -> None:
 
     writing = threading.Thread(target=write)
     writing.start()
-    wait_until(lambda: post.writer.account().rounds >= 1, timeout=60)
+    wait_until(lambda: post.writer.status().rounds >= 1, timeout=60)
     post.writer.close()
     writing.join()
     assert "no room" in str(failed[0])

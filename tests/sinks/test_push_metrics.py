@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from headrace.pipeline import run
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.sinks.push import writer as writers
-from headrace.sinks.report import PipelinePlace
+from headrace.sinks.report import PipelineFolder
 from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
 from tests.pipeline.sites import Site
@@ -44,7 +44,7 @@ def writer(site: Site) -> Iterator[Writer]:
 @pytest.fixture
 def url(site: Site, writer: Writer) -> Iterator[str]:
     """A server of the log that the pipeline reads."""
-    place = PipelinePlace(folder=site.checkpoints, sinks=("post",))
+    place = PipelineFolder(folder=site.checkpoints, sinks=("post",))
     settings = ServerSettings(port=0, pipeline=place)
     app = create_app(writer.log, statuses=list, copy_again=None, settings=settings)
     with BackgroundServer(app, settings) as server:

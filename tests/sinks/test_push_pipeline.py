@@ -18,7 +18,7 @@ from headrace.pipeline import redrive as redriving
 from headrace.pipeline import supervise
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.secret import Secret
-from headrace.sinks import Phase, Status
+from headrace.sinks import SinkPhase, SinkStatus
 from headrace.sinks.push import redrive
 from headrace.sinks.push import writer as writers
 from headrace.sinks.push.outage import MOST_REFUSALS
@@ -50,15 +50,17 @@ def courier(office: Office, **chosen: Any) -> Courier:
     return Courier(name="post", port=office.port, **(given | chosen))
 
 
-def status_of(running: Pipeline, name: str) -> Status:
+def status_of(running: Pipeline, name: str) -> SinkStatus:
     [status] = [each for each in running.statuses() if each.sink == name]
     return status
 
 
-def await_phase(running: Pipeline, phase: Phase, says: str = "", name: str = "post") -> Status:
+def await_phase(
+    running: Pipeline, phase: SinkPhase, says: str = "", name: str = "post"
+) -> SinkStatus:
     """The status of a sink once it is in a phase, for a reason: Spark may fail for its own."""
 
-    def reached() -> Status | None:
+    def reached() -> SinkStatus | None:
         status = status_of(running, name)
         return status if status.phase is phase and says in status.error else None
 
@@ -75,13 +77,13 @@ def test_an_outage_is_told_and_delays_nobody_else(
     sink = courier(office, secret=Secret(SECRET))
     caplog.set_level(logging.DEBUG)
     with site.pipeline(sink, site.sink("lake"), once=False) as running:
-        status = await_phase(running, Phase.WAITING, "nobody is at the door")
+        status = await_phase(running, SinkPhase.WAITING, "nobody is at the door")
         assert status.error.startswith("nobody is at the door; nothing has been taken since ")
         assert "sent when it is back" in status.hint
         wait_until(lambda: len(site.stored("lake")) == 50, timeout=90)
         office.open()
         wait_until(lambda: len(office.taken) == 50, timeout=90)
-        status = await_phase(running, Phase.STREAMING)
+        status = await_phase(running, SinkPhase.STREAMING)
         assert not status.error
         wait_until(lambda: status_of(running, "post").sent == 50, timeout=90)
 
@@ -119,8 +121,8 @@ def test_who_stops_while_it_waits_stops_soon_and_goes_on_later(site: Site, offic
         ("accepted", "", 0.0) if event.sequence <= 10 else ("failed", "no room", 0.0)
     )
     with site.pipeline(courier(office, batch_size=5), once=False) as running:
-        await_phase(running, Phase.WAITING, "no room")
-    assert status_of(running, "post").phase is Phase.STOPPED
+        await_phase(running, SinkPhase.WAITING, "no room")
+    assert status_of(running, "post").phase is SinkPhase.STOPPED
     office.judge = lambda event: ("accepted", "", 0.0)
     site.once(courier(office, batch_size=5))
     assert sorted(event.sequence for event in office.taken) == list(range(1, 31)), "nothing twice"
@@ -154,7 +156,7 @@ def test_once_gives_up_on_a_destination_that_is_not_there(site: Site, office: Of
     site.fill(3)
     office.shut()
     status = site.once(courier(office))["post"]
-    assert status.phase is Phase.HALTED
+    assert status.phase is SinkPhase.HALTED
     assert "nobody is at the door" in status.error
 
 
@@ -162,10 +164,10 @@ def test_one_that_wants_nothing_more_halts(site: Site, office: Office) -> None:
     site.fill(3)
     office.gone = True
     with site.pipeline(courier(office), once=False) as running:
-        status = await_phase(running, Phase.HALTED, "it has moved")
+        status = await_phase(running, SinkPhase.HALTED, "it has moved")
     assert (status.error, status.hint) == ("it has moved", "Find out where to.")
     with site.pipeline(courier(office), once=False) as running:
-        await_phase(running, Phase.HALTED, "it has moved")
+        await_phase(running, SinkPhase.HALTED, "it has moved")
     assert len(office.windows) == 0
     assert not office.taken
 
@@ -175,15 +177,15 @@ def test_one_that_halted_goes_on_when_it_is_redriven(site: Site, office: Office)
     office.gone = True
     folder = site.checkpoints / "post"
     with site.pipeline(courier(office), once=False) as running:
-        await_phase(running, Phase.HALTED, "it has moved")
+        await_phase(running, SinkPhase.HALTED, "it has moved")
         # Still gone: whoever asked is told so, and it halts again.
         told = redriving.ask(folder, [], lambda: True, lambda told: None)
         assert told.reason == "the sink has halted: it has moved"
-        await_phase(running, Phase.HALTED, "it has moved")
+        await_phase(running, SinkPhase.HALTED, "it has moved")
         office.gone = False
         redriving.ask(folder, [], lambda: True, lambda told: None)
         wait_until(lambda: len(office.taken) == 3, timeout=90)
-        await_phase(running, Phase.STREAMING)
+        await_phase(running, SinkPhase.STREAMING)
         site.fill(1)
         wait_until(lambda: len(office.taken) == 4, timeout=90)
     assert [event.sequence for event in office.taken] == [1, 2, 3, 4]
@@ -193,7 +195,7 @@ def test_one_that_refuses_everything_fills_no_dead_letters(site: Site, office: O
     site.fill(100)
     office.judge = lambda event: ("refused", "it answered 401", 0.0)
     with site.pipeline(courier(office, batch_size=5), once=False) as running:
-        await_phase(running, Phase.WAITING, "it answered 401")
+        await_phase(running, SinkPhase.WAITING, "it answered 401")
         # Two tasks, each of which believes so many refusals.
         assert status_of(running, "post").dead_letters <= 2 * MOST_REFUSALS
         office.judge = lambda event: ("accepted", "", 0.0)
@@ -213,7 +215,7 @@ def test_a_sink_looks_for_changes_as_often_as_it_says(site: Site, office: Office
         office.judge = lambda event: (seen.set(), ("accepted", "", 0.0))[1]  # type: ignore[func-returns-value]
         site.fill(1)
         assert seen.wait(60)
-        await_phase(running, Phase.STREAMING)
+        await_phase(running, SinkPhase.STREAMING)
 
 
 def test_dead_letters_are_redriven_without_a_running_pipeline(site: Site, office: Office) -> None:

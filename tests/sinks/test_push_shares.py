@@ -13,7 +13,8 @@ import pytest
 from headrace.change.event import Op
 from headrace.formats.catalogue import Formats
 from headrace.pipeline.options import Options
-from headrace.pipeline.reading import Disk, Range, Share
+from headrace.pipeline.reading import Disk, PipelineLog
+from headrace.sinks import LogRange
 from headrace.sinks.push import Event
 from headrace.sinks.push.events import Chunk, Rendering, part_of
 from tests.sinks.lake import Shop, put, remove
@@ -28,12 +29,10 @@ class Batch(Shop):
     def chunks(self, rendering: Rendering, parts: int) -> list[list[Chunk]]:
         """What each task makes of all changes."""
         path = str(self.log.path)
-        wanted = Range(self.log.epoch, 0, self.log.latest_sequence)
-        shares = [
-            Share(Disk(path), wanted, Options(path=path), part, parts) for part in range(parts)
-        ]
+        log, latest = PipelineLog(Disk(path), Options(path=path)), self.log.latest_sequence
+        ranges = [LogRange(log, self.log.epoch, 0, latest, part, parts) for part in range(parts)]
         # As they come to a task.
-        return [list(rendering.shared(pickle.loads(pickle.dumps(each)))) for each in shares]
+        return [list(rendering.events(pickle.loads(pickle.dumps(each)))) for each in ranges]
 
     def events(self, rendering: Rendering, parts: int = 1) -> list[list[Event]]:
         """The events that each task sends."""

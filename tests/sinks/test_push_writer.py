@@ -21,14 +21,16 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle as _cloudpickle
 
-from headrace.change.arrow import frame
 from headrace.errors import ConfigError, PipelineError, SinkUnavailable
 from headrace.formats.catalogue import Formats
 from headrace.pipeline import query
 from headrace.pipeline import redrive as asking
 from headrace.pipeline.options import Options
-from headrace.pipeline.reading import Disk, Range, Share
+from headrace.pipeline.query import RangesBatch
+from headrace.pipeline.reading import Disk, PipelineLog
+from headrace.pipeline.source import LOG_RANGES
 from headrace.serve import BackgroundServer, ServerSettings, create_app
+from headrace.sinks import LogRange
 from headrace.sinks.lake.delta import Marks
 from headrace.sinks.lake.storage import Folder
 from headrace.sinks.push import Event, parcel, redrive
@@ -66,7 +68,7 @@ class Frame:
         return said
 
     def first(self) -> Any:
-        return tuple(self._rows[0].to_pylist()[0].values()) if self._rows else None
+        return self._rows[0].to_pylist()[0] if self._rows else None
 
 
 class Here:
@@ -81,12 +83,15 @@ class Here:
 class Local(Post):
     """A post whose tasks run here."""
 
-    def batch(self, after: int, upto: int, parts: int = 1) -> Any:
+    def batch(self, after: int, upto: int, parts: int = 1) -> RangesBatch:
         path = str(self.log.path)
-        wanted = Range(self.log.epoch, after, upto)
-        shares = [Share(Disk(path), wanted, Options(path=path), n, parts) for n in range(parts)]
-        rows = [pa.record_batch([[pickle.dumps(each)]], frame.SHARED) for each in shares]
-        return Frame(rows if after < upto else [])
+        ranges = [(self.log.epoch, after, upto, part, parts) for part in range(parts)]
+        rows = [
+            pa.record_batch([[value] for value in each], LOG_RANGES)
+            for each in (ranges if after < upto else [])
+        ]
+        frame: Any = Frame(rows)
+        return RangesBatch(frame, PipelineLog(Disk(path), Options(path=path)))
 
     def lines(self, *what: str) -> list[Line]:
         """Of the ledger, those of some kinds."""
@@ -105,7 +110,7 @@ class Local(Post):
         here: Any = Here()
 
         def done() -> redrive.Redriven | None:
-            self.writer.idle(here)
+            self.writer.serve_requests(here)
             told = redrive.told(self.sink.folder, wish)
             return told if told and told.done else None
 
@@ -192,7 +197,7 @@ def test_whoever_waits_for_the_storage_says_so_and_can_be_stopped(
 
         writing = threading.Thread(target=write)
         writing.start()
-        wait_until(lambda: "the disk is full" in post.writer.account().reason, timeout=30)
+        wait_until(lambda: "the disk is full" in post.writer.status().reason, timeout=30)
         post.writer.close()
         writing.join()
         assert failed
@@ -221,7 +226,7 @@ def test_what_the_driver_notes_is_tried_until_it_is_noted(
     post.write()
     assert len(post.sequences()) == 29
     assert [each["sequence"] for each in post.letters()] == [2]
-    assert post.writer.account().reason == ""
+    assert post.writer.status().reason == ""
 
 
 def test_a_commit_whose_answer_was_lost_is_not_done_twice(
@@ -233,7 +238,7 @@ def test_a_commit_whose_answer_was_lost_is_not_done_twice(
     monkeypatch.setattr(DeadLetters, "_load", lost)
     post.write()
     assert [each["sequence"] for each in post.letters()] == [1]
-    assert post.writer.account().dead_letters == 1
+    assert post.writer.status().dead_letters == 1
 
 
 def test_a_line_that_was_cut_short_is_overwritten(tmp_path: Path) -> None:
@@ -253,13 +258,13 @@ def test_a_long_batch_is_noted_as_it_goes_and_reads_nothing_again(
     in_slices(monkeypatch)
     monkeypatch.setattr(writers, "FIRST_WAIT", 60.0)  # it would be waited for
     read: list[int] = []
-    pieces = Share.pieces
+    pieces = LogRange.pieces
 
-    def looked(self: Share) -> Iterator[tuple[int, int, bytes]]:
-        read.append(self.wanted.after)
+    def looked(self: LogRange) -> Iterator[tuple[int, int, bytes]]:
+        read.append(self.after)
         return pieces(self)
 
-    monkeypatch.setattr(Share, "pieces", looked)
+    monkeypatch.setattr(LogRange, "pieces", looked)
     monkeypatch.setattr("headrace.log.reader._PIECE_BYTES", 1000)
     post.users(*((n, "-") for n in range(60)))
     assert post.write() == 60
@@ -301,7 +306,7 @@ def test_a_redrive_is_done_in_slices_with_batches_between_them(
     post.office.judge = refusing(2)
     wish = redrive.ask(post.sink.folder)
     here: Any = Here()
-    post.writer.idle(here)
+    post.writer.serve_requests(here)
     told = redrive.told(post.sink.folder, wish)
     assert told is not None
     assert (told.sent, told.left, told.done) == (3, 17, False)
@@ -329,15 +334,15 @@ def test_a_redrive_whose_end_cannot_be_noted_is_not_done_twice(
     monkeypatch.setattr(DeadLetters, "commit", wrong)
     wish = redrive.ask(post.sink.folder)
     here: Any = Here()
-    post.writer.idle(here)
-    assert post.writer.account().reason == "it did not take a commit"
+    post.writer.serve_requests(here)
+    assert post.writer.status().reason == "it did not take a commit"
     post.users((1, "later"))
     post.write()  # waits until the letters have left
     told = redrive.told(post.sink.folder, wish)
     assert told is not None
     assert (told.sent, told.left, told.done) == (2, 0, True)
     assert post.sequences() == [1, 2, 3]
-    assert post.writer.account().reason == ""
+    assert post.writer.status().reason == ""
 
 
 def test_a_redrive_lists_the_letters_of_a_file_once_however_many_slices_it_has(
@@ -367,7 +372,7 @@ def test_a_redrive_lists_the_letters_of_a_file_once_however_many_slices_it_has(
     here: Any = Here()
     wish = redrive.ask(post.sink.folder)
     for n in range(20):
-        post.writer.idle(here)
+        post.writer.serve_requests(here)
         if n == 1:  # a batch between two slices: one goes behind its row's letters
             post.users((1, "later"), (99, "later"))
             post.write()
@@ -398,11 +403,11 @@ def test_a_redrive_that_fails_says_why_and_what_it_has_sent(
     post.office.judge = refusing(2)
     wish = redrive.ask(post.sink.folder)
     here: Any = Here()
-    post.writer.idle(here)
+    post.writer.serve_requests(here)
     with monkeypatch.context() as patched:
         patched.setattr(Folder, "write", failing(Folder.write, 1, error))
         with pytest.raises(type(error)):
-            post.writer.idle(here)
+            post.writer.serve_requests(here)
     told = redrive.told(post.sink.folder, wish)
     assert told is not None
     assert told.reason.startswith(says)
@@ -432,7 +437,7 @@ def test_who_asks_a_busy_sink_for_a_redrive_is_next_in_line(post: Local) -> None
     batch = threading.Thread(target=post.write)
     batch.start()
     assert sending.wait(30)
-    redriving = threading.Thread(target=post.writer.idle, args=(here,))
+    redriving = threading.Thread(target=post.writer.serve_requests, args=(here,))
     redriving.start()
     redriving.join(0.1)  # in line, or gone already
     go_on.set()
@@ -449,7 +454,7 @@ def test_dead_letters_wait_for_a_batch_that_was_begun(post: Local) -> None:
     post.writer._ledger.begin(1, 0)
     redrive.ask(post.sink.folder)
     here: Any = Here()
-    post.writer.idle(here)
+    post.writer.serve_requests(here)
     assert len(post.letters()) == 1
 
 
@@ -506,8 +511,9 @@ def test_a_task_that_cannot_read_what_it_is_told_says_so(
 
 def test_a_task_says_its_word_without_pandas() -> None:
     told = (
-        "import sys; from headrace.sinks.push.tasks import Delivered, said; "
-        "batch = said(Delivered(0)); assert batch.num_rows == 1; batch.validate(full=True); "
+        "import sys; from headrace.sinks.push.tasks import Delivered; "
+        "from headrace.sinks.results import result; "
+        "batch = result(Delivered(0)); assert batch.num_rows == 1; batch.validate(full=True); "
         "assert 'pandas' not in sys.modules, 'pandas was imported'"
     )
     subprocess.run([sys.executable, "-c", told], check=True)
@@ -657,7 +663,7 @@ def test_lines_of_an_older_ledger_are_read(tmp_path: Path) -> None:
 def test_who_tends_waits_for_a_redrive(post: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ledger, "tend", lambda self: pytest.fail("the ledger is in use"))
     with post.writer._busy:
-        post.writer.tend()
+        post.writer.maintain()
 
 
 def test_logs_are_redriven_in_the_order_in_which_they_were_followed(tmp_path: Path) -> None:
@@ -695,7 +701,7 @@ def test_letters_that_were_sent_and_stayed_are_counted_once(
         patched.setattr(DeadLetters, "commit", die)
         redrive.ask(post.sink.folder)
         with pytest.raises(RuntimeError):
-            post.writer.idle(here)
+            post.writer.serve_requests(here)
     assert post.sink.sent().redriven == 0, "their table still has them"
     post.reopen()
     post.redrive()

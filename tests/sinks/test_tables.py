@@ -125,14 +125,14 @@ def test_a_change_that_cannot_be_followed_stops_one_table_until_a_full_copy(lake
     lake.commit(schema(other))
     lake.commit(put(customers, **order(2)))
     lake.write()
-    (trouble,) = lake.writer.troubled()
+    (trouble,) = lake.writer.failed_tables()
     assert trouble.table == "public.orders"
     assert "status" in trouble.reason
     assert "headrace snapshot" in trouble.hint
     assert lake.rows() == before
     assert lake.rows("customers") == lake.expected("customers")
     lake.open()
-    assert lake.writer.troubled() == [trouble]
+    assert lake.writer.failed_tables() == [trouble]
     lake.commit(change(Op.READ, other, key=b'{"id":1}', after=b'{"id":1,"status":5}'))
     lake.write()
     assert lake.rows() == before
@@ -145,13 +145,13 @@ def test_a_full_copy_brings_a_troubled_table_back(lake: Lake) -> None:
     said = b'{"error":"bad bytes"}'
     lake.commit(change(Op.MESSAGE, orders, after=said))
     lake.write()
-    assert [each.reason for each in lake.writer.troubled()] == [
+    assert [each.reason for each in lake.writer.failed_tables()] == [
         "the source could not read a row: bad bytes"
     ]
     lake.commit(truncate(orders, snapshot=True))
     lake.commit(put(orders, Op.READ, **order(2)))
     lake.write()
-    assert lake.writer.troubled() == []
+    assert lake.writer.failed_tables() == []
     assert [row["id"] for row in lake.rows()] == [2]
 
 
@@ -174,7 +174,7 @@ def test_a_table_without_a_key_takes_rows_and_stops_at_the_first_update(lake: La
     assert [row["line"] for row in lake.rows("notes")] == ["a", "a"]
     lake.commit(change(Op.DELETE, notes, before=b'{"line":"a"}'))
     lake.write()
-    assert "no key" in lake.writer.troubled()[0].reason
+    assert "no key" in lake.writer.failed_tables()[0].reason
 
 
 def test_files_stay_few_however_many_batches_add_rows(lake: Lake) -> None:
@@ -182,7 +182,7 @@ def test_files_stay_few_however_many_batches_add_rows(lake: Lake) -> None:
     for n in range(12):
         lake.commit(put(orders, **order(n)))
         lake.write()
-        lake.writer.tend()
+        lake.writer.maintain()
     assert len(lake.delta().file_uris()) < 8
     assert lake.rows() == lake.expected()
 
@@ -225,12 +225,12 @@ def test_a_full_copy_follows_even_a_type_that_could_not_be_followed(lake: Lake) 
     other = lake.table("orders", [ORDERS[0], Column("status", "integer"), *ORDERS[2:]])
     lake.commit(schema(other))
     lake.write()
-    assert lake.writer.troubled()
+    assert lake.writer.failed_tables()
     row: Row = {"id": 2, "status": 5, "amount": "1.00", "note": "-"}
     lake.commit(truncate(other, snapshot=True))
     lake.commit(put(other, Op.READ, **row))
     lake.write()
-    assert lake.writer.troubled() == []
+    assert lake.writer.failed_tables() == []
     assert [each["status"] for each in lake.rows()] == [5]
 
 
@@ -242,7 +242,7 @@ def test_trouble_and_the_copy_that_mends_it_may_come_in_one_batch(lake: Lake) ->
     lake.commit(truncate(orders, snapshot=True))
     lake.commit(put(orders, Op.READ, **order(2)))
     lake.write()
-    assert lake.writer.troubled() == []
+    assert lake.writer.failed_tables() == []
     assert [row["id"] for row in lake.rows()] == [2]
 
 

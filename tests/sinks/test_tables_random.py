@@ -134,7 +134,7 @@ def test_any_history_in_any_batches_equals_a_naive_replay(
             for _ in range(transactions):
                 history.transaction()
             lake.write()
-            lake.writer.tend()
-            assert lake.writer.troubled() == []
+            lake.writer.maintain()
+            assert lake.writer.failed_tables() == []
             assert lake.rows() == lake.expected()
         lake.log.close()

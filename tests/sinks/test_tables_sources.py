@@ -162,7 +162,7 @@ def test_delta_tables_equal_the_servers_tables(
     lake.write(copied)
     lake.write()
     lake.log.close()
-    assert lake.writer.troubled() == []
+    assert lake.writer.failed_tables() == []
     for table in ("things", "parts"):
         stored = DeltaTable(str(lake.path / place.schema / table)).to_pyarrow_table()
         stored = stored.drop_columns(["_sequence"])

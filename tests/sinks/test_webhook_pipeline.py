@@ -115,7 +115,7 @@ def test_a_row_that_is_refused_waits_and_comes_in_order_when_it_is_redriven(
     hooks.receiver.requests.clear()
     hooks.receiver.script = lambda _: OK
     wish = redrive.ask(hooks.sink.folder)
-    hooks.writer.idle(hooks.spark)
+    hooks.writer.serve_requests(hooks.spark)
     assert redrive.told(hooks.sink.folder, wish) == redrive.Redriven(wish.id, 4, 4, 0, "")
     assert hooks.names() == {3: ["3", "8", "13", "18"]}
     assert hooks.letters() == []
@@ -185,7 +185,7 @@ def test_a_receiver_that_takes_ten_seconds_a_request_gets_each_event_once(hooks:
     hooks.write()
     assert sorted(event["after"]["id"] for event in hooks.told) == list(range(16))
     assert hooks.letters() == []
-    assert hooks.writer.account().retries == 0
+    assert hooks.writer.status().retries == 0
 
 
 def test_a_slow_receiver_gets_a_batch_in_pieces_that_are_noted_one_by_one(hooks: Hooks) -> None:
@@ -197,13 +197,13 @@ def test_a_slow_receiver_gets_a_batch_in_pieces_that_are_noted_one_by_one(hooks:
     hooks.users(*((n % 2, f"{n:02}") for n in range(18)))
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(hooks.write)
-        wait_until(lambda: hooks.writer.account().sent, timeout=60)
-        noted = hooks.writer.account().sent
+        wait_until(lambda: hooks.writer.status().sent, timeout=60)
+        noted = hooks.writer.status().sent
         assert writing.result(60) == 18
     assert 0 < noted < 18, "its status moves while the batch is on its way"
     assert hooks.names() == {row: [f"{n:02}" for n in range(row, 18, 2)] for row in range(2)}
     assert hooks.letters() == []
-    assert hooks.writer.account().retries == 0
+    assert hooks.writer.status().retries == 0
 
 
 @pytest.mark.parametrize("batch", [False, True])
@@ -225,7 +225,7 @@ def test_a_receiver_that_is_restarted_within_a_batch_gets_everything_in_order(
             assert enough.wait(60)
             first.__exit__(None, None, None)
             # Away until the sink has noticed.
-            wait_until(lambda: hooks.writer.account().reason, timeout=60)
+            wait_until(lambda: hooks.writer.status().reason, timeout=60)
             with Receiver(port=first.port) as second:
                 assert writing.result(120) == 600
                 hooks.told_since = second.requests
@@ -267,7 +267,7 @@ def test_what_an_endpoint_took_before_it_was_gone_is_not_sent_again(hooks: Hooks
     hooks.users(*((n, "-") for n in range(100)))
     with pytest.raises(SinkRefused, match="410 Gone"):
         hooks.write()
-    assert hooks.writer.account().sent == 30
+    assert hooks.writer.status().sent == 30
     taken = hooks.told[:30]
     hooks.receiver.requests.clear()
     hooks.receiver.script = lambda _: OK

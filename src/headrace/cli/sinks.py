@@ -1,6 +1,6 @@
 """The commands for sinks that send events; each loads only what it needs, as all commands do."""
 
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,13 +8,12 @@ from ..errors import ConfigError, PipelineError, nearest
 from .options import DEFAULT_CONFIG, AsJson, ConfigFile
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ..config import Config
     from ..pipeline.redrive import Redriven
+    from ..sinks import Sink
     from ..sinks.push.settings import PushSettings
-
-T = TypeVar("T")
 
 PATIENCE_SECONDS = 10.0  # with a sink that waits for its destination, before nobody is kept waiting
 
@@ -47,7 +46,8 @@ def redrive(
     from ..sinks.push.settings import PushSettings
 
     settings = load(config)
-    sink = _sink(settings, name, PushSettings, "has no dead letters")  # type: ignore[type-abstract]
+    sink = _sink(settings, name, lambda sink: sink.sends, "has no dead letters")
+    assert isinstance(sink, PushSettings)
     rows, keys = rows_of(sink.letters), key or []
     _expect_keys(keys, rows)
     running = in_use(settings.checkpoint_dir)
@@ -76,7 +76,7 @@ def _ask(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Re
     from ..operate.commands import look_at_pipeline
     from ..pipeline.checkpoint import in_use
     from ..pipeline.redrive import ask
-    from ..sinks import Phase
+    from ..sinks import SinkPhase
 
     began = time.monotonic()
 
@@ -90,7 +90,7 @@ def _ask(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Re
                 hint="It sends the dead letters again when it is started with the sink.",
             )
         for status in seen.sinks:
-            if status.sink == sink.name and status.phase is Phase.WAITING:
+            if status.sink == sink.name and status.phase is SinkPhase.WAITING:
                 raise PipelineError(
                     f"asked for, but {sink.name} waits: {status.error}",
                     hint="The pipeline sends the dead letters again when it is back.",
@@ -149,10 +149,9 @@ def verify(
     from ..config import load
     from ..operate.show import Bar, terminal, verified_lines
     from ..pipeline.verify import verify as comparing
-    from ..sinks import Accountable
 
     settings = load(config)
-    sink = _sink(settings, name, Accountable, "keeps no account of it")  # type: ignore[type-abstract]
+    sink = _sink(settings, name, lambda sink: sink.rendering is not None, "keeps no account of it")
     with Bar(terminal(stderr=True), f"{name}: reading the log") as bar:
         found = comparing(sink, settings.log_address, bar.show, first=first, upto=upto)
     if as_json:
@@ -167,7 +166,7 @@ def verify(
 # --- both ----------------------------------------------------------------------------------------
 
 
-def _sink(settings: "Config", name: str, kind: type[T], otherwise: str) -> T:
+def _sink(settings: "Config", name: str, can: "Callable[[Sink], bool]", otherwise: str) -> "Sink":
     """The sink of that name, as its pipeline would have it."""
     from ..pipeline.checkpoint import informed
     from ..run import formats
@@ -175,12 +174,10 @@ def _sink(settings: "Config", name: str, kind: type[T], otherwise: str) -> T:
     sinks = {sink.name: sink for sink in settings.pipeline.sinks} if settings.pipeline else {}
     if name not in sinks:
         raise ConfigError(f"no sink called {name}{nearest(name, sinks)}")
-    if not isinstance(sinks[name], kind):
-        able = [each for each, sink in sinks.items() if isinstance(sink, kind)]
+    if not can(sinks[name]):
+        able = [each for each, sink in sinks.items() if can(sink)]
         there = f"; those that do: {', '.join(able)}" if able else ""
         raise ConfigError(f"the sink {name} sends no events and {otherwise}{there}")
-    told = informed(
+    return informed(
         sinks[name], formats=formats(settings), folder=str(settings.checkpoint_dir / name)
     )
-    assert isinstance(told, kind)
-    return told

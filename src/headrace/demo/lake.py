@@ -12,7 +12,7 @@ from ..errors import HeadraceError, PipelineError
 from ..operate.commands import look_at_pipeline
 from ..operate.show import sink_complaints
 from ..run import PipelineProcess
-from ..sinks import Phase, Status
+from ..sinks import SinkPhase, SinkStatus
 
 LAKE, HISTORY = "lake", "history"  # the sinks, each in a folder of its name
 
@@ -61,20 +61,20 @@ class Lake:
         self._output.write(f"{line}\n")
         self._output.flush()
 
-    def statuses(self, latest: int) -> list[Status]:
+    def statuses(self, latest: int) -> list[SinkStatus]:
         """How every sink is doing, when the log is at the sequence `latest`."""
         seen = look_at_pipeline(self._config)
         told = {status.sink: status for status in (seen.sinks if seen else ())}
         return [
             msgspec.structs.replace(status, lag=max(latest - status.sequence, 0))
             for name in (LAKE, HISTORY)
-            for status in [told.get(name, Status(sink=name, phase=Phase.STARTING))]
+            for status in [told.get(name, SinkStatus(sink=name, phase=SinkPhase.STARTING))]
         ]
 
     @property
     def halted(self) -> list[str]:
         """What a person would have to look after."""
-        halted = [status for status in self.statuses(0) if status.phase is Phase.HALTED]
+        halted = [status for status in self.statuses(0) if status.phase is SinkPhase.HALTED]
         return [line for status in halted for line in sink_complaints(status)]
 
     @property

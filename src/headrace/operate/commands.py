@@ -101,7 +101,7 @@ def look_at_pipeline(config: Config) -> PipelineOverview | None:
     """What the pipeline last wrote down; None: the config has none."""
     if config.pipeline is None:
         return None
-    return report.look(config.pipeline_dir)
+    return report.read(config.pipeline_dir)
 
 
 def _look_at_server(config: Config, client: Client) -> Overview:

@@ -16,8 +16,7 @@ from rich.text import Text
 from ..formats.canonical import CanonicalTransaction
 from ..log import Stats
 from ..log.keys import Listed
-from ..sinks import Phase as SinkPhase
-from ..sinks import Status as SinkStatus
+from ..sinks import SinkPhase, SinkStatus
 from ..sinks.report import PipelineOverview
 from ..sources import CopyProgress, Finding, Phase, Status
 from .commands import Overview
@@ -291,7 +290,7 @@ def sink_complaints(status: SinkStatus) -> list[str]:
             f"{status.sink}: {status.dead_letters:,} dead letters of {status.waiting_rows:,} rows"
         )
         lines.append(f"  Run `headrace redrive {status.sink}` to send them again.")
-    for table in status.troubled:
+    for table in status.failed_tables:
         lines.append(f"{status.sink}: {table.table} is not followed: {table.reason}")
         lines += [f"  {table.hint}"] if table.hint else []
     return lines
@@ -374,8 +373,8 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[Text]:
 
 def pipeline_lines(seen: PipelineOverview) -> Iterator[RenderableType]:
     """What `status` says of the pipeline."""
-    told = f"{datetime.fromtimestamp(seen.told_at / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    yield Text(f"pipeline: {seen.detail}" + (f"; as of {told}:" if seen.told_at else ""))
+    told = f"{datetime.fromtimestamp(seen.reported_at / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    yield Text(f"pipeline: {seen.detail}" + (f"; as of {told}:" if seen.reported_at else ""))
     if seen.sinks:
         yield sinks_table(seen.sinks)
 

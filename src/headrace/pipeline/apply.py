@@ -13,7 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ..change.arrow.frame import expect
 from ..errors import ConfigError, HeadraceError
-from ..sinks.tables.sink import Tables
+from ..sinks import Takes
+from ..sinks.tables.sink import Tables, TablesWriter
 from .query import Batches, Stored
 
 logger = logging.getLogger(__name__)
@@ -57,14 +58,14 @@ def apply_changes(
 
     A query goes on where its `checkpoint` is; every change is applied once, even if the checkpoint
     is lost. A table that cannot be followed any more is logged and left as it is, while the others
-    go on: `Tables(name=…, path=into).troubled()` tells which, and why.
+    go on: `Tables(name=…, path=into).failed_tables()` names them, with the reason.
     """
     adopt = settings.pop("adopt", False)
     more = cast("Settings", settings)
     sink = Tables(name=table or "tables", path=os.fspath(into), keys=_keys(keys, table), **more)
     _expect_columns(changes, sink.fields)
-    writer = sink.open(writer_of(checkpoint), adopt=adopt)
-    batches = _Told(writer, sink.name, _note)
+    writer = TablesWriter(sink, writer_of(checkpoint), adopt=adopt, takes=Takes.ROWS)
+    batches = _HintingBatches(writer, sink.name, _note)
     if table:
         changes = changes.where(_is_of(table))
     stream = changes.select(*sink.fields).writeStream.foreachBatch(batches)
@@ -86,7 +87,7 @@ def writer_of(checkpoint: str | os.PathLike[str]) -> str:
     return f"apply-{uuid5(NAMESPACE_URL, place.rstrip('/'))}"
 
 
-class _Told(Batches):
+class _HintingBatches(Batches):
     """Batches whose errors say what to do, also in the text that Spark makes of them."""
 
     def __call__(self, changes: DataFrame, batch_id: int) -> None:
@@ -99,8 +100,8 @@ class _Told(Batches):
 
 
 def _note(stored: Stored) -> None:
-    for trouble in stored.troubled:
-        logger.warning("table=%s troubled=%s hint=%s", trouble.table, trouble.reason, trouble.hint)
+    for failed in stored.failed_tables:
+        logger.warning("table=%s failed=%s hint=%s", failed.table, failed.reason, failed.hint)
 
 
 def _is_of(table: str) -> Column:

@@ -29,7 +29,7 @@ class Options:
     most: int = 100_000  # changes in a batch, unless one transaction has more
     parts: int = 2  # ranges that a batch is read in, at least, if it is large enough
     packed: bool = False  # as `frame.PACKED`, which the JVM need not take apart
-    shares: int = 0  # >0: as `frame.SHARED`, at most so many
+    log_ranges: int = 0  # >0: as ranges that tasks read by themselves, at most so many parts
     strict: bool = True  # changes that are no longer there are an error
 
     @classmethod
@@ -155,6 +155,6 @@ _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "maxChangesPerBatch": ("most", _whole),
     "minPartitions": ("parts", _whole),
     "packed": ("packed", _flag),
-    "shares": ("shares", _whole),
+    "logRanges": ("log_ranges", _whole),
     "failOnDataLoss": ("strict", _flag),
 }

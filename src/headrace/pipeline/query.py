@@ -1,20 +1,26 @@
 """One streaming query: changes from the log, batch by batch, into one sink."""
 
+import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
+import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import ConfigError, HeadraceError, LogReplaced, PipelineError, TableFailed
 from ..log import Ranges
-from ..sinks import Paced, Sharing, Sink, Troubled, Writer
+from ..sinks import FailedTable, LogBatch, LogRange, ReadableLog, Sink, SinkWriter, Takes
+from ..sinks.results import result, texts
 from .checkpoint import Checkpoint
 from .options import Options
+from .reading import PipelineLog
 from .remote import reading
 
 logger = logging.getLogger(__name__)
@@ -23,7 +29,7 @@ logger = logging.getLogger(__name__)
 # queries that fill it at once spoil it, and then no task can be sent until Java is started anew.
 _starting = threading.Lock()
 _LOOK_SECONDS = 0.02
-_MOST_SHARES = 8  # each reads everything: with more of them, reading costs more than sending
+_MOST_PARTS = 8  # each reads everything: with more of them, reading costs more than sending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +51,26 @@ class Stored(NamedTuple):
     batch: int
     changes: int
     seconds: float
-    troubled: tuple[Troubled, ...]
+    failed_tables: tuple[FailedTable, ...]
 
 
 class Batches:
     """What Spark calls with each batch."""
 
-    def __init__(self, writer: Writer, sink: str, noted: Callable[[Stored], None]) -> None:
+    def __init__(
+        self,
+        writer: SinkWriter[Any],
+        sink: str,
+        stored: Callable[[Stored], None],
+        batch_of: Callable[[DataFrame], Any] = lambda changes: changes,
+    ) -> None:
+        """`batch_of` makes of Spark's rows what the sink takes."""
         self.error: BaseException | None = None  # as it was before it crossed the JVM
-        self.untended = -1  # the batch after which the sink could not be looked after
+        self.unmaintained = -1  # the batch after which maintenance failed
         self._writer = writer
         self._sink = sink
-        self._noted = noted
+        self._stored = stored
+        self._batch_of = batch_of
         self._closed = False
 
     def close(self) -> None:
@@ -69,32 +83,32 @@ class Batches:
             raise PipelineError("the pipeline is stopping")
         began = time.monotonic()
         try:
-            count = self._writer.write(changes, batch_id)
+            count = self._writer.write(self._batch_of(changes), batch_id)
             seconds = time.monotonic() - began
-            self._noted(Stored(batch_id, count, seconds, tuple(self._writer.troubled())))
-            self._tend(batch_id)
+            self._stored(Stored(batch_id, count, seconds, tuple(self._writer.failed_tables())))
+            self._maintain(batch_id)
         except BaseException as error:
             self.error = error
             raise
 
-    def _tend(self, batch_id: int) -> None:
-        # A failure of tending makes Spark bring the batch again, which then changes nothing; but
-        # not tending again until the next batch lets the query get past it.
-        if batch_id == self.untended:
+    def _maintain(self, batch_id: int) -> None:
+        # A failure makes Spark bring the batch again, which then changes nothing; no second try
+        # before the next batch lets the query get past it.
+        if batch_id == self.unmaintained:
             return
-        self.untended = batch_id
+        self.unmaintained = batch_id
         try:
-            self._writer.tend()
+            self._writer.maintain()
         except HeadraceError as error:
             if not (error.retry or isinstance(error, TableFailed)):
                 raise
-            logger.warning("sink=%s tended=no error=%s", self._sink, error.explain())
-        self.untended = -1
+            logger.warning("sink=%s maintained=no error=%s", self._sink, error.explain())
+        self.unmaintained = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that tells a query apart from another."""
+    """A query to come: its sink, where it reads, and its checkpoint."""
 
     sink: Sink
     feed: Feed
@@ -102,7 +116,7 @@ class Plan:
     once: bool = False
     adopt: bool = False  # what another query wrote, and begin a new checkpoint there
 
-    def starting(self, writer: Writer) -> int | None:
+    def starting(self, writer: SinkWriter[Any]) -> int | None:
         """The first change that the sink needs; None: the checkpoint knows, or the log's first."""
         if not self.checkpoint.new:
             return None
@@ -111,7 +125,7 @@ class Plan:
             if log.first_sequence > 1:
                 logger.warning(
                     "sink=%s begins at sequence=%d, and what came before is no longer in the log; "
-                    "run `headrace snapshot SOURCE` for a full copy",
+                    "run `headrace snapshot SOURCE` for a full snapshot",
                     self.sink.name,
                     log.first_sequence,
                 )
@@ -143,9 +157,9 @@ class Plan:
         options = self._options(starting)
         cores = spark.sparkContext.defaultParallelism
         options["minPartitions"] = str(cores)
-        if shares := shares_of(self.sink, cores):
+        if parts := parts_of(self.sink, cores):
             _expect_no_speculation(spark, self.sink.name)
-            options["shares"] = str(shares)
+            options["logRanges"] = str(parts)
         changes = spark.readStream.format("headrace").options(**options).load()
         stream = (
             changes.writeStream.queryName(self.sink.name)
@@ -154,35 +168,78 @@ class Plan:
         )
         if self.once:
             return stream.trigger(availableNow=True).start()
-        sink = self.sink
-        seconds = sink.batch_seconds if isinstance(sink, Paced) else self.feed.trigger_seconds
+        seconds = self.sink.batch_seconds or self.feed.trigger_seconds
         every = f"{round(seconds * 1000)} milliseconds"
         return stream.trigger(processingTime=every).start()
 
-    @property
-    def _most_changes(self) -> int:
-        own = self.sink.max_changes_per_batch if isinstance(self.sink, Sharing) else None
-        return own or self.feed.max_changes_per_batch
+    def batches(self, writer: SinkWriter[Any], stored: Callable[[Stored], None]) -> Batches:
+        """What Spark calls with each batch, for a sink that is open."""
+        if self.sink.takes is not Takes.LOG_RANGE:
+            return Batches(writer, self.sink.name, stored)
+        options = Options.read(self.feed.address)
+        log = PipelineLog(reading(options), options)
+        return Batches(writer, self.sink.name, stored, lambda ranges: RangesBatch(ranges, log))
 
     def _options(self, starting: int | None) -> dict[str, str]:
-        options = {
-            **self.feed.address,
-            "columns": ",".join(self.sink.fields),
-            "packed": str(self.sink.packed).lower(),
-            "maxChangesPerBatch": str(self._most_changes),
-        }
-        if self.sink.tables and not self.sink.whole:
+        most = self.sink.max_changes_per_batch or self.feed.max_changes_per_batch
+        options = {**self.feed.address, "maxChangesPerBatch": str(most)}
+        if self.sink.fields:
+            options["columns"] = ",".join(self.sink.fields)
+        if self.sink.takes is Takes.PACKED:
+            options["packed"] = "true"
+        if self.sink.tables and not self.sink.whole_transactions:
             options["tables"] = ",".join(self.sink.tables)
         if starting is not None:
             options["startingSequence"] = str(starting)
         return options
 
 
-def shares_of(sink: Sink, cores: int) -> int:
-    """How many tasks of a sink send events, and wait for another system; 0: none does."""
-    if not isinstance(sink, Sharing):
+def parts_of(sink: Sink, cores: int) -> int:
+    """Into how many parts the log ranges of a sink are divided; 0: it takes none."""
+    if sink.takes is not Takes.LOG_RANGE:
         return 0
-    return sink.parallelism or min(cores, _MOST_SHARES)
+    return sink.parallelism or min(cores, _MOST_PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class RangesBatch(LogBatch):
+    """A batch of which Spark has only the log ranges, one a task."""
+
+    ranges: DataFrame  # with the columns of `source.LOG_RANGES`
+    log: ReadableLog
+
+    @property
+    def upto(self) -> int:
+        """The last change's sequence; 0: the batch is empty."""
+        row = self.ranges.first()
+        return row["upto"] if row else 0
+
+    def run(self, task: Callable[[LogRange], msgspec.Struct | None]) -> Sequence[str]:
+        """Run `task` in Spark, once for each part."""
+        return texts(self.ranges, _RangeTask(self.log, task))
+
+
+@dataclass(frozen=True, slots=True)
+class _RangeTask:
+    """What a task does with the ranges that it gets."""
+
+    log: ReadableLog
+    run: Callable[[LogRange], msgspec.Struct | None]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for wanted in (row for batch in batches for row in batch.to_pylist()):
+            if (value := self.run(LogRange(self.log, **wanted))) is not None:
+                yield result(value)
+        _freeze()
+
+
+@cache
+def _freeze() -> None:
+    """Leave alone what this process will need to its end; once."""
+    # Spark collects garbage after every task, and to look at all modules takes longer than some
+    # tasks do.
+    gc.collect()
+    gc.freeze()
 
 
 def _expect_no_speculation(spark: SparkSession, name: str) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,8 @@ class Range:
     epoch: str
     after: int
     upto: int
+    part: int = 0  # of a log range that several tasks read
+    parts: int = 1
 
 
 class Reading(Protocol):
@@ -100,38 +102,20 @@ def read(reading: Reading, wanted: Range, options: Options) -> Iterator[pa.Recor
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A range that one of several tasks reads, to take the rows of its own part; `frame.Share`."""
+class PipelineLog:
+    """The log of a pipeline as the tasks of a sink read it; see `sinks.ReadableLog`."""
 
     reading: Reading
-    wanted: Range
     options: Options
-    part: int = 0
-    parts: int = 1
 
-    @property
-    def epoch(self) -> str:
-        """The log."""
-        return self.wanted.epoch
-
-    @property
-    def upto(self) -> int:
-        """The last change's sequence."""
-        return self.wanted.upto
-
-    def beyond(self, sequence: int) -> "Share":
-        """What follows a change of it."""
-        after = max(sequence, self.wanted.after)
-        return replace(self, wanted=replace(self.wanted, after=after))
-
-    def pieces(self) -> Iterator[tuple[int, int, bytes]]:
-        """The changes of the range, as the log stores them."""
-        for piece in _pieces(self.reading, self.wanted, self.options):
+    def pieces(self, epoch: str, after: int, upto: int) -> Iterator[tuple[int, int, bytes]]:
+        """The changes of a range, as the log stores them."""
+        for piece in _pieces(self.reading, Range(epoch, after, upto), self.options):
             yield piece.first, piece.count, piece.records
 
-    def tables(self) -> Mapping[int, Table]:
+    def tables(self, epoch: str) -> Mapping[int, Table]:
         """The tables, by version."""
-        return _Tables(self.reading, self.wanted.epoch)
+        return _Tables(self.reading, epoch)
 
 
 def _pieces(reading: Reading, wanted: Range, options: Options) -> Iterator[Piece]:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError, PipelineError
+from ..errors import PipelineError
 from ..sinks.push import disabled
 from ..sinks.push import redrive as asking
 from ..sinks.push.redrive import Redriven
-from ..sinks.push.writer import PushWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,10 +61,7 @@ def redrive(plan: Plan, spark: SparkSession, keys: Sequence[str]) -> Redriven:
     """
     folder = str(plan.checkpoint.folder.parent)
     disabled.enable(folder)
-    writer = plan.sink.open(plan.checkpoint.writer())
-    if not isinstance(writer, PushWriter):
-        raise ConfigError(f"the sink {plan.sink.name} sends nothing, so it has no dead letters")
-    return writer.redrive(spark, asking.ask(folder, keys))
+    return plan.sink.open(plan.checkpoint.writer()).redrive(spark, keys)
 
 
 def nothing(folder: str) -> Redriven:

@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
-from ..sinks import Phase, Sink, Status, report
+from ..sinks import Sink, SinkPhase, SinkStatus, report
 from .checkpoint import Checkpoint, alone_in, informed
-from .query import Feed, Plan, shares_of
+from .query import Feed, Plan, parts_of
 from .session import jvm_lives, local_cores
 from .supervise import Supervised
 
@@ -61,14 +61,14 @@ class Pipeline:
             sink.join()
         self._report(due=0.0)
 
-    def statuses(self) -> list[Status]:
+    def statuses(self) -> list[SinkStatus]:
         """How every sink is doing."""
         return [sink.status() for sink in self._sinks]
 
     @property
-    def halted(self) -> list[Status]:
+    def halted(self) -> list[SinkStatus]:
         """The sinks that a person must look after."""
-        return [status for status in self.statuses() if status.phase is Phase.HALTED]
+        return [status for status in self.statuses() if status.phase is SinkPhase.HALTED]
 
     def work(self, stopping: threading.Event, look: Callable[[], None], *, once: bool) -> None:
         """Stay until `stopping` is set, or (`once`) until every sink has all there is."""
@@ -131,34 +131,34 @@ def plans(
 
 def waiting(plans: Sequence[Plan], master: str) -> int:
     """How many tasks may wait for other systems at once, on a local master."""
-    return sum(shares_of(plan.sink, local_cores(master)) for plan in plans)
+    return sum(parts_of(plan.sink, local_cores(master)) for plan in plans)
 
 
 class News:
     """Tells the journal how the sinks are doing, each thing once."""
 
     def __init__(self) -> None:
-        self._known: Mapping[str, Status] = {}
+        self._known: Mapping[str, SinkStatus] = {}
 
-    def tell(self, statuses: Sequence[Status]) -> None:
+    def tell(self, statuses: Sequence[SinkStatus]) -> None:
         """Tell what differs from the last time."""
         for status in statuses:
             before = self._known.get(status.sink)
             if before is None or (before.phase, before.error) != (status.phase, status.error):
                 _tell_phase(status)
-            for table in status.troubled:
-                if before is None or table not in before.troubled:
+            for table in status.failed_tables:
+                if before is None or table not in before.failed_tables:
                     logger.warning(
-                        "sink=%s table=%s troubled=%s", status.sink, table.table, table.reason
+                        "sink=%s table=%s failed=%s", status.sink, table.table, table.reason
                     )
         self._known = {status.sink: status for status in statuses}
 
 
-def _tell_phase(status: Status) -> None:
+def _tell_phase(status: SinkStatus) -> None:
     logger.info("sink=%s phase=%s sequence=%d", status.sink, status.phase, status.sequence)
-    if status.phase is Phase.WAITING:
+    if status.phase is SinkPhase.WAITING:
         logger.warning("sink=%s is tried again; error=%s", status.sink, status.error)
-    elif status.phase is Phase.HALTED:
+    elif status.phase is SinkPhase.HALTED:
         logger.error(
             "sink=%s halted, the others go on; error=%s; hint=%s",
             status.sink,

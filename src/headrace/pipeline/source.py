@@ -4,7 +4,6 @@ An offset is {"epoch": the log's, "sequence": the last one read}. The driver onl
 transactions end; rows go from the log to the executors.
 """
 
-import pickle
 import time
 from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
@@ -24,14 +23,25 @@ from ..change.arrow import frame
 from ..errors import ConfigError, LogReplaced
 from ..log import Ranges
 from .options import EARLIEST, LATEST, Options
-from .reading import Range, Reading, Share, expect_epoch, lose, read
+from .reading import Range, Reading, expect_epoch, lose, read
 from .remote import reading
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 _IDLE_SECONDS = 0.1  # a log that had nothing new is not asked again before
-_SMALLEST_SHARE = 5_000  # changes; to send fewer is not worth a task
+_SMALLEST_PART = 5_000  # changes; fewer are not worth a task
+
+LOG_RANGES = pa.schema(
+    [
+        ("epoch", pa.string()),
+        ("after", pa.int64()),
+        ("upto", pa.int64()),
+        ("part", pa.int32()),
+        ("parts", pa.int32()),
+    ]
+)
+"""One row a task, for sinks whose tasks read the log by themselves: the fields of a `Range`."""
 
 Offset = dict[str, Any]
 
@@ -49,10 +59,10 @@ class ChangeSource(DataSource):
         return "headrace"
 
     def schema(self) -> StructType:
-        """The columns of `headrace.frame`, or those that were asked for."""
+        """The columns of `change.arrow.frame`, or those that were chosen."""
         options = self._options
-        if options.shares:
-            return from_arrow_schema(frame.SHARED)
+        if options.log_ranges:
+            return from_arrow_schema(LOG_RANGES)
         return from_arrow_schema(frame.PACKED if options.packed else frame.schema(options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -69,7 +79,7 @@ class ChangeSource(DataSource):
 class RangePartition(InputPartition):
     """What one task reads."""
 
-    def __init__(self, value: Range | Share) -> None:
+    def __init__(self, value: Range) -> None:
         super().__init__(value)
 
 
@@ -188,18 +198,18 @@ def _partitions(
     if after >= upto:
         return []
     # A large batch is cut into more ranges, so that a task that fails has not much to repeat.
-    parts = 1 if options.shares else max(options.parts, (upto - after) // options.most)
+    parts = 1 if options.log_ranges else max(options.parts, (upto - after) // options.most)
     now = reading.ranges(after, upto=upto, parts=parts)
     expect_epoch(epoch, now.epoch)
     _expect_within(upto, now)
     if after + 1 < now.first_sequence:
         lose(options, after + 1, min(now.first_sequence, upto + 1))
     starts = [max(after, now.first_sequence - 1), *now.ends]
-    if options.shares and now.ends:
-        wanted = Range(epoch, starts[0], now.ends[-1])
-        shares = max(1, min(options.shares, (upto - after) // _SMALLEST_SHARE))
+    if options.log_ranges and now.ends:
+        parts = max(1, min(options.log_ranges, (upto - after) // _SMALLEST_PART))
         return [
-            RangePartition(Share(reading, wanted, options, part, shares)) for part in range(shares)
+            RangePartition(Range(epoch, starts[0], now.ends[-1], part, parts))
+            for part in range(parts)
         ]
     return [
         RangePartition(Range(epoch, begin, end))
@@ -219,6 +229,8 @@ def _read(reading: Reading, partition: InputPartition, options: Options) -> Iter
     # A batch read without any range gets a partition of Spark's own, with no value.
     if not isinstance(partition, RangePartition):
         return iter(())
-    if isinstance(partition.value, Share):
-        return iter([pa.record_batch([[pickle.dumps(partition.value)]], frame.SHARED)])
-    return read(reading, partition.value, options)
+    wanted: Range = partition.value
+    if options.log_ranges:
+        values = [[getattr(wanted, name)] for name in LOG_RANGES.names]
+        return iter([pa.record_batch(values, LOG_RANGES)])
+    return read(reading, wanted, options)

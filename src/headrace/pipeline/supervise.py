@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import HeadraceError, LogError, QueryFailed
-from ..sinks import Account, Phase, Recallable, Sender, Status
+from ..sinks import DeliveryStatus, SinkPhase, SinkStatus, SinkWriter
 from .failures import passing, understood
 from .query import Batches, Plan, Stored
 
@@ -39,13 +39,13 @@ class Supervised:
         self._spark = spark
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._status = Status(sink=plan.sink.name, phase=Phase.STARTING)
+        self._status = SinkStatus(sink=plan.sink.name, phase=SinkPhase.STARTING)
         self._looked_at = -1  # the batch of the last progress that was seen
         self._failures = 0  # in a row, without a batch stored between them
-        self._untended = -1
+        self._unmaintained = -1
         self._before = self._status  # as it was when the query began
         self._adopting = plan.adopt
-        self._sender: Sender | None = None
+        self._writer: SinkWriter[Any] | None = None
         self._thread = threading.Thread(target=self._keep, name=f"sink {plan.sink.name}")
 
     def start(self) -> None:
@@ -55,8 +55,8 @@ class Supervised:
     def close(self) -> None:
         """Ask the query to end after the batch that it is at."""
         self._stopping.set()
-        if sender := self._sender:
-            sender.close()  # the thread may be waiting within it
+        if writer := self._writer:
+            writer.close()  # the thread may be waiting within it
 
     def join(self) -> None:
         """Wait for the end."""
@@ -67,7 +67,7 @@ class Supervised:
         """Whether nothing more will happen."""
         return not self._thread.is_alive()
 
-    def status(self) -> Status:
+    def status(self) -> SinkStatus:
         """How the sink is doing."""
         return self._status
 
@@ -79,15 +79,15 @@ class Supervised:
         try:
             while not self._stopping.is_set():
                 if self._tried():
-                    if not self._recalled():
+                    if not self._redrive_requested():
                         break
                 elif self._stopping.wait(self._pause()):
                     break
         except BaseException:
-            self._note(phase=Phase.HALTED, error="the sink's thread failed")
+            self._note(phase=SinkPhase.HALTED, error="the sink's thread failed")
             raise
-        if self._status.phase is not Phase.HALTED:
-            self._note(phase=Phase.STOPPED)
+        if self._status.phase is not SinkPhase.HALTED:
+            self._note(phase=SinkPhase.STOPPED)
 
     def _tried(self) -> bool:
         """Run the query to its end; returns whether that is the end of the sink."""
@@ -106,36 +106,37 @@ class Supervised:
         endless = passing(error) and not self.plan.once
         known = passing(error) or isinstance(error, QueryFailed | LogError)
         halted = not known or (not endless and self._failures >= tries)
-        phase = Phase.HALTED if halted else Phase.WAITING
+        phase = SinkPhase.HALTED if halted else SinkPhase.WAITING
         self._note(phase=phase, error=str(error), hint=error.hint)
         return halted
 
-    def _recalled(self) -> bool:
-        """After it halted, wait for somebody who wants it to go on; False: it is over."""
+    def _redrive_requested(self) -> bool:
+        """After it halted, wait for a redrive request to go on; False: it is over."""
         sink = self.plan.sink
-        if self._status.phase is not Phase.HALTED or not isinstance(sink, Recallable):
+        if self._status.phase is not SinkPhase.HALTED or not sink.sends:
             return False
-        self._decline(sink)
+        self._decline()
         while not self.plan.once and not self._stopping.wait(LOOK_SECONDS):
-            if sink.recalled():
-                logger.info("sink=%s goes on, somebody asked for it", sink.name)
+            if sink.redrive_requested():
+                logger.info("sink=%s goes on, a redrive was requested", sink.name)
                 self._failures = 0
                 return True
         return False
 
-    def _decline(self, sink: Recallable) -> None:
+    def _decline(self) -> None:
+        sink = self.plan.sink
         try:
-            sink.decline(self._status.error)
+            sink.decline_redrive(self._status.error)
         except (HeadraceError, OSError) as error:
-            # Whoever asked is told when it halts the next time: their wish is still there.
-            logger.warning("sink=%s cannot say that it halts: %s", self.plan.sink.name, error)
+            # It is answered when the sink halts the next time: the request is still there.
+            logger.warning("sink=%s cannot report that it halts: %s", sink.name, error)
 
     def _pause(self) -> float:
         return min(FIRST_WAIT * 2.0 ** (self._failures - 1), LONGEST_WAIT)
 
     def _run(self) -> None:
         plan, checkpoint, name = self.plan, self.plan.checkpoint, self.plan.sink.name
-        self._note(phase=Phase.STARTING)
+        self._note(phase=SinkPhase.STARTING)
         if self._adopting and (aside := checkpoint.set_aside()):
             logger.info("sink=%s adopted, its checkpoint so far is in %s", name, aside)
         self._adopting = False
@@ -143,67 +144,63 @@ class Supervised:
         # Until a batch is stored: later, whoever else took over is not to be pushed out again.
         adopt = plan.adopt and self._status.batch < 0
         writer = plan.sink.open(checkpoint.writer(), adopt=adopt)
-        self._note(sequence=checkpoint.sequence(), troubled=tuple(writer.troubled()))
-        batches = Batches(writer, name, self._stored)
-        batches.untended = self._untended
+        self._note(sequence=checkpoint.sequence(), failed_tables=tuple(writer.failed_tables()))
+        batches = plan.batches(writer, self._stored)
+        batches.unmaintained = self._unmaintained
         self._before = self._status
-        self._sender = writer if isinstance(writer, Sender) else None
+        self._writer = writer
         query = plan.start(self._spark, batches, plan.starting(writer))
         try:
-            self._watch(query, batches)
+            self._watch(query, batches, writer)
         except StreamingQueryException as error:
             raise batches.error or error from None
         finally:
-            self._untended = batches.untended
-            if self._sender:
-                self._sender.close()  # or a batch that waits would go on in Spark's thread
+            self._unmaintained = batches.unmaintained
+            writer.close()  # or a batch that waits would go on in Spark's thread
             if query.isActive:
                 query.stop()
 
-    def _watch(self, query: StreamingQuery, batches: Batches) -> None:
-        sender = self._sender
+    def _watch(self, query: StreamingQuery, batches: Batches, writer: SinkWriter[Any]) -> None:
         while not _ended(query, within=LOOK_SECONDS):  # raises when the query failed
             self._look(query)
-            if sender:
-                self._attend(sender)
+            if (status := writer.status()) is not None:
+                self._watch_deliveries(writer, status)
             if self._stopping.is_set():
-                if sender:
-                    sender.close()
-                self._end(query, batches)
+                writer.close()
+                self._end(query, batches, sends=status is not None)
                 return
         self._look(query)
-        if sender:
-            self._count(sender.account())
+        if (status := writer.status()) is not None:
+            self._count(status)
 
-    def _attend(self, sender: Sender) -> None:
-        """See how a sink that sends is doing, and let it do what it was asked for."""
-        account = sender.account()
-        self._count(account)
-        if account.reason:
-            since = datetime.fromtimestamp(account.since, UTC)
-            told = f"{account.reason}; nothing has been taken since {since:%Y-%m-%d %H:%M:%S} UTC"
-            self._note(phase=Phase.WAITING, error=told, hint=_WAITS)
-            if self.plan.once and account.rounds >= TRIES_ONCE:
-                sender.close()
-        elif self._status.phase is Phase.WAITING:
-            self._note(phase=Phase.STREAMING, error="", hint="")
+    def _watch_deliveries(self, writer: SinkWriter[Any], status: DeliveryStatus) -> None:
+        """See how a sink that sends is doing, and let it do what was requested."""
+        self._count(status)
+        if status.reason:
+            since = datetime.fromtimestamp(status.since, UTC)
+            error = f"{status.reason}; nothing has been taken since {since:%Y-%m-%d %H:%M:%S} UTC"
+            self._note(phase=SinkPhase.WAITING, error=error, hint=_WAITS)
+            if self.plan.once and status.rounds >= TRIES_ONCE:
+                writer.close()
+        elif self._status.phase is SinkPhase.WAITING:
+            self._note(phase=SinkPhase.STREAMING, error="", hint="")
         if not self._stopping.is_set():
-            sender.idle(self._spark)
+            writer.serve_requests(self._spark)
 
-    def _count(self, account: Account) -> None:
+    def _count(self, status: DeliveryStatus) -> None:
         before = self._before
         self._note(
-            sent=before.sent + account.sent,
-            requests=before.requests + account.requests,
-            retries=before.retries + account.retries,
-            dead_letters=account.dead_letters,
-            waiting_rows=account.waiting_rows,
+            sent=before.sent + status.sent,
+            requests=before.requests + status.requests,
+            retries=before.retries + status.retries,
+            dead_letters=status.dead_letters,
+            waiting_rows=status.waiting_rows,
         )
 
-    def _end(self, query: StreamingQuery, batches: Batches) -> None:
+    def _end(self, query: StreamingQuery, batches: Batches, *, sends: bool) -> None:
         """Stop between two batches, if the running one ends in time."""
         batches.close()
-        grace = SENDER_GRACE_SECONDS if self._sender else GRACE_SECONDS
+        grace = SENDER_GRACE_SECONDS if sends else GRACE_SECONDS
         deadline = time.monotonic() + grace
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             _ended(query, within=0.05)
@@ -217,10 +214,10 @@ class Supervised:
             rate["changes_per_second"] = stored.changes / stored.seconds
             rate["batch_seconds"] = stored.seconds
         self._note(
-            phase=Phase.STREAMING,
+            phase=SinkPhase.STREAMING,
             batch=stored.batch,
             changes=self._status.changes + stored.changes,
-            troubled=stored.troubled,
+            failed_tables=stored.failed_tables,
             error="",
             hint="",
             **rate,
@@ -228,9 +225,9 @@ class Supervised:
 
     def _look(self, query: StreamingQuery) -> None:
         """See how far the query is; asking Spark costs, so only after a batch."""
-        if self._status.phase is Phase.STARTING:
+        if self._status.phase is SinkPhase.STARTING:
             if query.status["message"].startswith("Waiting"):  # it has looked: nothing is new
-                self._note(phase=Phase.STREAMING, error="", hint="")
+                self._note(phase=SinkPhase.STREAMING, error="", hint="")
         elif self._looked_at < self._status.batch:
             self._look_closely(query.lastProgress)
 

@@ -5,16 +5,16 @@ that each settled range should have had. A count cannot tell which event of a ra
 a range is named as a whole.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from ..errors import LogReplaced
-from ..sinks import Accountable, Sent, Settled
+from ..errors import ConfigError, LogReplaced
+from ..sinks import LogRange, SentEvents, SettledRange, Sink
 from ..sinks.push.events import Rendering
 from .options import Options
-from .reading import Range, Reading, Share
+from .reading import PipelineLog
 from .remote import reading
 
 __all__ = ["Span", "Verified", "verify"]
@@ -64,12 +64,12 @@ class _Wanted:
     first: int
     upto: int
 
-    def meets(self, settled: Settled) -> bool:
+    def meets(self, settled: SettledRange) -> bool:
         return settled.first <= self.upto and settled.last >= self.first
 
 
 def verify(
-    sink: Accountable,
+    sink: Sink,
     address: dict[str, str],
     look: Look,
     *,
@@ -80,10 +80,15 @@ def verify(
 
     Ranges that reach beyond `first` and `upto` are compared whole. A pipeline may run meanwhile.
     """
+    rendering = sink.rendering
+    if rendering is None:
+        raise ConfigError(f"the sink {sink.name} keeps no count of its events")
     sent = sink.sent()  # before the log is asked, which grows
-    log = reading(Options.read(address))
+    # What is trimmed meanwhile is not to be compared any more.
+    options = Options.read({**address, "failOnDataLoss": "false"})
+    log = reading(options)
     now = log.ranges(0, upto=0)
-    counting = _Counting(sink, log, address, now.epoch)
+    counting = _Counting(sink.name, rendering, PipelineLog(log, options), now.epoch)
     last = now.latest_sequence if upto is None else min(upto, now.latest_sequence)
     counting.wanted = _Wanted(max(first, now.first_sequence), last)
     return counting.compared(sent, first=first, oldest=now.first_sequence, look=look)
@@ -92,80 +97,77 @@ def verify(
 class _Counting:
     """One comparison."""
 
-    def __init__(self, sink: Accountable, log: Reading, address: dict[str, str], epoch: str):
+    def __init__(self, sink: str, rendering: Rendering, log: PipelineLog, epoch: str) -> None:
         self._sink = sink
+        self._rendering = rendering
         self._log = log
-        self._address = address
         self._epoch = epoch
         self.wanted = _Wanted(1, 0)
 
-    def compared(self, sent: Sent, *, first: int, oldest: int, look: Look) -> Verified:
+    def compared(self, sent: SentEvents, *, first: int, oldest: int, look: Look) -> Verified:
         own = [each for each in sent.settled if each.epoch == self._epoch]
-        told = _told(self._sink, sent, own)
+        found = _without_log(self._sink, sent, own)
         there = [each for each in own if each.first >= oldest and self.wanted.meets(each)]
         gone = [each for each in own if each.first < oldest and each.last >= first]
-        told.trimmed = max((min(each.last, oldest - 1) for each in gone), default=0)
+        found.trimmed = max((min(each.last, oldest - 1) for each in gone), default=0)
         begin = max(self.wanted.first, max((each.last for each in gone), default=0) + 1)
-        self._walk(told, there, begin, look)
-        return told
+        self._walk(found, there, begin, look)
+        return found
 
-    def _walk(self, told: Verified, settled: Sequence[Settled], begin: int, look: Look) -> None:
+    def _walk(
+        self, found: Verified, settled: Sequence[SettledRange], begin: int, look: Look
+    ) -> None:
         """From range to range, and over what lies between them."""
         total = max([self.wanted.upto, *(each.last for each in settled)])
         start = after = min([begin - 1, *(each.first - 1 for each in settled[:1])])
-        before = self._sink.rendering
+        before = self._rendering
         for each in settled:
-            rendering = each.rendering or self._sink.rendering
-            self._between(told, after, each, (before, rendering))
-            self._compare(told, each, rendering)
+            rendering = each.rendering or self._rendering
+            self._between(found, after, each, (before, rendering))
+            self._compare(found, each, rendering)
             after, before = max(after, each.last), rendering
-            told.first, told.last = told.first or each.first, after
+            found.first, found.last = found.first or each.first, after
             look(after - start, total - start)
-        told.to_come = self._count(self._sink.rendering, after, self.wanted.upto)
+        found.to_come = self._count(self._rendering, after, self.wanted.upto)
         look(total - start, total - start)
 
     def _between(
-        self, told: Verified, after: int, settled: Settled, renderings: Sequence[Rendering]
+        self, found: Verified, after: int, settled: SettledRange, renderings: Sequence[Rendering]
     ) -> None:
         # Settings may have changed anywhere in between.
         events = min(self._count(each, after, settled.first - 1) for each in set(renderings))
         if events:
-            told.expected += events
-            told.missing.append(Span(after + 1, settled.first - 1, events))
-        if told.last and settled.first <= after:
+            found.expected += events
+            found.missing.append(Span(after + 1, settled.first - 1, events))
+        if found.last and settled.first <= after:
             upto = min(after, settled.last)
             twice = self._count(renderings[-1], settled.first - 1, upto)
-            told.repeated.append(Span(settled.first, upto, twice))
+            found.repeated.append(Span(settled.first, upto, twice))
 
-    def _compare(self, told: Verified, settled: Settled, rendering: Rendering) -> None:
+    def _compare(self, found: Verified, settled: SettledRange, rendering: Rendering) -> None:
         expected = self._count(rendering, settled.first - 1, settled.last)
-        found = settled.events + settled.aside
-        told.expected += expected
-        told.sent += settled.events
-        told.aside += settled.aside
-        told.retried += settled.retried
-        if found < expected:
-            told.missing.append(Span(settled.first, settled.last, expected - found))
-        elif found > expected:
-            told.surplus.append(Span(settled.first, settled.last, found - expected))
+        counted = settled.events + settled.aside
+        found.expected += expected
+        found.sent += settled.events
+        found.aside += settled.aside
+        found.retried += settled.retried
+        if counted < expected:
+            found.missing.append(Span(settled.first, settled.last, expected - counted))
+        elif counted > expected:
+            found.surplus.append(Span(settled.first, settled.last, counted - expected))
         if settled.again:
-            told.repeated.append(Span(settled.first, settled.last, settled.again))
+            found.repeated.append(Span(settled.first, settled.last, settled.again))
 
     def _count(self, rendering: Rendering, after: int, upto: int) -> int:
         """The events of a piece of the log."""
         if after >= upto:
             return 0
-        return sum(self._events(rendering, Range(self._epoch, after, upto)))
-
-    def _events(self, rendering: Rendering, piece: Range) -> Iterator[int]:
-        # What is trimmed meanwhile is not to be compared any more.
-        options = Options.read({**self._address, "failOnDataLoss": "false"})
-        share = Share(self._log, piece, options)
-        return (len(chunk.events) for chunk in rendering.shared(share))
+        wanted = LogRange(self._log, self._epoch, after, upto)
+        return sum(len(chunk.events) for chunk in rendering.events(wanted))
 
 
-def _told(sink: Accountable, sent: Sent, own: Sequence[Settled]) -> Verified:
-    """What can be said without the log."""
+def _without_log(sink: str, sent: SentEvents, own: Sequence[SettledRange]) -> Verified:
+    """What is known without the log."""
     if sent.settled and not own:
         raise LogReplaced(
             "everything that the sink has sent comes from another log than this one",
@@ -173,7 +175,7 @@ def _told(sink: Accountable, sent: Sent, own: Sequence[Settled]) -> Verified:
         )
     kept = sum(each.aside for each in sent.settled)
     return Verified(
-        sink=sink.name,
+        sink=sink,
         redriven=sent.redriven,
         dead_letters=sent.dead_letters,
         waiting_rows=sent.waiting_rows,

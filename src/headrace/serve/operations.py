@@ -121,6 +121,6 @@ def _exposed(service: Service, access: Access) -> bytes:
         cursors=cursors,
         named=[cursor for cursor in cursors if may(access, cursor)],
         waiting_subscriptions=service.feed.waiting,
-        pipeline=Told(place=place, seen=report.look(place.folder)) if place else None,
+        pipeline=Told(place=place, seen=report.read(place.folder)) if place else None,
     )
     return expose(facts)

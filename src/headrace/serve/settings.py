@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 
-from ..sinks.report import PipelinePlace
+from ..sinks.report import PipelineFolder
 from .ws.session import Rules
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -24,7 +24,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allow_remote: bool = False  # something else decides who reaches the server; no key is needed
     websocket: Rules = Rules()
     require_key: bool = False  # also from programs on this machine
-    pipeline: PipelinePlace | None = None  # one that /metrics tells of
+    pipeline: PipelineFolder | None = None  # one that /metrics tells of
 
     @property
     def key_required(self) -> bool:

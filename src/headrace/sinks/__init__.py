@@ -1,29 +1,40 @@
-"""Stage 4: a batch of changes → elsewhere. One file a sink; this one is the contract.
+"""Stage 4: a batch of changes → elsewhere. This is the contract; a sink is a module or a package.
 
-A sink is a frozen dataclass whose fields are its settings; its module's `plugin` names the class.
-It opens nothing until a streaming query opens it, and then gets every batch of that query in turn.
+A sink is a frozen dataclass whose fields are its settings. It opens nothing until a streaming query
+opens it, and then gets every batch of that query in turn. It declares what a batch is to it
+(`Takes`); everything else has a default.
 """
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from ..change import record
+from ..change.event import Change, Table, piece_begin
+from ..errors import ConfigError
+
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from .push.events import Rendering
+    from .push.redrive import Redriven
+
+
+# --- how a sink is doing -------------------------------------------------------------------------
 
 
 class Progress(NamedTuple):
-    """How far a sink has come, by its own account."""
+    """How far a sink has come, by what it has stored itself."""
 
     epoch: str  # of the log that the sequence belongs to
     sequence: int  # everything up to it has arrived
 
 
-class Troubled(NamedTuple):
+class FailedTable(NamedTuple):
     """A table that a sink does not follow any more, while the others go on."""
 
     table: str  # schema.table
@@ -32,7 +43,7 @@ class Troubled(NamedTuple):
     hint: str
 
 
-class Phase(StrEnum):
+class SinkPhase(StrEnum):
     """What a sink's query is doing."""
 
     STARTING = "starting"
@@ -42,18 +53,18 @@ class Phase(StrEnum):
     STOPPED = "stopped"
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How a sink is doing."""
 
     sink: str
-    phase: Phase
+    phase: SinkPhase
     batch: int = -1  # the last one stored since the process began; -1: none yet
     changes: int = 0  # stored since the process began
     changes_per_second: float = 0.0  # of the last batch that had any
     batch_seconds: float = 0.0  # that it took
     sequence: int = 0  # everything up to it is stored; 0: not known yet
     lag: int = 0  # how many changes the log had beyond it
-    troubled: tuple[Troubled, ...] = ()
+    failed_tables: tuple[FailedTable, ...] = msgspec.field(default=(), name="troubled")
     sent: int = 0  # events that another system has accepted since the process began
     requests: int = 0  # in which they were handed over
     retries: int = 0  # events that were sent again, since the process began
@@ -63,44 +74,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     hint: str = ""  # what to do about it
 
 
-REPORT = "status.json"  # the file in which a running pipeline says how it is doing
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running pipeline last said of itself."""
-
-    pid: int
-    at: int  # microseconds since 1970
-    sinks: list[Status]
-
-
-@runtime_checkable
-class Writer(Protocol):
-    """A sink in use by one streaming query: one call at a time, batches in order."""
-
-    def write(self, changes: "DataFrame", batch_id: int) -> int:
-        """Store `changes`; returns how many there were.
-
-        The same `batch_id` may come twice with the same rows; the second call changes nothing.
-        When it returns, the batch is stored; when it raises, it will come again.
-        """
-        ...
-
-    def tend(self) -> None:
-        """Look after what is stored: called between batches, never during one."""
-        ...
-
-    def progress(self) -> Progress | None:
-        """Where a query that lost its checkpoint may go on; None: it starts at the beginning."""
-        ...
-
-    def troubled(self) -> list[Troubled]:
-        """The tables that are not followed any more."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class Account:
+class DeliveryStatus:
     """What a sink that sends to another system has done since it was opened, and what waits."""
 
     sent: int = 0
@@ -108,43 +83,13 @@ class Account:
     retries: int = 0
     dead_letters: int = 0
     waiting_rows: int = 0
-    reason: str = ""  # why nothing is taken now; "": all goes well
+    reason: str = ""  # why nothing is accepted now; "": all goes well
     since: float = 0.0  # seconds since 1970, when that began
     rounds: int = 0  # how often it was tried again since
 
 
-@runtime_checkable
-class Sender(Writer, Protocol):
-    """A writer that sends to another system, which may not be there."""
-
-    def account(self) -> Account:
-        """What was sent, and what waits; may be asked by another thread."""
-        ...
-
-    def idle(self, spark: "SparkSession") -> None:
-        """Do what somebody asked for; called now and then by another thread."""
-        ...
-
-    def close(self) -> None:
-        """End what waits, soon: `write` then raises SinkUnavailable; called by another thread."""
-        ...
-
-
-@runtime_checkable
-class Recallable(Protocol):
-    """A sink that a person may ask to go on after it has halted."""
-
-    def recalled(self) -> bool:
-        """Whether somebody has."""
-        ...
-
-    def decline(self, reason: str) -> None:
-        """Tell them that it halts, again."""
-        ...
-
-
-class Settled(NamedTuple):
-    """Changes of which nothing is left to be sent, by the sink's own account."""
+class SettledRange(NamedTuple):
+    """Changes of which nothing is left to be sent, by the sink's own ledger."""
 
     epoch: str
     first: int  # sequences of the first and the last that it was to send something of
@@ -156,91 +101,213 @@ class Settled(NamedTuple):
     rendering: "Rendering | None" = None  # how changes became events then; None: as now
 
 
-class Sent(NamedTuple):
-    """Everything that a sink has sent, by its own account."""
+class SentEvents(NamedTuple):
+    """Everything that a sink has sent, by its own ledger."""
 
-    settled: list[Settled]  # in the order of the log
+    settled: list[SettledRange]  # in the order of the log
     dead_letters: int = 0  # kept now
     waiting_rows: int = 0
     redriven: int = 0  # of those that were kept, sent since
 
 
-@runtime_checkable
-class Accountable(Protocol):
-    """A sink whose account can be compared with the log."""
+# --- what a batch is -----------------------------------------------------------------------------
+
+
+class Takes(Enum):
+    """What a batch is to a sink."""
+
+    ROWS = "rows"  # a DataFrame of changes, with the columns that `fields` names
+    LOG_RANGE = "log_range"  # a LogBatch: its tasks read the log, so no change passes through Java
+    # Not for others: the sinks of Delta tables get `change.arrow.frame.PACKED`, Arrow's own bytes.
+    PACKED = "packed"
+
+
+class ReadableLog(Protocol):
+    """A log that tasks can read wherever they run; it can be pickled."""
+
+    def pieces(self, epoch: str, after: int, upto: int) -> Iterator[tuple[int, int, bytes]]:
+        """Neighbouring changes: the first one's sequence, how many, and their records."""
+        ...
+
+    def tables(self, epoch: str) -> Mapping[int, Table]:
+        """The tables, by version."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """Changes that a task reads from the log: those after `after`, up to and with `upto`.
+
+    Several tasks read the same changes, and each takes the rows of its own part.
+    """
+
+    log: ReadableLog
+    epoch: str
+    after: int
+    upto: int
+    part: int = 0
+    parts: int = 1
+
+    def beyond(self, sequence: int) -> "LogRange":
+        """What follows a change of it."""
+        return replace(self, after=max(sequence, self.after))
+
+    def pieces(self) -> Iterator[tuple[int, int, bytes]]:
+        """Neighbouring changes: the first one's sequence, how many, and their records."""
+        return self.log.pieces(self.epoch, self.after, self.upto)
+
+    def tables(self) -> Mapping[int, Table]:
+        """The tables, by version."""
+        return self.log.tables(self.epoch)
+
+    def transactions(self) -> Iterator[list[list[Change]]]:
+        """All changes in order, some whole transactions at a time.
+
+        Of a very large transaction each piece counts as one; see `change.event.PIECE`.
+        """
+        tables = self.tables()
+        current: list[Change] = []  # the last transaction, whose end may be still to come
+        begun = 0
+        for first, count, records in self.pieces():
+            ended: list[list[Change]] = []
+            for sequence, each in enumerate(record.several(records, count), first):
+                if (begin := piece_begin(sequence, each.ordinal)) != begun:
+                    begun, before, current = begin, current, []
+                    ended += [before] if before else []
+                current.append(record.change(sequence, each, tables[each.table]))
+            if ended:
+                yield ended
+        if current:
+            yield [current]
+
+
+class LogBatch(Protocol):
+    """A batch for a sink that takes log ranges: which changes it has, and tasks to read them."""
 
     @property
-    def name(self) -> str:
-        """Its name in the config."""
+    def upto(self) -> int:
+        """The last change's sequence; 0: the batch is empty."""
         ...
 
-    @property
-    def rendering(self) -> "Rendering":
-        """How changes become events now."""
-        ...
-
-    def sent(self) -> Sent:
-        """The account."""
+    def run(self, task: Callable[[LogRange], msgspec.Struct | None]) -> Sequence[str]:
+        """Run `task` in Spark, once for each part; returns the JSON of what they returned."""
         ...
 
 
-@runtime_checkable
-class Paced(Protocol):
-    """A sink that says how often to look for new changes."""
+# --- the sink ------------------------------------------------------------------------------------
 
-    @property
-    def batch_seconds(self) -> float:
-        """Seconds between two looks."""
-        ...
+BatchT = TypeVar("BatchT")  # a DataFrame or a LogBatch, see Takes
 
 
-@runtime_checkable
-class Sharing(Protocol):
-    """A sink whose tasks read the log themselves, each for some rows (`headrace.frame.SHARED`)."""
+class SinkWriter(ABC, Generic[BatchT]):
+    """A sink in use by one streaming query: one call at a time, batches in order.
 
-    @property
-    def parallelism(self) -> int | None:
-        """How many tasks; None: as many as there are cores."""
-        ...
+    Only `status`, `close` and `serve_requests` are called by another thread.
+    """
 
-    @property
-    def max_changes_per_batch(self) -> int | None:
-        """How many changes a batch has at most; None: as many as the pipeline says."""
-        ...
+    @abstractmethod
+    def write(self, batch: BatchT, batch_id: int) -> int:
+        """Store a batch; returns how many changes it had.
+
+        The same `batch_id` may come twice with the same changes; the second call changes nothing.
+        When it returns, the batch is stored; when it raises, it will come again.
+        """
+
+    @abstractmethod
+    def progress(self) -> Progress | None:
+        """Where a query that lost its checkpoint may go on; None: it starts at the beginning."""
+
+    def maintain(self) -> None:
+        """Compact and clean what is stored: called between batches, never during one."""
+        return
+
+    def failed_tables(self) -> list[FailedTable]:
+        """The tables that are not followed any more."""
+        return []
+
+    def status(self) -> DeliveryStatus | None:
+        """What was sent to another system, and what waits; None: the sink sends nothing."""
+        return None
+
+    def serve_requests(self, spark: "SparkSession") -> None:
+        """Do what was requested of a sink that sends, such as a redrive; called now and then."""
+        return
+
+    def redrive(self, spark: "SparkSession", keys: Sequence[str]) -> "Redriven":
+        """Send dead letters again, of these rows or of all; what is not accepted stays."""
+        raise ConfigError("the sink sends nothing, so it has no dead letters")
+
+    def close(self) -> None:
+        """End what waits, soon: `write` then raises SinkUnavailable."""
+        return
 
 
-@runtime_checkable
-class Sink(Protocol):
-    """A place to put changes."""
+class Sink(ABC):
+    """A place to put changes: derive a frozen dataclass whose fields are the settings.
 
-    # Whether it takes the changes packed (`headrace.frame.PACKED`): what they share is then told
-    # only with the first change of each version of a table in a partition.
-    packed: ClassVar[bool]
+    Every sink has the settings `name` (its name in the config) and `tables` (globs of the tables
+    that it gets; none: all). What has a default here may be a setting as well.
+    """
 
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of a change that it looks at; see headrace.frame."""
-        ...
+    __slots__ = ()
 
-    @property
-    def name(self) -> str:
-        """Its name in the config."""
-        ...
+    takes: ClassVar[Takes] = Takes.ROWS
+    sends: ClassVar[bool] = False  # events to another system, so that there may be dead letters
 
-    @property
-    def tables(self) -> tuple[str, ...]:
-        """Globs of the tables it gets; none: all."""
-        ...
+    if TYPE_CHECKING:  # frozen fields of derived classes
 
-    @property
-    def whole(self) -> bool:
-        """Whether it gets every change of a transaction, and looks for its tables by itself."""
-        ...
+        @property
+        def name(self) -> str: ...
 
-    def open(self, writer: str, *, adopt: bool = False) -> Writer:
+        @property
+        def tables(self) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def open(self, writer: str, *, adopt: bool = False) -> SinkWriter[Any]:
         """Begin to write.
 
         `writer` names the query and stays the same when it restarts. What another writer has
         written is refused with SinkFenced, unless `adopt` is set.
         """
-        ...
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a change that it looks at, see `change.arrow.frame`; none: all."""
+        return ()
+
+    @property
+    def whole_transactions(self) -> bool:
+        """Whether it gets every change of a transaction, and looks for its tables by itself."""
+        return False
+
+    @property
+    def batch_seconds(self) -> float | None:
+        """Seconds between two looks for new changes; None: as the pipeline does."""
+        return None
+
+    @property
+    def max_changes_per_batch(self) -> int | None:
+        """How many changes a batch has at most; None: as many as the pipeline says."""
+        return None
+
+    @property
+    def parallelism(self) -> int | None:
+        """Into how many parts a log range is divided; None: as many as there are cores."""
+        return None
+
+    @property
+    def rendering(self) -> "Rendering | None":
+        """How changes become events, of a sink whose events can be counted; None: they cannot."""
+        return None
+
+    def sent(self) -> SentEvents:
+        """What was sent, to be compared with the log."""
+        raise ConfigError(f"the sink {self.name} sends no events")
+
+    def redrive_requested(self) -> bool:
+        """Whether a halted sink is to go on, because its dead letters are to be sent again."""
+        return False
+
+    def decline_redrive(self, reason: str) -> None:
+        """Report to whoever requested a redrive that the sink has halted."""
+        return

@@ -11,18 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from ..change.arrow import frame
 from ..errors import ConfigError, LogReplaced, PipelineError
 from ..formats.catalogue import Formats
-from . import Progress, Troubled
-from .lake.append import SAID_DDL, Append, Appended, Join, Joined, due
+from . import Progress, SinkWriter
+from .lake.append import Append, Appended, Join, Joined, due
 from .lake.delta import EPOCH, KEEP, Delta, Marks
 from .lake.shape import DAY, TENANT, Shaped
 from .lake.storage import Folder
+from .results import results
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,9 +36,6 @@ _NOTHING = Progress("", 0)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History(Shaped):
     """Every change appended to a Delta table, partitioned by tenant and day."""
-
-    packed: ClassVar[bool] = False
-    fields: ClassVar[tuple[str, ...]] = tuple(frame.FIELDS)
 
     name: str
     path: str
@@ -64,14 +60,14 @@ class History(Shaped):
     @property
     def partition_by(self) -> tuple[str, ...]:
         """The columns that have a folder for each value."""
-        return (TENANT, DAY) if self.tenant or self.whole else (DAY,)
+        return (TENANT, DAY) if self.tenant or self.whole_transactions else (DAY,)
 
     def open(self, writer: str, *, adopt: bool = False) -> HistoryWriter:
         """Begin to write."""
         return HistoryWriter(self, writer, adopt=adopt)
 
 
-class HistoryWriter:
+class HistoryWriter(SinkWriter["DataFrame"]):
     """The history while a query writes it."""
 
     def __init__(self, sink: History, writer: str, *, adopt: bool) -> None:
@@ -91,13 +87,9 @@ class HistoryWriter:
         """Up to where the table has everything."""
         return self._known if self._known.epoch else None
 
-    def troubled(self) -> list[Troubled]:
-        """None: a history takes whatever comes."""
-        return []
-
-    def write(self, changes: DataFrame, batch_id: int) -> int:
+    def write(self, batch: DataFrame, batch_id: int) -> int:
         """Add those changes that the table does not have."""
-        self._spark = changes.sparkSession
+        self._spark = batch.sparkSession
         # The first batch makes the table, even if it is empty.
         if self._delta is None and batch_id > 0:
             raise PipelineError(
@@ -105,13 +97,13 @@ class HistoryWriter:
                 hint="Bring it back from a copy, or run `headrace pipeline --adopt "
                 f"{self._sink.name}` to begin a new one with all that is still in the log.",
             )
-        told = self._appended(changes)
+        told = self._appended(batch)
         epoch = self._epoch(told)
         delta = self._delta = self._delta or self._created(epoch)
         if epoch != self._known.epoch:
             self._turn_to(delta, epoch)
             if self._known.sequence:
-                told = self._appended(changes)  # some of this log came in an earlier time
+                told = self._appended(batch)  # some of this log came in an earlier time
         if added := [file for each in told for file in each.added]:
             marks = Marks(batch_id=batch_id, epoch=epoch, sequence=max(each.last for each in told))
             delta.commit(added, [], marks=marks, partition_by=self._sink.partition_by)
@@ -128,8 +120,7 @@ class HistoryWriter:
     def _appended(self, changes: DataFrame) -> list[Appended]:
         sink = self._sink
         task = Append(sink.folder, sink.partition_by, sink.shape, *self._known)
-        rows = changes.select(*sink.fields).mapInArrow(task, SAID_DDL).collect()
-        return [msgspec.json.decode(row["said"], type=Appended) for row in rows]
+        return results(changes.select(*frame.FIELDS), task, Appended)
 
     def _epoch(self, told: list[Appended]) -> str:
         """The log that the batch comes from."""
@@ -158,7 +149,7 @@ class HistoryWriter:
             partition_by=sink.partition_by,
         )
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Join small files, and now and then delete old ones."""
         if self._delta is None:
             return
@@ -173,8 +164,7 @@ class HistoryWriter:
         if not work or self._spark is None:
             return
         numbers = self._spark.range(len(work), numPartitions=len(work))
-        rows = numbers.mapInArrow(Join(delta.folder, work), SAID_DDL).collect()
-        joined = [msgspec.json.decode(row["said"], type=Joined) for row in rows]
+        joined = results(numbers, Join(delta.folder, work), Joined)
         delta.commit(
             [file for each in joined for file in each.added],
             [path for each in joined for path in each.removed],

@@ -1,4 +1,4 @@
-"""What a pipeline last said of itself, and whether that still holds."""
+"""The file in which a running pipeline reports how it is doing, and whether that still holds."""
 
 import os
 import time
@@ -7,13 +7,22 @@ from pathlib import Path
 
 import msgspec
 
-from . import REPORT, Phase, Report, Status
+from . import SinkPhase, SinkStatus
 
-STALE_SECONDS = 15.0  # a pipeline that has said nothing for so long is no longer there, or stuck
+REPORT = "status.json"
+STALE_SECONDS = 15.0  # a pipeline that has not reported for so long is no longer there, or stuck
 
 
-class PipelinePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A pipeline that another process runs: where it says how it is doing, and what of."""
+class PipelineReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The last report of a running pipeline."""
+
+    pid: int
+    at: int  # microseconds since 1970
+    sinks: list[SinkStatus]
+
+
+class PipelineFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """The folder of a pipeline that another process runs, and what it runs."""
 
     folder: Path
     sinks: tuple[str, ...] = ()  # as the config names them
@@ -21,47 +30,50 @@ class PipelinePlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineOverview(msgspec.Struct, frozen=True, kw_only=True):
-    """How the pipeline is doing, by what it last wrote down."""
+    """How the pipeline is doing, by its last report."""
 
     running: bool
-    told_at: int  # microseconds since 1970; 0: it has never run
+    # Microseconds since 1970; 0: it has never run.
+    reported_at: int = msgspec.field(name="told_at")
     detail: str
-    sinks: list[Status]
+    sinks: list[SinkStatus]
 
 
-def write(folder: Path, sinks: Sequence[Status]) -> None:
-    """Say how this process, a pipeline, is doing; an OSError when that cannot be written."""
-    report = Report(pid=os.getpid(), at=time.time_ns() // 1000, sinks=list(sinks))
+def write(folder: Path, sinks: Sequence[SinkStatus]) -> None:
+    """Report how this process, a pipeline, is doing; an OSError when that cannot be written."""
+    report = PipelineReport(pid=os.getpid(), at=time.time_ns() // 1000, sinks=list(sinks))
     fresh = folder / f"{REPORT}.new"
     fresh.write_bytes(msgspec.json.encode(report))
     fresh.replace(folder / REPORT)
 
 
-def look(folder: Path) -> PipelineOverview:
-    """What the pipeline whose folder this is last wrote down."""
+def read(folder: Path) -> PipelineOverview:
+    """Read the last report of the pipeline whose folder this is."""
     try:
-        report = msgspec.json.decode((folder / REPORT).read_bytes(), type=Report)
+        report = msgspec.json.decode((folder / REPORT).read_bytes(), type=PipelineReport)
     except FileNotFoundError:
-        return _silent("has never run here")
+        return _without_report("has never run here")
     except (OSError, msgspec.DecodeError) as error:
-        return _silent(f"{folder / REPORT} cannot be read: {error}")
-    lives, age = _lives(report.pid), time.time() - report.at / 1e6
-    stopped = all(sink.phase is Phase.STOPPED for sink in report.sinks)
-    if not lives:
-        detail = "not running" if stopped else "not running: it ended without a last word"
+        return _without_report(f"{folder / REPORT} cannot be read: {error}")
+    alive, age = _is_alive(report.pid), time.time() - report.at / 1e6
+    stopped = all(sink.phase is SinkPhase.STOPPED for sink in report.sinks)
+    if not alive:
+        detail = "not running" if stopped else "not running: it ended without a last report"
     elif age > STALE_SECONDS:
-        detail = f"process {report.pid} has said nothing for {age:.0f} s"
+        detail = f"process {report.pid} has not reported for {age:.0f} s"
     else:
         detail = f"process {report.pid} runs"
-    running = lives and age <= STALE_SECONDS
-    return PipelineOverview(running=running, told_at=report.at, detail=detail, sinks=report.sinks)
+    running = alive and age <= STALE_SECONDS
+    return PipelineOverview(
+        running=running, reported_at=report.at, detail=detail, sinks=report.sinks
+    )
 
 
-def _silent(detail: str) -> PipelineOverview:
-    return PipelineOverview(running=False, told_at=0, detail=detail, sinks=[])
+def _without_report(detail: str) -> PipelineOverview:
+    return PipelineOverview(running=False, reported_at=0, detail=detail, sinks=[])
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

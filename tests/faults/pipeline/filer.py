@@ -24,7 +24,7 @@ from headrace.pipeline import supervise
 from headrace.pipeline.query import Batches
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.pipeline.session import opened_session
-from headrace.sinks import Phase
+from headrace.sinks import SinkPhase
 from headrace.sinks.files.ledger import Ledger
 from headrace.sinks.files.sink import Files, FilesWriter
 from tests.faults.pipeline.runner import QUICK
@@ -49,7 +49,7 @@ class Run(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True):
     """How a run has ended."""
 
-    phase: Phase | None = None
+    phase: SinkPhase | None = None
     error: str = ""
 
 

@@ -26,7 +26,7 @@ from headrace.pipeline import supervise
 from headrace.pipeline.query import Batches
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.pipeline.session import opened_session
-from headrace.sinks import Sink, Status
+from headrace.sinks import Sink, SinkStatus
 from headrace.sinks.history import History
 from headrace.sinks.lake.delta import Delta
 from headrace.sinks.lake.plan import TablePlan
@@ -84,7 +84,7 @@ class Run(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True):
     """How a run has ended."""
 
-    sinks: list[Status] = []
+    sinks: list[SinkStatus] = []
     error: str = ""
 
 

@@ -24,7 +24,7 @@ from headrace.pipeline import supervise
 from headrace.pipeline.query import Batches
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.pipeline.session import opened_session
-from headrace.sinks import Phase
+from headrace.sinks import SinkPhase
 from headrace.sinks.push import redrive
 from headrace.sinks.push import writer as writers
 from headrace.sinks.push.deadletters import DeadLetters
@@ -62,7 +62,7 @@ class Run(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True):
     """How a run has ended."""
 
-    phase: Phase | None = None
+    phase: SinkPhase | None = None
     error: str = ""
 
 
@@ -116,7 +116,7 @@ def _ran(spark: SparkSession, folder: Path, port: int, run: Run) -> Told:
         writer = plan.sink.open(plan.checkpoint.writer())
         assert isinstance(writer, PushWriter)
         redrive.ask(str(checkpoints / "post"))
-        writer.idle(spark)
+        writer.serve_requests(spark)
     with Pipeline(spark, queries, folder=checkpoints) as running:
         running.work(threading.Event(), lambda: None, once=True)
     [status] = running.statuses()

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from headrace.formats.catalogue import Formats
 from headrace.pipeline.run import Feed, Pipeline, plans
-from headrace.sinks import Phase
+from headrace.sinks import SinkPhase
 from headrace.sinks.files.sink import Files
 from headrace.testing import wait_until
 from tests.faults.test_disk_full import MEGABYTE, small_disk
@@ -36,8 +36,8 @@ def test_a_full_disk_is_waited_for_and_no_file_is_cut_short(
 
             def waits() -> bool:
                 [status] = running.statuses()
-                assert status.phase is not Phase.HALTED, status
-                return status.phase is Phase.WAITING and "No space left on" in status.error
+                assert status.phase is not SinkPhase.HALTED, status
+                return status.phase is SinkPhase.WAITING and "No space left on" in status.error
 
             wait_until(waits, timeout=120, message="the sink waits")
             whole = cabinet.lines()

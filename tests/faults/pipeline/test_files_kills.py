@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headrace.formats.catalogue import Formats
-from headrace.sinks import Phase
+from headrace.sinks import SinkPhase
 from tests.faults.pipeline.filer import Point, Run, Told
 from tests.faults.pipeline.outside import Outside
 from tests.sinks.drawer import DAY, Cabinet
@@ -29,7 +29,7 @@ class Filer(Outside[Told]):
     def run(self) -> None:
         """Carry all that is in the log."""
         told = self.does(Run())
-        assert told.phase is Phase.STOPPED, told
+        assert told.phase is SinkPhase.STOPPED, told
 
     def die(self, point: Point) -> None:
         """Carry until it kills itself."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.sinks import Phase
+from headrace.sinks import SinkPhase
 from tests.faults.pipeline.runner import WORKER_DIED, Orders, Point
 from tests.faults.pipeline.trade import Runner, Trade
 
@@ -32,8 +32,8 @@ class Site:
         """Change every table a little more, and find everything in its place, once."""
         self.trade.go_on(2)
         told = self.runner.run()
-        assert [status.phase for status in told.sinks] == [Phase.STOPPED] * 2, told
-        assert not told.sinks[0].troubled
+        assert [status.phase for status in told.sinks] == [SinkPhase.STOPPED] * 2, told
+        assert not told.sinks[0].failed_tables
         self.trade.check_end()
         assert not self.trade.orphans()
 
@@ -130,6 +130,6 @@ def test_a_worker_killed_alone_fails_its_task_and_the_batch_is_tried_again(site:
     empty(site.trade)
     told = site.runner.run(kill=Point.WORKER)
     assert (site.trade.folder / WORKER_DIED).exists()
-    assert [status.phase for status in told.sinks] == [Phase.STOPPED] * 2, told
+    assert [status.phase for status in told.sinks] == [SinkPhase.STOPPED] * 2, told
     site.trade.check_end()
     site.expect_all()

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from headrace.change.event import Op
 from headrace.pipeline.verify import Span, Verified, verify
-from headrace.sinks import Phase
+from headrace.sinks import SinkPhase
 from tests.faults.pipeline.outside import Outside
 from tests.faults.pipeline.sender import Orders, Point, Run, Told
 from tests.sinks.courier import Courier, Office, Taken, kind, opened_office
@@ -31,7 +31,7 @@ class Sender(Outside[Told]):
     def run(self, **order: Any) -> None:
         """Send all that is in the log."""
         told = self.does(Run(**order))
-        assert told.phase is Phase.STOPPED, told
+        assert told.phase is SinkPhase.STOPPED, told
 
     def die(self, **order: Any) -> None:
         """Send until it kills itself."""

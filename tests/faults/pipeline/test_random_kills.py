@@ -19,7 +19,7 @@ from headrace.change.replay import TableName
 from headrace.demo.delta import has_each_once, prove_delta
 from headrace.demo.postgres import PostgresShop
 from headrace.log import LogReader
-from headrace.sinks import Report
+from headrace.sinks.report import PipelineReport
 from headrace.testing import PostgresDatabase, free_port, wait_until
 from tests.faults import workload
 from tests.faults.pipeline.runner import QUICK
@@ -116,7 +116,7 @@ class Place:
             file = self.folder / "data" / "pipeline" / "status.json"
             if not file.exists():
                 return 0
-            report = msgspec.json.decode(file.read_bytes(), type=Report)
+            report = msgspec.json.decode(file.read_bytes(), type=PipelineReport)
             return report.pid if report.pid != after and report.sinks[0].batch >= 0 else 0
 
         try:

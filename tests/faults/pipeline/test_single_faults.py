@@ -14,7 +14,7 @@ from headrace.change.event import Op
 from headrace.errors import SinkFenced
 from headrace.pipeline import supervise
 from headrace.pipeline.run import Feed, Pipeline, plans
-from headrace.sinks import Phase, Sink, Status, Troubled
+from headrace.sinks import FailedTable, Sink, SinkPhase, SinkStatus
 from headrace.sinks.history import History
 from headrace.sinks.tables.sink import Tables
 from headrace.testing import wait_until
@@ -48,7 +48,7 @@ class Site:
         # Names of queries are known to their session, and two pipelines have the same.
         return Pipeline(self._spark.newSession(), queries, folder=checkpoints)
 
-    def once(self, *, adopt: bool = False, who: str = "pipeline") -> dict[str, Status]:
+    def once(self, *, adopt: bool = False, who: str = "pipeline") -> dict[str, SinkStatus]:
         """Carry all that is in the log."""
         with self.pipeline(once=True, adopt=adopt, who=who) as running:
             running.work(threading.Event(), lambda: None, once=True)
@@ -61,7 +61,7 @@ class Site:
             self.await_all(running)
             yield running
 
-    def await_all(self, running: Pipeline) -> Status:
+    def await_all(self, running: Pipeline) -> SinkStatus:
         """The tables' status when everything in the log has arrived."""
         latest = self.trade.log.latest_sequence
 
@@ -107,7 +107,7 @@ def order(number: int) -> dict[str, Any]:
     return {"id": number, "status": "new", "amount": "1.00", "note": f"n{number}"}
 
 
-def the_one(troubled: tuple[Troubled, ...]) -> Troubled:
+def the_one(troubled: tuple[FailedTable, ...]) -> FailedTable:
     (trouble,) = troubled
     return trouble
 
@@ -138,15 +138,15 @@ def test_a_second_pipeline_is_refused_and_the_first_one_once_it_has_taken_over(s
     site.once()
     site.trade.go_on()
     for refused in site.once(who="second").values():
-        assert refused.phase is Phase.HALTED
+        assert refused.phase is SinkPhase.HALTED
         assert "another pipeline writes" in refused.error
         assert refused.hint == SinkFenced.hint
     assert [each.phase for each in site.once(who="second", adopt=True).values()] == [
-        Phase.STOPPED
+        SinkPhase.STOPPED
     ] * 2
     site.trade.go_on()
     for refused in site.once().values():
-        assert refused.phase is Phase.HALTED
+        assert refused.phase is SinkPhase.HALTED
         assert "another pipeline writes" in refused.error
     site.once(who="second")
     site.trade.check_end()
@@ -197,7 +197,7 @@ def test_a_corrupt_checkpoint_halts_and_adopting_goes_on_where_the_sinks_are(sit
         newest.write_text(newest.read_text()[:9])
     site.trade.go_on()
     for halted in site.once().values():
-        assert halted.phase is Phase.HALTED
+        assert halted.phase is SinkPhase.HALTED
         assert "cannot be read; nothing that the sink has stored is lost" in halted.error
         assert f"headrace pipeline --adopt {halted.sink}" in halted.hint
     site.once(adopt=True)
@@ -208,14 +208,14 @@ def test_a_table_deleted_by_hand_stops_alone_and_a_full_copy_brings_it_back(site
     with site.streaming() as running:
         shutil.rmtree(site.home("returns"))
         site.trade.go_on()
-        trouble = the_one(site.await_all(running).troubled)
+        trouble = the_one(site.await_all(running).failed_tables)
         assert trouble.table == "public.returns"
         assert "is gone" in trouble.reason
         assert "headrace snapshot" in trouble.hint
         site.expect_equal(but="returns")
         site.trade.copy_again("returns")
         site.trade.go_on()
-        assert not site.await_all(running).troubled
+        assert not site.await_all(running).failed_tables
     site.trade.check_end()
 
 
@@ -224,13 +224,13 @@ def test_a_damaged_delta_log_stops_its_table_alone(site: Site) -> None:
     first = site.home("orders") / "_delta_log" / "00000000000000000000.json"
     first.write_bytes(b"\xff" + first.read_bytes()[:40])
     site.trade.go_on()
-    trouble = the_one(site.once()[LAKE].troubled)
+    trouble = the_one(site.once()[LAKE].failed_tables)
     assert (trouble.table, "is damaged" in trouble.reason) == ("public.orders", True)
     assert "remove the folder" in trouble.hint
     site.expect_equal(but="orders")
     shutil.rmtree(site.home("orders"))
     site.trade.copy_again("orders")
-    assert not site.once()[LAKE].troubled
+    assert not site.once()[LAKE].failed_tables
     site.trade.check_end()
 
 
@@ -239,7 +239,7 @@ def test_when_all_tables_are_gone_none_is_begun_in_the_middle(site: Site) -> Non
     shutil.rmtree(site.trade.path)
     site.trade.go_on()
     halted = site.once()[LAKE]
-    assert halted.phase is Phase.HALTED
+    assert halted.phase is SinkPhase.HALTED
     assert "are gone, and 1 batches with them" in halted.error
     assert not list(site.trade.path.rglob("*.parquet"))
     site.once(adopt=True)
@@ -256,7 +256,7 @@ def test_a_column_that_goes_and_comes_back_has_lost_its_values_also_after_a_rest
     lake.commit(schema(lake.table("orders", orders.columns[:3])))
     lake.commit(schema(lake.table("orders", orders.columns)))
     lake.write()
-    assert lake.writer.troubled() == []
+    assert lake.writer.failed_tables() == []
     assert lake.rows() == lake.expected()
     assert [row["note"] for row in lake.rows()] == [None]
 
@@ -272,11 +272,13 @@ def test_storage_that_fails_for_a_while_is_tried_until_it_answers(site: Site) ->
         home.write_text("not a folder")
         site.trade.go_on()
         wait_until(
-            lambda: running.statuses()[0].phase is Phase.WAITING, timeout=120, message="it waits"
+            lambda: running.statuses()[0].phase is SinkPhase.WAITING,
+            timeout=120,
+            message="it waits",
         )
         home.unlink()
         away.rename(home)
-        assert not site.await_all(running).troubled
+        assert not site.await_all(running).failed_tables
     site.trade.check_end()
 
 
@@ -288,8 +290,10 @@ def test_a_full_disk_is_tried_until_there_is_space(site: Site) -> None:
         block.write_bytes(bytes(shutil.disk_usage(disk.path).free))
         site.trade.go_on()
         wait_until(
-            lambda: running.statuses()[0].phase is Phase.WAITING, timeout=120, message="it waits"
+            lambda: running.statuses()[0].phase is SinkPhase.WAITING,
+            timeout=120,
+            message="it waits",
         )
         block.unlink()
-        assert not site.await_all(running).troubled
+        assert not site.await_all(running).failed_tables
         site.trade.check_end()

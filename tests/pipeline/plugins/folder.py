@@ -5,27 +5,28 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pyspark.sql import DataFrame
 
 from headrace import errors
-from headrace.sinks import Progress, Troubled
+from headrace.sinks import FailedTable, Progress, Sink, SinkWriter
 
 FAULT = "fault"  # a file in the folder with the name of an error, or `hang`, or `exit`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folder:
+class Folder(Sink):
     """A folder of batches."""
-
-    packed: ClassVar[bool] = False
-    whole: ClassVar[bool] = False
-    fields: ClassVar[tuple[str, ...]] = ("sequence", "op", "table", "key", "after", "epoch")
 
     name: str
     path: str
     tables: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What it keeps."""
+        return ("sequence", "op", "table", "key", "after", "epoch")
 
     def open(self, writer: str, *, adopt: bool = False) -> "FolderWriter":
         """Begin to write."""
@@ -38,17 +39,17 @@ class Folder:
         return FolderWriter(folder, writer)
 
 
-class FolderWriter:
+class FolderWriter(SinkWriter[DataFrame]):
     """A folder in use."""
 
     def __init__(self, folder: Path, writer: str) -> None:
         self._folder = folder
         self._writer = writer
 
-    def write(self, changes: DataFrame, batch_id: int) -> int:
+    def write(self, batch: DataFrame, batch_id: int) -> int:
         """Store a batch."""
         self._fail("write")
-        rows = [row.asDict() for row in changes.collect()]
+        rows = [row.asDict() for row in batch.collect()]
         if rows:
             file = self._folder / f"{self._writer}.{batch_id:06}.json"
             fresh = file.with_suffix(".new")
@@ -56,22 +57,22 @@ class FolderWriter:
             fresh.replace(file)
         return len(rows)
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Note that it was called."""
-        self._fail("tend")
-        with (self._folder / "tended").open("a") as file:
-            file.write("tended\n")
+        self._fail("maintain")
+        with (self._folder / "maintained").open("a") as file:
+            file.write("maintained\n")
 
     def progress(self) -> Progress | None:
         """The last change in the folder."""
         rows = stored(self._folder)
         return Progress(rows[-1]["epoch"], rows[-1]["sequence"]) if rows else None
 
-    def troubled(self) -> list[Troubled]:
-        """What the file `troubled` names."""
-        file = self._folder / "troubled"
+    def failed_tables(self) -> list[FailedTable]:
+        """What the file `failed` names."""
+        file = self._folder / "failed"
         names = file.read_text().split() if file.exists() else []
-        return [Troubled(name, 1, "it was said so", "Say otherwise.") for name in names]
+        return [FailedTable(name, 1, "the file names it", "Remove the file.") for name in names]
 
     def _fail(self, where: str) -> None:
         file = self._folder / f"{FAULT}-{where}"

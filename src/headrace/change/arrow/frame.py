@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import compress, groupby, starmap
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -82,49 +82,6 @@ def pack(changes: pa.Table | pa.RecordBatch) -> bytes:
 def unpack(packed: pa.Array) -> list[pa.Table]:
     """The changes behind a column of packed ones."""
     return [pa.ipc.open_stream(each.as_buffer()).read_all() for each in packed]
-
-
-SHARED = pa.schema([("share", pa.binary())])
-"""One row a task: a pickled `Share`, so that no change passes through the JVM."""
-
-
-class Share(Protocol):
-    """What a task reads by itself, which sends the events of some rows.
-
-    Several tasks read the same changes, and each takes the rows of its own part.
-    """
-
-    @property
-    def epoch(self) -> str:
-        """The log."""
-        ...
-
-    @property
-    def part(self) -> int:
-        """Which part it is."""
-        ...
-
-    @property
-    def parts(self) -> int:
-        """Of how many."""
-        ...
-
-    @property
-    def upto(self) -> int:
-        """The last change's sequence."""
-        ...
-
-    def beyond(self, sequence: int) -> "Share":
-        """What follows a change of it."""
-        ...
-
-    def pieces(self) -> Iterator[tuple[int, int, bytes]]:
-        """Neighbouring changes: the first one's sequence, how many, and their records."""
-        ...
-
-    def tables(self) -> Mapping[int, Table]:
-        """The tables, by version."""
-        ...
 
 
 def schema(fields: Sequence[str] | None = None) -> pa.Schema:

@@ -12,17 +12,17 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ...change.arrow import frame
 from ...errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from ...formats.catalogue import Formats
-from .. import Progress, Sent, Settled, Troubled
-from ..lake.append import SAID_DDL
+from .. import Progress, SentEvents, SettledRange, SinkWriter
 from ..lake.shape import DAY, TENANT, Shaped
 from ..push.events import Rendering
+from ..results import results
 from .ledger import Entry, File, Ledger, Made, Written, added
 from .stage import Compression, Kind, Stage, Staged, Style, final
 
@@ -37,9 +37,6 @@ _MEGABYTE = 1_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files(Shaped):
     """Every change in files, a folder a day."""
-
-    packed: ClassVar[bool] = False
-    fields: ClassVar[tuple[str, ...]] = tuple(frame.FIELDS)
 
     name: str
     path: str
@@ -72,7 +69,7 @@ class Files(Shaped):
     @property
     def by(self) -> tuple[str, ...]:
         """What folders are named by."""
-        return (DAY, TENANT) if self.tenant or self.whole else (DAY,)
+        return (DAY, TENANT) if self.tenant or self.whole_transactions else (DAY,)
 
     @property
     def style(self) -> Style:
@@ -85,12 +82,12 @@ class Files(Shaped):
         """How changes become events; all fields of each change are as many as in canonical."""
         return Rendering(self.formats, self.format or "canonical", self.tables)
 
-    def sent(self) -> Sent:
+    def sent(self) -> SentEvents:
         """What the files have, by the ledger beside them."""
         entry = Ledger(os.path.abspath(self.path)).entry
-        return Sent(
+        return SentEvents(
             [
-                Settled(
+                SettledRange(
                     each.epoch,
                     each.first,
                     each.last,
@@ -106,7 +103,7 @@ class Files(Shaped):
         return FilesWriter(self, writer, adopt=adopt)
 
 
-class FilesWriter:
+class FilesWriter(SinkWriter["DataFrame"]):
     """The files while a query writes them."""
 
     def __init__(self, sink: Files, writer: str, *, adopt: bool) -> None:
@@ -153,11 +150,7 @@ class FilesWriter:
         known = self._ledger.progress
         return known if known.epoch else None
 
-    def troubled(self) -> list[Troubled]:
-        """None: files take whatever comes."""
-        return []
-
-    def write(self, changes: DataFrame, batch_id: int) -> int:
+    def write(self, batch: DataFrame, batch_id: int) -> int:
         """Add those changes that the files do not have."""
         if not self._begun and batch_id > 0:
             raise PipelineError(
@@ -167,11 +160,11 @@ class FilesWriter:
                 "still in the log.",
             )
         self._place()
-        folder, told = self._staged(changes, self._ledger.progress)
+        folder, told = self._staged(batch, self._ledger.progress)
         epoch = self._epoch(told)
         if epoch != self._ledger.progress.epoch and (applied := self._ledger.applied(epoch)):
             self._ledger.drop(folder)
-            folder, told = self._staged(changes, Progress(epoch, applied))  # it came once before
+            folder, told = self._staged(batch, Progress(epoch, applied))  # it came once before
         files = [file for each in told for file in each.files]
         if files or not self._begun or epoch != self._ledger.progress.epoch:
             last = max((each.last for each in told), default=0)
@@ -183,8 +176,7 @@ class FilesWriter:
         sink, folder = self._sink, self._ledger.stage()
         task = Stage(folder, sink.by, sink.shape, sink.style, known)
         try:
-            rows = changes.select(*sink.fields).mapInArrow(task, SAID_DDL).collect()
-            told = [msgspec.json.decode(row["said"], type=Staged) for row in rows]
+            told = results(changes.select(*frame.FIELDS), task, Staged)
             self._epoch(told)
         except BaseException:
             self._ledger.drop(folder)
@@ -235,7 +227,7 @@ class FilesWriter:
             raise LogReplaced(f"the files in {self._path} come from another log")
         return epoch
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Keep the ledger short; the files themselves stay until their owner deletes them."""
         self._ledger.tend()
 

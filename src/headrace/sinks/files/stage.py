@@ -23,10 +23,11 @@ import pyarrow.parquet as pq
 
 from ...errors import SinkUnavailable
 from .. import Progress
-from ..lake.append import Met, fresh, said
+from ..lake.append import Met, fresh
 from ..lake.disk import sync_names
 from ..lake.shape import PARTITIONS, Shape
 from ..lake.storage import LONGEST_NAME, repetitive
+from ..results import result
 from .ledger import File
 
 Kind = Literal["jsonl", "parquet"]
@@ -105,7 +106,7 @@ class Stage:
                 told.files += self._written(held)
                 held, size = [], 0
         told.files += self._written(held)
-        yield said(told)
+        yield result(told)
 
     def _written(self, held: Sequence[pa.Table]) -> list[File]:
         rows = pa.concat_tables(held) if held else None

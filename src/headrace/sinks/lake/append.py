@@ -18,20 +18,16 @@ import pyarrow.compute as pc
 
 from ...change.arrow import frame
 from .. import Progress
+from ..results import result
 from .plan import Part
 from .shape import Shape
 from .storage import Added, Folder
-
-SAID = pa.schema([("said", pa.string())])
-SAID_DDL = "said string"
 
 FILE_BYTES = 32_000_000  # about the size that files grow to
 _GENERATION = 8  # files of about one size are joined when there are so many
 _HELD_BYTES = 128_000_000  # of changes in a task's memory before they are written
 _NAME = "changes"
 _IN_ORDER = [("epoch", "ascending"), ("sequence", "ascending")]
-
-_to_json = msgspec.json.Encoder().encode
 
 
 class Met(msgspec.Struct):
@@ -67,17 +63,17 @@ class Append:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write down what the table does not have yet."""
-        told = Appended()
+        met = Appended()
         held: list[pa.Table] = []
         size = 0
-        for rows in self.shape(fresh(told, batches, Progress(self.epoch, self.applied))):
+        for rows in self.shape(fresh(met, batches, Progress(self.epoch, self.applied))):
             held.append(rows)
             size += rows.nbytes
             if size >= _HELD_BYTES:
-                told.added += self._written(held)
+                met.added += self._written(held)
                 held, size = [], 0
-        told.added += self._written(held)
-        yield said(told)
+        met.added += self._written(held)
+        yield result(met)
 
     def _written(self, held: Sequence[pa.Table]) -> list[Added]:
         if not held:
@@ -131,7 +127,7 @@ class Join:
         """Join the files whose number comes."""
         for batch in batches:
             for at in batch.column("id").to_pylist():
-                yield said(self._joined(self.work[at]))
+                yield result(self._joined(self.work[at]))
 
     def _joined(self, parts: Sequence[Part]) -> Joined:
         # Older files may lack a field that changes have now.
@@ -157,8 +153,3 @@ def due(parts: Iterable[Part]) -> list[list[Part]]:
         for found in waiting.values()
         for at in range(0, len(found) - _GENERATION + 1, _GENERATION)
     ]
-
-
-def said(what: Met | Joined) -> pa.RecordBatch:
-    """A task's word to the driver."""
-    return pa.RecordBatch.from_pylist([{"said": _to_json(what).decode()}], SAID)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -20,6 +20,7 @@ from ...change.event import Change, Table
 from ...errors import ConfigError, nearest
 from ...formats import AnyFormat, Format, Rendered, StreamFormat, TransactionFormat
 from ...formats.catalogue import NAMES, Formats
+from .. import Sink
 
 DAY = "day"
 TENANT = "tenant"
@@ -117,18 +118,24 @@ class Events:
         return pa.table(arrays, schema=self.schema)
 
 
-class Shaped:
+class Shaped(Sink):
     """What sinks that keep changes, all their fields or their events, have in common."""
 
     __slots__ = ()
 
-    format: str  # "": all fields
-    formats: Formats
-    tenant: str
-    tables: tuple[str, ...]
+    if TYPE_CHECKING:  # frozen fields of derived classes
+
+        @property
+        def format(self) -> str: ...  # "": all fields
+
+        @property
+        def formats(self) -> Formats: ...
+
+        @property
+        def tenant(self) -> str: ...
 
     @property
-    def whole(self) -> bool:
+    def whole_transactions(self) -> bool:
         """Only whole transactions tell what happened to an entity."""
         return bool(self.format) and isinstance(self.formats.named(self.format), TransactionFormat)
 
@@ -143,7 +150,7 @@ class Shaped:
         """Refuse a format that cannot be kept, and a tenant that it does not go with."""
         if self.format:
             expect_format(self.format, self.formats, taker)
-        if self.whole and self.tenant:
+        if self.whole_transactions and self.tenant:
             raise ConfigError(
                 f"tenant: {self.tenant} does not go with format: {self.format}; leave it out, the "
                 "model says whose an entity is"

@@ -19,11 +19,11 @@ from typing import NamedTuple
 import msgspec
 
 from ...change import record
-from ...change.arrow import frame
-from ...change.event import BeforeKind, Change, Op, Table, change_id, piece_begin
+from ...change.event import BeforeKind, Change, Op, Table, change_id
 from ...formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from ...formats.catalogue import Formats
 from ...formats.key import joined, previous_primary_key
+from .. import LogRange
 from . import Event
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -54,24 +54,24 @@ class Rendering:
     splits_keys: bool = False  # a key that changes: DELETE of the old one, INSERT of the new one
     adds_tombstones: bool = False  # an event without payload after each DELETE
 
-    def shared(self, share: frame.Share) -> Iterator[Chunk]:
-        """The events of the rows of a share."""
-        format = _format(self.formats, self.format, share.epoch)
+    def events(self, wanted: LogRange) -> Iterator[Chunk]:
+        """The events of the rows of a part."""
+        format = _format(self.formats, self.format, wanted.epoch)
         if isinstance(format, TransactionFormat):
-            return self._whole_transactions(format, share)
+            return self._whole_transactions(format, wanted)
         assert not isinstance(format, StreamFormat), f"{format.name} is for streams"
-        return self._one_by_one(format, share)
+        return self._one_by_one(format, wanted)
 
-    def _whole_transactions(self, format: TransactionFormat, share: frame.Share) -> Iterator[Chunk]:
-        for transactions in _transactions(share):
+    def _whole_transactions(self, format: TransactionFormat, wanted: LogRange) -> Iterator[Chunk]:
+        for transactions in wanted.transactions():
             events = self._of_transactions(format, transactions)
-            own = [each for each in events if part_of(each.row, share.parts) == share.part]
+            own = [each for each in events if part_of(each.row, wanted.parts) == wanted.part]
             first, last = transactions[0][0].sequence, transactions[-1][-1].sequence
-            yield Chunk(share.epoch, last - first + 1, first, last, own)
+            yield Chunk(wanted.epoch, last - first + 1, first, last, own)
 
-    def _one_by_one(self, format: Format, share: frame.Share) -> Iterator[Chunk]:
-        rows = _Rows(share, self._wants, splits_keys=self.splits_keys)
-        for first, count, records in share.pieces():
+    def _one_by_one(self, format: Format, wanted: LogRange) -> Iterator[Chunk]:
+        rows = _Rows(wanted, self._wants, splits_keys=self.splits_keys)
+        for first, count, records in wanted.pieces():
             before = rows.count
             events = [
                 _event(change, at, namer, name, payload)
@@ -80,7 +80,7 @@ class Rendering:
             ]
             if self.adds_tombstones:
                 events = list(_with_tombstones(events))
-            yield Chunk(share.epoch, rows.count - before, first, first + count - 1, events)
+            yield Chunk(wanted.epoch, rows.count - before, first, first + count - 1, events)
 
     @property
     def whole(self) -> bool:
@@ -176,7 +176,7 @@ def _of_several(event: Event) -> Event:
     return event._replace(id=found[1].decode() if found else f"{event.id}-{event.at}")
 
 
-# --- changes of a share --------------------------------------------------------------------------
+# --- changes of a part ---------------------------------------------------------------------------
 
 
 def part_of(row: str, parts: int) -> int:
@@ -191,11 +191,11 @@ class _Rows:
     """Picks the changes whose events a task is to send."""
 
     def __init__(
-        self, share: frame.Share, wants: Callable[[Table], bool], *, splits_keys: bool
+        self, wanted: LogRange, wants: Callable[[Table], bool], *, splits_keys: bool
     ) -> None:
         self.count = 0  # changes of wanted tables, whoever sends them
-        self._part, self._parts = share.part, share.parts
-        self._tables, self._wants = share.tables(), wants
+        self._part, self._parts = wanted.part, wanted.parts
+        self._tables, self._wants = wanted.tables(), wants
         self._namers: dict[int, _Namer | None] = {}  # by version; None: of no interest
         self._splits_keys = splits_keys
 
@@ -224,24 +224,6 @@ class _Rows:
     def _namer(self, version: int) -> _Namer | None:
         table = self._tables[version]
         return _Namer(table) if self._wants(table) else None
-
-
-def _transactions(share: frame.Share) -> Iterator[list[list[Change]]]:
-    """All changes, some whole transactions at a time."""
-    tables = share.tables()
-    held: list[Change] = []  # of the last transaction, whose end may be still to come
-    begun = 0
-    for first, count, records in share.pieces():
-        ended: list[list[Change]] = []
-        for sequence, each in enumerate(record.several(records, count), first):
-            if (begin := piece_begin(sequence, each.ordinal)) != begun:
-                begun, before, held = begin, held, []
-                ended += [before] if before else []
-            held.append(record.change(sequence, each, tables[each.table]))
-        if ended:
-            yield ended
-    if held:
-        yield [held]
 
 
 def reference(event: Event, format: str) -> bytes:

@@ -24,12 +24,13 @@ import pyarrow.compute as pc
 
 from ...errors import SinkRefused
 from ..lake.storage import Added, Folder
+from ..results import Batches, result
 from . import Destination, Event
 from .channels import Line
 from .deadletters import EARLIER, FILE, REFUSED, SCHEMA, events_of
 from .delivery import Delivery, Policy, Position, Span
 from .events import part_of
-from .tasks import Batches, Delivered, Refusal, freeze, said
+from .tasks import Delivered, Refusal
 
 logger = logging.getLogger(__name__)
 
@@ -386,8 +387,7 @@ class Resend:
     def __call__(self, batches: Batches) -> Batches:
         """Send those of a part."""
         for part in (part for batch in batches for part in batch.column(0).to_pylist()):
-            yield said(self.resent(part))
-        freeze()
+            yield result(self.resent(part))
 
     def resent(self, part: int) -> Resent:
         """Send the letters of a part, until one log's are not settled."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..lake.delta import Marks
+from ..results import results
 from .deadletters import DeadLetters, ranks
 from .delivery import Counts
 from .ledger import Ledger, Line
@@ -30,7 +31,7 @@ from .redrive import (
     rewritten,
     tell,
 )
-from .tasks import SAID_DDL, Delivered
+from .tasks import Delivered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -115,10 +116,9 @@ class Resending:
         resend = Resend(sink, sink.policy, folder, file, parts)
         try:
             numbers = spark.range(parts, numPartitions=parts)
-            rows = numbers.mapInArrow(resend, SAID_DDL).collect()
+            return results(numbers, resend, Resent)
         finally:
             discard(folder, file)
-        return [msgspec.json.decode(row["said"], type=Resent) for row in rows]
 
     def save(self) -> None:
         """Note what the last step has done, if that is still to be done."""

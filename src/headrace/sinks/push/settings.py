@@ -9,11 +9,10 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from ...change.arrow import frame
 from ...errors import ConfigError, PipelineError
 from ...formats import TransactionFormat
 from ...formats.catalogue import Formats
-from .. import Sent, Settled
+from .. import SentEvents, SettledRange, Sink, Takes
 from ..lake.shape import expect_format
 from ..lake.storage import Folder
 from . import Channel, deadletters, disabled, ledger, redrive
@@ -27,15 +26,15 @@ _DEAD_LETTERS = "dead_letters"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PushSettings:
+class PushSettings(Sink):
     """A sink that sends events to another system; a destination is a class derived from it.
 
     A derived class adds its settings and `connect`. One that checks them in `__post_init__` calls
     `PushSettings.__post_init__(self)` first.
     """
 
-    packed: ClassVar[bool] = True
-    fields: ClassVar[tuple[str, ...]] = (*frame.TOLD, "epoch")
+    takes: ClassVar[Takes] = Takes.LOG_RANGE
+    sends: ClassVar[bool] = True
 
     name: str
     tables: tuple[str, ...] = ()  # globs; none: all
@@ -96,7 +95,7 @@ class PushSettings:
         return False
 
     @property
-    def whole(self) -> bool:
+    def whole_transactions(self) -> bool:
         """Only whole transactions tell what happened to an entity."""
         return isinstance(self.formats.named(self.format), TransactionFormat)
 
@@ -131,13 +130,13 @@ class PushSettings:
         """Where what was not taken is kept."""
         return Folder.of(self.dead_letters or f"{self.folder}/{_DEAD_LETTERS}", {})
 
-    def sent(self) -> Sent:
+    def sent(self) -> SentEvents:
         """What was sent and what waits, by the ledger and the dead letters."""
         letters = self.letters
         lines, files = self._noted()
         # A file that leaves the table meanwhile can still be read for some hours.
         rows = [row for file in files for row in letters.read(file, ["row"])["row"].to_pylist()]
-        return Sent(
+        return SentEvents(
             [self._settled(line) for line in lines if line.what in ledger.SETTLED and line.last],
             len(rows),
             len(set(rows)),
@@ -156,12 +155,12 @@ class PushSettings:
             if _resent(before) == _resent(lines):
                 return before, files
 
-    def _settled(self, line: ledger.Line) -> Settled:
+    def _settled(self, line: ledger.Line) -> SettledRange:
         counts, then = line.counts, line.rendered
         aside = counts.refused + counts.waiting + counts.skipped
         now = self.rendering
         rendering = replace(now, **msgspec.structs.asdict(then)) if then else now
-        return Settled(
+        return SettledRange(
             line.epoch,
             line.first,
             line.last,
@@ -172,15 +171,15 @@ class PushSettings:
             rendering,
         )
 
-    def recalled(self) -> bool:
-        """Whether somebody wants its dead letters to be sent again."""
+    def redrive_requested(self) -> bool:
+        """Whether a halted sink is to go on, because its dead letters are to be sent again."""
         if redrive.asked(self.folder) is None:
             return False
         disabled.enable(self.folder)
         return True
 
-    def decline(self, reason: str) -> None:
-        """Tell whoever asked for dead letters to be sent again that the sink halts."""
+    def decline_redrive(self, reason: str) -> None:
+        """Report to whoever requested a redrive that the sink has halted."""
         if wish := redrive.asked(self.folder):
             count, _ = deadletters.counted(self.letters)
             told = redrive.Redriven(wish.id, count, 0, count, f"the sink has halted: {reason}")

@@ -6,19 +6,14 @@ to look at the others costs far less than to bring changes from task to task, th
 
 from __future__ import annotations
 
-import gc
-import pickle
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 
 import msgspec
-import pyarrow as pa
 
-from ...change.arrow import frame
 from ...errors import SinkRefused, SinkUnavailable
+from .. import LogRange
 from ..lake.storage import Added, Folder
 from . import Destination, Event
 from .channels import Line
@@ -29,15 +24,10 @@ from .held import Pending
 from .ledger import Seen
 from .parcel import EMPTY, Parcel
 
-SAID_DDL = "said string"
-
-_SAID = pa.schema([("said", pa.string())])
 _LAST_PLACE = 2**31 - 1  # of an event among those of its change: all of them are before it
 
-_to_json = msgspec.json.Encoder().encode
 _to_msgpack = msgspec.msgpack.Encoder().encode
 
-Batches = Iterator[pa.RecordBatch]
 Told = tuple[str, list[Event]]  # a log, and events of it
 
 
@@ -162,28 +152,25 @@ class Send:
     parts: int = 0  # into which the batch was divided then; otherwise they are of no use
     after: int = 0  # changes up to this one are settled in any case
 
-    def __call__(self, batches: Batches) -> Batches:
+    def __call__(self, wanted: LogRange) -> Delivered | None:
         """Deliver a part, if it is to be delivered."""
-        for each in (each for batch in batches for each in batch.column(0)):
-            # Pickled by this very query's source, as Spark itself does with this function.
-            share: frame.Share = pickle.loads(each.as_buffer())
-            known = self.open is not None and share.parts == self.parts
-            if not known or (self.open and share.part in self.open):
-                yield said(self.delivered(share, known=known))
-        freeze()
+        known = self.open is not None and wanted.parts == self.parts
+        if known and wanted.part not in (self.open or ()):
+            return None
+        return self.delivered(wanted, known=known)
 
-    def delivered(self, share: frame.Share, *, known: bool) -> Delivered:
+    def delivered(self, wanted: LogRange, *, known: bool) -> Delivered:
         """Deliver a part; `known`: from where it stands."""
-        told = Delivered(share.part, share.parts, again=_repeated())
+        told = Delivered(wanted.part, wanted.parts, again=_repeated())
         try:
-            stand = self.deliver.stand(share.part) if known else Stand()
+            stand = self.deliver.stand(wanted.part) if known else Stand()
             self.deliver.blocked.open(self.deliver.letters)
         except SinkUnavailable as error:
             told.unread = str(error)  # not raised: other parts have something to tell
             return told
-        share = share.beyond(max(self.after, stand.read.last))
+        wanted = wanted.beyond(max(self.after, stand.read.last))
         reading = _Reading(stand.read)
-        chunks = reading.chunks(self.render, share)
+        chunks = reading.chunks(self.render, wanted)
         told.seen = reading.seen
         self.deliver.delivered(told, stand.point, chunks)
         if told.stopped:
@@ -207,8 +194,8 @@ class _Reading:
         self.seen = read.copy()
         self._ends = [read]  # what was seen after each chunk
 
-    def chunks(self, render: Rendering, share: frame.Share) -> Iterator[Told]:
-        for chunk in render.shared(share):
+    def chunks(self, render: Rendering, wanted: LogRange) -> Iterator[Told]:
+        for chunk in render.events(wanted):
             self.seen.add(chunk)
             self._ends.append(self.seen.copy())
             yield chunk.epoch, chunk.events
@@ -217,21 +204,3 @@ class _Reading:
         """The changes of which nothing is left: whoever goes on from a point begins after them."""
         first = min([point.sequence, *(each.sequence for each in point.pending[:1])])
         return [end for end in self._ends if end.last < first or end is self._ends[0]][-1]
-
-
-def said(what: msgspec.Struct) -> pa.RecordBatch:
-    """A task's word to the driver."""
-    # From buffers: Arrow asks pandas what a list is, and importing it takes most of a second.
-    content = _to_json(what)
-    places = pa.py_buffer(struct.pack("<ii", 0, len(content)))
-    word = pa.Array.from_buffers(pa.string(), 1, [None, places, pa.py_buffer(content)])
-    return pa.RecordBatch.from_arrays([word], schema=_SAID)
-
-
-@cache
-def freeze() -> None:
-    """Leave alone what this process will need to its end; once."""
-    # Spark collects garbage after every task, and to look at all modules takes longer than some
-    # tasks do.
-    gc.collect()
-    gc.freeze()

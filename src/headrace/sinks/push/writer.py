@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from ...change.arrow import frame
 from ...errors import HeadraceError, LogReplaced, PipelineError, SinkRefused, SinkUnavailable
-from .. import Account, Progress, Troubled
+from .. import DeliveryStatus, LogBatch, Progress, SinkWriter
 from ..lake.delta import Marks
 from . import disabled
 from . import ledger as ledgers
@@ -23,10 +21,10 @@ from .delivery import Counts
 from .ledger import Ledger, Seen
 from .parcel import Parcel
 from .resending import Resending
-from .tasks import SAID_DDL, Deliver, Delivered, Send, Stand, packed
+from .tasks import Deliver, Delivered, Send, Stand, packed
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from .settings import PushSettings
 
@@ -55,7 +53,7 @@ class _Sending:
     accepted_at: float = 0.0  # by the wall clock: when something last was, in any part
 
 
-class PushWriter:
+class PushWriter(SinkWriter[LogBatch]):
     """A destination while a query sends to it."""
 
     def __init__(self, sink: PushSettings, writer: str, *, adopt: bool) -> None:
@@ -69,7 +67,9 @@ class PushWriter:
         self._writer = writer
         self._closed = threading.Event()
         self._busy = threading.Lock()  # one batch or one redrive at a time
-        self._account = Account(dead_letters=self._letters.count, waiting_rows=self._letters.rows)
+        self._account = DeliveryStatus(
+            dead_letters=self._letters.count, waiting_rows=self._letters.rows
+        )
         self._accepted_at = time.monotonic()  # when something last was
         self._refusals = 0  # in a row, with nothing accepted between them
         self._answer: redriving.Redriven | None = None  # to the last redrive
@@ -79,11 +79,7 @@ class PushWriter:
         """Up to where every change is settled."""
         return self._ledger.progress()
 
-    def troubled(self) -> list[Troubled]:
-        """None: what a destination does not take is in the dead letters."""
-        return []
-
-    def account(self) -> Account:
+    def status(self) -> DeliveryStatus:
         """What was sent, and what waits."""
         return self._account
 
@@ -91,22 +87,22 @@ class PushWriter:
         """End what waits, soon."""
         self._closed.set()
 
-    def write(self, changes: DataFrame, batch_id: int) -> int:
+    def write(self, batch: LogBatch, batch_id: int) -> int:
         """Send what is not settled yet."""
         after = 0
         if known := self._ledger.settled(batch_id):
             after = self._settled_upto()
-            if _upto(changes) <= after:
+            if batch.upto <= after:
                 return known.changes
         with self._busy:
             self._until_done(self._save)
             sending = self._begun(batch_id, after)
             while sending.open is None or sending.open:
-                self._round(changes, sending)
+                self._round(batch, sending)
             self._until_done(lambda: self._settle(sending))
         return sending.seen.changes
 
-    def idle(self, spark: SparkSession) -> None:
+    def serve_requests(self, spark: SparkSession) -> None:
         """Send some dead letters again, if somebody has asked for it."""
         wanted = self._resending.unsaved or redriving.asked(self._sink.folder) is not None
         # A sink that has much to send is between two batches only for a moment.
@@ -118,7 +114,7 @@ class PushWriter:
             finally:
                 self._busy.release()
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Keep the ledger short, and the dead letters in few files."""
         if self._busy.acquire(blocking=False):  # else they are being sent again
             try:
@@ -152,8 +148,8 @@ class PushWriter:
             sending.repeats = line is not None and line.counts.sent > 0
         return sending
 
-    def _round(self, changes: DataFrame, sending: _Sending) -> None:
-        told = self._delivered(changes, sending)
+    def _round(self, batch: LogBatch, sending: _Sending) -> None:
+        told = self._delivered(batch, sending)
         _expect_one_log(told)
         _expect_all(told, sending)
         self._take(told, sending)
@@ -172,7 +168,7 @@ class PushWriter:
                 raise SinkUnavailable(f"{self._sink.name}: the batch was interrupted")
             self._wait(sending, told)
 
-    def _delivered(self, changes: DataFrame, sending: _Sending) -> list[Delivered]:
+    def _delivered(self, batch: LogBatch, sending: _Sending) -> list[Delivered]:
         sink, letters = self._sink, self._letters
         patient = time.monotonic() - self._accepted_at < sink.patience_seconds
         policy = msgspec.structs.replace(
@@ -188,10 +184,10 @@ class PushWriter:
         deliver = Deliver(sink, policy, letters.folder, blocked, stands)
         send = Send(sink.rendering, deliver, sending.open, sending.parts, sending.after)
         try:
-            said = [row["said"] for row in changes.mapInArrow(send, SAID_DDL).collect()]
+            reports = batch.run(send)
         finally:
             stands.remove(letters.folder)
-        return [msgspec.json.decode(each, type=Delivered) for each in said]
+        return [msgspec.json.decode(each, type=Delivered) for each in reports]
 
     def _take(self, told: list[Delivered], sending: _Sending) -> None:
         """Note what the tasks have done, and where they stand."""
@@ -313,8 +309,9 @@ class PushWriter:
 
     # --- dead letters sent again -----------------------------------------------------------------
 
-    def redrive(self, spark: SparkSession, wish: redriving.Wish) -> redriving.Redriven:
+    def redrive(self, spark: SparkSession, keys: Sequence[str]) -> redriving.Redriven:
         """Send dead letters again, each row's in order; what is not accepted stays."""
+        wish = redriving.ask(self._sink.folder, keys)
         with self._busy:
             while True:
                 self._until_done(self._save)
@@ -361,15 +358,6 @@ class PushWriter:
             self._told = True
 
 
-def _upto(changes: DataFrame) -> int:
-    """The last change of a batch; 0: it has none."""
-    row = changes.first()
-    if row is None:
-        return 0
-    share: frame.Share = pickle.loads(row[0])
-    return share.upto
-
-
 def _expect_one_log(told: list[Delivered]) -> None:
     if len(set().union(*(each.seen.epochs for each in told))) > 1:
         raise PipelineError(
@@ -395,7 +383,7 @@ def _expect_all(told: list[Delivered], sending: _Sending) -> None:
         )
 
 
-def _well(account: Account) -> Account:
+def _well(account: DeliveryStatus) -> DeliveryStatus:
     """The same where nothing is wrong any more."""
     return replace(account, reason="", since=0.0, rounds=0)
 

@@ -3,7 +3,7 @@
 import msgspec
 
 from ...errors import PipelineError, SinkFenced
-from .. import Progress, Troubled
+from .. import FailedTable, Progress
 from ..lake.plan import Place, Trouble
 from ..lake.storage import Folder
 
@@ -75,11 +75,11 @@ class Ledger:
         entry = self._entries.get(place)
         return entry.trouble if entry else None
 
-    def troubled(self) -> list[Troubled]:
+    def failed_tables(self) -> list[FailedTable]:
         """Every table that is not followed."""
         found = [entry for entry in self._content.tables if entry.trouble]
         return [
-            Troubled(str(entry.place), trouble.sequence, trouble.reason, trouble.hint)
+            FailedTable(str(entry.place), trouble.sequence, trouble.reason, trouble.hint)
             for entry in sorted(found, key=lambda entry: str(entry.place))
             if (trouble := entry.trouble)
         ]

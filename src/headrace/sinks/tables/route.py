@@ -65,10 +65,10 @@ def unpacked(batches: Iterator[pa.RecordBatch]) -> pa.Table:
     return pa.concat_tables(parts) if parts else ROUTED.empty_table()
 
 
-def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _tables(batches: Iterator[pa.RecordBatch], *, packed: bool) -> Iterator[pa.Table]:
     """Changes, whether they come packed or as rows."""
     for batch in batches:
-        if batch.schema.names == PACKED.names:
+        if packed:
             yield from unpack(batch.column(0))
         else:
             yield pa.Table.from_batches([batch])
@@ -94,18 +94,21 @@ class Router:
         keys: Mapping[str, Sequence[str]],
         only_planned: bool,
         tasks: int,
+        packed: bool,
     ) -> None:
+        """`packed`: whether changes come as `frame.PACKED`, else as rows."""
         self._plans = {plan.place: (at, plan) for at, plan in enumerate(plans)}
         counts = [len(plan.buckets) for plan in plans]
         self._first_task = np.cumsum([0, *counts])  # of each plan; the last is that of `Seen`s
         self._tasks = tasks
         self._keys = dict(keys)  # schema.table: the columns that are its key instead of its own
+        self._packed = packed
         self._only_planned = only_planned  # other tables have been dealt with already
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         seen: dict[int, Seen] = {}
         described: dict[int, _Described] = {}  # by what the first change of each version tells
-        for changes in _tables(batches):
+        for changes in _tables(batches, packed=self._packed):
             versions = pc.unique(changes["schema_version"]).to_pylist()
             for version in versions:
                 of_version = changes

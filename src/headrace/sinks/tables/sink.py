@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import msgspec
 
 from ...errors import ConfigError, LogReplaced, PipelineError, TableFailed
-from .. import Progress, Troubled
+from .. import FailedTable, Progress, Sink, SinkWriter, Takes
 from ..lake.delta import Delta, Marks
 from ..lake.plan import Done, Place, Seen, TablePlan, Trouble
 from ..lake.storage import Folder
@@ -42,11 +42,10 @@ _VACUUM_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
+class Tables(Sink):
     """A Delta table per source table under `path`/schema/table."""
 
-    packed: ClassVar[bool] = True
-    whole: ClassVar[bool] = False
+    takes: ClassVar[Takes] = Takes.PACKED
 
     name: str
     path: str
@@ -81,22 +80,26 @@ class Tables:
         """Where the tables lie."""
         return Folder.of(self.path, self.storage)
 
-    def troubled(self) -> list[Troubled]:
-        """The tables that are not followed any more, asked from outside of the query."""
-        return Ledger.open(self.folder, "", adopt=True).troubled()
+    def failed_tables(self) -> list[FailedTable]:
+        """The tables that are not followed any more; another query may be writing."""
+        return Ledger.open(self.folder, "", adopt=True).failed_tables()
 
     def open(self, writer: str, *, adopt: bool = False) -> TablesWriter:
         """Begin to write."""
         return TablesWriter(self, writer, adopt=adopt)
 
 
-class TablesWriter:
+class TablesWriter(SinkWriter["DataFrame"]):
     """The tables of a sink while a query writes them."""
 
-    def __init__(self, sink: Tables, writer: str, *, adopt: bool) -> None:
+    def __init__(
+        self, sink: Tables, writer: str, *, adopt: bool, takes: Takes = Takes.PACKED
+    ) -> None:
+        """`takes` is how changes come: packed from our own source, or as rows."""
         self._sink = sink
         self._writer = writer
         self._adopt = adopt
+        self._packed = takes is Takes.PACKED
         self._ledger = Ledger.open(sink.folder, writer, adopt=adopt)
         if adopt:
             self._take_over()
@@ -116,12 +119,13 @@ class TablesWriter:
         """How far every table has come."""
         return self._ledger.progress()
 
-    def troubled(self) -> list[Troubled]:
+    def failed_tables(self) -> list[FailedTable]:
         """The tables that are not followed any more."""
-        return self._ledger.troubled()
+        return self._ledger.failed_tables()
 
-    def write(self, changes: DataFrame, batch_id: int) -> int:
+    def write(self, batch: DataFrame, batch_id: int) -> int:
         """Make every table equal its source as of the batch's end."""
+        changes = batch if self._packed else batch.select(*self._sink.fields)
         self._expect_tables(batch_id)
         self._spark = changes.sparkSession
         outcome = self._run(changes, [target.plan() for target in self._targets.values()])
@@ -145,10 +149,14 @@ class TablesWriter:
     ) -> Outcome:
         """One job over the batch, for all of these tables."""
         tasks = self._tasks(changes.sparkSession, plans)
-        routing = Router(plans, keys=self._sink.keys, only_planned=only_planned, tasks=tasks)
-        packed = "packed" in changes.columns
-        chosen = changes if packed else changes.select(*self._sink.fields)
-        routed = chosen.mapInArrow(routing, SENT_DDL)
+        routing = Router(
+            plans,
+            keys=self._sink.keys,
+            only_planned=only_planned,
+            tasks=tasks,
+            packed=self._packed,
+        )
+        routed = changes.mapInArrow(routing, SENT_DDL)
         merged = routed.repartitionById(tasks, TASK).mapInArrow(Merge(plans), RESULT_DDL)
         results = merged.collect()
         return Outcome(plans, [(row["at"], row["kind"], row["said"]) for row in results])
@@ -251,7 +259,7 @@ class TablesWriter:
         self._targets.pop(place, None)
         self._ledger.note(place, Trouble(first, str(error), error.hint))
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Join small files, split large buckets, and now and then delete old files."""
         targets = list(self._targets.values())
         self._arrange(targets)
