@@ -24,7 +24,6 @@ from headrace.log import Log
 from headrace.model import Model
 from headrace.run import News, check_model, formats, retain, server_settings
 from headrace.secret import Secret
-from headrace.serve import Rules
 from headrace.sources import Phase, Status
 from headrace.sources.postgres import Postgres
 
@@ -127,9 +126,13 @@ def test_every_setting_of_the_server_reaches_it() -> None:
         require_key=True,
     )
     settings = server_settings(config(server=server, enabled=False, batch_size=7))
-    told = msgspec.structs.asdict(settings) | {"websocket": server.websocket}
     given = msgspec.structs.asdict(server)
-    assert told == {**given, "enabled": False, "batch_size": 7, "pipeline": None}
+    assert msgspec.structs.asdict(settings) == {
+        **given,
+        "enabled": False,
+        "batch_size": 7,
+        "pipeline": None,
+    }
 
 
 def test_every_setting_of_the_websocket_reaches_it() -> None:
@@ -143,13 +146,13 @@ def test_every_setting_of_the_websocket_reaches_it() -> None:
         held_seconds=7,
         held_events=8,
     )
-    rules = server_settings(config(server=ServerSection(websocket=given))).websocket
-    assert msgspec.structs.astuple(rules) == msgspec.structs.astuple(given)
+    websocket = server_settings(config(server=ServerSection(websocket=given))).websocket
+    assert msgspec.structs.astuple(websocket) == msgspec.structs.astuple(given)
 
 
 @pytest.mark.requirement("S3-13", "S3-15", "S3-31", "S3-32")
 def test_the_websocket_keeps_the_times_of_its_protocol_unless_told_otherwise() -> None:
-    rules = server_settings(config()).websocket
-    assert rules == Rules()
-    assert (rules.ping, rules.pong) == (30, 60)
-    assert (rules.held_seconds, rules.held_events) == (300, 10_000)
+    websocket = server_settings(config()).websocket
+    assert websocket == WebSocketSection()
+    assert (websocket.ping_seconds, websocket.pong_seconds) == (30, 60)
+    assert (websocket.held_seconds, websocket.held_events) == (300, 10_000)

@@ -16,14 +16,14 @@ from typing import Self
 import msgspec
 
 from .capture import Capture
-from .config import Config, WebSocketSection
+from .config import Config
 from .errors import ConfigError, LogError, SourceError
 from .formats.catalogue import Formats
 from .formats.facts import Facts, SourceServer
 from .log import Log, Trimmed, keys
 from .log.keys import Key, Scope, Wanted
 from .model import Model
-from .serve import BackgroundServer, Rules, ServerSettings, create_app
+from .serve import BackgroundServer, ServerSettings, create_app
 from .sinks.report import PipelineFolder
 from .sources import Phase, Status
 from .sources.worker import Apart
@@ -41,18 +41,10 @@ _DAY = 86_400
 
 def server_settings(config: Config) -> ServerSettings:
     """The server's settings; a ConfigError when what the config says does not go together."""
-    server = config.server
     return ServerSettings(
-        host=server.host,
-        port=server.port,
-        grpc_port=server.grpc_port,
+        **msgspec.structs.asdict(config.server),
         enabled=config.cdc.enabled,
         batch_size=config.cdc.batch_size,
-        max_lag_seconds=server.max_lag_seconds,
-        stall_seconds=server.stall_seconds,
-        allow_remote=server.allow_remote,
-        require_key=server.require_key,
-        websocket=_rules(server.websocket),
         pipeline=_pipeline(config),
     )
 
@@ -65,19 +57,6 @@ def _pipeline(config: Config) -> PipelineFolder | None:
         folder=config.pipeline_dir,
         sinks=tuple(sink.name for sink in pipeline.sinks),
         same_log=pipeline.url is None,
-    )
-
-
-def _rules(websocket: WebSocketSection) -> Rules:
-    return Rules(
-        auth=websocket.auth_seconds,
-        ping=websocket.ping_seconds,
-        pong=websocket.pong_seconds,
-        status=websocket.status_seconds,
-        degraded_at=websocket.degraded_events,
-        critical_at=websocket.critical_events,
-        held_seconds=websocket.held_seconds,
-        held_events=websocket.held_events,
     )
 
 

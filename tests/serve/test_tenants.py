@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.change.event import BeforeKind, Op
+from headrace.config import WebSocketSection
 from headrace.serve import ServerSettings
-from headrace.serve.ws.session import Rules
 from headrace.v1 import changefeed_pb2 as v1
 from headrace.v1.changefeed_pb2_grpc import ChangeFeedStub
 from tests.serve.conftest import Site, Sites
@@ -69,7 +69,7 @@ def _user(tenant: str) -> dict[str, str]:
 
 @pytest.fixture
 def shop(sites: Sites) -> Shop:
-    held = Rules(held_seconds=1e9)  # what tests write is years old
+    held = WebSocketSection(held_seconds=1e9)  # what tests write is years old
     return Shop(sites(ServerSettings(port=0, grpc_port=0, websocket=held), formats=FORMATS))
 
 

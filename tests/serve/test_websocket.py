@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from referencing import Registry, Resource
 
 from headrace.change.event import Op
+from headrace.config import WebSocketSection
 from headrace.errors import LogError
 from headrace.formats.catalogue import schemas
 from headrace.log.keys import Limits, Wanted
 from headrace.serve import ServerSettings
 from headrace.serve.keyring import Keyring
 from headrace.serve.ws.messages import LARGEST_MESSAGE
-from headrace.serve.ws.session import Rules
 from headrace.testing import wait_until
 from tests.changes import make_change
 from tests.serve import tenants
@@ -416,13 +416,13 @@ def _opens(site: Site, secret: str) -> bool:
 # --- time ----------------------------------------------------------------------------------------
 
 
-def quick(**rules: float) -> ServerSettings:
-    return ServerSettings(port=0, websocket=Rules(**rules))  # type: ignore[arg-type]
+def quick(**settings: float) -> ServerSettings:
+    return ServerSettings(port=0, websocket=WebSocketSection(**settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.requirement("S3-26")
 def test_who_does_not_authenticate_must_go(sites: Sites) -> None:
-    site = sites(quick(auth=0.3))
+    site = sites(quick(auth_seconds=0.3))
     with Talk(site.url) as talk:
         assert talk.hear()["error"] == "unauthenticated"
         assert talk.closed()[0] == 1008
@@ -430,7 +430,7 @@ def test_who_does_not_authenticate_must_go(sites: Sites) -> None:
 
 @pytest.mark.requirement("S3-13", "S3-14")
 def test_pings_are_sent_and_answered_ones_keep_the_connection(sites: Sites) -> None:
-    site = sites(quick(ping=0.1, pong=2.0))
+    site = sites(quick(ping_seconds=0.1, pong_seconds=2.0))
     with Talk(site.url) as talk:
         talk.auth()
         for _ in range(25):
@@ -442,7 +442,7 @@ def test_pings_are_sent_and_answered_ones_keep_the_connection(sites: Sites) -> N
 
 @pytest.mark.requirement("S3-15")
 def test_who_answers_no_ping_must_go(sites: Sites) -> None:
-    site = sites(quick(ping=0.1, pong=0.3))
+    site = sites(quick(ping_seconds=0.1, pong_seconds=0.3))
     with Talk(site.url) as talk:
         talk.auth()
         assert talk.closed() == (1008, "no pong")
@@ -450,7 +450,7 @@ def test_who_answers_no_ping_must_go(sites: Sites) -> None:
 
 @pytest.mark.requirement("S3-16", "S3-27")
 def test_the_status_tells_what_waits(sites: Sites) -> None:
-    site = sites(quick(status=0.1))
+    site = sites(quick(status_seconds=0.1))
     site.writer.put("orders", "0")
     site.writer.put("users", "0")
     with Talk(site.url) as talk:

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
+from headrace.config import WebSocketSection
 from headrace.log.keys import Wanted
 from headrace.serve import ServerSettings
 from headrace.serve.ws.frames import FramesProtocol
-from headrace.serve.ws.session import Rules
 from headrace.testing import wait_until
 from tests.serve.conftest import Site, Sites
 from tests.serve.ws import Message, Talk
@@ -91,7 +91,9 @@ def test_a_client_that_reads_again_has_missed_nothing(site: Site) -> None:
 
 @pytest.mark.requirement("S3-15")
 def test_a_client_that_vanished_is_found_although_its_socket_is_full(sites: Sites) -> None:
-    site = sites(ServerSettings(port=0, websocket=Rules(ping=0.2, pong=1.0)))
+    site = sites(
+        ServerSettings(port=0, websocket=WebSocketSection(ping_seconds=0.2, pong_seconds=1.0))
+    )
     site.writer.table("orders")
     with deaf(site):
         for number in range(200):
@@ -102,7 +104,9 @@ def test_a_client_that_vanished_is_found_although_its_socket_is_full(sites: Site
 
 @pytest.mark.requirement("S3-15")
 def test_a_client_that_vanished_while_nothing_happened_is_found(sites: Sites) -> None:
-    site = sites(ServerSettings(port=0, websocket=Rules(ping=0.2, pong=0.5)))
+    site = sites(
+        ServerSettings(port=0, websocket=WebSocketSection(ping_seconds=0.2, pong_seconds=0.5))
+    )
     site.writer.table("orders")
     with deaf(site):
         wait_until(lambda: not connected(site), message="it is dropped")
@@ -125,8 +129,8 @@ def test_a_revoked_key_drops_a_client_that_reads_nothing(sites: Sites) -> None:
 
 @pytest.mark.requirement("S3-16")
 def test_the_status_of_a_slow_client_tells_how_far_behind_it_is(sites: Sites) -> None:
-    rules = Rules(status=0.1, degraded_at=100, critical_at=500)
-    site = sites(ServerSettings(port=0, websocket=rules))
+    settings = WebSocketSection(status_seconds=0.1, degraded_events=100, critical_events=500)
+    site = sites(ServerSettings(port=0, websocket=settings))
     site.writer.table("orders")
     site.writer.table("users")
     with deaf(site) as talk:

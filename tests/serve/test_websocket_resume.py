@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 
 from headrace.change.event import Change, Transaction
+from headrace.config import WebSocketSection
 from headrace.log import Log
 from headrace.log.keys import Wanted
 from headrace.serve import ServerSettings
 from headrace.serve.ws.messages import Resume
 from headrace.serve.ws.resume import Kept, KeptSubscriptions, Window
-from headrace.serve.ws.session import Rules
 from headrace.testing import wait_until
 from tests.changes import Writer, make_change, opened_writer
 from tests.serve.conftest import Site, Sites
 from tests.serve.ws import ANY_KEY, Message, Talk
 
-FOREVER = Rules()
+FOREVER = WebSocketSection()
 
 
 def put(site: Site, *numbers: int, table: str = "orders") -> None:
@@ -39,8 +39,8 @@ def ids(events: list[Message]) -> list[int]:
     return [int(event["data"]["id"]) for event in events]
 
 
-def with_rules(**rules: Any) -> ServerSettings:
-    return ServerSettings(port=0, websocket=Rules(**rules))
+def with_settings(**settings: Any) -> ServerSettings:
+    return ServerSettings(port=0, websocket=WebSocketSection(**settings))
 
 
 def came(site: Site, count: int, *tables: str) -> tuple[Message, list[Message]]:
@@ -97,7 +97,7 @@ def test_an_event_id_or_a_sequence_alone_is_enough(shop: Site) -> None:
 
 @pytest.mark.requirement("S3-31", "C-21")
 def test_a_subscriptions_id_alone_loses_nothing(sites: Sites) -> None:
-    site = sites(with_rules(ping=0.1))
+    site = sites(with_settings(ping_seconds=0.1))
     put(site, 1000)
     with Talk(site.url) as talk:
         confirmed = talk.auth().subscribe("orders")
@@ -126,7 +126,7 @@ def test_without_an_answered_ping_it_begins_where_the_subscription_began(shop: S
 
 @pytest.mark.requirement("C-05", "C-21")
 def test_what_the_client_says_counts_more_than_its_pongs(sites: Sites) -> None:
-    site = sites(with_rules(ping=0.1))
+    site = sites(with_settings(ping_seconds=0.1))
     put(site, 1000)
     with Talk(site.url) as talk:
         confirmed = talk.auth().subscribe("orders")
@@ -205,7 +205,7 @@ def test_a_subscription_belongs_to_its_key(shop: Site) -> None:
 
 @pytest.mark.requirement("S3-24", "S3-32", "S3-33", "S3-34", "C-05", "C-21")
 def test_of_too_many_events_the_oldest_are_dropped_and_that_is_told(sites: Sites) -> None:
-    site = sites(with_rules(held_events=10))
+    site = sites(with_settings(held_events=10))
     put(site, 1000)
     confirmed, events = came(site, 3)
     for number in range(3, 33):
@@ -225,7 +225,7 @@ def test_of_too_many_events_the_oldest_are_dropped_and_that_is_told(sites: Sites
 
 @pytest.mark.requirement("S3-31", "C-05")
 def test_what_is_too_old_is_dropped_and_that_is_told(sites: Sites) -> None:
-    site = sites(with_rules(held_seconds=2.0))
+    site = sites(with_settings(held_seconds=2.0))
     put(site, 1000)
     _, events = came(site, 3)
     put(site, 3)
@@ -253,7 +253,7 @@ def test_a_log_trimmed_before_the_client_came_back_is_told(shop: Site) -> None:
 
 
 def test_changes_of_other_tables_are_no_gap(sites: Sites) -> None:
-    site = sites(with_rules(held_events=2))
+    site = sites(with_settings(held_events=2))
     put(site, 1000)
     _, events = came(site, 1)
     put(site, *range(20), table="users")
@@ -330,14 +330,14 @@ NOW = 1_800_000_000_000_000
 def test_what_is_held_is_the_newest_and_every_loss_is_told(
     tmp_path_factory: pytest.TempPathFactory, history: History, by_id: bool
 ) -> None:
-    rules = Rules(held_seconds=300, held_events=5)
+    settings = WebSocketSection(held_seconds=300, held_events=5)
     with opened_writer(tmp_path_factory.mktemp("log")) as writer:
         changes = [_put(writer, table, age) for table, age in history.changes]
         writer.log.trim(history.trimmed + 1)
         resume, position = Resume(last_sequence=history.position), history.position
         if by_id and history.position and changes[history.position - 1].table.name == "orders":
             resume = Resume(last_event_id=changes[history.position - 1].id)
-        start = Window(writer.log, _wants, rules, NOW).start(resume, None, "e")
+        start = Window(writer.log, _wants, settings, NOW).start(resume, None, "e")
     mine = [change for change in changes if _wants(change) and change.sequence > position]
     if resume.last_event_id and position <= history.trimmed:
         assert start.lost is not None  # its last event is gone, so nobody knows

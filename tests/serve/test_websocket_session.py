@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.config import WebSocketSection
 from headrace.serve.ws.messages import Confirmed, Rejected, parse
 from headrace.serve.ws.session import (
     MESSAGES_AT_ONCE,
@@ -17,7 +18,6 @@ from headrace.serve.ws.session import (
     Close,
     Open,
     Report,
-    Rules,
     Send,
     Session,
     Wait,
@@ -32,7 +32,7 @@ class Conversation:
     def __init__(self, *, admitted: bool = True) -> None:
         self.now = 1000.0
         clock = Clock(lambda: self.now, lambda: int(self.now * 1_000_000))
-        self.session = Session(Rules(), clock)
+        self.session = Session(WebSocketSection(), clock)
         if admitted:
             self.session.admit()
 

@@ -20,15 +20,15 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 class WebSocketSection(msgspec.Struct, frozen=True, kw_only=True):
     """The section `server.websocket`: how long a client may take, and what is held for it."""
 
-    auth_seconds: Seconds = 10.0
+    auth_seconds: Seconds = 10.0  # for the client's first message
     # Clients and proxies take a longer silence for a lost connection.
     ping_seconds: Annotated[float, Meta(gt=0, le=60)] = 30.0
-    pong_seconds: Seconds = 60.0
-    status_seconds: Seconds = 30.0
-    degraded_events: Annotated[int, Meta(ge=1)] = 1000
+    pong_seconds: Seconds = 60.0  # until a ping is answered
+    status_seconds: Seconds = 30.0  # between two messages of type connection_status
+    degraded_events: Annotated[int, Meta(ge=1)] = 1000  # that wait for a client
     critical_events: Annotated[int, Meta(ge=1)] = 10_000
-    held_seconds: Seconds = 300.0
-    held_events: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000
+    held_seconds: Seconds = 300.0  # how old an event may be that a returning client gets
+    held_events: Annotated[int, Meta(ge=1, le=1_000_000)] = 10_000  # how many of them
 
     def __post_init__(self) -> None:
         if self.degraded_events > self.critical_events:
@@ -43,11 +43,11 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535)] = 3000
-    grpc_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
-    max_lag_seconds: Positive = 60.0
-    stall_seconds: Positive = 90.0
-    allow_remote: bool = False
-    require_key: bool = False
+    grpc_port: Annotated[int, Meta(ge=1, le=65535)] | None = None  # None: no gRPC
+    max_lag_seconds: Positive = 60.0  # a source further behind is unhealthy
+    stall_seconds: Positive = 90.0  # a source silent for longer is unhealthy
+    allow_remote: bool = False  # no key is needed: something else decides who reaches the server
+    require_key: bool = False  # also from programs on this machine
     websocket: WebSocketSection = WebSocketSection()
 
     @property

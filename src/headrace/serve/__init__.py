@@ -8,6 +8,5 @@
 from .app import create_app
 from .run import BackgroundServer, serve
 from .settings import ServerSettings
-from .ws.session import Rules
 
-__all__ = ["BackgroundServer", "Rules", "ServerSettings", "create_app", "serve"]
+__all__ = ["BackgroundServer", "ServerSettings", "create_app", "serve"]

@@ -1,30 +1,22 @@
 """The server's settings."""
 
 import ipaddress
-from typing import Annotated
 
-import msgspec
-
+from ..config.settings import CdcSection, ServerSection
 from ..sinks.report import PipelineFolder
-from .ws.session import Rules
 
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+_CDC = CdcSection()
 
 
-class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the server listens, and what it calls unhealthy."""
+class ServerSettings(ServerSection, frozen=True, kw_only=True):
+    """The section `server` of the config, and what the server needs of other sections.
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 3000  # 0: any free one
-    grpc_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] | None = None  # None: no gRPC
-    enabled: bool = True  # whether /changefeed answers
-    batch_size: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100  # events in a page by default
-    max_lag_seconds: Seconds = 60.0  # a source further behind is unhealthy
-    stall_seconds: Seconds = 90.0  # a source silent for longer is unhealthy
-    allow_remote: bool = False  # something else decides who reaches the server; no key is needed
-    websocket: Rules = Rules()
-    require_key: bool = False  # also from programs on this machine
-    pipeline: PipelineFolder | None = None  # one that /metrics tells of
+    Port 0 means any free one.
+    """
+
+    enabled: bool = _CDC.enabled  # whether /changefeed answers
+    batch_size: int = _CDC.batch_size  # events in a page by default
+    pipeline: PipelineFolder | None = None  # the one that /metrics reports
 
     @property
     def key_required(self) -> bool:

@@ -158,8 +158,9 @@ class Connection:
 
     async def _send(self, *messages: bytes) -> bool:
         """Send messages together; False: the client takes nothing any more, and was dropped."""
+        seconds = self._service.settings.websocket.pong_seconds
         try:
-            async with asyncio.timeout(self._service.settings.websocket.pong) as self._timer:
+            async with asyncio.timeout(seconds) as self._timer:
                 await self._protocol.write(framed(messages))
         except TimeoutError:
             self._protocol.abort()
@@ -242,8 +243,8 @@ class Connection:
         kept = None
         if resume.subscription_id is not None:
             kept = self._streams.kept.find(resume.subscription_id, owner)
-        rules, now = self._service.settings.websocket, self._streams.clock.microseconds()
-        window = Window(log, wants, rules, now)
+        settings, now = self._service.settings.websocket, self._streams.clock.microseconds()
+        window = Window(log, wants, settings, now)
         start = await asyncio.get_running_loop().run_in_executor(
             self._streams.looking_back, window.start, resume, kept, self._service.feed.epoch
         )

@@ -9,10 +9,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from ...change.event import Change
+from ...config.settings import WebSocketSection
 from ...log import LogReader
 from . import messages
 from .messages import Rejected, Resume
-from .session import Rules
 
 MOST_KEPT = 20_000  # subscriptions of one owner; about 0.5 KB each
 MOST_SCANNED = 100_000  # changes that are searched for an event, about half a second's work
@@ -38,8 +38,8 @@ _Away = dict[str, tuple[float, Kept]]  # by id, in the order they ended; with wh
 class KeptSubscriptions:
     """The subscriptions of clients that are here, or may come back."""
 
-    def __init__(self, rules: Rules, seconds: Callable[[], float]) -> None:
-        self._rules = rules
+    def __init__(self, settings: WebSocketSection, seconds: Callable[[], float]) -> None:
+        self._settings = settings
         self._seconds = seconds
         self._here: dict[str, Kept] = {}
         self._away: dict[str | None, _Away] = {}  # by owner
@@ -68,7 +68,7 @@ class KeptSubscriptions:
             del self._here[kept.id]
 
     def _forget(self) -> None:
-        before = self._seconds() - self._rules.held_seconds
+        before = self._seconds() - self._settings.held_seconds
         for owner, away in list(self._away.items()):
             while away:
                 ended, kept = next(iter(away.values()))
@@ -92,7 +92,7 @@ class Window:
 
     log: LogReader
     wants: Wants
-    rules: Rules
+    settings: WebSocketSection
     now: int  # microseconds since 1970
 
     def start(self, resume: Resume, kept: Kept | None, epoch: str) -> Start:
@@ -128,7 +128,7 @@ class Window:
 
     @property
     def _oldest(self) -> int:
-        return self.now - int(self.rules.held_seconds * 1_000_000)
+        return self.now - int(self.settings.held_seconds * 1_000_000)
 
     def _first_since(self, moment: int) -> int:
         """The first sequence captured at `moment` or later."""
@@ -147,12 +147,12 @@ class Window:
 
         Where that would take long to find out, everything is given instead.
         """
-        if latest - after <= self.rules.held_events:
+        if latest - after <= self.settings.held_events:
             return after
         count = 0
         for change in islice(self._backwards(after, latest), MOST_SCANNED):
             count += self.wants(change)
-            if count > self.rules.held_events:
+            if count > self.settings.held_events:
                 return change.sequence
         return after
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
-
+from ...config.settings import WebSocketSection
 from ...formats._time import iso
 from . import messages
 from .messages import Auth, Code, Pong, ProtocolVersion, Rejected, Said, Subscribe
@@ -21,19 +20,6 @@ POLICY, TRY_AGAIN = 1008, 1013  # close codes of RFC 6455
 # Of messages by one client. Nobody needs more; whoever sends more waits.
 MESSAGES_PER_SECOND = 20
 MESSAGES_AT_ONCE = 100
-
-
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """How long things take, in seconds, and how much is held."""
-
-    auth: float = 10.0  # until the client has said who it is
-    ping: float = 30.0  # between two pings
-    pong: float = 60.0  # until a ping is answered
-    status: float = 30.0  # between two reports
-    degraded_at: int = 1000  # events waiting
-    critical_at: int = 10_000  # were the client to reconnect now, it would miss some
-    held_seconds: float = 300.0  # how old an event may be that a reconnecting client gets
-    held_events: int = 10_000  # how many of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +82,14 @@ class Session:
 
     __slots__ = (
         "_admitted", "_auth_by", "_began", "_clock", "_filled", "_ping_at", "_pings", "_room",
-        "_rules", "_status_at", "received",
+        "_settings", "_status_at", "received",
     )  # fmt: skip
 
-    def __init__(self, rules: Rules, clock: Clock | None = None) -> None:
-        self._rules = rules
+    def __init__(self, settings: WebSocketSection, clock: Clock | None = None) -> None:
+        self._settings = settings
         self._clock = clock or Clock()
         self._began = now = self._clock.seconds()
-        self._auth_by = now + rules.auth
+        self._auth_by = now + settings.auth_seconds
         self._admitted = False
         self._pings: list[_Ping] = []  # unanswered, oldest first
         self._ping_at = self._status_at = 0.0
@@ -115,8 +101,8 @@ class Session:
         """When `elapse` has something to do, if nothing comes before."""
         if not self._admitted:
             return self._auth_by
-        answer_by = self._pings[0].due + self._rules.pong if self._pings else self._ping_at
-        return min(self._ping_at, self._status_at, answer_by)
+        at = min(self._ping_at, self._status_at)
+        return min(at, self._pings[0].due + self._settings.pong_seconds) if self._pings else at
 
     def receive(self, data: str | bytes) -> list[Act]:
         """What follows from a message."""
@@ -135,7 +121,8 @@ class Session:
         """The key is good."""
         self._admitted = True
         now = self._clock.seconds()
-        self._ping_at, self._status_at = now + self._rules.ping, now + self._rules.status
+        self._ping_at = now + self._settings.ping_seconds
+        self._status_at = now + self._settings.status_seconds
         return [Send(messages.auth_success(messages.connection_id()))]
 
     def deny(self) -> list[Act]:
@@ -165,22 +152,24 @@ class Session:
         now = self._clock.seconds()
         if not self._admitted:
             return self._late() if now >= self._auth_by else []
-        if self._pings and now >= self._pings[0].due + self._rules.pong:
+        if self._pings and now >= self._pings[0].due + self._settings.pong_seconds:
             return [Close(POLICY, "no pong")]
         acts: list[Act] = []
         if now >= self._ping_at:
             acts.append(self._ping(sent))
         if now >= self._status_at:
-            self._status_at = now + self._rules.status
+            self._status_at = now + self._settings.status_seconds
             acts.append(Report())
         return acts
 
     def status(self, *, queued: int, tables: int, sequence: int | None) -> Send:
         """How the connection does."""
-        rules = self._rules
-        words = [(rules.critical_at, "critical"), (rules.degraded_at, "degraded"), (0, "healthy")]
+        limits = {
+            "critical": self._settings.critical_events,
+            "degraded": self._settings.degraded_events,
+        }
         health = messages.Health(
-            status=next(word for least, word in words if queued >= least),
+            status=next((word for word, least in limits.items() if queued >= least), "healthy"),
             queued=queued,
             tables=tables,
             uptime=self._clock.seconds() - self._began,
@@ -218,7 +207,7 @@ class Session:
         return [Check(auth)]
 
     def _late(self) -> list[Act]:
-        message = f"no auth message came within {self._rules.auth:g} seconds"
+        message = f"no auth message came within {self._settings.auth_seconds:g} seconds"
         return [
             self.error(Rejected(Code.UNAUTHENTICATED, message)),
             Close(POLICY, "authentication timed out"),
@@ -226,7 +215,7 @@ class Session:
 
     def _ping(self, sent: int | None) -> Send:
         at, due = self._clock.microseconds(), self._ping_at
-        self._ping_at = self._clock.seconds() + self._rules.ping
+        self._ping_at = self._clock.seconds() + self._settings.ping_seconds
         self._pings.append(_Ping(iso(at), due, sent))
         return Send(messages.ping(at))
 
