@@ -2,16 +2,20 @@
 
 PYTHON ?= python3
 ARGS ?=
-# Tests run side by side, each file in one process.
-WORKERS ?= 2
+# Tests run side by side, each file in one process; they wait more than they compute.
+WORKERS ?= 3
 BIN := .venv/bin
 SETUP := PYTHON=$(PYTHON) scripts/setup.sh
+SERVERS := postgresql mariadb spark chromium ws proxies kafka rabbitmq nats redis
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test check format docs protos bench clean
+.PHONY: help demo test faults nightly check format docs protos bench clean
 
 help:
 	@echo "make demo     watch a database's changes flow into Delta tables (ARGS='--seconds 20')"
-	@echo "make test     run every test (ARGS='-k log')"
+	@echo "make test     run the tests (ARGS='-k log')"
+	@echo "make faults   run the long ones: kills, outages, full disks, clusters"
+	@echo "make nightly  run both, with more examples and more seeds"
 	@echo "make check    formatting, lint, types, layers, generated docs and code"
 	@echo "make format   rewrite the code in the project's format"
 	@echo "make docs     write the generated docs again"
@@ -24,8 +28,16 @@ demo: .venv/.installed-demo
 	@$(BIN)/headrace demo $(ARGS)
 
 test: .venv/.installed-dev
-	@$(SETUP) postgresql mariadb spark chromium ws proxies kafka rabbitmq nats redis
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	@$(SETUP) $(SERVERS)
+	@$(PYTEST) -m 'not faults and not nightly' $(ARGS)
+
+faults: .venv/.installed-dev
+	@$(SETUP) $(SERVERS)
+	@$(PYTEST) -m 'faults and not nightly' $(ARGS)
+
+nightly: .venv/.installed-dev
+	@$(SETUP) $(SERVERS)
+	@HEADRACE_NIGHTLY=1 $(PYTEST) $(ARGS)
 
 check: .venv/.installed-dev
 	@$(BIN)/ruff format --check

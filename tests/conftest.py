@@ -2,8 +2,10 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -13,15 +15,20 @@ from headrace.pipeline.session import check_java
 from headrace.testing import PostgresDatabase, PostgresInstall, PostgresServer, postgres_installs
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.mysqls import KINDS, Mysqls, mysql_of
+from tests.effort import times
 from tests.needs import missing
 
 # How long one example takes says more about the machine's load than about the code.
 hypothesis.settings.register_profile(
-    "headrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "headrace",
+    max_examples=times(30, nightly=300),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("headrace")
 
 VERSIONS = (15, 16, 18)
+FAULTS = Path(__file__).parent / "faults"
 
 # Room for two-phase commits, which a default server refuses.
 SETTINGS = {"max_prepared_transactions": 10}
@@ -153,8 +160,15 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     session.stop()
 
 
+@pytest.hookimpl(trylast=True)  # after the order was made random
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses a server as `live`."""
+    """Mark what follows from a test's folder and fixtures, and begin with the longest files."""
+    slow: Counter[Path] = Counter()
     for item in items:
         if {"servers", "own_server", "mysqls", "my_kind"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("live")
+        if FAULTS in item.path.parents:
+            item.add_marker("faults")
+        slow[item.path] += item.get_closest_marker("slow") is not None
+    # Each file is one worker's, so one that began last would keep the others waiting.
+    items.sort(key=lambda item: -slow[item.path])
