@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from headrace.pipeline.session import check_java
 from headrace.testing import PostgresDatabase, PostgresInstall, PostgresServer, postgres_installs
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
-from tests.mysqls import KINDS, Mysqls, mysql_of
 from tests.effort import times
+from tests.mysqls import KINDS, Mysqls, mysql_of
 from tests.needs import missing
 
 # How long one example takes says more about the machine's load than about the code.
