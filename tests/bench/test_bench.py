@@ -132,7 +132,6 @@ def lake_task(folder: Path, who: str, written: Written, *, batch: int, warm_up: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_the_lake_and_its_peer_have_the_same_rows_after_the_same_changes(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -127,7 +127,6 @@ def fill(writer: Writer, *rows: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("java")
 def test_dead_letters_go_out_again_and_what_was_sent_is_accounted_for(place: Place) -> None:
     with opened_writer(place.folder / "data" / "log") as writer:

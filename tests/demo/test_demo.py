@@ -135,9 +135,9 @@ def test_the_demo_captures_serves_and_proves_a_changing_database(folder: Path) -
     assert list(demo.temporary.iterdir()) == []
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.live
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize(
     ("source", "title", "schema"), [("mysql", "MariaDB", "shop"), ("sqlite", "SQLite", "main")]

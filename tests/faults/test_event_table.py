@@ -79,7 +79,6 @@ def late_commits(database: PostgresDatabase, seed: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.requirement("S1-30", "S1-32", "S1-48")
 def test_killed_again_and_again_the_log_still_equals_the_database(
     replica: PostgresServer, tmp_path: Path, seed: int

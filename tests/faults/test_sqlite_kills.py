@@ -107,7 +107,6 @@ def has(log: Path, changes: int) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
 def test_killed_at_any_moment_nothing_is_lost_or_told_twice(
     mode: str, tmp_path: Path, seed: int

@@ -13,7 +13,7 @@ from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing import SparkCluster, free_port
 from tests.changes import Writer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("java")]
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.usefixtures("java")]
 
 TRANSACTIONS = 8
 ROWS = 5000

@@ -16,7 +16,7 @@ from headrace.testing import PostgresDatabase, free_port, wait_until
 from tests.changes import opened_writer
 from tests.pipeline.sites import PLUGINS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.usefixtures("java")]
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.usefixtures("java")]
 
 HEADRACE = [sys.executable, "-m", "headrace.cli"]
 NOWHERE = "postgresql://127.0.0.1:1/shop"

@@ -17,7 +17,7 @@ from headrace.testing import free_port, wait_until
 from tests.changes import opened_writer
 from tests.sinks.receiver import OK, Receiver, Request
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("java")]
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.usefixtures("java")]
 
 HUNG = ("first", "second", "third")
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.change.event import Change, Column, Op, Table
+from tests.effort import times
 from tests.sinks.lake import Lake, put, remove, schema, truncate
 
 KEYS = 12
@@ -117,11 +118,14 @@ def _keyed(column: Column, columns: list[Column]) -> Column:
     )
 
 
+@pytest.mark.faults
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.requirement("S2-23")
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=times(6, nightly=30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(seed=st.integers(0, 2**32), cuts=st.lists(st.integers(1, 12), min_size=2, max_size=6))
 def test_any_history_in_any_batches_equals_a_naive_replay(

@@ -18,7 +18,6 @@ from tests.sinks.drawer import Cabinet
 from tests.sinks.lake import put
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.requirement("S1-40")
 def test_a_full_disk_is_waited_for_and_no_file_is_cut_short(
     spark: SparkSession, tmp_path: Path

@@ -15,7 +15,7 @@ from tests.faults.pipeline.filer import Point, Run, Told
 from tests.faults.pipeline.outside import Outside
 from tests.sinks.drawer import DAY, Cabinet
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 BATCH = 60  # changes, of two days
 

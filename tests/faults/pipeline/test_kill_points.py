@@ -10,7 +10,7 @@ from headrace.sinks import SinkPhase
 from tests.faults.pipeline.runner import WORKER_DIED, Orders, Point
 from tests.faults.pipeline.trade import Runner, Trade
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 
 class Site:

@@ -19,7 +19,7 @@ from tests.sinks.courier import Courier, Office, Taken, kind, opened_office
 from tests.sinks.lake import Shop, put
 from tests.sinks.post import USERS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 
 class Sender(Outside[Told]):

@@ -21,7 +21,7 @@ from tests.faults.pipeline.works import (
 from tests.sinks.receiver import OK, Answer, Request, reply
 from tests.sparkui import assert_hidden, pages
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.slow
 
 OUTAGE_SECONDS = 60
 HOT_ROWS = [f"hot{number}" for number in range(20)]

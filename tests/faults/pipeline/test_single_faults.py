@@ -23,7 +23,7 @@ from tests.faults.pipeline.trade import Trade
 from tests.faults.test_disk_full import MEGABYTE, small_disk
 from tests.sinks.lake import Lake, put, remove, schema
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.slow
 
 
 class Site:
