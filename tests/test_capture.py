@@ -232,12 +232,12 @@ def test_stopping_ends_it_after_the_batch_at_hand(log: Log, run: Run) -> None:
 def test_stopping_does_not_wait_for_a_source_that_is_away(
     log: Log, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.capture._FIRST_WAIT", 60.0)
+    monkeypatch.setattr("headrace.capture._FIRST_WAIT", 600.0)
     capture = run(Scripted([SourceUnavailable("nobody there")]))
     until(capture, Phase.WAITING)
     stopping = threading.Thread(target=capture.stop)
     stopping.start()
-    stopping.join(5)
+    stopping.join(120)
     assert not stopping.is_alive()
 
 
@@ -301,7 +301,7 @@ def test_a_halted_source_asked_by_many_at_once_is_captured_by_one(
     for thread in asking:
         thread.start()
     for thread in asking:
-        thread.join(20)
+        thread.join(120)
     assert not any(thread.is_alive() for thread in asking)
     capturing = [each for each in threading.enumerate() if each.name == "capture-scripted"]
     assert len(capturing) == 1

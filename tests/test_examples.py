@@ -213,7 +213,7 @@ def _kill_on_the_way(file: Path, settings: dict[str, str]) -> None:
     command = [sys.executable, str(EXAMPLES / "etl_destination.py")]
     with subprocess.Popen(command, env=os.environ | settings | {"HEADRACE_FOLLOW": "1"}) as process:
         try:
-            wait_until(lambda: _sequence(file) > before + 10, timeout=60, message="it writes")
+            wait_until(lambda: _sequence(file) > before + 10, timeout=120, message="it writes")
         finally:
             process.kill()
     assert process.returncode == -signal.SIGKILL

@@ -36,7 +36,7 @@ def command(site: Site, *arguments: str) -> str:
 def served(client: Client, *expected: tuple[str, int]) -> None:
     """Wait until these changes are served, no more and no fewer."""
     wait_until(
-        lambda: len(rows(client)) >= len(expected), timeout=30, message=f"{expected} are served"
+        lambda: len(rows(client)) >= len(expected), timeout=120, message=f"{expected} are served"
     )
     assert rows(client) == list(expected)
 
@@ -110,7 +110,7 @@ def test_an_event_table_is_installed_captured_and_served(
             ("entity:updated", "User", "postgresql"),
         ]
         left = "SELECT count(*) FROM headrace.events"
-        wait_until(lambda: plain.execute(left) == [(0,)], timeout=30, message="they are trimmed")
+        wait_until(lambda: plain.execute(left) == [(0,)], timeout=120, message="they are trimmed")
     assert command(site, "postgres", "remove", "shop") == "public.users tells its changes no more\n"
     assert plain.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'headrace'") == [(0,)]
     assert "Traceback" not in site.output()

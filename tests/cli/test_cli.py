@@ -86,10 +86,10 @@ class Site:
         )
         client = Client(self.url)
         try:
-            wait_until(lambda: self._answers(process), timeout=30, message="the server answers")
+            wait_until(lambda: self._answers(process), timeout=120, message="the server answers")
             yield client
             process.send_signal(stop)
-            assert process.wait(timeout=30) == exits, self.output()
+            assert process.wait() == exits, self.output()
         finally:
             process.kill()
             process.wait()
@@ -139,7 +139,7 @@ def phase(client: Client) -> str:
 
 
 def streaming(client: Client) -> None:
-    wait_until(lambda: phase(client) == "streaming", timeout=30, message="it streams")
+    wait_until(lambda: phase(client) == "streaming", timeout=120, message="it streams")
 
 
 def rows(client: Client) -> list[tuple[str, Any]]:
@@ -304,7 +304,7 @@ def test_tail_on_disk_follows_what_another_process_writes(filled: Site) -> None:
                 log.append("earlier", Batch([change], b"{}"))
                 return tail.poll() is not None
 
-            wait_until(ended_after_one_more, timeout=30, message="tail has seen its change")
+            wait_until(ended_after_one_more, timeout=120, message="tail has seen its change")
         assert tail.stdout is not None
         assert json.loads(tail.stdout.read())["sequence"] > 20
 
@@ -376,7 +376,7 @@ def test_tail_says_when_its_server_goes_away(filled: Site) -> None:
         )
         assert tail.stdout is not None
         assert json.loads(tail.stdout.readline())["sequence"] == 20
-    said = tail.communicate(timeout=30)[1]
+    said = tail.communicate(timeout=120)[1]
     assert tail.returncode == 1
     assert f"error: the server at {filled.url} went away".encode() in said
 
@@ -563,7 +563,7 @@ def test_run_serves_entities_by_its_model(shop: Site, pg: PostgresDatabase) -> N
 def test_a_model_is_not_compared_with_a_database_that_does_not_answer(site: Site) -> None:
     site.write_config(NOWHERE, model={"entities": {"User": {"table": "users"}}})
     with site.running() as client:
-        wait_until(lambda: phase(client) == "waiting", timeout=30, message="it waits")
+        wait_until(lambda: phase(client) == "waiting", timeout=120, message="it waits")
     assert "model not checked" in site.output()
     assert PASSWORD not in site.output()
 
@@ -588,7 +588,7 @@ def test_the_commands_ask_the_running_server(shop: Site, pg: PostgresDatabase) -
         assert [json.loads(line)["op"] for line in tail.stdout.splitlines()][-1] == "READ"
         assert "runs at" in shop.invoke("check").stdout
         assert "copying public.users" in shop.invoke("snapshot", "shop", "public.users").stdout
-        wait_until(lambda: rows(client).count(("READ", 1)) == 2, timeout=30, message="read again")
+        wait_until(lambda: rows(client).count(("READ", 1)) == 2, timeout=120, message="read again")
         latest = client.get("/health")["log"]["latest_sequence"]
         trimmed = shop.invoke("trim", "--before", str(latest))
         assert trimmed.stdout == f"removed {latest - 1} changes; the log begins at {latest}\n"
@@ -607,22 +607,22 @@ def test_a_snapshot_asked_for_without_a_server_happens_at_the_next_run(
     shop: Site, pg: PostgresDatabase
 ) -> None:
     with shop.running() as client:
-        wait_until(lambda: len(rows(client)) == 2, timeout=30, message="both rows are copied")
+        wait_until(lambda: len(rows(client)) == 2, timeout=120, message="both rows are copied")
     asked = shop.invoke("snapshot", "shop", "public.users")
     assert "at the next `headrace run`" in asked.stdout
     with shop.running() as client:
-        wait_until(lambda: rows(client).count(("READ", 2)) == 2, timeout=30, message="read again")
+        wait_until(lambda: rows(client).count(("READ", 2)) == 2, timeout=120, message="read again")
 
 
 def test_a_source_that_halts_is_told_and_the_log_is_still_served(
     shop: Site, pg: PostgresDatabase
 ) -> None:
     with shop.running() as client:
-        wait_until(lambda: len(rows(client)) == 2, timeout=30, message="both rows are copied")
+        wait_until(lambda: len(rows(client)) == 2, timeout=120, message="both rows are copied")
         streaming(client)
     pg.drop_slots()
     with shop.running(exits=1) as client:
-        wait_until(lambda: phase(client) == "halted", timeout=30, message="it has halted")
+        wait_until(lambda: phase(client) == "halted", timeout=120, message="it has halted")
         assert len(rows(client)) == 2
         status = shop.invoke("status")
         assert "unhealthy" in status.stdout
@@ -633,7 +633,7 @@ def test_a_source_that_halts_is_told_and_the_log_is_still_served(
 
 def test_a_database_that_does_not_answer_is_tried_again_and_keeps_its_secret(site: Site) -> None:
     with site.running() as client:
-        wait_until(lambda: phase(client) == "waiting", timeout=30, message="it waits")
+        wait_until(lambda: phase(client) == "waiting", timeout=120, message="it waits")
         assert "waiting" in site.invoke("status").stdout
         shown = json.dumps([client.get("/health"), client.get("/v1/sources")])
         shown += site.invoke("status", "--json").stdout

@@ -85,7 +85,7 @@ class Playing:
             assert match or self.process.poll() is None, self.output
             return match
 
-        match = wait_until(found, timeout=90, message=f"the demo prints {pattern}")
+        match = wait_until(found, timeout=120, message=f"the demo prints {pattern}")
         assert match is not None
         return match[1]
 

@@ -61,7 +61,7 @@ class Alterations:
     def wait_for_more(self, count: int) -> None:
         """Wait until so many more alterations are committed."""
         enough = self.altered + count
-        wait_until(lambda: self.altered >= enough, timeout=60, message="tables are altered")
+        wait_until(lambda: self.altered >= enough, timeout=120, message="tables are altered")
 
     def settle(self) -> list[str]:
         """Write to every table that there is now, and name them: their columns are told then."""

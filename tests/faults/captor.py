@@ -105,7 +105,7 @@ class Killer:
         with psycopg.connect(self._url, autocommit=True) as connection:
             if kill.told:
                 now = connection.execute("SELECT clock_timestamp()").fetchall()[0]
-                wait_until(lambda: connection.execute(TOLD, now).fetchall(), timeout=20)
+                wait_until(lambda: connection.execute(TOLD, now).fetchall(), timeout=120)
             if kill.cut:
                 connection.execute(CUT)
             else:

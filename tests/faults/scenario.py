@@ -61,7 +61,7 @@ class Captor:
             assert found or self.running, f"it has ended: {self.words()}"
             return found
 
-        return wait_until(reported, timeout=40, message=f"{phases} after {self.reports}")[0]
+        return wait_until(reported, timeout=120, message=f"{phases} after {self.reports}")[0]
 
     def linger(self, seconds: float) -> None:
         """Let it run for a while, or to its end."""
@@ -232,7 +232,7 @@ class Scenario:
         assert self._watcher is not None
         seen = self._watcher.seen
         enough = len(seen) + changes
-        wait_until(lambda: len(seen) >= enough, timeout=30, message=f"{changes} more changes")
+        wait_until(lambda: len(seen) >= enough, timeout=120, message=f"{changes} more changes")
 
     def catch_up(self, captor: Captor) -> None:
         """Wait until everything committed so far is in the log."""
@@ -247,7 +247,7 @@ class Scenario:
             assert captor.running, f"it has ended: {captor.words()}"
             return watcher.has(word.encode())
 
-        wait_until(arrived, timeout=60, message=f"the log has caught up: {captor.reports[-1:]}")
+        wait_until(arrived, timeout=120, message=f"the log has caught up: {captor.reports[-1:]}")
 
     def finish(self, *, surprises: bool = True, more: Sequence[str] = ()) -> None:
         """Start once more, catch up, and compare the log with the database; `more`: tables."""
@@ -258,7 +258,7 @@ class Scenario:
 
     def compare(self, *, surprises: bool = True, more: Sequence[str] = ()) -> None:
         """Hold the log against the database, and against what the reader saw meanwhile."""
-        _, alive = psutil.wait_procs(self._orphans, timeout=10)
+        _, alive = psutil.wait_procs(self._orphans, timeout=120)
         assert not alive, f"processes outlive the one that started them: {alive}"
         seen: list[int] = []
         if self._watcher is not None:

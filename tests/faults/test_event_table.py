@@ -39,7 +39,7 @@ class EventScenario(Scenario):
             assert captor.running, f"it has ended: {captor.words()}"
             return watcher.has(word.encode())
 
-        wait_until(arrived, timeout=60, message=f"the log has caught up: {captor.reports[-1:]}")
+        wait_until(arrived, timeout=120, message=f"the log has caught up: {captor.reports[-1:]}")
 
 
 @pytest.fixture(scope="module", params=[15, 16], ids=lambda version: f"postgres{version}")
@@ -101,7 +101,7 @@ def test_killed_again_and_again_the_log_still_equals_the_database(
             scenario.finish(more=alterations.settle())
             left = "SELECT count(*) FROM headrace.events"
             captor = scenario.start()
-            wait_until(lambda: database.execute(left) == [(0,)], timeout=30, message="trimmed")
+            wait_until(lambda: database.execute(left) == [(0,)], timeout=120, message="trimmed")
             captor.stop()
 
 

@@ -122,7 +122,7 @@ def test_killed_at_any_moment_nothing_is_lost_or_told_twice(
     try:
         for turn in range(6):
             kill_at = stored(log) + dice.randint(1, 300)
-            wait_until(partial(has, log, kill_at), timeout=40, message="it stores more")
+            wait_until(partial(has, log, kill_at), timeout=120, message="it stores more")
             if turn % 2:
                 writers[turn % 3].kill()
                 writers[turn % 3].communicate()
@@ -144,7 +144,7 @@ def test_killed_at_any_moment_nothing_is_lost_or_told_twice(
             with closing(LogReader.open(log)) as reader:
                 return caught_up(path, reader.resume(SOURCE))
 
-        wait_until(arrived, timeout=60, message="it has caught up")
+        wait_until(arrived, timeout=120, message="it has caught up")
     finally:
         captor.communicate(b"", timeout=30)
     with Log.open(log) as read:

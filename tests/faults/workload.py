@@ -107,7 +107,7 @@ class Workload:
     def wait_for_more(self, transactions: int) -> None:
         """Wait until so many more are committed."""
         enough = self.committed + transactions
-        wait_until(lambda: self.committed >= enough, timeout=30, message="the workload goes on")
+        wait_until(lambda: self.committed >= enough, timeout=120, message="the workload goes on")
 
 
 class Writer:

@@ -209,7 +209,7 @@ def test_a_source_waits_while_another_has_an_open_transaction(log: Log) -> None:
     piece(log, 1, 2, source="slow", start=3)
     assert quick.is_alive()
     log.append("slow", Batch(transaction(table, 1, 1, start=5), b"1"))
-    quick.join(10)
+    quick.join(120)
     assert ids(log.read(0)) == [("1", n) for n in range(1, 6)] + [("2", 1), ("2", 2)]
 
 
@@ -232,7 +232,7 @@ def test_many_sources_append_at_once_and_no_transaction_is_torn(log: Log) -> Non
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(30)
+        writer.join(120)
     found = log.read(0, limit=10_000)
     expected = {
         number: 6 if number % 3 == 0 else 3

@@ -149,6 +149,6 @@ def test_a_failed_write_frees_the_sources_that_wait_for_their_turn(log: Log) -> 
     waiting.start()
     with pytest.raises(LogFailed):
         log.append("failing", Batch([None], b"1"))  # type: ignore[list-item]
-    waiting.join(10)
+    waiting.join(120)
     assert not waiting.is_alive()
     assert len(failures) == 1

@@ -83,6 +83,6 @@ def await_phase(running: Pipeline, phase: SinkPhase) -> SinkStatus:
         [status, *_] = running.statuses()
         return status if status.phase is phase else None
 
-    status = wait_until(reached, timeout=60, message=f"the sink is {phase}")
+    status = wait_until(reached, timeout=120, message=f"the sink is {phase}")
     assert status is not None
     return status

@@ -83,7 +83,7 @@ class Place:
 
     def await_stored(self, count: int) -> None:
         try:
-            wait_until(lambda: self.stored() >= count, timeout=100)
+            wait_until(lambda: self.stored() >= count, timeout=120)
         except TimeoutError:
             pytest.fail(f"{self.stored()} of {count} stored; it said:\n{self.output()}")
 
@@ -95,7 +95,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     if place.process:
         place.process.kill()
         place.process.wait()
-    wait_until(lambda: not place.javas(), timeout=40, message="no JVM is left")
+    wait_until(lambda: not place.javas(), timeout=120, message="no JVM is left")
 
 
 def test_run_starts_the_pipeline_and_starts_it_again(place: Place, pg: PostgresDatabase) -> None:
@@ -111,7 +111,7 @@ def test_run_starts_the_pipeline_and_starts_it_again(place: Place, pg: PostgresD
         return bool(status["running"] and status["sinks"][0]["sequence"] >= 10)
 
     # The account of a batch comes a moment after the batch.
-    wait_until(told, timeout=30, message="status tells how far the sink is")
+    wait_until(told, timeout=120, message="status tells how far the sink is")
     shown = place.ask("status")
     assert f"pipeline: process {first} runs; as of" in shown
     assert "lake  streaming" in shown
@@ -129,7 +129,7 @@ def test_run_starts_the_pipeline_and_starts_it_again(place: Place, pg: PostgresD
     assert "pipeline ended exit_code=1 " in place.output()
 
     running.send_signal(signal.SIGTERM)
-    assert running.wait(timeout=60) == 0, place.output()
+    assert running.wait(timeout=120) == 0, place.output()
     assert place.javas() == []
     assert "pipeline: not running; as of" in place.ask("status")
     assert "Traceback" not in place.output()
@@ -142,8 +142,8 @@ def test_a_pipeline_ends_with_the_run_that_started_it_even_if_its_sink_hangs(pla
     (place.folder / "lake" / "fault-write").write_text("hang")
     place.configure(NOWHERE, cdc={"enabled": False})
     running = place.start("run")
-    wait_until((place.folder / "lake" / "hanging").exists, timeout=100, message="it hangs")
+    wait_until((place.folder / "lake" / "hanging").exists, timeout=120, message="it hangs")
     pipeline = psutil.Process(place.pipeline_pid())
     running.kill()
-    psutil.wait_procs([pipeline], timeout=40)
+    psutil.wait_procs([pipeline], timeout=120)
     assert not pipeline.is_running()

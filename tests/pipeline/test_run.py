@@ -216,7 +216,7 @@ def test_a_log_that_is_not_there_yet_is_waited_for(site: Site) -> None:
         assert "there is no log" in waiting.error
         site.fill(10)
         await_phase(running, SinkPhase.STREAMING)
-        wait_until(lambda: len(site.stored()) == 10, timeout=30, message="it is stored")
+        wait_until(lambda: len(site.stored()) == 10, timeout=120, message="it is stored")
 
 
 # --- what is told --------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Page:
             lambda: (
                 self.run("location.href !== 'about:blank' && document.readyState") == "complete"
             ),
-            timeout=60,
+            timeout=120,
             message=f"{url} is loaded",
         )
 
@@ -65,7 +65,7 @@ class Page:
 
     def await_true(self, script: str, message: str) -> None:
         """Return when an expression in the page is true."""
-        wait_until(lambda: bool(self.run(script)), timeout=60, message=message)
+        wait_until(lambda: bool(self.run(script)), timeout=120, message=message)
 
     def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._asked += 1
@@ -104,7 +104,7 @@ def browser() -> Iterator[Page]:
 def _address(folder: Path) -> str:
     """Where its first page is controlled; it writes its port into its folder."""
     told = folder / "DevToolsActivePort"
-    wait_until(lambda: told.exists() and "\n" in told.read_text(), timeout=60, message="it runs")
+    wait_until(lambda: told.exists() and "\n" in told.read_text(), timeout=120, message="it runs")
     port = told.read_text().split("\n")[0]
     targets = httpx.get(f"http://127.0.0.1:{port}/json/list", timeout=60).json()
     page = next(each for each in targets if each["type"] == "page")
@@ -146,7 +146,7 @@ class Front:
         self._loop.close()
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     async def _stop(self) -> None:
         self._server.close()

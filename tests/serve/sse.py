@@ -65,7 +65,7 @@ class Reader:
         """The events so far."""
         return parse(self.text)
 
-    def await_events(self, count: int, *, timeout: float = 10.0) -> list[dict[str, Any]]:
+    def await_events(self, count: int, *, timeout: float = 120.0) -> list[dict[str, Any]]:
         """The events, once there are so many."""
         wait_until(
             lambda: self._bytes.count(b"data: ") >= count and len(self.events) >= count,
@@ -74,7 +74,7 @@ class Reader:
         )
         return self.events
 
-    def await_text(self, text: str, *, timeout: float = 10.0) -> None:
+    def await_text(self, text: str, *, timeout: float = 120.0) -> None:
         """Return once the stream has said this."""
         wait_until(lambda: text in self.text, timeout=timeout, message=f"it says {text!r}")
 

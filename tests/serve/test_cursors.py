@@ -332,12 +332,12 @@ def test_a_lease_waits_for_a_commit_or_an_ack(site: Site) -> None:
         waiting = pool.submit(lease, site, wait_ms=20_000)
         site.await_waiting()
         site.writer.put("users", "a")
-        first = waiting.result(10)
+        first = waiting.result(120)
         site.writer.put("users", "a")
         waiting = pool.submit(lease, site, wait_ms=20_000)
         site.await_waiting()
         ack(site, first)
-        assert held(waiting.result(10)) == [2]
+        assert held(waiting.result(120)) == [2]
 
 
 def test_what_the_filter_leaves_out_holds_nothing_back(site: Site) -> None:

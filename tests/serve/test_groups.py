@@ -154,21 +154,21 @@ def test_an_ack_on_its_way_to_the_disk_is_not_undone_by_the_next_group(
     def slowly(self: Log, cursor: Cursor) -> Cursor:
         if not writing.is_set():
             writing.set()
-            assert go.wait(30)
+            assert go.wait(120)
         return written(self, cursor)
 
     with ThreadPoolExecutor() as pool:
         monkeypatch.setattr(Log, "put_cursor", slowly)
         done = pool.submit(ack, site, page)
-        assert writing.wait(30)
+        assert writing.wait(120)
         # Its lease has expired, so that another question may be asked.
         wait_until(
             lambda: site.get("/v1/cursors/jobs").json()["leases"] == [], message="it expires"
         )
         following = pool.submit(lease, site, format="changefeed")
         go.set()
-        assert done.result(30).json() == {"sequence": 3, "lost": []}
-        assert held(following.result(30)) == []
+        assert done.result(120).json() == {"sequence": 3, "lost": []}
+        assert held(following.result(120)) == []
     assert site.get("/v1/cursors/jobs").json()["sequence"] == 3
 
 

@@ -126,19 +126,19 @@ def test_a_rotation_does_not_bring_back_a_key_that_is_revoked_meanwhile(
     def slow(key: Key) -> None:
         if not storing.is_set():  # the rotation's first; all others pass
             storing.set()
-            assert go_on.wait(10)
+            assert go_on.wait(120)
         put_key(key)
 
     monkeypatch.setattr(log, "put_key", slow)
     rotating = threading.Thread(target=keyring.rotate, args=(made.key.id,), kwargs={"overlap": 60})
     revoking = threading.Thread(target=keyring.revoke, args=(made.key.id,))
     rotating.start()
-    assert storing.wait(10)
+    assert storing.wait(120)
     revoking.start()
     revoking.join(0.3)  # it must wait for the rotation; if it does not, it is done by then
     go_on.set()
     for thread in (rotating, revoking):
-        thread.join(10)
+        thread.join(120)
     wait_until(lambda: keyring.find(made.secret) is None, message="the key is revoked")
     (old,) = [key for key in keyring.all() if key.id == made.key.id]
     assert old.revoked_at is not None

@@ -197,13 +197,13 @@ def test_ws_follows_a_table_through_a_restart_and_hears_of_what_is_lost(
             following = Following(process)
             following.await_state("connected")
             site.writer.put("orders", "1")
-            wait_until(lambda: following.ids == ["1"], timeout=30)
+            wait_until(lambda: following.ids == ["1"], timeout=120)
             restarting.stop()
             following.await_state("connects again in 1 s")
             site.writer.put("orders", "2")
             site = restarting.start()
             following.await_state("connected", 2)
-            wait_until(lambda: following.ids == ["1", "2"], timeout=30)
+            wait_until(lambda: following.ids == ["1", "2"], timeout=120)
             restarting.stop()
             following.await_state("connects again in 1 s", 2)
             for number in (3, 4):
@@ -211,7 +211,7 @@ def test_ws_follows_a_table_through_a_restart_and_hears_of_what_is_lost(
             site.log.trim(4)  # 3 is lost
             restarting.start()
             following.await_state("gap")
-            wait_until(lambda: following.ids == ["1", "2", "4"], timeout=30)
+            wait_until(lambda: following.ids == ["1", "2", "4"], timeout=120)
         finally:
             process.kill()
 

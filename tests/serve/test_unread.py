@@ -56,7 +56,7 @@ def unread_lines(site: Site) -> Iterator[None]:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(site.address)
             client.sendall(ask)
-        wait_until(lambda: _paused(site) == STUCK, timeout=30, message="all are stuck")
+        wait_until(lambda: _paused(site) == STUCK, timeout=120, message="all are stuck")
         yield
 
 

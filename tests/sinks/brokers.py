@@ -114,7 +114,7 @@ def _end(consumer: Consumer, part: TopicPartition) -> int:
                 raise
             return None
 
-    found = wait_until(marks, timeout=30, message=f"{part} has a leader")
+    found = wait_until(marks, timeout=120, message=f"{part} has a leader")
     assert found is not None
     return found[1]
 

@@ -392,7 +392,7 @@ def until_accepted(line: Line, events: Sequence[Event]) -> None:
     """Send until all is accepted."""
     wait_until(
         lambda: set(line.send(events)) == {ACCEPTED},
-        timeout=60,
+        timeout=120,
         message="a server that is back accepts events",
     )
 

@@ -91,7 +91,7 @@ class Receiver:
             except OSError:
                 continue  # the other side was faster
         for thread in self._threads:
-            thread.join(10)
+            thread.join(120)
         self._listener.close()
 
     def leave(self) -> None:

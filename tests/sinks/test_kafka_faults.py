@@ -304,7 +304,7 @@ def _until_accepted(open_channel: KafkaChannel, events: list[Event]) -> None:
     def sent() -> bool:
         return set(open_channel.send(events)) == {ACCEPTED}
 
-    wait_until(sent, timeout=60, message="a broker that is back accepts events")
+    wait_until(sent, timeout=120, message="a broker that is back accepts events")
 
 
 def _unsettled(events: Sequence[Event], answers: Sequence[Verdict]) -> list[Event]:

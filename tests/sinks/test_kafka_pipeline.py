@@ -153,7 +153,7 @@ def test_a_broker_that_is_killed_and_comes_back_gets_everything_in_order(topics:
     sending = threading.Thread(target=topics.write)
     sending.start()
     try:
-        wait_until(lambda: topics.writer.status().reason, timeout=60, message="it says it waits")
+        wait_until(lambda: topics.writer.status().reason, timeout=120, message="it says it waits")
         assert topics.server.address in topics.writer.status().reason
     finally:
         topics.server.start()

@@ -123,7 +123,7 @@ def answering(queues: Subjects, subject: str, answer: bytes) -> Iterator[None]:
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(120)
         yield
     finally:
         over.set()
@@ -400,7 +400,7 @@ def test_the_config_in_the_docs_works(tmp_path: Path, queues: Subjects) -> None:
         sink = documented("nats", tmp_path, servers=addresses, tls=False, timeout_seconds=2.0)
         wait_until(
             lambda: set(Sender(sink).send([event(table, 1, 1)])) == {ACCEPTED},
-            timeout=60,
+            timeout=120,
             message="the cluster has a leader and makes the stream",
         )
         close_all()

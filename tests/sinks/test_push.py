@@ -331,7 +331,7 @@ def test_an_outage_delays_and_leaves_no_dead_letters(post: Post, parts: int) -> 
     writing = threading.Thread(target=post.write, kwargs={"parts": parts})
     writing.start()
     try:
-        wait_until(lambda: post.writer.status().rounds >= 2, timeout=60)
+        wait_until(lambda: post.writer.status().rounds >= 2, timeout=120)
         account = post.writer.status()
         assert account.reason == "nobody is at the door"
         assert account.since > 0
@@ -390,7 +390,7 @@ def test_who_stops_while_it_waits_goes_on_where_it_was(post: Post) -> None:
 
     writing = threading.Thread(target=write)
     writing.start()
-    wait_until(lambda: post.writer.status().rounds >= 1, timeout=60)
+    wait_until(lambda: post.writer.status().rounds >= 1, timeout=120)
     post.writer.close()
     writing.join()
     assert "no room" in str(failed[0])

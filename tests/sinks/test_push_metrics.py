@@ -89,13 +89,13 @@ def test_what_is_sent_refused_and_waiting_is_told_while_it_happens(
     )
     assert scraped(url) == {"headrace_pipeline_up": 0, "headrace_sink_up": 0}
     with at_work(site, sink):
-        wait_until(lambda: "headrace_sink_phase_waiting" in scraped(url), timeout=90)
+        wait_until(lambda: "headrace_sink_phase_waiting" in scraped(url), timeout=120)
         told = scraped(url)
         assert (told["headrace_pipeline_up"], told["headrace_sink_up"]) == (1, 0)
         assert told["headrace_sink_events_sent_total"] == 0
         office.open()
-        wait_until(lambda: scraped(url).get("headrace_sink_events_sent_total") == 20, timeout=90)
-        wait_until(lambda: scraped(url).get("headrace_sink_lag_changes") == 0, timeout=90)
+        wait_until(lambda: scraped(url).get("headrace_sink_events_sent_total") == 20, timeout=120)
+        wait_until(lambda: scraped(url).get("headrace_sink_lag_changes") == 0, timeout=120)
         told = scraped(url)
         assert (told["headrace_sink_up"], told["headrace_sink_phase_streaming"]) == (1, 1)
         assert (told["headrace_sink_sequence"], told["headrace_sink_changes_total"]) == (20, 20)
@@ -104,8 +104,8 @@ def test_what_is_sent_refused_and_waiting_is_told_while_it_happens(
 
         office.judge = lambda event: ("refused", "no thanks", 0.0)
         writer.put_many("orders", 3)
-        wait_until(lambda: scraped(url).get("headrace_sink_dead_letters") == 3, timeout=90)
-        wait_until(lambda: scraped(url).get("headrace_sink_sequence") == 23, timeout=90)
+        wait_until(lambda: scraped(url).get("headrace_sink_dead_letters") == 3, timeout=120)
+        wait_until(lambda: scraped(url).get("headrace_sink_sequence") == 23, timeout=120)
         assert scraped(url)["headrace_sink_waiting_rows"] == 3
 
 

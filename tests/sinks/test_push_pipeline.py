@@ -64,7 +64,7 @@ def await_phase(
         status = status_of(running, name)
         return status if status.phase is phase and says in status.error else None
 
-    status = wait_until(reached, timeout=90, message=f"{name} is {phase} {says}")
+    status = wait_until(reached, timeout=120, message=f"{name} is {phase} {says}")
     assert status is not None
     return status
 
@@ -80,23 +80,23 @@ def test_an_outage_is_told_and_delays_nobody_else(
         status = await_phase(running, SinkPhase.WAITING, "nobody is at the door")
         assert status.error.startswith("nobody is at the door; nothing has been taken since ")
         assert "sent when it is back" in status.hint
-        wait_until(lambda: len(site.stored("lake")) == 50, timeout=90)
+        wait_until(lambda: len(site.stored("lake")) == 50, timeout=120)
         office.open()
-        wait_until(lambda: len(office.taken) == 50, timeout=90)
+        wait_until(lambda: len(office.taken) == 50, timeout=120)
         status = await_phase(running, SinkPhase.STREAMING)
         assert not status.error
-        wait_until(lambda: status_of(running, "post").sent == 50, timeout=90)
+        wait_until(lambda: status_of(running, "post").sent == 50, timeout=120)
 
         # Refused now, and redriven while nothing else happens.
         office.judge = lambda event: ("refused", "no thanks", 0.0)
         site.fill(3, "orders")
-        wait_until(lambda: status_of(running, "post").dead_letters == 3, timeout=90)
+        wait_until(lambda: status_of(running, "post").dead_letters == 3, timeout=120)
         assert status_of(running, "post").waiting_rows == 3
         office.judge = lambda event: ("accepted", "", 0.0)
         folder = str(site.checkpoints / "post")
         wish = redrive.ask(folder)
-        wait_until(lambda: (told := redrive.told(folder, wish)) and told.done, timeout=90)
-        wait_until(lambda: status_of(running, "post").dead_letters == 0, timeout=90)
+        wait_until(lambda: (told := redrive.told(folder, wish)) and told.done, timeout=120)
+        wait_until(lambda: status_of(running, "post").dead_letters == 0, timeout=120)
         assert len(office.taken) == 53
     assert sorted(event.sequence for event in office.taken) == list(range(1, 54))
     assert_hidden(site, caplog)
@@ -143,12 +143,12 @@ def test_a_stop_in_the_middle_leaves_no_task_behind_and_repeats_nothing(
         redrive.ask(str(site.checkpoints / "post"))
     office.slow = 0.02
     with site.pipeline(courier(office, batch_size=1), once=False):
-        wait_until(lambda: len(office.taken) >= 30, timeout=90)
+        wait_until(lambda: len(office.taken) >= 30, timeout=120)
     taken = len(office.taken)
     assert taken < 200
     office.slow = 0.0
     with site.pipeline(courier(office), once=False):
-        wait_until(lambda: len(office.taken) >= 200, timeout=90)
+        wait_until(lambda: len(office.taken) >= 200, timeout=120)
     assert sorted(event.sequence for event in office.taken) == list(range(1, 201)), "nothing twice"
 
 
@@ -184,10 +184,10 @@ def test_one_that_halted_goes_on_when_it_is_redriven(site: Site, office: Office)
         await_phase(running, SinkPhase.HALTED, "it has moved")
         office.gone = False
         redriving.ask(folder, [], lambda: True, lambda told: None)
-        wait_until(lambda: len(office.taken) == 3, timeout=90)
+        wait_until(lambda: len(office.taken) == 3, timeout=120)
         await_phase(running, SinkPhase.STREAMING)
         site.fill(1)
-        wait_until(lambda: len(office.taken) == 4, timeout=90)
+        wait_until(lambda: len(office.taken) == 4, timeout=120)
     assert [event.sequence for event in office.taken] == [1, 2, 3, 4]
 
 
@@ -200,7 +200,7 @@ def test_one_that_refuses_everything_fills_no_dead_letters(site: Site, office: O
         assert status_of(running, "post").dead_letters <= 2 * MOST_REFUSALS
         office.judge = lambda event: ("accepted", "", 0.0)
         wait_until(
-            lambda: len(office.taken) + status_of(running, "post").dead_letters == 100, timeout=90
+            lambda: len(office.taken) + status_of(running, "post").dead_letters == 100, timeout=120
         )
     kept = status_of(running, "post").dead_letters
     assert len(office.taken) == 100 - kept
@@ -210,7 +210,7 @@ def test_one_that_refuses_everything_fills_no_dead_letters(site: Site, office: O
 def test_a_sink_looks_for_changes_as_often_as_it_says(site: Site, office: Office) -> None:
     site.fill(1)
     with site.pipeline(courier(office, batch_seconds=0.05), once=False) as running:
-        wait_until(lambda: len(office.taken) == 1, timeout=90)
+        wait_until(lambda: len(office.taken) == 1, timeout=120)
         seen = threading.Event()
         office.judge = lambda event: (seen.set(), ("accepted", "", 0.0))[1]  # type: ignore[func-returns-value]
         site.fill(1)

@@ -90,4 +90,4 @@ def test_destinations_that_hang_leave_the_cores_to_the_others(tmp_path: Path) ->
 
 def expect(receiver: Receiver, requests: int) -> None:
     """That so many come, or more: what was not answered may come again."""
-    wait_until(lambda: len(receiver.requests) >= requests, timeout=60, message=f"{requests} come")
+    wait_until(lambda: len(receiver.requests) >= requests, timeout=120, message=f"{requests} come")

@@ -114,7 +114,7 @@ class Local(Post):
             told = redrive.told(self.sink.folder, wish)
             return told if told and told.done else None
 
-        told = wait_until(done, timeout=30)
+        told = wait_until(done, timeout=120)
         assert told is not None
         return told
 
@@ -197,7 +197,7 @@ def test_whoever_waits_for_the_storage_says_so_and_can_be_stopped(
 
         writing = threading.Thread(target=write)
         writing.start()
-        wait_until(lambda: "the disk is full" in post.writer.status().reason, timeout=30)
+        wait_until(lambda: "the disk is full" in post.writer.status().reason, timeout=120)
         post.writer.close()
         writing.join()
         assert failed
@@ -436,7 +436,7 @@ def test_who_asks_a_busy_sink_for_a_redrive_is_next_in_line(post: Local) -> None
     here: Any = Here()
     batch = threading.Thread(target=post.write)
     batch.start()
-    assert sending.wait(30)
+    assert sending.wait(120)
     redriving = threading.Thread(target=post.writer.serve_requests, args=(here,))
     redriving.start()
     redriving.join(0.1)  # in line, or gone already

@@ -201,7 +201,7 @@ def test_a_server_that_reads_its_data_is_waited_for(queues: Streams) -> None:
             reload.start()
             wait_until(
                 lambda: connection.info("persistence")["loading"] == 1,
-                timeout=30,
+                timeout=120,
                 message="the server is reading its data",
             )
             [verdict] = channel.send([event(table, 1, 1)])
@@ -230,7 +230,7 @@ def test_a_node_of_a_cluster_says_that_another_has_the_stream(queues: Streams) -
             first.execute_command("CLUSTER", "MEET", "127.0.0.1", there.port, bus)
             wait_until(
                 lambda: first.cluster("info")["cluster_state"] == "ok",
-                timeout=30,
+                timeout=120,
                 message="the nodes have met",
             )
             tables = [f"t{at}" for at in range(20)]

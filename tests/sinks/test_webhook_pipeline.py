@@ -197,7 +197,7 @@ def test_a_slow_receiver_gets_a_batch_in_pieces_that_are_noted_one_by_one(hooks:
     hooks.users(*((n % 2, f"{n:02}") for n in range(18)))
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(hooks.write)
-        wait_until(lambda: hooks.writer.status().sent, timeout=60)
+        wait_until(lambda: hooks.writer.status().sent, timeout=120)
         noted = hooks.writer.status().sent
         assert writing.result(60) == 18
     assert 0 < noted < 18, "its status moves while the batch is on its way"
@@ -225,7 +225,7 @@ def test_a_receiver_that_is_restarted_within_a_batch_gets_everything_in_order(
             assert enough.wait(60)
             first.__exit__(None, None, None)
             # Away until the sink has noticed.
-            wait_until(lambda: hooks.writer.status().reason, timeout=60)
+            wait_until(lambda: hooks.writer.status().reason, timeout=120)
             with Receiver(port=first.port) as second:
                 assert writing.result(120) == 600
                 hooks.told_since = second.requests

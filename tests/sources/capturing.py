@@ -22,7 +22,7 @@ from headrace.sources.postgres import Postgres
 from headrace.testing import PostgresDatabase, wait_until
 
 SOURCE = "shop"
-TIMEOUT = 20.0  # seconds; far more than anything here takes
+TIMEOUT = 120.0  # seconds; far more than anything here takes
 _MARK = "test.mark"
 
 

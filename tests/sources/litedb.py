@@ -28,7 +28,7 @@ from headrace.sources.sqlite.schema import TABLES
 from headrace.testing import Value, wait_until
 
 SOURCE = "shop"
-PATIENCE = 30.0  # seconds; far more than anything here takes
+PATIENCE = 120.0  # seconds; far more than anything here takes
 
 VALUES = {
     "integer": Value("integer", "-2147483648", "-2147483648"),

@@ -150,7 +150,7 @@ def test_two_readers_under_one_number_are_told_of_each_other(
         captured(my, tmp_path / "b", server_id=4711, start=False) as second,
     ):
         second.start()
-        wait_until(lambda: Phase.HALTED in (first.status.phase, second.status.phase), timeout=30)
+        wait_until(lambda: Phase.HALTED in (first.status.phase, second.status.phase), timeout=120)
         halted = first if first.status.phase is Phase.HALTED else second
         assert "same server_id" in halted.status.hint
 

@@ -153,7 +153,7 @@ def test_stopping_while_the_slot_waits_for_a_transaction_is_prompt(
             wait_until(lambda: pg.execute(WAITS), message="the slot waits")
             stopping = threading.Thread(target=feed.capture.stop)
             stopping.start()
-            stopping.join(5)
+            stopping.join(120)
             assert not stopping.is_alive()
 
 

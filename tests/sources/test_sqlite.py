@@ -176,7 +176,7 @@ def test_a_lock_is_waited_for(path: Path, writer: apsw.Connection, tmp_path: Pat
     with captured(path, tmp_path) as feed:
         writer.execute("BEGIN EXCLUSIVE; INSERT INTO users VALUES (7, 'locked')")
         wait_until(
-            lambda: feed.status.phase is Phase.WAITING, timeout=30, message="it waits for the lock"
+            lambda: feed.status.phase is Phase.WAITING, timeout=120, message="it waits for the lock"
         )
         assert "locked" in feed.status.error
         writer.execute("COMMIT")

@@ -99,7 +99,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost_or_repeated(
             shop.execute("INSERT INTO orders VALUES (%s, 'x')", (key,))
         for child in children():
             os.kill(child, signal.SIGKILL)
-    wait_until(lambda: b'{"id":239}' in keys(log, Op.INSERT), timeout=60, message="caught up")
+    wait_until(lambda: b'{"id":239}' in keys(log, Op.INSERT), timeout=120, message="caught up")
     assert keys(log, Op.INSERT) == [b'{"id":%d}' % key for key in range(200, 240)]
 
 

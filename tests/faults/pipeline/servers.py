@@ -213,7 +213,7 @@ class Topics(Destination):
         topic = NewTopic(_subject(table), PARTITIONS, 1, config=config)
         admin = self._admin()
         for made in admin.create_topics([topic]).values():
-            made.result(30)
+            made.result(120)
 
     def enlarge(self, table: str) -> None:
         """Let a topic take what it was too small for."""
@@ -223,7 +223,7 @@ class Topics(Destination):
         resource = ConfigResource(ResourceType.TOPIC, _subject(table), incremental_configs=[entry])
         admin = self._admin()
         for made in admin.incremental_alter_configs([resource]).values():
-            made.result(30)
+            made.result(120)
 
     def count(self, table: str) -> int:
         own = {"bootstrap.servers": self.server.address, "group.id": "count", "log_level": 0}

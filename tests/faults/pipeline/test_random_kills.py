@@ -89,7 +89,7 @@ class Place:
         """End in order."""
         assert self._running
         self._running.terminate()
-        assert self._running.wait(timeout=60) == 0, self.words()
+        assert self._running.wait(timeout=120) == 0, self.words()
 
     def finish(self) -> None:
         """Carry what is left."""
@@ -103,7 +103,7 @@ class Place:
         if self._running:
             self._running.kill()
             self._running.wait()
-        wait_until(lambda: not self._javas(), timeout=60, message="no JVM is left")
+        wait_until(lambda: not self._javas(), timeout=120, message="no JVM is left")
 
     def words(self) -> str:
         """What it said, for whoever reads a failed test."""
@@ -135,7 +135,7 @@ class Place:
                 last = log.records(max(log.latest_sequence - 50, 0), limit=50)
                 return any(word.encode() in record for _, record in last)
 
-            wait_until(arrived, timeout=100, message=f"the log has caught up: {self.words()}")
+            wait_until(arrived, timeout=120, message=f"the log has caught up: {self.words()}")
             return log.latest_sequence
 
     # -- kills ------------------------------------------------------------------------------------

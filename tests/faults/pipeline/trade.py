@@ -30,7 +30,7 @@ class Runner(Outside[Told]):
         started = psutil.Process(self.process.pid).children(recursive=True)
         self.dies_of(Run(**order))
         self.close()
-        _, alive = psutil.wait_procs(started, timeout=30)
+        _, alive = psutil.wait_procs(started, timeout=120)
         assert not alive, f"processes outlive the one that started them: {alive}"
 
 

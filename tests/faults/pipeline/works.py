@@ -94,7 +94,7 @@ class Works:
         try:
             if self._started and self._started[-1].poll() is None:
                 self._started[-1].send_signal(signal.SIGTERM)
-                self._started[-1].wait(60)
+                self._started[-1].wait(120)
         finally:
             for each in self._started:
                 with suppress(ProcessLookupError):
