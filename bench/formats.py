@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.change.event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction
 from headrace.formats import AnyFormat, StreamFormat, TransactionFormat
-from headrace.formats.catalogue import NAMES, Formats
+from headrace.formats.catalogue import Formats, names
 
 from .orders import COLUMNS
 from .report import Figure, Figures
@@ -32,7 +32,7 @@ Work = Callable[[Sequence[Sequence[Change]]], object]
 def measure(*, changes: int = CHANGES, turns: int = TURNS) -> Figures:
     """Microseconds a change: of each format the best turn."""
     formats = Formats()
-    works: dict[str, Work] = {name: writing(formats.named(name)) for name in NAMES}
+    works: dict[str, Work] = {name: writing(formats.named(name)) for name in names()}
     # Everyone once, then everyone again: what slows the machine for a while slows them all.
     best = dict.fromkeys((*works, PEER), float("inf"))
     for turn in range(turns):

@@ -17,7 +17,7 @@ from bench.orders import PER_TRANSACTION, Orders, Written
 from bench.process import MeasurementFailed, Outcome
 from bench.report import Figure, Figures, Race, Runner, Target, markdown, terminal
 from bench.workload import Scale
-from headrace.formats.catalogue import NAMES, Formats
+from headrace.formats.catalogue import Formats, names
 
 
 def race(headrace: float, *, at_least: float = 4.0, aim: float | None = 5.0) -> Race:
@@ -256,11 +256,11 @@ def test_a_worker_that_ended_while_it_was_watched_is_no_negative_work() -> None:
 
 def test_every_format_has_a_figure_and_writes_every_change() -> None:
     measured = formats.measure(changes=20, turns=1)
-    assert [figure.name for figure in measured.figures] == [*NAMES, formats.PEER]
+    assert [figure.name for figure in measured.figures] == [*names(), formats.PEER]
     assert all(figure.value > 0 for figure in measured.figures)
     transactions = formats.updates(20)
     assert [len(transaction) for transaction in transactions] == [10, 10]
     assert [transaction[-1].last for transaction in transactions] == [True, True]
-    for name in NAMES:
+    for name in names():
         written = str(formats.writing(Formats().named(name))(transactions))
         assert written.count("12.75") in (20, 40), name  # of the new row, and of the old one

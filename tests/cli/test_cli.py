@@ -30,7 +30,7 @@ from headrace.cli import app, parse_age, parse_size
 from headrace.client import Client
 from headrace.config import ServerSection, load
 from headrace.errors import ConfigError, ServerAbsent
-from headrace.formats.catalogue import NAMES
+from headrace.formats.catalogue import names
 from headrace.log import Log, LogReader
 from headrace.run import formats
 from headrace.testing import PostgresDatabase, free_port, wait_until
@@ -309,7 +309,7 @@ def test_tail_on_disk_follows_what_another_process_writes(filled: Site) -> None:
         assert json.loads(tail.stdout.read())["sequence"] > 20
 
 
-FORMATS = [*NAMES, "savegress --preserve-transactions"]
+FORMATS = [*names(), "savegress --preserve-transactions"]
 
 
 def kinds(result: Result) -> Counter[str]:
@@ -339,7 +339,7 @@ def test_tail_prints_any_format(filled: Site, chosen: str) -> None:
 
 def test_tail_names_the_formats_it_has(filled: Site) -> None:
     refused = filled.invoke("tail", "--format", "avro").stderr
-    assert all(name in refused for name in NAMES)
+    assert all(name in refused for name in names())
 
 
 def test_tail_is_one_stream_from_the_disk_and_from_a_server(filled: Site) -> None:

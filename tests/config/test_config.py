@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from headrace import plugins
 from headrace.config import (
     CdcSection,
     Config,
@@ -21,13 +22,12 @@ from headrace.config import (
     WebSocketSection,
     load,
     parse,
-    plugins,
     sink_class,
     sink_types,
     source_class,
     source_types,
 )
-from headrace.config.plugins import settings_of
+from headrace.config.fields import settings_of
 from headrace.errors import ConfigError
 from headrace.model import EntityType, Model, Parent, Selection
 from headrace.secret import Secret

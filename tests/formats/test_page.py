@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headrace import plugins
 from headrace.change.event import (
     BeforeKind,
     Change,
@@ -19,7 +20,7 @@ from headrace.change.event import (
     Table,
     Transaction,
 )
-from headrace.formats.catalogue import NAMES, Formats
+from headrace.formats.catalogue import Formats
 from headrace.formats.cloudevents import CloudEvents
 from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.savegress import Savegress, batch
@@ -58,6 +59,11 @@ ORDERS = Table(
     relation=16412,
     version=3,
     references=(Reference(("customer_id",), "public", "customers", ("id",)),),
+)
+# In the order of the page.
+NAMES = (
+    *("canonical", "changefeed", "savegress", "notification"),
+    *("debezium", "cloudevents", "etl", "entity"),
 )
 # As the server makes them for its log, whose epoch is so long.
 FORMATS = Formats(
@@ -153,6 +159,10 @@ EXAMPLES |= {
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_is_what_the_format_writes(example: str) -> None:
     assert json.loads(BLOCKS[example]) == EXAMPLES[example]
+
+
+def test_the_page_has_every_format() -> None:
+    assert sorted(NAMES) == plugins.names(plugins.FORMATS)
 
 
 def test_every_example_is_looked_at() -> None:

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.change.event import BeforeKind, Change, Op
-from headrace.formats.catalogue import NAMES
+from headrace.formats.catalogue import names
 from headrace.formats.entities import Entities
 from headrace.formats.entity import Entity, EntityFilter
 from headrace.serve.filter import Filter
@@ -104,7 +104,7 @@ def test_a_page_holds_what_the_filter_wants(
     assert page["scanned"] == 5  # the reader's cursor moves past what it does not want
 
 
-@pytest.mark.parametrize("format", NAMES)
+@pytest.mark.parametrize("format", names())
 def test_every_format_obeys(shop: Site, format: str) -> None:
     asked = {"format": format, "tenant_id": OURS, "entity_type": "User"}
     text = shop.get("/v1/changes", **asked).text

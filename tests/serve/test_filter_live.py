@@ -6,7 +6,7 @@ from typing import Any, LiteralString
 import httpx
 import pytest
 
-from headrace.formats.catalogue import NAMES, Formats
+from headrace.formats.catalogue import Formats, names
 from headrace.log.keys import Wanted
 from headrace.model import Model
 from headrace.serve import BackgroundServer, ServerSettings, create_app
@@ -63,7 +63,7 @@ def test_a_tenants_key_sees_its_own_rows_of_a_real_database(
                 ("UPDATE", "ours-1"),
                 ("DELETE", "ours-2"),
             ]
-            for format in NAMES:
+            for format in names():
                 asked(format=format)
             [deleted] = asked(format="entity", event_type="entity:deleted")
             assert deleted["entity"]["entity_id"] == "ours-2"

@@ -12,7 +12,7 @@ from referencing import Registry, Resource
 
 from headrace.change.event import Change, Op
 from headrace.formats import AnyFormat
-from headrace.formats.catalogue import NAMES, Formats
+from headrace.formats.catalogue import Formats, names
 from tests.changes import make_change
 from tests.serve.conftest import Site
 from tests.serve.histories import HISTORIES, Told, parsed, told, without_relations, write
@@ -20,7 +20,7 @@ from tests.serve.sse import parse
 
 LINES = {"Accept": "application/x-ndjson"}
 MARKED = "savegress with marks"
-FORMATS = [*NAMES, MARKED]
+FORMATS = [*names(), MARKED]
 SIZES = (1, 2, 3, 7, 1000)
 
 several = settings(
@@ -247,12 +247,12 @@ def test_a_format_that_is_not_there_is_refused_with_those_that_are(
     assert refused.status_code == 400
     problem = refused.json()
     assert (problem["parameter"], problem["value"]) == ("format", name)
-    assert problem["message"] == f"format must be one of {', '.join(NAMES)}"
+    assert problem["message"] == f"format must be one of {', '.join(names())}"
 
 
 @pytest.mark.parametrize("path", ["/v1/changes", "/v1/changes/stream"])
 def test_marks_go_with_savegress_alone(shared: Site, path: str) -> None:
-    for name in NAMES:
+    for name in names():
         if name != "savegress":
             given = {"format": name, "preserve_transactions": "true", "upto": "1"}
             refused = shared.http.get(path, params=given)
@@ -298,7 +298,7 @@ def test_what_is_no_row_comes_only_when_it_is_named(site: Site, name: str, field
     assert "TRUNCATE" in stream(site, name, operations="truncate")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names())
 def test_a_filter_looks_at_the_change_where_an_event_stands(site: Site, name: str) -> None:
     shop(site)
     every = told(site.log, format_of(name))
@@ -336,7 +336,7 @@ def test_trimmed_changes_are_announced_in_every_format(site: Site, name: str) ->
 
 def test_every_format_has_a_schema_to_fetch(shared: Site) -> None:
     listed = shared.get("/schemas").json()["schemas"]
-    assert {f"/schemas/{name}.json" for name in NAMES} <= set(listed)
+    assert {f"/schemas/{name}.json" for name in names()} <= set(listed)
     for path in listed:
         response = shared.get(path)
         assert response.headers["content-type"] == "application/schema+json"

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.change.event import BeforeKind, Op
-from headrace.formats.catalogue import NAMES
+from headrace.formats.catalogue import names
 from headrace.serve import ServerSettings, renderings
 from headrace.testing import wait_until
 from headrace.v1 import changefeed_pb2 as v1
@@ -91,7 +91,7 @@ def test_a_tenants_key_sees_all_of_its_own_and_nothing_of_others(shop: Site) -> 
         seen = changes(shop, key, after=start)
         assert [each["sequence"] for each in seen] == visible
 
-        format = data.draw(st.sampled_from(NAMES))
+        format = data.draw(st.sampled_from(names()))
         asked: dict[str, Any] = {"format": format, **data.draw(FILTERS)}
         if format == "savegress":
             asked["preserve_transactions"] = str(data.draw(st.booleans())).lower()
@@ -189,7 +189,7 @@ def test_a_key_of_some_tables_is_not_told_which_row_of_others_a_transaction_is_a
     said = {"root": f"Colour:{THEIRS}", "user_id": "u1"}
     append(shop.writer, [secret, Draft(Op.INSERT, ORDERS, None, order), secret], said)
     key = shop.key(tables=("orders",))
-    for format in NAMES:
+    for format in names():
         asked: dict[str, Any] = {"format": format, "after": 0}
         for response in attempts(shop, key, asked, limit=10):
             assert (response.status_code, THEIRS in response.text) == (200, False), format

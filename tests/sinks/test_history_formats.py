@@ -18,7 +18,7 @@ from headrace.change.event import BeforeKind, Change, Column, Op, Reference, Tab
 from headrace.change.record import encode
 from headrace.config import parse
 from headrace.errors import ConfigError, PipelineError
-from headrace.formats.catalogue import NAMES, Formats
+from headrace.formats.catalogue import Formats, names
 from headrace.formats.facts import Facts, SourceServer
 from headrace.model import Model
 from headrace.pipeline.run import Feed, plans
@@ -31,7 +31,7 @@ from tests.sinks.lake import change, put, remove, schema, truncate
 
 MODEL = Model(tenant="tenant_id")
 FORMATS = Formats(Facts(servers=(SourceServer("shop", "db.example"),)), MODEL)
-KEPT = tuple(name for name in NAMES if name != "etl")
+KEPT = tuple(name for name in names() if name != "etl")
 
 
 @pytest.fixture

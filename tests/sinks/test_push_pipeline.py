@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.config import plugins
+from headrace import plugins
 from headrace.errors import ConfigError, PipelineError
 from headrace.pipeline import redrive as redriving
 from headrace.pipeline import supervise

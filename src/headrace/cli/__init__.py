@@ -361,10 +361,10 @@ def tail(  # noqa: PLR0913, PLR0917 - an option for each thing one may ask
 
 
 def _expect_format(name: str | None, *, preserve_transactions: bool) -> None:
-    from ..formats.catalogue import NAMES
+    from ..formats.catalogue import names
 
-    if name is not None and name not in NAMES:
-        raise typer.BadParameter(f"no format called {name!r}; there are: {', '.join(NAMES)}.")
+    if name is not None and name not in names():
+        raise typer.BadParameter(f"no format called {name!r}; there are: {', '.join(names())}.")
     if preserve_transactions and name != "savegress":
         raise typer.BadParameter("--preserve-transactions goes with --format savegress.")
 

@@ -1,6 +1,6 @@
 """The config: one YAML file, read once and checked whole before anything starts."""
 
-from .plugins import sink_class, sink_types, source_class, source_types
+from .fields import sink_class, sink_types, source_class, source_types
 from .reading import load, parse
 from .settings import CdcSection, Config, PipelineSection, ServerSection, WebSocketSection
 

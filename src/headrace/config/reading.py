@@ -12,12 +12,13 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
+from .. import plugins
 from ..errors import ConfigError, nearest
 from ..model import EntityType, Model
 from ..secret import MASK, Secret
 from ..sinks import Sink
-from . import plugins, storage, yamlfile
-from .plugins import settings_of
+from . import storage, yamlfile
+from .fields import settings_of
 from .settings import CdcSection, Config, PipelineSection, ServerSection, WebSocketSection
 
 ROOT = "headrace"  # how messages name the file's top level
@@ -192,7 +193,7 @@ class _Check:
         return self._section(chosen, where, given, built={"name": name}) if chosen else None
 
     def _class(self, group: str, where: str, given: object) -> type | None:
-        types = plugins.types(group)
+        types = plugins.names(group)
         known = ", ".join(types)
         if given is None:
             self.problems.append(f"{where}: this setting is missing; there are: {known}")
@@ -200,11 +201,19 @@ class _Check:
         name = self._value(where, str, given)
         if name in types:
             chosen = self._captured_by.get(name, name) if group == plugins.SOURCES else name
-            plugin: type = plugins.load(group, chosen)
-            return plugin
+            return self._loaded(group, where, chosen)
         if name is not None:
             self.problems.append(f"{where}: no type called {_shown(given)}; there are: {known}")
         return None
+
+    def _loaded(self, group: str, where: str, name: str) -> type | None:
+        try:
+            plugin: type = plugins.load(group, name)
+        except ConfigError as error:
+            hint = f" {error.hint}" if error.hint else ""
+            self.problems.append(f"{where}: {error}{hint}")
+            return None
+        return plugin
 
     def _section(
         self, section: type[T], where: str, content: object, *, built: Mapping[str, object] = {}

@@ -3,7 +3,7 @@
 A format turns changes into bytes and says what kind of bytes they are. It does no input or
 output and never decodes an image it can pass on, so every transport and sink may offer it.
 Most see one change at a time. A few need what came before in their stream, or all changes of a
-transaction. To add one: write the file, then name it in `catalogue.py`.
+transaction. To add one: write the file, then name its class as an entry point `headrace.formats`.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,12 @@ __all__ = [
 
 
 class Format(Protocol):
-    """A way to write a change down. Two equal formats write the same bytes."""
+    """A way to write a change down. Two equal formats write the same bytes.
+
+    A class that has a class method `of` is made by it, from the FormatOptions of a reader; any
+    other class is called without arguments. A JSON Schema of its events, as bytes in the class
+    attribute `schema`, is served as /schemas/NAME.json.
+    """
 
     name: ClassVar[str]  # what requests and settings call it
     media_type: ClassVar[str]  # what one encoded change is

@@ -1,49 +1,33 @@
-"""Every format by its name."""
+"""Every format that is installed, by its name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
-from typing import NamedTuple
 
+from .. import plugins
 from ..change.event import Op
 from ..errors import ConfigError
 from ..model import Model
-from . import AnyFormat
-from .canonical import Canonical
-from .changefeed import Changefeed
-from .cloudevents import CloudEvents
-from .debezium import Debezium
-from .entity import Entity
-from .etl import Etl
-from .facts import Facts
-from .notification import Notification
-from .savegress import Savegress, SavegressTransactions
+from . import AnyFormat, StreamFormat
+from .facts import Facts, FormatOptions
 
 
-class FormatOptions(NamedTuple):
-    """What a format may depend on: the installation, and what a request asks for."""
-
-    facts: Facts
-    model: Model
-    include: frozenset[Op]
-    markers: bool
+def names() -> tuple[str, ...]:
+    """What `format` may say."""
+    return tuple(plugins.names(plugins.FORMATS))
 
 
-_MAKE: Mapping[str, Callable[[FormatOptions], AnyFormat]] = {
-    "canonical": lambda options: Canonical(),
-    "changefeed": lambda options: Changefeed(options.include),
-    "savegress": lambda options: (
-        SavegressTransactions(options.facts) if options.markers else Savegress(options.facts)
-    ),
-    "notification": lambda options: Notification(options.include),
-    "debezium": lambda options: Debezium(options.facts),
-    "cloudevents": lambda options: CloudEvents(options.facts),
-    "etl": lambda options: Etl(),
-    "entity": lambda options: Entity(options.model, options.facts),
-}
+def event_names() -> tuple[str, ...]:
+    """Those of `names` whose events each stand for a change or an entity, and not for a stream."""
+    return tuple(name for name in names() if not _of_streams(name))
 
-NAMES = tuple(_MAKE)
+
+def _of_streams(name: str) -> bool:
+    try:
+        return isinstance(plugins.load(plugins.FORMATS, name), StreamFormat)
+    except ConfigError:
+        return False  # whoever asks for it is told why
 
 
 @dataclass(frozen=True)
@@ -65,11 +49,9 @@ class Formats:
         `include` names operations that some formats carry only on request, `markers` asks for
         events that say where transactions begin and end; what does not apply is ignored.
         """
-        if name not in _MAKE:
-            raise ConfigError(f"no format called {name!r}; there are: {', '.join(NAMES)}")
         made = self._made.get((name, include, markers))
         if made is None:
-            made = _MAKE[name](FormatOptions(self.facts, self.model, include, markers))
+            made = _made(name, FormatOptions(self.facts, self.model, include, markers))
             self._made[name, include, markers] = made
         return made
 
@@ -78,12 +60,33 @@ class Formats:
         return replace(self, facts=replace(self.facts, pipeline=epoch[:12]))
 
 
+def _made(name: str, options: FormatOptions) -> AnyFormat:
+    if name not in names():
+        raise ConfigError(f"no format called {name!r}; there are: {', '.join(names())}")
+    plugin = plugins.load(plugins.FORMATS, name)
+    made: AnyFormat = plugin.of(options) if hasattr(plugin, "of") else plugin()
+    return made
+
+
 @cache
 def schemas() -> Mapping[str, bytes]:
-    """The JSON Schemas of events, by the names of their files."""
+    """The JSON Schemas of events, by the names of their files: ours, and those of other packages.
+
+    A format of another package brings its own as `schema`; one that cannot be imported has none.
+    """
     folder = files(__package__).joinpath("schemas")
-    return {
-        file.name: file.read_bytes()
-        for file in sorted(folder.iterdir(), key=lambda file: file.name)
-        if file.name.endswith(".json")
+    found = {
+        file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(".json")
     }
+    for name in names():
+        if (schema := _schema(name)) is not None:
+            found.setdefault(f"{name}.json", schema)
+    return dict(sorted(found.items()))
+
+
+def _schema(name: str) -> bytes | None:
+    try:
+        schema: bytes | None = getattr(plugins.load(plugins.FORMATS, name), "schema", None)
+    except ConfigError:
+        return None
+    return schema

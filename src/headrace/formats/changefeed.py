@@ -1,11 +1,12 @@
 """The changefeed event: PUT or DELETE of a key, its row as a JSON document in a string."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import msgspec
 
 from ..change.event import Change, Op
+from .facts import FormatOptions
 from .key import previous_primary_key, primary_key
 
 ON_REQUEST = frozenset({Op.TRUNCATE, Op.SCHEMA, Op.MESSAGE})
@@ -56,6 +57,10 @@ class Changefeed:
 
     name: ClassVar[str] = "changefeed"
     media_type: ClassVar[str] = "application/json"
+
+    @classmethod
+    def of(cls, options: FormatOptions) -> Self:
+        return cls(options.include)
 
     def encode(self, change: Change) -> bytes | None:
         """The change as one event; None for an operation nobody asked for."""

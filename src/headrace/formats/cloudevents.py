@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Self
 from urllib.parse import quote
 
 import msgspec
@@ -12,7 +12,7 @@ from ..change.event import Change, Op, Table
 from ._tables import PerTable
 from ._time import iso
 from .canonical import Canonical
-from .facts import Facts
+from .facts import Facts, FormatOptions
 from .key import row_key
 
 TYPES: Mapping[Op, str] = {op: f"headrace.change.{op.value.lower()}" for op in Op}
@@ -32,6 +32,10 @@ class CloudEvents:
 
     name: ClassVar[str] = "cloudevents"
     media_type: ClassVar[str] = "application/cloudevents+json"
+
+    @classmethod
+    def of(cls, options: FormatOptions) -> Self:
+        return cls(options.facts)
 
     def __post_init__(self) -> None:
         """Make room for what all changes of a table share."""

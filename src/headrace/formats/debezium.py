@@ -9,7 +9,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import msgspec
 
@@ -24,7 +24,7 @@ from ..change.event import (
 )
 from ._line import one_line
 from ._tables import PerTable
-from .facts import Facts
+from .facts import Facts, FormatOptions
 
 OPERATIONS: Mapping[Op, str] = {
     Op.INSERT: "c",
@@ -57,6 +57,10 @@ class Debezium:
 
     name: ClassVar[str] = "debezium"
     media_type: ClassVar[str] = "application/json"
+
+    @classmethod
+    def of(cls, options: FormatOptions) -> Self:
+        return cls(options.facts)
 
     def __post_init__(self) -> None:
         """Make room for what all changes of a table share."""

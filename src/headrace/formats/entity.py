@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
 
@@ -23,7 +23,7 @@ from ._line import one_line
 from ._rows import CARRIED, EntityRow, EntityShape, histories, netted
 from ._tables import PerTable
 from ._time import second
-from .facts import Facts
+from .facts import Facts, FormatOptions
 
 _encode = msgspec.json.Encoder().encode
 _WHOLE = re.compile(rb'"(0|-?[1-9]\d*)"')
@@ -56,6 +56,10 @@ class Entity:
 
     name: ClassVar[str] = "entity"
     media_type: ClassVar[str] = "application/json"
+
+    @classmethod
+    def of(cls, options: FormatOptions) -> Self:
+        return cls(options.model, options.facts)
 
     def __post_init__(self) -> None:
         """Make room for what all changes of a table share."""

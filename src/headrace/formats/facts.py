@@ -1,8 +1,10 @@
-"""What events say beyond their change: the version that captures, and the servers."""
+"""What events say beyond their change: the version that captures, the servers, the model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .. import __version__
+from ..change.event import Op
+from ..model import Model
 
 
 @dataclass(frozen=True)
@@ -26,3 +28,13 @@ class Facts:
     def server(self, source: str) -> SourceServer:
         """The server of a source; one that nobody has described has only a name."""
         return next((each for each in self.servers if each.source == source), SourceServer(source))
+
+
+@dataclass(frozen=True)
+class FormatOptions:
+    """What a format may depend on: the installation, and what a request asks for."""
+
+    facts: Facts = field(default_factory=Facts)
+    model: Model = field(default_factory=Model)
+    include: frozenset[Op] = frozenset()  # operations that are carried only on request
+    markers: bool = False  # whether events say where transactions begin and end

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
 
@@ -11,6 +11,7 @@ from ._line import one_line
 from ._pick import picked
 from ._tables import PerTable
 from ._time import iso
+from .facts import FormatOptions
 
 ON_REQUEST = frozenset({Op.TRUNCATE, Op.SCHEMA, Op.MESSAGE})
 
@@ -45,6 +46,10 @@ class Notification:
 
     name: ClassVar[str] = "notification"
     media_type: ClassVar[str] = "application/json"
+
+    @classmethod
+    def of(cls, options: FormatOptions) -> Self:
+        return cls(options.include)
 
     def encode(self, change: Change) -> bytes | None:
         """The change as one message; None for an operation nobody asked for."""

@@ -24,7 +24,7 @@ from ..change.event import (
 from ._line import one_line
 from ._tables import PerTable
 from ._time import iso, second
-from .facts import Facts
+from .facts import Facts, FormatOptions
 
 OPERATIONS = {
     Op.INSERT: "INSERT",
@@ -67,6 +67,10 @@ class Savegress:
 
     name: ClassVar[str] = "savegress"
     media_type: ClassVar[str] = "application/json"
+
+    @classmethod
+    def of(cls, options: FormatOptions) -> "Savegress | SavegressTransactions":
+        return SavegressTransactions(options.facts) if options.markers else cls(options.facts)
 
     def __post_init__(self) -> None:
         """Make room for what all changes of a table share."""

@@ -246,11 +246,11 @@ Owner = Annotated[
     str | None, Name(f"for an admin: the id of the key whose cursor is meant, or {NO_KEY}")
 ]
 CursorName = Annotated[str | None, Name("a named cursor to begin after")]
-FormatName = Annotated[str, Word(catalogue.NAMES, "how each change is written down")]
-# Events of `etl` stand for no single row, so nobody can lease them.
+FormatName = Annotated[str, Word(catalogue.names(), "how each change is written down")]
+# Events of a stream, such as `etl`, stand for no single row, so nobody can lease them.
 LeasedFormatName = Annotated[
     str,
-    Word(tuple(name for name in catalogue.NAMES if name != "etl"), "how each change is written"),
+    Word(catalogue.event_names(), "how each change is written"),
 ]
 Markers = Annotated[
     bool, Flag("with format=savegress: also events where transactions begin and end")

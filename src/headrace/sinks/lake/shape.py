@@ -19,7 +19,7 @@ from ...change.arrow import frame
 from ...change.event import Change, Table
 from ...errors import ConfigError, nearest
 from ...formats import AnyFormat, Format, Rendered, StreamFormat, TransactionFormat
-from ...formats.catalogue import NAMES, Formats
+from ...formats.catalogue import Formats, event_names, names
 from .. import Sink
 
 DAY = "day"
@@ -159,10 +159,10 @@ class Shaped(Sink):
 
 def expect_format(name: str, formats: Formats, taker: str) -> None:
     """Refuse what is no format, and one whose events cannot be told apart by their change."""
-    known = [each for each in NAMES if not isinstance(formats.named(each), StreamFormat)]
-    if name not in NAMES:
+    known = event_names()
+    if name not in names():
         raise ConfigError(f"format: no format called {name}{nearest(name, known)}")
-    if name not in known:
+    if isinstance(formats.named(name), StreamFormat):
         raise ConfigError(
             f"format: {name} is for streams, in which events may belong to no change; "
             f"{taker} takes: {', '.join(known)}"

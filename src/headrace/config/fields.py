@@ -1,49 +1,19 @@
-"""Sources, sinks and formats by their `type`, and the settings that a class takes.
-
-Each is an entry point of an installed package, ours like everybody else's:
-
-    [project.entry-points."headrace.sinks"]
-    folder = "my_package:Folder"
-"""
+"""The classes that stand behind a `type`, and the settings that a class takes."""
 
 import dataclasses
 import typing
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ..errors import ConfigError
+from ..plugins import SINKS, SOURCES, load, names
 from ..sinks import Sink
 from ..sources import Source
-
-SOURCES = "headrace.sources"
-SINKS = "headrace.sinks"
-FORMATS = "headrace.formats"
-
-
-def types(group: str) -> list[str]:
-    """Every `type` that is installed in a group."""
-    return sorted(_installed(group))
-
-
-def load(group: str, type_name: str) -> Any:
-    """What stands behind a `type`; a ConfigError when its package cannot be imported."""
-    entry = _installed(group)[type_name]
-    try:
-        return entry.load()
-    except (ImportError, AttributeError) as error:
-        owner = entry.dist.name if entry.dist else "an unknown package"
-        raise ConfigError(
-            f"type {type_name} ({entry.value}, of {owner}) cannot be imported: {error}",
-            hint=f"Install what it needs, or remove {owner}.",
-        ) from error
 
 
 def source_types() -> list[str]:
     """Every `type` that a source may have."""
-    return types(SOURCES)
+    return names(SOURCES)
 
 
 def source_class(type_name: str) -> type[Source]:
@@ -54,24 +24,13 @@ def source_class(type_name: str) -> type[Source]:
 
 def sink_types() -> list[str]:
     """Every `type` that a sink may have."""
-    return types(SINKS)
+    return names(SINKS)
 
 
 def sink_class(type_name: str) -> type[Sink]:
     """The class behind a sink's `type`."""
     plugin: type[Sink] = load(SINKS, type_name)
     return plugin
-
-
-@cache
-def _installed(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name; of two packages that claim a name, ours has it."""
-    found = sorted(entry_points(group=group), key=_is_ours)
-    return {entry.name: entry for entry in found}
-
-
-def _is_ours(entry: EntryPoint) -> bool:
-    return entry.value.startswith("headrace.")
 
 
 class Setting(NamedTuple):
