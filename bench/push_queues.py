@@ -19,9 +19,7 @@ from headrace.formats.facts import Facts
 from headrace.formats.savegress import Savegress
 from headrace.log import Log
 from headrace.sinks.nats.sink import Nats
-from headrace.sinks.push import ACCEPTED, Event
-from headrace.sinks.push.broker import BrokerSettings
-from headrace.sinks.push.template import Template
+from headrace.sinks.push import ACCEPTED, BrokerSettings, Event, Template
 from headrace.sinks.rabbitmq.sink import Rabbitmq
 from headrace.sinks.redis import Redis
 from headrace.testing.nats import NatsServer
@@ -143,9 +141,9 @@ def bare(task: Task) -> Outcome:
     channel = sink.connect()
     began = time.perf_counter()
     for window in push_clients.windows(events, sink.batch_size):
-        verdicts = channel.send(window)
-        if set(verdicts) != {ACCEPTED}:
-            raise MeasurementFailed(f"events were not accepted: {set(verdicts)}")
+        replies = channel.send(window)
+        if set(replies) != {ACCEPTED}:
+            raise MeasurementFailed(f"events were not accepted: {set(replies)}")
     seconds = time.perf_counter() - began
     channel.close()
     return Outcome(len(events), seconds)

@@ -27,8 +27,8 @@ from headrace.log import Log
 from headrace.secret import Secret
 from headrace.sinks.push import Event
 from headrace.sinks.webhook.address import endpoint
-from headrace.sinks.webhook.pool import Pool
-from headrace.sinks.webhook.request import JSON, Post, batch, single
+from headrace.sinks.webhook.pool import ConnectionPool
+from headrace.sinks.webhook.request import JSON, RequestEncoder, batch, single
 from headrace.sinks.webhook.sink import Webhook
 
 from .orders import Orders
@@ -198,8 +198,8 @@ def bare(task: Task) -> Outcome:
 
 async def _post_all(task: Task, events: Sequence[Event]) -> Outcome:
     place = endpoint(task.url, private=True)
-    post = Post(place, JSON, secrets=[Secret(SECRET)], headers={})
-    pool = Pool(asyncio.get_running_loop(), place, tls=None, private=True)
+    post = RequestEncoder(place, JSON, secrets=[Secret(SECRET)], headers={})
+    pool = ConnectionPool(asyncio.get_running_loop(), place, tls=None, private=True)
     size = task.sink.batch_size
     messages = (
         (batch(part) for part in batched_of(events, size)) if task.together else map(single, events)
@@ -207,7 +207,7 @@ async def _post_all(task: Task, events: Sequence[Event]) -> Outcome:
 
     async def lane() -> None:
         for message in messages:
-            reply = await pool.ask(post.written(message, int(time.time())), 30.0)
+            reply = await pool.request(post.encode(message, int(time.time())), 30.0)
             if reply.status != 200:
                 raise MeasurementFailed(f"the receiver answered {reply.status}")
 

@@ -18,9 +18,9 @@ from headrace.sinks.lake.delta import Marks
 from headrace.sinks.lake.storage import Folder
 from headrace.sinks.push import Event, deadletters
 from headrace.sinks.push import ledger as ledgers
-from headrace.sinks.push.deadletters import DeadLetters, LetterBox
-from headrace.sinks.push.delivery import Counts, Point
-from headrace.sinks.push.ledger import Ledger, Line
+from headrace.sinks.push.deadletters import DeadLetterBuffer, DeadLetters
+from headrace.sinks.push.delivery import Counts, DeliveryCheckpoint
+from headrace.sinks.push.ledger import LedgerEntry, PushLedger
 from tests.changes import Writer, opened_writer
 from tests.sinks.courier import Courier
 
@@ -32,21 +32,21 @@ class Account:
         self.log = folder / "log"
         self.writer = writer
         self.sink = Courier(name="post", port=1, folder=str(folder / "post"))
-        self.ledger = Ledger.open(self.sink.folder, "query-1", adopt=False)
+        self.ledger = PushLedger.open(self.sink.folder, "query-1", adopt=False)
         self.batch = 0
 
     def settle(self, first: int, last: int, *, doubtful: int = 0, **counts: int) -> None:
         """Say that a batch is settled."""
         self.ledger.begin(self.batch, 0)
         epoch = self.writer.log.epoch
-        line = Line("settled", "query-1", self.batch, epoch, first, last, last - first + 1)
+        line = LedgerEntry("settled", "query-1", self.batch, epoch, first, last, last - first + 1)
         told = {"counts": Counts(**counts), "doubtful": doubtful, "rendered": self.sink.rendered}
         self.ledger.settle(_with(line, **told))
         self.batch += 1
 
     def keep(self, *sequences: int) -> DeadLetters:
         """Put dead letters of these changes into the table, a row each."""
-        box = LetterBox(self.sink.letters, self.writer.log.epoch)
+        box = DeadLetterBuffer(self.sink.letters, self.writer.log.epoch)
         for n in sequences:
             name = ("INSERT", "shop", "public", "users")
             event = Event(n, 0, f"evt_{n}", f"shop|public.users:{n}", *name, None, 0, b"{}")
@@ -60,7 +60,7 @@ class Account:
         return verify(self.sink, {"path": str(self.log)}, lambda done, total: None, **asked)
 
 
-def _with(line: Line, **told: Any) -> Line:
+def _with(line: LedgerEntry, **told: Any) -> LedgerEntry:
     return msgspec.structs.replace(line, **told)
 
 
@@ -144,10 +144,10 @@ def test_tombstones_are_counted(account: Account) -> None:
 def test_dead_letters_that_are_gone_are_missed(account: Account) -> None:
     account.settle(1, 30, sent=26, refused=4)
     account.keep(1, 2)
-    account.ledger.settle(Line("redriven", "query-1", counts=Counts(sent=1)))
+    account.ledger.settle(LedgerEntry("redriven", "query-1", counts=Counts(sent=1)))
     found = account.verify()
     assert (found.redriven, found.letters_missing, found.complete) == (1, 1, False)
-    account.ledger.settle(Line("redriven", "query-1", counts=Counts(sent=1)))
+    account.ledger.settle(LedgerEntry("redriven", "query-1", counts=Counts(sent=1)))
     assert account.verify().complete
 
 
@@ -160,7 +160,7 @@ def test_dead_letters_that_leave_while_they_are_counted_are_not_missed(
 
     def just_before(folder: Folder) -> list[str]:
         if files := letters.files:  # a redrive notes what it sent, and takes it out of the table
-            line = Line("redriven", "query-1", counts=Counts(sent=4), files=files)
+            line = LedgerEntry("redriven", "query-1", counts=Counts(sent=4), files=files)
             account.ledger.settle(line)
             letters.commit([], files, marks=_marks(account.writer.log.epoch))
         return files_of(folder)
@@ -189,9 +189,9 @@ def test_old_batches_are_compared_together(
     monkeypatch.setattr(ledgers, "_MOST_LINES", 1)
     account.settle(1, 10, sent=10, doubtful=2)
     account.settle(11, 20, sent=8, refused=1)
-    account.ledger.settle(Line("redriven", "query-1", counts=Counts(sent=1)))
+    account.ledger.settle(LedgerEntry("redriven", "query-1", counts=Counts(sent=1)))
     account.settle(21, 30, sent=10)
-    account.ledger.tend()
+    account.ledger.compact()
     found = account.verify()
     assert found.missing == [Span(1, 20, 1)]
     assert found.repeated == [Span(1, 20, 2)]
@@ -200,7 +200,7 @@ def test_old_batches_are_compared_together(
 
 
 def test_another_log_cannot_be_compared(account: Account) -> None:
-    line = Line("settled", "query-1", 0, "another", 1, 10, 10)
+    line = LedgerEntry("settled", "query-1", 0, "another", 1, 10, 10)
     account.ledger.settle(line)
     with pytest.raises(LogReplaced, match="another log"):
         account.verify()
@@ -218,20 +218,20 @@ def test_a_sink_that_has_sent_nothing_has_all_to_come(account: Account) -> None:
 # --- what the ledger must remember for it --------------------------------------------------------
 
 
-def paused(batch: int, *, closed: bool) -> Line:
-    points = {0: Point(3, 0)}
-    line = Line("paused", "query-1", batch, counts=Counts(sent=3), tasks=1)
+def paused(batch: int, *, closed: bool) -> LedgerEntry:
+    points = {0: DeliveryCheckpoint(3, 0)}
+    line = LedgerEntry("paused", "query-1", batch, counts=Counts(sent=3), tasks=1)
     return _with(line, points=points, closed=closed)
 
 
 def test_only_who_dies_leaves_doubt_about_what_was_sent(account: Account) -> None:
     account.ledger.begin(0, 0)
     account.ledger.pause(paused(0, closed=True))
-    again = Ledger.open(account.sink.folder, "query-1", adopt=False)
+    again = PushLedger.open(account.sink.folder, "query-1", adopt=False)
     again.begin(0, 0)
     assert not again.unsure
     again.pause(paused(0, closed=False))  # and is killed while it waits
-    last = Ledger.open(account.sink.folder, "query-1", adopt=False)
+    last = PushLedger.open(account.sink.folder, "query-1", adopt=False)
     last.begin(0, 0)
     assert last.unsure
     known = last.paused(0)

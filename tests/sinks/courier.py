@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 
 from headrace.errors import SinkRefused, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks.push import Answer, Event, Verdict
-from headrace.sinks.push.settings import PushSettings
+from headrace.sinks.push import DeliveryOutcome, Event, PushSettings, Reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Courier(PushSettings):
-    """Sends windows as lines of JSON, and gets a verdict for each event."""
+    """Sends windows as lines of JSON, and gets a reply for each event."""
 
     port: int
     secret: Secret | None = None
@@ -52,7 +51,7 @@ class CourierChannel:
         self._connection = connection
         self._stream = connection.makefile("rwb")
 
-    def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
+    def send(self, events: Sequence[Event]) -> Sequence[Reply]:
         """Hand over a window."""
         told = [(*event[:-1], event.payload and event.payload.decode()) for event in events]
         try:
@@ -63,11 +62,11 @@ class CourierChannel:
             line = b""
         if not line:
             # It may have been taken: nobody knows.
-            return [Verdict(Answer.UNREACHABLE, "it hung up")] * len(events)
-        verdicts = json.loads(line)
-        if verdicts == "gone":
+            return [Reply(DeliveryOutcome.UNREACHABLE, "it hung up")] * len(events)
+        replies = json.loads(line)
+        if replies == "gone":
             raise SinkRefused("it has moved", hint="Find out where to.")
-        return [Verdict(Answer(answer), reason, after) for answer, reason, after in verdicts]
+        return [Reply(DeliveryOutcome(answer), reason, after) for answer, reason, after in replies]
 
     def close(self) -> None:
         """Hang up."""
@@ -171,19 +170,19 @@ class Office:
             if self.gone:
                 return "gone"
             self.windows.append(events)
-            verdicts, stuck = [], set()
+            replies, stuck = [], set()
             for event in events:
                 self.tried.append(event)
-                verdict = ("unsent", "", 0.0) if event.row in stuck else self.judge(event)
-                verdicts.append(verdict)
-                if verdict[0] == "accepted":
+                reply = ("unsent", "", 0.0) if event.row in stuck else self.judge(event)
+                replies.append(reply)
+                if reply[0] == "accepted":
                     self.taken.append(event)
                 else:
                     stuck.add(event.row)
             if self.hang_up_after_taking:
                 self.hang_up_after_taking -= 1
                 return None
-            return verdicts
+            return replies
 
     def rows(self) -> dict[str, list[tuple[int, int]]]:
         """The positions taken of each row, in the order they came."""

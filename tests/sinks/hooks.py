@@ -7,7 +7,7 @@ from typing import Any
 from headrace.formats.facts import Facts
 from headrace.formats.savegress import Savegress
 from headrace.secret import Secret
-from headrace.sinks.push import Answer, Event, Verdict
+from headrace.sinks.push import DeliveryOutcome, Event, Reply
 from headrace.sinks.webhook.channel import HttpChannel
 from headrace.sinks.webhook.sink import Webhook
 from tests.changes import COMMIT_TIME, make_change
@@ -57,6 +57,6 @@ def channel(to: Receiver | str, **settings: Any) -> Iterator[HttpChannel]:
         opened.close()
 
 
-def answers(verdicts: Sequence[Verdict]) -> list[Answer]:
+def answers(replies: Sequence[Reply]) -> list[DeliveryOutcome]:
     """What became of each event."""
-    return [verdict.answer for verdict in verdicts]
+    return [reply.outcome for reply in replies]

@@ -8,14 +8,21 @@ from typing import Any
 
 import msgspec
 
-from headrace.sinks.push import ACCEPTED, UNSENT, Answer, Event, Verdict
-from headrace.sinks.push.delivery import Delivery, Point, Policy, Send, Span, Stopped
-from headrace.sinks.push.retry import Schedule
+from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Event, Reply
+from headrace.sinks.push.delivery import (
+    DeadLetterRange,
+    DeliveryCheckpoint,
+    EventDelivery,
+    Policy,
+    SendWindow,
+    Stopped,
+)
+from headrace.sinks.push.retry import RetrySchedule
 
-POLICY = Policy(schedule=Schedule(0.1, 30.0), attempts=5, batch_size=8)
-FAILED = Verdict(Answer.FAILED, "it stumbled")
-REFUSED = Verdict(Answer.REFUSED, "never this one")
-UNREACHABLE = Verdict(Answer.UNREACHABLE, "nobody is there")
+POLICY = Policy(schedule=RetrySchedule(0.1, 30.0), attempts=5, batch_size=8)
+FAILED = Reply(DeliveryOutcome.FAILED, "it stumbled")
+REFUSED = Reply(DeliveryOutcome.REFUSED, "never this one")
+UNREACHABLE = Reply(DeliveryOutcome.UNREACHABLE, "nobody is there")
 
 
 def event(sequence: int, row: str = "a", payload: bytes | None = b"{}", at: int = 0) -> Event:
@@ -41,7 +48,7 @@ class Watch:
 
 
 @dataclass
-class Letters:
+class DeadLetterQueue:
     """Dead letters in memory."""
 
     kept: list[tuple[Event, str, str, int]] = field(default_factory=list)
@@ -49,19 +56,19 @@ class Letters:
     def add(self, event: Event, status: str, reason: str, attempts: int) -> None:
         self.kept.append((event, status, reason, attempts))
 
-    def spans(self) -> dict[str, Span]:
-        found: dict[str, Span] = {}
+    def spans(self) -> dict[str, DeadLetterRange]:
+        found: dict[str, DeadLetterRange] = {}
         for each, *_ in self.kept:
             at = each.sequence, each.at
-            span = found.get(each.row, Span(at, at))
-            found[each.row] = Span(min(span.first, at), max(span.last, at))
+            span = found.get(each.row, DeadLetterRange(at, at))
+            found[each.row] = DeadLetterRange(min(span.first, at), max(span.last, at))
         return found
 
     def sequences(self, status: str | None = None) -> list[int]:
         return [each.sequence for each, told, *_ in self.kept if status in (None, told)]
 
 
-Judge = Callable[[Event], Verdict]
+Judge = Callable[[Event], Reply]
 
 
 class Office:
@@ -73,39 +80,39 @@ class Office:
         self.windows: list[list[Event]] = []
         self.taken: list[Event] = []
 
-    def send(self, events: Sequence[Event]) -> list[Verdict]:
+    def send(self, events: Sequence[Event]) -> list[Reply]:
         self.windows.append(list(events))
         stuck: set[str] = set()
-        verdicts: list[Verdict] = []
+        replies: list[Reply] = []
         for each in events:
             blocked = each.row in stuck and not self.careless
-            verdict = UNSENT if blocked else self.judge(each)
-            if verdict.answer is Answer.ACCEPTED:
+            reply = UNSENT if blocked else self.judge(each)
+            if reply.outcome is DeliveryOutcome.ACCEPTED:
                 self.taken.append(each)
             else:
                 stuck.add(each.row)
-            verdicts.append(verdict)
-        return verdicts
+            replies.append(reply)
+        return replies
 
     def sequences(self) -> list[int]:
         return [each.sequence for each in self.taken]
 
 
 def deliver(
-    office: Office, events: Sequence[Event], letters: Letters | None = None, **chosen: Any
-) -> Delivery:
+    office: Office, events: Sequence[Event], letters: DeadLetterQueue | None = None, **chosen: Any
+) -> EventDelivery:
     policy = msgspec.structs.replace(POLICY, **chosen.pop("policy", {}))
     chosen.setdefault("clock", Watch())
-    delivery = Delivery(office.send, policy, letters or Letters(), **chosen)
+    delivery = EventDelivery(office.send, policy, letters or DeadLetterQueue(), **chosen)
     delivery.run([events])
     return delivery
 
 
-def failing(count: int, which: Callable[[Event], bool], how: Verdict = FAILED) -> Judge:
+def failing(count: int, which: Callable[[Event], bool], how: Reply = FAILED) -> Judge:
     """Fail so often at each of some events, then take it."""
     times: dict[int, int] = {}
 
-    def judge(each: Event) -> Verdict:
+    def judge(each: Event) -> Reply:
         if not which(each):
             return ACCEPTED
         times[each.sequence] = times.get(each.sequence, 0) + 1
@@ -119,9 +126,9 @@ class Rounds:
 
     def __init__(
         self,
-        send: Send,
+        send: SendWindow,
         events: Sequence[Event],
-        letters: Letters,
+        letters: DeadLetterQueue,
         policy: dict[str, Any] | None = None,
         patience: float = 3600.0,
     ) -> None:
@@ -138,17 +145,19 @@ class Rounds:
         self._since = 0.0  # nothing was accepted
         self._refusals = 0
         self._moved = 0.0
-        self._point = Point()
+        self._point = DeliveryCheckpoint()
 
     def run(self, until: float) -> bool:
         """Go on until then at most; returns whether everything is settled."""
         while self.watch.now() <= until:
             if (stopped := self._deliver()) is None:
                 return True
-            self._point = msgspec.json.decode(msgspec.json.encode(stopped.point), type=Point)
+            self._point = msgspec.json.decode(
+                msgspec.json.encode(stopped.checkpoint), type=DeliveryCheckpoint
+            )
             if stopped.reason:
                 wait = min(2.0 ** min(max(self.rounds - 1, 0), 20), 60.0)
-                self.watch.sleep(max(wait, stopped.after))
+                self.watch.sleep(max(wait, stopped.retry_after))
         return False
 
     def _deliver(self) -> Stopped | None:
@@ -160,7 +169,7 @@ class Rounds:
             probes=self.rounds,
             moved=self._moved,
         )
-        delivery = Delivery(
+        delivery = EventDelivery(
             self._sent, policy, self._letters, self._letters.spans(), self._point, self.watch
         )
         delivery.run([self._events])
@@ -175,6 +184,6 @@ class Rounds:
         self.rounds = int(failed) if counts.sent or counts.refused else self.rounds + 1
         return stopped
 
-    def _sent(self, window: Sequence[Event]) -> Sequence[Verdict]:
+    def _sent(self, window: Sequence[Event]) -> Sequence[Reply]:
         self.tried += [(self.watch.now(), each) for each in window]
         return self.send(window)

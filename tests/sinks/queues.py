@@ -23,17 +23,16 @@ from pyspark.sql import SparkSession
 from headrace.config import parse
 from headrace.errors import SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks.push import ACCEPTED, Answer, Channel, Event, Verdict
-from headrace.sinks.push.broker import BrokerSettings
-from headrace.sinks.push.channels import Line, close_all
-from headrace.sinks.push.delivery import Delivery, Point, Policy
+from headrace.sinks.push import ACCEPTED, BrokerSettings, Channel, DeliveryOutcome, Event, Reply
+from headrace.sinks.push.channels import ReconnectingChannel, close_all
+from headrace.sinks.push.delivery import DeliveryCheckpoint, EventDelivery, Policy
 from headrace.sinks.push.writer import PushWriter
 from headrace.testing import wait_until
 from headrace.testing.processes import ServerProcess
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
 from tests.sinks.courier import Office
-from tests.sinks.office import Letters
+from tests.sinks.office import DeadLetterQueue
 from tests.sinks.post import Post
 from tests.sinks.ways import Cut, Slow, nowhere
 
@@ -150,7 +149,7 @@ class QueueTests:
     def test_a_server_that_is_killed_in_a_window_loses_nothing(self, queues: Queues) -> None:
         table = table_name()
         events = [event(table, at % 3000, at, payload=b"x" * 2000) for at in range(6000)]
-        line = Line(queues.sink(timeout_seconds=10.0))
+        line = ReconnectingChannel(queues.sink(timeout_seconds=10.0))
         assert set(line.send(events[:10])) == {ACCEPTED}
         rest: list[Event] = []
 
@@ -177,24 +176,24 @@ class QueueTests:
         first = event(table, "first", 0)
         events = [event(table, at, at, payload=b"x" * 2000) for at in range(1, 2001)]
         with Cut(queues.server.address) as cut:
-            line = Line(queues.sink(servers=cut.address, timeout_seconds=10.0))
+            line = ReconnectingChannel(queues.sink(servers=cut.address, timeout_seconds=10.0))
             assert list(line.send([first])) == [ACCEPTED]
             cut.after(heard)
-            verdicts = line.send(events)
-            expect_stored(queues.read(table), events, verdicts)
+            replies = line.send(events)
+            expect_stored(queues.read(table), events, replies)
             if not heard:
-                assert {verdict.answer for verdict in verdicts} == {Answer.UNREACHABLE}
+                assert {reply.outcome for reply in replies} == {DeliveryOutcome.UNREACHABLE}
 
     def test_a_server_that_is_down_is_told_of_each_time(self, queues: Queues) -> None:
         table = table_name()
         sent = [event(table, 1, 1), event(table, 1, 2)]
-        line = Line(queues.sink(timeout_seconds=5.0))
+        line = ReconnectingChannel(queues.sink(timeout_seconds=5.0))
         assert list(line.send(sent[:1])) == [ACCEPTED]
         queues.server.kill()
         for _ in range(3):
-            verdict, *_ = line.send(sent[1:])
-            assert verdict.answer is Answer.UNREACHABLE
-            assert queues.server.address in verdict.reason
+            reply, *_ = line.send(sent[1:])
+            assert reply.outcome is DeliveryOutcome.UNREACHABLE
+            assert queues.server.address in reply.reason
         queues.server.start()
         until_accepted(line, sent[1:])
         assert [record.id for record in queues.read(table)] == [each.id for each in sent]
@@ -205,7 +204,7 @@ class QueueTests:
         with queues.channel() as channel:
             assert list(channel.send(events[:1])) == [ACCEPTED]
             queues.server.pause()
-            answers: list[Verdict] = []
+            answers: list[Reply] = []
             thread = threading.Thread(target=lambda: answers.extend(channel.send(events[1:])))
             thread.start()
             queues.server.resume()
@@ -223,7 +222,7 @@ class QueueTests:
         first, *events = [event(table, at % 3, at) for at in range(1, 14)]
         sink = queues.sink(batch_size=6)
         with Slow(queues.server.address) as way:
-            line = Line(replace(sink, servers=way.address))
+            line = ReconnectingChannel(replace(sink, servers=way.address))
             assert list(line.send([first])) == [ACCEPTED]
             with way.slowed(10.0):
                 settle(line, sink.policy, events)
@@ -236,12 +235,12 @@ class QueueTests:
         table = table_name()
         first, *events = [event(table, 1, at) for at in range(100)]
         with Slow(queues.server.address) as way:
-            line = Line(queues.sink(servers=way.address, timeout_seconds=5.0))
+            line = ReconnectingChannel(queues.sink(servers=way.address, timeout_seconds=5.0))
             assert list(line.send([first])) == [ACCEPTED]
             with way.deaf():
-                verdicts = line.send(events)
-            assert verdicts[0].answer is Answer.UNREACHABLE
-            assert ACCEPTED not in verdicts
+                replies = line.send(events)
+            assert replies[0].outcome is DeliveryOutcome.UNREACHABLE
+            assert ACCEPTED not in replies
             stored = queues.read(table)
             assert ids(stored) == [first.id, *ids(events)], "it has them, and could not say so"
             until_accepted(line, events)
@@ -250,25 +249,25 @@ class QueueTests:
     def test_a_server_that_hangs_for_too_long_is_asked_again(self, queues: Queues) -> None:
         table = table_name()
         events = [event(table, 1, at) for at in range(100)]
-        line = Line(queues.sink(timeout_seconds=5.0))
+        line = ReconnectingChannel(queues.sink(timeout_seconds=5.0))
         assert list(line.send(events[:1])) == [ACCEPTED]
         queues.server.pause()
         try:
-            verdicts = line.send(events[1:])
+            replies = line.send(events[1:])
         finally:
             queues.server.resume()
-        assert verdicts[0].answer is Answer.UNREACHABLE
+        assert replies[0].outcome is DeliveryOutcome.UNREACHABLE
         until_accepted(line, events[1:])
         expect_in_order(queues.read(table), events)
 
     def test_an_address_that_never_answers_is_named_with_what_to_do(self, queues: Queues) -> None:
         with nowhere() as address:
-            line = Line(queues.sink(servers=address, timeout_seconds=1.0))
+            line = ReconnectingChannel(queues.sink(servers=address, timeout_seconds=1.0))
             begun = time.monotonic()
-            [verdict] = line.send([event("users", 1, 1)])
+            [reply] = line.send([event("users", 1, 1)])
             assert time.monotonic() - begun < 5.0
-        assert verdict.answer is Answer.UNREACHABLE
-        assert f"{address}: no connection in time; check servers" in verdict.reason
+        assert reply.outcome is DeliveryOutcome.UNREACHABLE
+        assert f"{address}: no connection in time; check servers" in reply.reason
 
     def test_a_wrong_password_is_told_and_not_shown(self, queues: Queues) -> None:
         with pytest.raises(SinkUnavailable) as refused:
@@ -312,13 +311,11 @@ class Strange:
 
 
 def expect_stored(
-    records: Sequence[Record], events: Sequence[Event], verdicts: Sequence[Verdict]
+    records: Sequence[Record], events: Sequence[Event], replies: Sequence[Reply]
 ) -> None:
     """What was accepted is there."""
     stored = {record.id for record in records}
-    accepted = {
-        each.id for each, verdict in zip(events, verdicts, strict=True) if verdict is ACCEPTED
-    }
+    accepted = {each.id for each, reply in zip(events, replies, strict=True) if reply is ACCEPTED}
     assert not accepted - stored
 
 
@@ -363,17 +360,17 @@ def through_spark(spark: SparkSession, folder: Path, queues: Queues) -> None:
     assert not [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
-def settle(line: Line, policy: Policy, events: Sequence[Event]) -> None:
-    """Deliver as a task does, and again where it stopped; nothing is put aside or fails."""
-    letters, point = Letters(), Point()
+def settle(line: ReconnectingChannel, policy: Policy, events: Sequence[Event]) -> None:
+    """DeliveryTask as a task does, and again where it stopped; nothing is put aside or fails."""
+    letters, point = DeadLetterQueue(), DeliveryCheckpoint()
     while True:
-        delivery = Delivery(line.send, policy, letters, point=point)
+        delivery = EventDelivery(line.send, policy, letters, checkpoint=point)
         delivery.run([events])
         assert not letters.kept
         if delivery.stopped is None:
             return
         assert delivery.stopped.reason == ""
-        point = delivery.stopped.point
+        point = delivery.stopped.checkpoint
 
 
 class Identified(Protocol):
@@ -388,7 +385,7 @@ def ids(found: Iterable[Identified]) -> list[str]:
     return [each.id for each in found]
 
 
-def until_accepted(line: Line, events: Sequence[Event]) -> None:
+def until_accepted(line: ReconnectingChannel, events: Sequence[Event]) -> None:
     """Send until all is accepted."""
     wait_until(
         lambda: set(line.send(events)) == {ACCEPTED},
@@ -397,11 +394,11 @@ def until_accepted(line: Line, events: Sequence[Event]) -> None:
     )
 
 
-def unsettled(events: Sequence[Event], answers: Sequence[Verdict], rows: set[str]) -> list[Event]:
+def unsettled(events: Sequence[Event], answers: Sequence[Reply], rows: set[str]) -> list[Event]:
     """The events of each row from the first on that was not accepted, and all of some rows."""
     held, rest = set(rows), []
-    for each, verdict in zip(events, answers, strict=True):
-        if verdict.answer is not Answer.ACCEPTED:
+    for each, reply in zip(events, answers, strict=True):
+        if reply.outcome is not DeliveryOutcome.ACCEPTED:
             held.add(each.row)
         if each.row in held:
             rest.append(each)

@@ -31,8 +31,8 @@ class Request(NamedTuple):
         return self.headers["webhook-id"]
 
 
-Answer = bytes | None  # None: the connection is closed
-Script = Callable[[Request], Answer]
+HttpAnswer = bytes | None  # None: the connection is closed
+Script = Callable[[Request], HttpAnswer]
 
 
 def reply(status: int, body: bytes = b"", *headers: str) -> bytes:

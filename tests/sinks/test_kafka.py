@@ -8,8 +8,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
-from headrace.sinks.push import ACCEPTED, UNSENT, Answer
-from headrace.sinks.push.template import Template
+from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Template
 from headrace.testing import free_port
 from headrace.testing.kafka import KafkaServer
 from tests.sinks.brokers import channel, event, expect_kafka, read, table_name
@@ -146,7 +145,7 @@ def test_an_event_that_is_too_large_for_the_client_holds_up_its_own_row_only(
         sent = [event(table, 1, 1), large, event(table, 2, 3), event(table, 1, 4)]
         first, second, third, fourth = open_channel.send(sent)
     assert (first, third, fourth) == (ACCEPTED, ACCEPTED, UNSENT)
-    assert second.answer is Answer.REFUSED
+    assert second.outcome is DeliveryOutcome.REFUSED
     assert "too large" in second.reason
     assert len(read(kafka, f"cdc.public.{table}")) == 2
 
@@ -197,12 +196,12 @@ def test_an_event_that_is_too_large_for_the_topic_is_found_within_its_batch(
         sent = [event(table, at, at, payload=b"x" * 1000) for at in range(100)]
         sent[50] = event(table, 50, 50, payload=b"x" * 50_000)
         sent.append(event(table, 50, 100))
-        verdicts = list(open_channel.send(sent))
-        refused = [at for at, each in enumerate(verdicts) if each.answer is Answer.REFUSED]
+        replies = list(open_channel.send(sent))
+        refused = [at for at, each in enumerate(replies) if each.outcome is DeliveryOutcome.REFUSED]
         assert refused == [50]
-        assert topic in verdicts[50].reason
-        assert verdicts[100] is UNSENT
-        assert verdicts.count(ACCEPTED) == 99
+        assert topic in replies[50].reason
+        assert replies[100] is UNSENT
+        assert replies.count(ACCEPTED) == 99
         # It has learned to make smaller batches.
         later = [event(table, at, 200 + at, payload=b"x" * 1000) for at in range(100)]
         while open_channel._batch_size > 20_000:
@@ -217,10 +216,10 @@ def test_a_topic_that_nobody_makes_fails_with_what_to_do(kafka: KafkaServer) -> 
     settings = {"topic.metadata.propagation.max.ms": 500}
     with KafkaServer(settings={"auto.create.topics.enable": "false"}) as strict:
         with channel(strict, settings=settings) as open_channel:
-            [verdict] = open_channel.send([event("absent", 1, 1)])
-            assert verdict.answer is Answer.FAILED
-            assert expect in verdict.reason
-            assert "create_topics" in verdict.reason
+            [reply] = open_channel.send([event("absent", 1, 1)])
+            assert reply.outcome is DeliveryOutcome.FAILED
+            assert expect in reply.reason
+            assert "create_topics" in reply.reason
             # It is tried again on the same channel once somebody has made the topic.
             _create(strict, NewTopic(expect, 1, 1))
             assert list(open_channel.send([event("absent", 1, 1)])) == [ACCEPTED]
@@ -237,9 +236,9 @@ def test_a_topic_that_nobody_makes_fails_with_what_to_do(kafka: KafkaServer) -> 
 def test_a_topic_that_cannot_be_made_fails_with_the_brokers_reason(kafka: KafkaServer) -> None:
     with channel(kafka, create_topics=True, replication=3) as open_channel:
         table = table_name()
-        verdicts = open_channel.send([event(table, 1, 1), event(table, 1, 2), event(table, 2, 3)])
-    first, second, third = verdicts
-    assert first.answer is third.answer is Answer.FAILED
+        replies = open_channel.send([event(table, 1, 1), event(table, 1, 2), event(table, 2, 3)])
+    first, second, third = replies
+    assert first.outcome is third.outcome is DeliveryOutcome.FAILED
     assert "replication" in first.reason.lower()
     assert second is UNSENT
 
@@ -250,13 +249,13 @@ def test_a_topic_that_kafka_takes_for_another_is_refused_or_not_made(kafka: Kafk
         assert list(open_channel.send([event("one", 1, 1)])) == [ACCEPTED]
     beside = Template(f"a_{name}")
     with channel(kafka, topic=beside, create_topics=True) as open_channel:
-        [verdict] = open_channel.send([event("other", 1, 2)])
-    assert verdict.answer is Answer.REFUSED
-    assert f"a.{name}" in verdict.reason
+        [reply] = open_channel.send([event("other", 1, 2)])
+    assert reply.outcome is DeliveryOutcome.REFUSED
+    assert f"a.{name}" in reply.reason
     with channel(kafka, topic=beside) as open_channel:
-        [verdict] = open_channel.send([event("other", 1, 2)])
-    assert verdict.answer is Answer.FAILED
-    assert "there is no topic" in verdict.reason
+        [reply] = open_channel.send([event("other", 1, 2)])
+    assert reply.outcome is DeliveryOutcome.FAILED
+    assert "there is no topic" in reply.reason
 
 
 def _create(server: KafkaServer, topic: NewTopic) -> None:

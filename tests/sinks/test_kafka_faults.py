@@ -19,8 +19,8 @@ from headrace.errors import SinkUnavailable
 from headrace.secret import Secret
 from headrace.sinks.kafka.channel import KafkaChannel
 from headrace.sinks.kafka.sink import Kafka
-from headrace.sinks.push import ACCEPTED, Answer, Event, Verdict
-from headrace.sinks.push.channels import Line, close_all
+from headrace.sinks.push import ACCEPTED, DeliveryOutcome, Event, Reply
+from headrace.sinks.push.channels import ReconnectingChannel, close_all
 from headrace.testing import wait_until
 from headrace.testing.kafka import KafkaServer
 from tests.needs import missing
@@ -155,7 +155,11 @@ def test_a_topic_that_we_may_not_write_is_refused_and_others_are_not(kafka: Kafk
     with channel(kafka, **_alice(kafka, "SASL")) as open_channel:
         sent = [event(closed, 1, 1), event(open_table, 1, 2), event(closed, 1, 3)]
         first, second, third = open_channel.send(sent)
-        assert (first.answer, second, third.answer) == (Answer.REFUSED, ACCEPTED, Answer.REFUSED)
+        assert (first.outcome, second, third.outcome) == (
+            DeliveryOutcome.REFUSED,
+            ACCEPTED,
+            DeliveryOutcome.REFUSED,
+        )
         assert f"cdc.public.{closed}" in first.reason
         assert "uthorization" in first.reason
 
@@ -188,7 +192,7 @@ def test_a_broker_that_is_killed_within_a_window_loses_nothing_and_keeps_the_ord
         assert list(open_channel.send(events[:1])) == [ACCEPTED]
         with _sending(open_channel, events) as answers:
             kafka.kill()
-        assert any(each.answer is Answer.UNREACHABLE for each in answers)
+        assert any(each.outcome is DeliveryOutcome.UNREACHABLE for each in answers)
         kafka.start()
         rest = _unsettled(events, answers)
         assert rest
@@ -203,9 +207,9 @@ def test_a_broker_that_is_down_for_a_while_is_told_of_each_time(kafka: KafkaServ
     with channel(kafka, timeout_seconds=2.0) as open_channel:
         kafka.kill()
         for _ in range(3):
-            verdicts = open_channel.send(sent)
-            assert {each.answer for each in verdicts} == {Answer.UNREACHABLE}
-            assert kafka.address in verdicts[0].reason
+            replies = open_channel.send(sent)
+            assert {each.outcome for each in replies} == {DeliveryOutcome.UNREACHABLE}
+            assert kafka.address in replies[0].reason
         kafka.start()
         _until_accepted(open_channel, sent)
     assert [record.id for record in read(kafka, f"cdc.public.{table}")] == [e.id for e in sent]
@@ -233,7 +237,7 @@ def test_a_broker_that_takes_ten_seconds_for_an_answer_gets_everything_once(
     table = table_name()
     events = [event(table, at % 3, at) for at in range(1, 14)]
     given = sink(kafka, servers=way.address, batch_size=6)
-    line = Line(given)
+    line = ReconnectingChannel(given)
     assert list(line.send(events[:1])) == [ACCEPTED]
     with way.slowed(10.0):
         settle(line, given.policy, events[1:])
@@ -251,8 +255,11 @@ def test_what_was_taken_without_an_answer_comes_again_with_the_same_id(
     with channel(kafka, servers=way.address, timeout_seconds=5.0) as open_channel:
         assert list(open_channel.send([first])) == [ACCEPTED]
         with way.deaf():
-            verdicts = open_channel.send(events)
-        assert {each.answer for each in verdicts} <= {Answer.FAILED, Answer.UNREACHABLE}
+            replies = open_channel.send(events)
+        assert {each.outcome for each in replies} <= {
+            DeliveryOutcome.FAILED,
+            DeliveryOutcome.UNREACHABLE,
+        }
         stored = read(kafka, f"cdc.public.{table}")
         assert ids(stored) == [first.id, *ids(events)], "it has them, and could not say so"
         _until_accepted(open_channel, events)
@@ -266,10 +273,13 @@ def test_a_broker_that_hangs_for_too_long_is_asked_again(kafka: KafkaServer) -> 
         assert list(open_channel.send(events[:1])) == [ACCEPTED]
         kafka.pause()
         try:
-            verdicts = open_channel.send(events[1:])
+            replies = open_channel.send(events[1:])
         finally:
             kafka.resume()
-        assert {each.answer for each in verdicts} <= {Answer.FAILED, Answer.UNREACHABLE}
+        assert {each.outcome for each in replies} <= {
+            DeliveryOutcome.FAILED,
+            DeliveryOutcome.UNREACHABLE,
+        }
         _until_accepted(open_channel, events[1:])
     _expect_in_order(kafka, table, events)
 
@@ -279,16 +289,16 @@ def test_after_a_fatal_error_the_next_window_has_a_new_producer(kafka: KafkaServ
     with channel(kafka) as open_channel:
         first = open_channel._producer
         # What librdkafka calls back with when it can no longer tell what brokers have.
-        open_channel._trouble(KafkaError(KafkaError._FATAL, "lost its place", fatal=True))
+        open_channel._errors(KafkaError(KafkaError._FATAL, "lost its place", fatal=True))
         open_channel.send([event(table, 1, 1)])
         _until_accepted(open_channel, [event(table, 1, 1)])
         assert open_channel._producer is not first
 
 
 @contextmanager
-def _sending(open_channel: KafkaChannel, events: list[Event]) -> Iterator[list[Verdict]]:
+def _sending(open_channel: KafkaChannel, events: list[Event]) -> Iterator[list[Reply]]:
     """Send from a thread; inside, some of it is with the client; afterwards all is answered."""
-    answers: list[Verdict] = []
+    answers: list[Reply] = []
     thread = threading.Thread(target=lambda: answers.extend(open_channel.send(events)))
     producer = open_channel._producer
     assert producer is not None
@@ -307,17 +317,17 @@ def _until_accepted(open_channel: KafkaChannel, events: list[Event]) -> None:
     wait_until(sent, timeout=120, message="a broker that is back accepts events")
 
 
-def _unsettled(events: Sequence[Event], answers: Sequence[Verdict]) -> list[Event]:
+def _unsettled(events: Sequence[Event], answers: Sequence[Reply]) -> list[Event]:
     """The events of each row from the first on that was not accepted."""
-    assert {each.answer for each in answers} <= {
-        Answer.ACCEPTED,
-        Answer.FAILED,
-        Answer.UNREACHABLE,
+    assert {each.outcome for each in answers} <= {
+        DeliveryOutcome.ACCEPTED,
+        DeliveryOutcome.FAILED,
+        DeliveryOutcome.UNREACHABLE,
     }
     rows: set[str] = set()
     rest = []
-    for each, verdict in zip(events, answers, strict=True):
-        if verdict.answer is not Answer.ACCEPTED:
+    for each, reply in zip(events, answers, strict=True):
+        if reply.outcome is not DeliveryOutcome.ACCEPTED:
             rows.add(each.row)
         if each.row in rows:
             rest.append(each)

@@ -17,9 +17,8 @@ from headrace.change.event import Op
 from headrace.config import parse
 from headrace.secret import Secret
 from headrace.sinks.kafka.sink import Kafka
-from headrace.sinks.push import redrive
+from headrace.sinks.push import Template, redrive
 from headrace.sinks.push import writer as writers
-from headrace.sinks.push.template import Template
 from headrace.sinks.push.writer import PushWriter
 from headrace.testing import wait_until
 from headrace.testing.kafka import KafkaServer
@@ -137,9 +136,11 @@ def test_dead_letters_that_are_sent_again_come_in_order(topics: Topics) -> None:
     topics.write()
     assert topics.names() == {"users:2": ["Bob"]}
     topics.reopen()
-    wish = redrive.ask(topics.sink.folder)
+    request = redrive.request_redrive(topics.sink.folder)
     topics.writer.serve_requests(topics.spark)
-    assert redrive.told(topics.sink.folder, wish) == redrive.Redriven(wish.id, 2, 2, 0)
+    assert redrive.result_of(topics.sink.folder, request) == redrive.RedriveResult(
+        request.id, 2, 2, 0
+    )
     assert topics.names() == {"users:1": ["x" * 3_000, "later"], "users:2": ["Bob"]}
     assert topics.letters() == []
 

@@ -13,9 +13,9 @@ from headrace.config import parse
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
 from headrace.sinks.kafka import names
-from headrace.sinks.kafka.channel import Link
+from headrace.sinks.kafka.channel import KafkaLink
 from headrace.sinks.kafka.sink import Kafka
-from headrace.sinks.push.template import Template
+from headrace.sinks.push import Template
 
 SOURCE = {"shop": {"type": "postgres", "url": "postgresql://shop@db/shop"}}
 
@@ -116,7 +116,7 @@ def test_no_value_of_settings_shows_in_a_reason_or_a_repr() -> None:
     sink = Kafka(
         name="events", servers="127.0.0.1:1", settings=told, key_password=Secret("hunter4")
     )
-    link = Link(
+    link = KafkaLink(
         client=sink._client,
         template=sink.topic,
         with_schema=False,

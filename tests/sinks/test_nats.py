@@ -16,12 +16,10 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks.nats.protocol import Line, Message, Reader
+from headrace.sinks.nats.protocol import NatsLine, NatsMessage, NatsReader
 from headrace.sinks.nats.sink import Nats
-from headrace.sinks.push import ACCEPTED, UNSENT, Answer
-from headrace.sinks.push.channels import Line as Sender
-from headrace.sinks.push.channels import close_all
-from headrace.sinks.push.template import Template
+from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Template
+from headrace.sinks.push.channels import ReconnectingChannel, close_all
 from headrace.testing import free_port, wait_until
 from headrace.testing.nats import HINT, NatsServer, nats_program
 from tests.needs import missing
@@ -154,9 +152,9 @@ def test_a_repeat_is_dropped_by_the_stream(queues: Subjects) -> None:
 def test_a_subject_that_no_stream_has_is_told_with_what_to_do(queues: Subjects) -> None:
     table = table_name()
     with queues.channel(subject=Template("other.${table}"), stream="") as channel:
-        [verdict] = channel.send([event(table, 1, 1)])
-    assert verdict.answer is Answer.UNREACHABLE
-    assert f"no stream has the subject other.{table}" in verdict.reason
+        [reply] = channel.send([event(table, 1, 1)])
+    assert reply.outcome is DeliveryOutcome.UNREACHABLE
+    assert f"no stream has the subject other.{table}" in reply.reason
     made = Template(f"{table}.${{schema}}")
     with queues.channel(subject=made, stream=table) as channel:
         sent = [event(table, 1, 1), event("x", 1, 2, schema="public"), event(table, 1, 3)]
@@ -172,10 +170,12 @@ def test_where_others_are_taken_one_without_a_stream_fails_alone(queues: Subject
         queues.ask(f"STREAM.DELETE.{one}", {})
         [gone] = channel.send([event(one, 1, 3)])
     assert first is ACCEPTED
-    assert second.answer is Answer.FAILED
+    assert second.outcome is DeliveryOutcome.FAILED
     assert "create a stream" in second.reason
     assert again == second, "also when it is alone"
-    assert gone.answer is Answer.UNREACHABLE, "of one that had a stream, JetStream may be off"
+    assert gone.outcome is DeliveryOutcome.UNREACHABLE, (
+        "of one that had a stream, JetStream may be off"
+    )
 
 
 def test_a_stream_that_is_full_keeps_rows_in_order(queues: Subjects) -> None:
@@ -184,12 +184,12 @@ def test_a_stream_that_is_full_keeps_rows_in_order(queues: Subjects) -> None:
     subject = Template(f"{name}.${{table}}")
     sent = [event(table, 1, at) for at in range(5)] + [event(table, 2, 9)]
     with queues.channel(subject=subject, stream=name, stream_settings=settings) as channel:
-        verdicts = channel.send(sent)
-        taken = [at for at, verdict in enumerate(verdicts) if verdict is ACCEPTED]
+        replies = channel.send(sent)
+        taken = [at for at, reply in enumerate(replies) if reply is ACCEPTED]
         assert taken == [0, 1, 5]
-        assert verdicts[2].answer is Answer.FAILED
-        assert "maximum messages exceeded" in verdicts[2].reason
-        assert verdicts[3] is verdicts[4] is UNSENT
+        assert replies[2].outcome is DeliveryOutcome.FAILED
+        assert "maximum messages exceeded" in replies[2].reason
+        assert replies[3] is replies[4] is UNSENT
         queues.ask(f"STREAM.PURGE.{name}", {})
         assert set(channel.send(sent[2:5])) == {ACCEPTED}
 
@@ -203,7 +203,7 @@ def test_what_is_too_large_is_refused_and_its_row_waits(queues: Subjects) -> Non
     settings: dict[str, Any] = {"max_msg_size": 5000}
     with queues.channel(subject=subject, stream=name, stream_settings=settings) as channel:
         first, second, third, fourth, fifth = channel.send(sent)
-    assert first.answer is second.answer is Answer.REFUSED
+    assert first.outcome is second.outcome is DeliveryOutcome.REFUSED
     assert "max_payload" in first.reason
     assert "size exceeds maximum" in second.reason
     assert (third, fourth, fifth) == (UNSENT, UNSENT, ACCEPTED)
@@ -224,12 +224,12 @@ def test_where_one_of_a_row_is_sent_at_a_time_what_was_not_sent_is_not_accepted(
     }
     events = [event(table, at % 500, at) for at in range(1000)]
     with Cut(queues.server.address) as cut:
-        sender = Sender(queues.sink(servers=cut.address, **chosen))
+        sender = ReconnectingChannel(queues.sink(servers=cut.address, **chosen))
         assert list(sender.send([event(table, "first", 5000)])) == [ACCEPTED]
         cut.after(heard)
-        verdicts = sender.send(events)
-        expect_stored(queues.stored(name, f"{name}.{table}"), events, verdicts)
-    assert verdicts[-1].answer in (Answer.UNREACHABLE, Answer.UNSENT)
+        replies = sender.send(events)
+        expect_stored(queues.stored(name, f"{name}.{table}"), events, replies)
+    assert replies[-1].outcome in (DeliveryOutcome.UNREACHABLE, DeliveryOutcome.UNSENT)
 
 
 def test_an_account_with_a_limit_keeps_rows_in_order(queues: Subjects) -> None:
@@ -240,7 +240,7 @@ def test_an_account_with_a_limit_keeps_rows_in_order(queues: Subjects) -> None:
         limited = Subjects(server)
         with limited.channel(username="a", password=Secret("a")) as channel:
             first, second, third = channel.send(sent)
-            assert first.answer is Answer.FAILED
+            assert first.outcome is DeliveryOutcome.FAILED
             assert "limits" in first.reason
             assert (second, third) == (UNSENT, ACCEPTED)
 
@@ -249,9 +249,9 @@ def test_an_answer_that_is_no_stream_s_accepts_nothing(queues: Subjects) -> None
     name = table_name()
     chosen = {"subject": Template(f"{name}.${{table}}"), "stream": ""}
     with answering(queues, f"{name}.*", b"hello"), queues.channel(**chosen) as channel:
-        [verdict] = channel.send([event("users", 1, 1)])
-    assert verdict.answer is Answer.FAILED
-    assert f"subject {name}.users: something answered" in verdict.reason
+        [reply] = channel.send([event("users", 1, 1)])
+    assert reply.outcome is DeliveryOutcome.FAILED
+    assert f"subject {name}.users: something answered" in reply.reason
 
 
 def test_a_stream_may_be_called_error(queues: Subjects) -> None:
@@ -292,10 +292,10 @@ def test_a_file_of_credentials_that_does_not_do_is_named(
 )
 def test_what_is_no_nats_is_told(said: tuple[bytes, ...]) -> None:
     with Strange(*said) as strange:
-        line = Sender(Nats(name="events", servers=strange.address, stream="CDC"))
-        [verdict] = line.send([event("users", 1, 1)])
-    assert verdict.answer is Answer.UNREACHABLE
-    assert "does not speak as NATS does" in verdict.reason
+        line = ReconnectingChannel(Nats(name="events", servers=strange.address, stream="CDC"))
+        [reply] = line.send([event("users", 1, 1)])
+    assert reply.outcome is DeliveryOutcome.UNREACHABLE
+    assert "does not speak as NATS does" in reply.reason
 
 
 def test_a_user_publishes_where_he_may(queues: Subjects) -> None:
@@ -303,7 +303,7 @@ def test_a_user_publishes_where_he_may(queues: Subjects) -> None:
     with queues.channel(username="alice", password=Secret(f"right-{SECRET}")) as channel:
         first, second = channel.send([event(table, 1, 1), event(table, 1, 2, schema="private")])
     assert first is ACCEPTED
-    assert second.answer is Answer.REFUSED
+    assert second.outcome is DeliveryOutcome.REFUSED
     assert f'"cdc.private.{table}"' in second.reason
 
 
@@ -313,9 +313,9 @@ def test_a_server_without_jetstream_is_told(queues: Subjects) -> None:
         with pytest.raises(SinkUnavailable, match="JetStream is off"):
             plain.sink().connect()
         with plain.channel(stream="") as channel:
-            [verdict] = channel.send([event("users", 1, 1)])
-    assert verdict.answer is Answer.UNREACHABLE
-    assert "JetStream is off" in verdict.reason
+            [reply] = channel.send([event("users", 1, 1)])
+    assert reply.outcome is DeliveryOutcome.UNREACHABLE
+    assert "JetStream is off" in reply.reason
 
 
 def test_a_token_is_taken_with_tls(queues: Subjects, tmp_path: Path) -> None:
@@ -361,14 +361,14 @@ def test_what_the_server_says_is_read_however_it_is_cut() -> None:
         b"HMSG in.2 1 16 16\r\nNATS/1.0 503\r\n\r\n\r\n-ERR 'x y'\r\n"
     )
     wanted = [
-        Line(b"INFO", b'{"a":1}'),
-        Message(b"in.1", b"", b"ab\r\nc"),
-        Line(b"PING", b""),
-        Message(b"in.2", b"503", b""),
-        Line(b"-ERR", b"'x y'"),
+        NatsLine(b"INFO", b'{"a":1}'),
+        NatsMessage(b"in.1", b"", b"ab\r\nc"),
+        NatsLine(b"PING", b""),
+        NatsMessage(b"in.2", b"503", b""),
+        NatsLine(b"-ERR", b"'x y'"),
     ]
     for size in range(1, len(said)):
-        reader = Reader()
+        reader = NatsReader()
         pieces = [said[at : at + size] for at in range(0, len(said), size)]
         assert [each for piece in pieces for each in reader.feed(piece)] == wanted
 
@@ -399,7 +399,7 @@ def test_the_config_in_the_docs_works(tmp_path: Path, queues: Subjects) -> None:
         # What is asked before a leader is chosen has no answer, and is asked again soon.
         sink = documented("nats", tmp_path, servers=addresses, tls=False, timeout_seconds=2.0)
         wait_until(
-            lambda: set(Sender(sink).send([event(table, 1, 1)])) == {ACCEPTED},
+            lambda: set(ReconnectingChannel(sink).send([event(table, 1, 1)])) == {ACCEPTED},
             timeout=120,
             message="the cluster has a leader and makes the stream",
         )

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from headrace.change.event import Op
 from headrace.errors import ConfigError, SinkFenced, SinkRefused, SinkUnavailable
 from headrace.sinks import Progress
-from headrace.sinks.push import disabled, redrive
+from headrace.sinks.push import halt, redrive
 from headrace.sinks.push import ledger as ledgers
 from headrace.sinks.push import writer as writers
 from headrace.sinks.push.events import part_of
@@ -228,19 +228,21 @@ def test_a_refused_row_waits_and_redriving_restores_its_order(post: Post, parts:
     account = post.writer.status()
     assert (account.dead_letters, account.waiting_rows) == (4, 1)
 
-    wish = redrive.ask(post.sink.folder)
+    request = redrive.request_redrive(post.sink.folder)
     post.writer.serve_requests(post.spark)
-    told = redrive.told(post.sink.folder, wish)
-    assert told == redrive.Redriven(
-        wish.id, 4, 0, 4, refused=1, waiting=3, reasons={"no thanks": 1}
+    told = redrive.result_of(post.sink.folder, request)
+    assert told == redrive.RedriveResult(
+        request.id, 4, 0, 4, refused=1, waiting=3, reasons={"no thanks": 1}
     )
     assert [each["attempts"] for each in post.letters()] == [1, 0, 0, 0]
 
     post.office.judge = kind
-    wish = redrive.ask(post.sink.folder)
+    request = redrive.request_redrive(post.sink.folder)
     post.writer.serve_requests(post.spark)
-    assert redrive.told(post.sink.folder, wish) == redrive.Redriven(wish.id, 4, 4, 0, "")
-    assert redrive.asked(post.sink.folder) is None
+    assert redrive.result_of(post.sink.folder, request) == redrive.RedriveResult(
+        request.id, 4, 4, 0, ""
+    )
+    assert redrive.requested(post.sink.folder) is None
     assert post.letters() == []
     assert post.office.rows()["shop|public.users:0"] == [(n, 0) for n in (1, 4, 7, 10, 13)]
     post.users((0, "last"))
@@ -257,9 +259,9 @@ def test_only_the_keys_that_are_asked_for_are_redriven(post: Post) -> None:
     post.write()
     post.office.judge = kind
     for key, left in (("users:1", [1, 3]), ("public.users:2", [1]), ("users:9", [1])):
-        wish = redrive.ask(post.sink.folder, [key])
+        request = redrive.request_redrive(post.sink.folder, [key])
         post.writer.serve_requests(post.spark)
-        told = redrive.told(post.sink.folder, wish)
+        told = redrive.result_of(post.sink.folder, request)
         assert told is not None
         assert told.left == len(left)
         assert [each["sequence"] for each in post.letters()] == left
@@ -272,15 +274,15 @@ def test_redriving_to_nobody_loses_nothing(post: Post) -> None:
     post.write()
     assert len(post.letters()) == 8
     post.office.shut()
-    wish = redrive.ask(post.sink.folder)
+    request = redrive.request_redrive(post.sink.folder)
     post.writer.serve_requests(post.spark)
-    told = redrive.told(post.sink.folder, wish)
+    told = redrive.result_of(post.sink.folder, request)
     assert told is not None
     assert (told.sent, told.left, told.reason) == (0, 8, "nobody is at the door")
     assert [each["sequence"] for each in post.letters()] == list(range(1, 9))
     post.office.open()
     post.office.judge = kind
-    wish = redrive.ask(post.sink.folder)
+    request = redrive.request_redrive(post.sink.folder)
     post.writer.serve_requests(post.spark)
     assert sorted(sequences(post)) == list(range(1, 9))
     assert all(found == sorted(found) for found in post.office.rows().values())
@@ -296,7 +298,7 @@ def test_a_batch_that_comes_again_after_its_letters_were_kept(
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ledgers.Ledger, "settle", die)
+        patched.setattr(ledgers.PushLedger, "settle", die)
         with pytest.raises(RuntimeError):
             post.write()
     post.reopen()
@@ -410,7 +412,7 @@ def test_one_that_wants_nothing_more_is_not_asked_again(post: Post) -> None:
     with pytest.raises(SinkRefused, match="it has moved"):
         post.reopen()
     post.office.gone = False
-    disabled.enable(post.sink.folder)
+    halt.clear_halt(post.sink.folder)
     post.reopen()
     post.write()
     assert sequences(post) == [1, 2]

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import SinkRefused
-from headrace.sinks.push import ACCEPTED, UNSENT, Answer, Event, Verdict
-from headrace.sinks.push import held as held_rows
-from headrace.sinks.push.delivery import Delivery, Point, Stopped
-from headrace.sinks.push.outage import MOST_REFUSALS
+from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Event, Reply
+from headrace.sinks.push import waiting as held_rows
+from headrace.sinks.push.breaker import MOST_REFUSALS
+from headrace.sinks.push.delivery import DeliveryCheckpoint, EventDelivery, Stopped
 from tests.sinks.office import (
     FAILED,
     POLICY,
     REFUSED,
     UNREACHABLE,
-    Letters,
+    DeadLetterQueue,
     Office,
     Rounds,
     Watch,
@@ -56,7 +56,7 @@ def test_a_tombstone_has_no_bytes() -> None:
 
 
 def test_a_row_that_fails_is_tried_again_while_others_go_on() -> None:
-    office, letters = Office(failing(3, lambda each: each.sequence == 2)), Letters()
+    office, letters = Office(failing(3, lambda each: each.sequence == 2)), DeadLetterQueue()
     events = [event(1, "a"), event(2, "b"), event(3, "c"), event(4, "b"), event(5, "d")]
     done = deliver(office, events, letters)
     assert not letters.kept
@@ -70,7 +70,7 @@ def test_waits_double_and_are_as_long_as_the_destination_asks() -> None:
     office = Office(failing(3, lambda each: each.sequence == 2))
     deliver(office, [event(1, "a"), event(2, "b")], clock=watch)
     assert watch.naps == pytest.approx([0.1, 0.2, 0.4])
-    asked = Verdict(Answer.FAILED, "slow down", after=1.5)
+    asked = Reply(DeliveryOutcome.FAILED, "slow down", retry_after=1.5)
     watch = Watch()
     office = Office(failing(1, lambda each: each.sequence == 2, asked))
     deliver(office, [event(1, "a"), event(2, "b")], clock=watch)
@@ -79,7 +79,7 @@ def test_waits_double_and_are_as_long_as_the_destination_asks() -> None:
 
 def test_what_fails_for_ever_is_put_aside_if_others_are_taken_since() -> None:
     office = Office(lambda each: FAILED if each.row == "bad" else ACCEPTED)
-    letters = Letters()
+    letters = DeadLetterQueue()
     events = [event(1, "bad"), event(2, "bad"), *(event(n, str(n)) for n in range(3, 40))]
     done = deliver(office, events, letters, policy={"batch_size": 1})
     assert done.stopped is None
@@ -92,16 +92,16 @@ def test_what_fails_with_others_is_tried_with_ever_fewer_and_at_last_alone() -> 
     """A request that holds one poisonous event fails whole; only that one is put aside."""
     office = Office()
 
-    def send(events: Sequence[Event]) -> list[Verdict]:
+    def send(events: Sequence[Event]) -> list[Reply]:
         office.windows.append(list(events))
         if any(each.sequence == 5 for each in events):
             return [FAILED] * len(events)
         office.taken.extend(events)
         return [ACCEPTED] * len(events)
 
-    letters = Letters()
+    letters = DeadLetterQueue()
     policy = msgspec.structs.replace(POLICY, batch_size=100)
-    delivery = Delivery(send, policy, letters, clock=Watch())
+    delivery = EventDelivery(send, policy, letters, clock=Watch())
     delivery.run([[event(n, str(n)) for n in range(1, 301)]])
     assert letters.sequences() == [5]
     assert sorted(office.sequences()) == [n for n in range(1, 301) if n != 5]
@@ -118,8 +118,8 @@ def test_every_event_that_is_handed_over_again_is_counted() -> None:
     assert done.stopped is not None
     assert done.counts.retries == 0
     office.judge = lambda _: ACCEPTED
-    watch.sleep(done.stopped.after)
-    last = deliver(office, events, point=done.stopped.point, clock=watch)
+    watch.sleep(done.stopped.retry_after)
+    last = deliver(office, events, checkpoint=done.stopped.checkpoint, clock=watch)
     assert (last.counts.sent, last.counts.retries) == (300, 300)
 
 
@@ -145,7 +145,10 @@ def test_what_a_channel_hands_over_again_by_itself_is_counted() -> None:
 
 
 def test_what_is_refused_is_put_aside_with_all_that_follows_of_its_row() -> None:
-    office, letters = Office(lambda each: REFUSED if each.sequence == 2 else ACCEPTED), Letters()
+    office, letters = (
+        Office(lambda each: REFUSED if each.sequence == 2 else ACCEPTED),
+        DeadLetterQueue(),
+    )
     events = [event(1, "a"), event(2, "a"), event(3, "b"), event(4, "a"), event(12, "a")]
     done = deliver(office, events, letters, policy={"batch_size": 4})
     assert office.sequences() == [1, 3]
@@ -158,28 +161,38 @@ def test_what_is_refused_is_put_aside_with_all_that_follows_of_its_row() -> None
 
 
 def test_one_that_refuses_everything_is_not_believed_for_ever() -> None:
-    office, letters = Office(lambda each: REFUSED), Letters()
+    office, letters = Office(lambda each: REFUSED), DeadLetterQueue()
     events = [event(n, str(n)) for n in range(1, 101)]
     watch = Watch()
-    delivery = Delivery(office.send, POLICY, letters, clock=watch)
+    delivery = EventDelivery(office.send, POLICY, letters, clock=watch)
     delivery.run([events])
     assert len(letters.sequences("refused")) == MOST_REFUSALS
     assert delivery.counts.refusals == MOST_REFUSALS
     assert delivery.stopped is not None
     assert delivery.stopped.reason == REFUSED.reason
-    watch.sleep(delivery.stopped.after)
+    watch.sleep(delivery.stopped.retry_after)
     # It goes on to refuse: nothing more is put aside, until patience has ended.
     policy = msgspec.structs.replace(POLICY, refusals=MOST_REFUSALS, probes=1)
-    again = Delivery(
-        office.send, policy, letters, letters.spans(), point=delivery.stopped.point, clock=watch
+    again = EventDelivery(
+        office.send,
+        policy,
+        letters,
+        letters.spans(),
+        checkpoint=delivery.stopped.checkpoint,
+        clock=watch,
     )
     again.run([events])
     assert len(letters.sequences("refused")) == MOST_REFUSALS
     assert again.stopped is not None
     impatient = msgspec.structs.replace(policy, gives_up=True)
-    watch.sleep(again.stopped.after)
-    last = Delivery(
-        office.send, impatient, letters, letters.spans(), point=again.stopped.point, clock=watch
+    watch.sleep(again.stopped.retry_after)
+    last = EventDelivery(
+        office.send,
+        impatient,
+        letters,
+        letters.spans(),
+        checkpoint=again.stopped.checkpoint,
+        clock=watch,
     )
     last.run([events])
     assert last.stopped is None
@@ -189,9 +202,9 @@ def test_one_that_refuses_everything_is_not_believed_for_ever() -> None:
 def test_refusals_between_which_something_is_accepted_are_believed() -> None:
     office, letters = (
         Office(lambda each: ACCEPTED if each.sequence % 15 == 0 else REFUSED),
-        Letters(),
+        DeadLetterQueue(),
     )
-    delivery = Delivery(office.send, POLICY, letters, clock=Watch())
+    delivery = EventDelivery(office.send, POLICY, letters, clock=Watch())
     delivery.run([[event(n, str(n)) for n in range(1, 101)]])
     assert delivery.stopped is None
     assert len(office.taken) == 6
@@ -199,10 +212,13 @@ def test_refusals_between_which_something_is_accepted_are_believed() -> None:
 
 
 def test_a_batch_that_comes_again_is_not_put_aside_twice() -> None:
-    office, letters = Office(lambda each: REFUSED if each.sequence == 2 else ACCEPTED), Letters()
+    office, letters = (
+        Office(lambda each: REFUSED if each.sequence == 2 else ACCEPTED),
+        DeadLetterQueue(),
+    )
     events = [event(1, "a"), event(2, "a"), event(3, "b"), event(4, "a")]
     deliver(office, events, letters)
-    again, more = Office(), Letters()
+    again, more = Office(), DeadLetterQueue()
     events.append(event(5, "a"))
     done = deliver(again, events, more, blocked=letters.spans())
     assert again.sequences() == [1, 3]
@@ -214,7 +230,7 @@ def test_a_batch_that_comes_again_is_not_put_aside_twice() -> None:
 
 
 def test_a_large_event_is_put_aside_and_its_row_waits() -> None:
-    office, letters = Office(), Letters()
+    office, letters = Office(), DeadLetterQueue()
     events = [event(1), event(2, payload=b"x" * 101), event(3), event(4, "b")]
     deliver(office, events, letters, policy={"max_event_bytes": 100})
     assert office.sequences() == [1, 4]
@@ -224,7 +240,7 @@ def test_a_large_event_is_put_aside_and_its_row_waits() -> None:
 
 
 def test_or_a_small_event_tells_where_to_read_it() -> None:
-    office, letters = Office(), Letters()
+    office, letters = Office(), DeadLetterQueue()
     large = event(2, payload=b"x" * 1000)._replace(key='{"id":7}')
     deliver(office, [large, event(3)], letters, policy={"max_event_bytes": 500, "reference": True})
     assert not letters.kept
@@ -247,9 +263,12 @@ def test_or_a_small_event_tells_where_to_read_it() -> None:
 
 
 @pytest.mark.parametrize("how", [FAILED, UNREACHABLE], ids=["failing", "unreachable"])
-def test_delivery_stops_and_goes_on_from_there(how: Verdict) -> None:
+def test_delivery_stops_and_goes_on_from_there(how: Reply) -> None:
     events = [event(n, str(n % 7)) for n in range(1, 101)]
-    office, letters = Office(lambda each: how if each.sequence > 20 else ACCEPTED), Letters()
+    office, letters = (
+        Office(lambda each: how if each.sequence > 20 else ACCEPTED),
+        DeadLetterQueue(),
+    )
     watch = Watch()
     done = deliver(office, events, letters, clock=watch)
     assert done.stopped is not None
@@ -258,39 +277,46 @@ def test_delivery_stops_and_goes_on_from_there(how: Verdict) -> None:
     assert not letters.kept
     office.judge = lambda _: ACCEPTED
     office.windows.clear()
-    watch.sleep(done.stopped.after)
-    deliver(office, events, letters, point=done.stopped.point, policy={"probes": 1}, clock=watch)
+    watch.sleep(done.stopped.retry_after)
+    deliver(
+        office,
+        events,
+        letters,
+        checkpoint=done.stopped.checkpoint,
+        policy={"probes": 1},
+        clock=watch,
+    )
     assert len(office.windows[0]) == 1, "first one event, to see whether it is back"
     assert sorted(office.sequences()) == list(range(1, 101)), "nothing twice, nothing missing"
     assert_in_order(office)
 
 
 def test_nothing_is_put_aside_as_long_as_nothing_is_reached() -> None:
-    point, letters, watch = Point(), Letters(), Watch()
+    point, letters, watch = DeliveryCheckpoint(), DeadLetterQueue(), Watch()
     for probes in range(6):
         office = Office(lambda _: UNREACHABLE)
         policy = {"probes": probes, "gives_up": True}
         events = [event(1), event(2)]
-        done = deliver(office, events, letters, point=point, policy=policy, clock=watch)
+        done = deliver(office, events, letters, checkpoint=point, policy=policy, clock=watch)
         assert done.stopped is not None
         assert office.windows
-        point = done.stopped.point
-        watch.sleep(done.stopped.after)
+        point = done.stopped.checkpoint
+        watch.sleep(done.stopped.retry_after)
     assert not letters.kept
 
 
 def test_patience_ends() -> None:
-    letters, watch = Letters(), Watch()
+    letters, watch = DeadLetterQueue(), Watch()
     events = [event(1), event(2), event(3, "b")]
     done = deliver(Office(lambda _: FAILED), events, letters, clock=watch)
     assert done.stopped is not None
     assert not letters.kept
-    watch.sleep(done.stopped.after)
+    watch.sleep(done.stopped.retry_after)
     last = deliver(
         Office(lambda _: FAILED),
         events,
         letters,
-        point=done.stopped.point,
+        checkpoint=done.stopped.checkpoint,
         policy={"probes": 1, "gives_up": True},
         clock=watch,
     )
@@ -303,7 +329,7 @@ def test_a_destination_that_fails_at_many_rows_is_not_taken_for_dead() -> None:
     """The first rows always fail, one by one; those behind them are taken in the end."""
     events = [event(n, f"bad{n}" if n <= 30 else str(n)) for n in range(1, 101)]
     office = Office(lambda each: FAILED if each.row.startswith("bad") else ACCEPTED)
-    letters = Letters()
+    letters = DeadLetterQueue()
     rounds = Rounds(office.send, events, letters, policy={"batch_size": 1})
     assert rounds.run(until=3000.0)
     assert sorted(office.sequences()) == list(range(31, 101))
@@ -312,14 +338,14 @@ def test_a_destination_that_fails_at_many_rows_is_not_taken_for_dead() -> None:
 
 def test_a_long_wait_is_left_to_who_started_it() -> None:
     watch = Watch()
-    later = Verdict(Answer.FAILED, "in a minute", after=60.0)
+    later = Reply(DeliveryOutcome.FAILED, "in a minute", retry_after=60.0)
     office = Office(failing(1, lambda each: each.sequence == 2, later))
     done = deliver(office, [event(1, "a"), event(2, "b"), event(3, "c")], clock=watch)
     assert isinstance(done.stopped, Stopped)
-    assert done.stopped.after == pytest.approx(60.0)
+    assert done.stopped.retry_after == pytest.approx(60.0)
     assert not watch.naps
     assert office.sequences() == [1, 3]
-    assert [each[:2] for each in done.stopped.point.pending] == [(2, 0)]
+    assert [each[:2] for each in done.stopped.checkpoint.pending] == [(2, 0)]
 
 
 @pytest.mark.parametrize(("limit", "most"), [("HELD_EVENTS", 50), ("HELD_BYTES", 50 * 1000)])
@@ -336,29 +362,29 @@ def test_memory_is_bounded_while_a_row_waits(
             given += 1
             yield [event(n, "a" if n > 10 else str(n), b"x" * 1000)]
 
-    delivery = Delivery(office.send, POLICY, Letters(), clock=Watch())
+    delivery = EventDelivery(office.send, POLICY, DeadLetterQueue(), clock=Watch())
     delivery.run(chunks())
     assert delivery.stopped is not None
     assert 50 < given < 100
 
 
 def test_what_was_on_its_way_to_one_that_wants_nothing_more_is_not_lost() -> None:
-    office, letters = Office(), Letters()
+    office, letters = Office(), DeadLetterQueue()
 
-    def send(window: Sequence[Event]) -> list[Verdict]:
+    def send(window: Sequence[Event]) -> list[Reply]:
         if len(office.windows) == 2:
             raise SinkRefused("gone")
         return office.send(window)
 
     events = [event(n, str(n % 5)) for n in range(1, 41)]
-    delivery = Delivery(send, POLICY, letters, clock=Watch())
+    delivery = EventDelivery(send, POLICY, letters, clock=Watch())
     with pytest.raises(SinkRefused):
         delivery.run([events])
     assert delivery.stopped is not None
-    point = delivery.stopped.point
+    point = delivery.stopped.checkpoint
     assert [each.sequence for each in point.pending] == list(range(17, 25))
     assert point.sequence == 24
-    deliver(office, events, letters, point=point)
+    deliver(office, events, letters, checkpoint=point)
     assert office.sequences() == list(range(1, 41))
     assert not letters.kept
 
@@ -385,7 +411,7 @@ class Script:
     def next(self) -> str:
         return self._moods.pop(0) if self._moods else "well"
 
-    def judge(self, each: Event) -> Verdict:
+    def judge(self, each: Event) -> Reply:
         what = self._poison.get(each.sequence, "")
         if what == "refuse":
             return REFUSED
@@ -426,9 +452,9 @@ def test_every_event_is_settled_once_and_rows_keep_their_order(
 ) -> None:
     """A destination fails, refuses, goes away and takes without a word; a batch may begin anew."""
     events, script = scripted
-    office, letters = Office(script.judge, careless=careless), Letters()
+    office, letters = Office(script.judge, careless=careless), DeadLetterQueue()
 
-    def send(window: Sequence[Event]) -> list[Verdict]:
+    def send(window: Sequence[Event]) -> list[Reply]:
         mood = script.next()
         if mood == "down":
             return [UNREACHABLE] * len(window)
@@ -437,19 +463,21 @@ def test_every_event_is_settled_once_and_rows_keep_their_order(
         if mood == "hasty":  # it has no time for all of them
             begun = window[: len(window) // 2]
             return [*office.send(begun), *[UNSENT] * (len(window) - len(begun))]
-        verdicts = office.send(window)
-        return [UNREACHABLE] * len(window) if mood == "deaf" else verdicts
+        replies = office.send(window)
+        return [UNREACHABLE] * len(window) if mood == "deaf" else replies
 
     handed: list[int] = []
 
-    def send_and_note(window: Sequence[Event]) -> list[Verdict]:
-        verdicts = send(window)
-        told = zip(window, verdicts, strict=True)
-        handed.extend(each.sequence for each, said in told if said.answer is not Answer.UNSENT)
-        return verdicts
+    def send_and_note(window: Sequence[Event]) -> list[Reply]:
+        replies = send(window)
+        told = zip(window, replies, strict=True)
+        handed.extend(
+            each.sequence for each, said in told if said.outcome is not DeliveryOutcome.UNSENT
+        )
+        return replies
 
     crashed, retries = False, 0
-    point, rounds, failures, moved, watch = Point(), 0, 0, 0.0, Watch()
+    point, rounds, failures, moved, watch = DeliveryCheckpoint(), 0, 0, 0.0, Watch()
     crashes = data.draw(st.lists(st.booleans(), max_size=5))
     seconds = data.draw(st.sampled_from([0.0, 0.5, 5.0]))  # none: each window by itself
     pieces = data.draw(st.integers(1, 20))
@@ -464,8 +492,8 @@ def test_every_event_is_settled_once_and_rows_keep_their_order(
             seconds=seconds,
             moved=moved,
         )
-        delivery = Delivery(
-            send_and_note, policy, letters, letters.spans(), point=point, clock=watch
+        delivery = EventDelivery(
+            send_and_note, policy, letters, letters.spans(), checkpoint=point, clock=watch
         )
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(held_rows, "HELD_EVENTS", held or 1)
@@ -474,14 +502,16 @@ def test_every_event_is_settled_once_and_rows_keep_their_order(
         retries += delivery.counts.retries
         failures += bool(delivery.stopped and delivery.stopped.reason)
         moved = max(moved, delivery.accepted_at)
-        watch.sleep(delivery.stopped.after if delivery.stopped else 0.0)
+        watch.sleep(delivery.stopped.retry_after if delivery.stopped else 0.0)
         assert rounds < 500, "it ends"
         if crashes and crashes.pop():
-            point, crashed = Point(), True  # whoever knew where it stopped has died
+            point, crashed = DeliveryCheckpoint(), True  # whoever knew where it stopped has died
         elif delivery.stopped is None:
             break
         else:
-            point = msgspec.json.decode(msgspec.json.encode(delivery.stopped.point), type=Point)
+            point = msgspec.json.decode(
+                msgspec.json.encode(delivery.stopped.checkpoint), type=DeliveryCheckpoint
+            )
 
     assert crashed or retries == len(handed) - len(set(handed))
     taken, put_aside = set(office.sequences()), letters.sequences()

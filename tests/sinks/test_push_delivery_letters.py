@@ -11,12 +11,12 @@ import pytest
 
 from headrace.errors import SinkUnavailable
 from headrace.sinks.lake.storage import Folder
-from headrace.sinks.push import ACCEPTED, Channel, Event, Verdict
+from headrace.sinks.push import ACCEPTED, Channel, Event, Reply
 from headrace.sinks.push import deadletters as module
 from headrace.sinks.push.channels import close_all
 from headrace.sinks.push.deadletters import SCHEMA
-from headrace.sinks.push.delivery import Point
-from headrace.sinks.push.tasks import Deliver, Delivered
+from headrace.sinks.push.delivery import DeliveryCheckpoint
+from headrace.sinks.push.tasks import DeliveryTask, TaskReport
 from tests.sinks.office import POLICY, REFUSED, Office, event
 
 HELD_BYTES = 100_000
@@ -37,7 +37,7 @@ class _Open:
     def __init__(self, office: Office) -> None:
         self._office = office
 
-    def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
+    def send(self, events: Sequence[Event]) -> Sequence[Reply]:
         return self._office.send(events)
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Disk:
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    monkeypatch.setattr(module, "_HELD_BYTES", HELD_BYTES)
+    monkeypatch.setattr(module, "_BUFFERED_BYTES", HELD_BYTES)
     yield Disk(monkeypatch)
     close_all()
 
@@ -79,7 +79,7 @@ def test_when_dead_letters_cannot_be_written_a_task_stops_and_holds_no_more_of_t
     office = Office(lambda each: REFUSED if each.row != "good" else ACCEPTED)
     events = [large(n, "good" if n % 10 == 0 else f"bad{n % rows}") for n in range(1, 901)]
     folder = Folder.of(str(tmp_path / "letters"), {})
-    deliver = Deliver(Place(office), POLICY, folder)
+    deliver = DeliveryTask(Place(office), POLICY, folder)
     read = 0
 
     def chunks() -> Iterator[tuple[str, list[Event]]]:
@@ -88,18 +88,18 @@ def test_when_dead_letters_cannot_be_written_a_task_stops_and_holds_no_more_of_t
             read += 20
             yield "log", events[at : at + 20]
 
-    told = Delivered(0)
-    deliver.delivered(told, Point(), chunks())
+    told = TaskReport(0)
+    deliver.run(told, DeliveryCheckpoint(), chunks())
     assert disk.writes == 1, "it is tried once a round"
     assert read < 200, "nothing more is read"
     assert told.stopped is not None
     assert told.stopped.reason == "dead letters cannot be kept: the disk is full"
-    assert len(told.stopped.point.pending) * SIZE < 2 * HELD_BYTES
+    assert len(told.stopped.checkpoint.pending) * SIZE < 2 * HELD_BYTES
     assert (told.counts.refused, told.counts.waiting) == (0, 0)
 
     disk.full = False
-    again = Delivered(0)
-    deliver.delivered(again, told.stopped.point, chunks())
+    again = TaskReport(0)
+    deliver.run(again, told.stopped.checkpoint, chunks())
     assert again.stopped is None
     assert [each.sequence for each in office.taken] == list(range(10, 901, 10)), "none twice"
     kept = [row for file in again.added for row in folder.read(file.path, SCHEMA.names).to_pylist()]

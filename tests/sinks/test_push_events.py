@@ -16,8 +16,8 @@ from headrace.sinks.lake.delta import Marks
 from headrace.sinks.lake.storage import Folder
 from headrace.sinks.push import Event
 from headrace.sinks.push import deadletters as module
-from headrace.sinks.push.deadletters import DeadLetters, LetterBox, counted, rows_of
-from headrace.sinks.push.events import Rendering
+from headrace.sinks.push.deadletters import DeadLetterBuffer, DeadLetters, counted, rows_of
+from headrace.sinks.push.events import EventRendering
 from tests.changes import make_change
 
 
@@ -38,7 +38,7 @@ class Chatty:
 
 def test_events_of_one_change_have_ids_of_their_own() -> None:
     change = make_change(key={"id": 1}, after={"id": 1}, sequence=1)
-    rendering = Rendering(Formats(), "entity")
+    rendering = EventRendering(Formats(), "entity")
     first, second = rendering._of_transactions(Chatty(named=False), [[change]])
     assert (first.id, second.id) == (change.id, f"{change.id}-1")
     assert (first.at, second.at) == (0, 1)
@@ -55,7 +55,7 @@ def event(n: int) -> Event:
 
 
 def keep(letters: DeadLetters, *numbers: int) -> None:
-    box = LetterBox(letters.folder, "log")
+    box = DeadLetterBuffer(letters.folder, "log")
     for n in numbers:
         box.add(event(n), "refused", "no thanks", 1)
     box.flush()
@@ -67,13 +67,13 @@ def test_many_small_files_of_dead_letters_become_few(
 ) -> None:
     folder = Folder.of(str(tmp_path / "letters"), {})
     letters = DeadLetters(folder, "query-1", adopt=False)
-    letters.tend()  # there is no table yet
+    letters.compact()  # there is no table yet
     assert counted(folder) == (0, 0)
     for n in range(1, 21):
         keep(letters, n)
     blocked = letters.blocked()
     monkeypatch.setattr(module, "_VACUUM_HOURS", 0.0)
-    letters.tend()
+    letters.compact()
     assert len(letters.files) == 6, "two of eight each, and four"
     assert (letters.count, letters.rows, letters.blocked()) == (20, 4, blocked)
     assert len(list((tmp_path / "letters").glob("*.parquet"))) == 6, "the others are gone"

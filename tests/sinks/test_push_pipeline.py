@@ -19,10 +19,9 @@ from headrace.pipeline import supervise
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.secret import Secret
 from headrace.sinks import SinkPhase, SinkStatus
-from headrace.sinks.push import redrive
+from headrace.sinks.push import PushSettings, redrive
 from headrace.sinks.push import writer as writers
-from headrace.sinks.push.outage import MOST_REFUSALS
-from headrace.sinks.push.settings import PushSettings
+from headrace.sinks.push.breaker import MOST_REFUSALS
 from headrace.testing import wait_until
 from tests.pipeline.sites import PLUGINS, Site
 from tests.sinks.courier import Courier, Office, opened_office
@@ -94,8 +93,8 @@ def test_an_outage_is_told_and_delays_nobody_else(
         assert status_of(running, "post").waiting_rows == 3
         office.judge = lambda event: ("accepted", "", 0.0)
         folder = str(site.checkpoints / "post")
-        wish = redrive.ask(folder)
-        wait_until(lambda: (told := redrive.told(folder, wish)) and told.done, timeout=120)
+        request = redrive.request_redrive(folder)
+        wait_until(lambda: (told := redrive.result_of(folder, request)) and told.done, timeout=120)
         wait_until(lambda: status_of(running, "post").dead_letters == 0, timeout=120)
         assert len(office.taken) == 53
     assert sorted(event.sequence for event in office.taken) == list(range(1, 54))
@@ -140,7 +139,7 @@ def test_a_stop_in_the_middle_leaves_no_task_behind_and_repeats_nothing(
     monkeypatch.setattr(PushSettings, "policy", short)
     if letters:
         site.once(courier(office, max_event_bytes=1))
-        redrive.ask(str(site.checkpoints / "post"))
+        redrive.request_redrive(str(site.checkpoints / "post"))
     office.slow = 0.02
     with site.pipeline(courier(office, batch_size=1), once=False):
         wait_until(lambda: len(office.taken) >= 30, timeout=120)

@@ -16,7 +16,7 @@ from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, PipelineLog
 from headrace.sinks import LogRange
 from headrace.sinks.push import Event
-from headrace.sinks.push.events import Chunk, Rendering, part_of
+from headrace.sinks.push.events import Chunk, EventRendering, part_of
 from tests.sinks.lake import Shop, put, remove
 from tests.sinks.post import USERS
 
@@ -26,7 +26,7 @@ PARTS = 3
 class Batch(Shop):
     """A log, whose changes several tasks read."""
 
-    def chunks(self, rendering: Rendering, parts: int) -> list[list[Chunk]]:
+    def chunks(self, rendering: EventRendering, parts: int) -> list[list[Chunk]]:
         """What each task makes of all changes."""
         path = str(self.log.path)
         log, latest = PipelineLog(Disk(path), Options(path=path)), self.log.latest_sequence
@@ -34,7 +34,7 @@ class Batch(Shop):
         # As they come to a task.
         return [list(rendering.events(pickle.loads(pickle.dumps(each)))) for each in ranges]
 
-    def events(self, rendering: Rendering, parts: int = 1) -> list[list[Event]]:
+    def events(self, rendering: EventRendering, parts: int = 1) -> list[list[Event]]:
         """The events that each task sends."""
         return [
             [event for chunk in chunks for event in chunk.events]
@@ -65,7 +65,7 @@ def by_row(events: Sequence[Event]) -> dict[str, list[Event]]:
 def test_together_they_send_every_event_once_and_each_row_is_one_tasks(
     batch: Batch, format: str
 ) -> None:
-    rendering = Rendering(Formats(), format, splits_keys=True, adds_tombstones=True)
+    rendering = EventRendering(Formats(), format, splits_keys=True, adds_tombstones=True)
     [whole] = batch.events(rendering)
     parted = batch.events(rendering, PARTS)
     assert all(parted)
@@ -76,7 +76,7 @@ def test_together_they_send_every_event_once_and_each_row_is_one_tasks(
 
 
 def test_a_key_that_changes_is_told_by_the_tasks_of_both_rows(batch: Batch) -> None:
-    rendering = Rendering(Formats(), "savegress", splits_keys=True)
+    rendering = EventRendering(Formats(), "savegress", splits_keys=True)
     events = [event for events in batch.events(rendering, PARTS) for event in events]
     moved = [event for event in events if event.sequence == 61]
     assert {(event.row[-1], event.op, event.at) for event in moved} == {
@@ -87,7 +87,7 @@ def test_a_key_that_changes_is_told_by_the_tasks_of_both_rows(batch: Batch) -> N
 
 
 def test_each_has_seen_all_changes_of_wanted_tables(batch: Batch) -> None:
-    rendering = Rendering(Formats(), "savegress", ("users",))
+    rendering = EventRendering(Formats(), "savegress", ("users",))
     for chunks in batch.chunks(rendering, PARTS):
         assert sum(chunk.changes for chunk in chunks) == 62
         assert (chunks[0].first, chunks[-1].last) == (1, 63)

@@ -33,13 +33,12 @@ from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.sinks import LogRange
 from headrace.sinks.lake.delta import Marks
 from headrace.sinks.lake.storage import Folder
-from headrace.sinks.push import Event, parcel, redrive
+from headrace.sinks.push import Event, PushSettings, redrive, spill
 from headrace.sinks.push import ledger as ledgers
 from headrace.sinks.push import writer as writers
-from headrace.sinks.push.deadletters import DeadLetters, LetterBox, ranks
-from headrace.sinks.push.delivery import Counts, Point
-from headrace.sinks.push.ledger import Ledger, Line
-from headrace.sinks.push.settings import PushSettings
+from headrace.sinks.push.deadletters import DeadLetterBuffer, DeadLetters, ranks
+from headrace.sinks.push.delivery import Counts, DeliveryCheckpoint
+from headrace.sinks.push.ledger import LedgerEntry, PushLedger
 from headrace.testing import wait_until
 from tests.sinks.courier import Taken, kind, opened_office
 from tests.sinks.lake import put
@@ -93,7 +92,7 @@ class Local(Post):
         frame: Any = Frame(rows)
         return RangesBatch(frame, PipelineLog(Disk(path), Options(path=path)))
 
-    def lines(self, *what: str) -> list[Line]:
+    def lines(self, *what: str) -> list[LedgerEntry]:
         """Of the ledger, those of some kinds."""
         return [each for each in ledgers.read(self.ledger) if each.what in what]
 
@@ -104,14 +103,14 @@ class Local(Post):
     def sequences(self) -> list[int]:
         return [event.sequence for event in self.office.taken]
 
-    def redrive(self) -> redrive.Redriven:
+    def redrive(self) -> redrive.RedriveResult:
         """All of them, as a running pipeline does."""
-        wish = redrive.ask(self.sink.folder)
+        request = redrive.request_redrive(self.sink.folder)
         here: Any = Here()
 
-        def done() -> redrive.Redriven | None:
+        def done() -> redrive.RedriveResult | None:
             self.writer.serve_requests(here)
-            told = redrive.told(self.sink.folder, wish)
+            told = redrive.result_of(self.sink.folder, request)
             return told if told and told.done else None
 
         told = wait_until(done, timeout=120)
@@ -165,7 +164,7 @@ def in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dead_letters_that_cannot_be_written_make_nothing_go_out_twice(
     post: Local, monkeypatch: pytest.MonkeyPatch, held: int
 ) -> None:
-    monkeypatch.setattr("headrace.sinks.push.deadletters._HELD_BYTES", held)
+    monkeypatch.setattr("headrace.sinks.push.deadletters._BUFFERED_BYTES", held)
     post.users(*((n % 20, "-") for n in range(100)))
     post.office.judge = refusing(3, 7)
     wrong = failing(Folder.write, 3, SinkUnavailable("the disk is full"))
@@ -211,9 +210,9 @@ def test_whoever_waits_for_the_storage_says_so_and_can_be_stopped(
     ("owner", "name", "error"),
     [
         (DeadLetters, "commit", SinkUnavailable("it did not take a commit")),
-        (Ledger, "settle", OSError(28, "No space left on device")),
-        (Ledger, "pause", OSError(28, "No space left on device")),
-        (Ledger, "begin", OSError(28, "No space left on device")),
+        (PushLedger, "settle", OSError(28, "No space left on device")),
+        (PushLedger, "pause", OSError(28, "No space left on device")),
+        (PushLedger, "begin", OSError(28, "No space left on device")),
     ],
 )
 def test_what_the_driver_notes_is_tried_until_it_is_noted(
@@ -242,10 +241,10 @@ def test_a_commit_whose_answer_was_lost_is_not_done_twice(
 
 
 def test_a_line_that_was_cut_short_is_overwritten(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), "query-1", adopt=False)
+    ledger = PushLedger.open(str(tmp_path), "query-1", adopt=False)
     with (tmp_path / ledgers.FILE).open("ab") as file:
         file.write(b'{"what":"settled","wri')  # the disk was full
-    ledger.settle(Line("settled", "query-1", 0, "A", 1, 9, 9))
+    ledger.settle(LedgerEntry("settled", "query-1", 0, "A", 1, 9, 9))
     assert [line.what for line in ledgers.read(tmp_path / ledgers.FILE)] == ["writer", "settled"]
 
 
@@ -304,10 +303,10 @@ def test_a_redrive_is_done_in_slices_with_batches_between_them(
     post.write()
     assert len(post.letters()) == 20
     post.office.judge = refusing(2)
-    wish = redrive.ask(post.sink.folder)
+    request = redrive.request_redrive(post.sink.folder)
     here: Any = Here()
     post.writer.serve_requests(here)
-    told = redrive.told(post.sink.folder, wish)
+    told = redrive.result_of(post.sink.folder, request)
     assert told is not None
     assert (told.sent, told.left, told.done) == (3, 17, False)
     post.users((0, "later"), (9, "later"))
@@ -332,13 +331,13 @@ def test_a_redrive_whose_end_cannot_be_noted_is_not_done_twice(
     post.office.judge = kind
     wrong = failing(DeadLetters.commit, 2, SinkUnavailable("it did not take a commit"))
     monkeypatch.setattr(DeadLetters, "commit", wrong)
-    wish = redrive.ask(post.sink.folder)
+    request = redrive.request_redrive(post.sink.folder)
     here: Any = Here()
     post.writer.serve_requests(here)
     assert post.writer.status().reason == "it did not take a commit"
     post.users((1, "later"))
     post.write()  # waits until the letters have left
-    told = redrive.told(post.sink.folder, wish)
+    told = redrive.result_of(post.sink.folder, request)
     assert told is not None
     assert (told.sent, told.left, told.done) == (2, 0, True)
     assert post.sequences() == [1, 2, 3]
@@ -370,13 +369,13 @@ def test_a_redrive_lists_the_letters_of_a_file_once_however_many_slices_it_has(
     monkeypatch.setattr(DeadLetters, "commit", committed)
     post.office.judge = refusing(5)
     here: Any = Here()
-    wish = redrive.ask(post.sink.folder)
+    request = redrive.request_redrive(post.sink.folder)
     for n in range(20):
         post.writer.serve_requests(here)
         if n == 1:  # a batch between two slices: one goes behind its row's letters
             post.users((1, "later"), (99, "later"))
             post.write()
-    told = redrive.told(post.sink.folder, wish)
+    told = redrive.result_of(post.sink.folder, request)
     assert told is not None
     assert (told.sent, told.refused, told.left, told.done) == (30, 1, 1, True)
     assert max(listed.values()) <= 2, "for the order of the logs, and for where they lie"
@@ -401,14 +400,14 @@ def test_a_redrive_that_fails_says_why_and_what_it_has_sent(
     post.office.judge = refusing(*range(1, 11))
     post.write()
     post.office.judge = refusing(2)
-    wish = redrive.ask(post.sink.folder)
+    request = redrive.request_redrive(post.sink.folder)
     here: Any = Here()
     post.writer.serve_requests(here)
     with monkeypatch.context() as patched:
         patched.setattr(Folder, "write", failing(Folder.write, 1, error))
         with pytest.raises(type(error)):
             post.writer.serve_requests(here)
-    told = redrive.told(post.sink.folder, wish)
+    told = redrive.result_of(post.sink.folder, request)
     assert told is not None
     assert told.reason.startswith(says)
     assert "s3cret" not in told.reason
@@ -432,7 +431,7 @@ def test_who_asks_a_busy_sink_for_a_redrive_is_next_in_line(post: Local) -> None
 
     post.office.judge = judge
     post.users((2, "-"))
-    redrive.ask(post.sink.folder)
+    redrive.request_redrive(post.sink.folder)
     here: Any = Here()
     batch = threading.Thread(target=post.write)
     batch.start()
@@ -452,7 +451,7 @@ def test_dead_letters_wait_for_a_batch_that_was_begun(post: Local) -> None:
     post.write()
     post.office.judge = kind
     post.writer._ledger.begin(1, 0)
-    redrive.ask(post.sink.folder)
+    redrive.request_redrive(post.sink.folder)
     here: Any = Here()
     post.writer.serve_requests(here)
     assert len(post.letters()) == 1
@@ -472,7 +471,7 @@ def test_many_blocked_rows_and_points_do_not_make_the_function_large(
         return collect(self)
 
     monkeypatch.setattr(Frame, "collect", weighed)
-    box = LetterBox(post.sink.letters, post.log.epoch)
+    box = DeadLetterBuffer(post.sink.letters, post.log.epoch)
     for n in range(20_000):
         head = (1, 0, f"evt_{n}", f"shop|public.users:{n}", "INSERT", "shop", "public", "users")
         box.add(Event(*head, None, 0, b"{}"), "refused", "no", 1)
@@ -488,7 +487,7 @@ def test_many_blocked_rows_and_points_do_not_make_the_function_large(
         post.users((30_000 + n, "-"))
         post.write()
         assert post.sequences()[-1] == n
-    parcels = list((post.folder / "post" / "dead_letters").glob("parcel-*"))
+    parcels = list((post.folder / "post" / "dead_letters").glob("spill-*"))
     assert len(parcels) == 1, "only that of the letters as they are now"
 
 
@@ -499,7 +498,7 @@ def marks(epoch: str) -> Any:
 def test_a_task_that_cannot_read_what_it_is_told_says_so(
     post: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parcel, "MOST_BYTES", 0)
+    monkeypatch.setattr(spill, "MOST_BYTES", 0)
     in_slices(monkeypatch)
     post.users(*((n, "-") for n in range(30)))
     post.write(upto=10)
@@ -511,9 +510,9 @@ def test_a_task_that_cannot_read_what_it_is_told_says_so(
 
 def test_a_task_says_its_word_without_pandas() -> None:
     told = (
-        "import sys; from headrace.sinks.push.tasks import Delivered; "
+        "import sys; from headrace.sinks.push.tasks import TaskReport; "
         "from headrace.sinks.results import result; "
-        "batch = result(Delivered(0)); assert batch.num_rows == 1; batch.validate(full=True); "
+        "batch = result(TaskReport(0)); assert batch.num_rows == 1; batch.validate(full=True); "
         "assert 'pandas' not in sys.modules, 'pandas was imported'"
     )
     subprocess.run([sys.executable, "-c", told], check=True)
@@ -607,11 +606,11 @@ def test_points_are_of_use_only_for_the_same_events_and_parts(
 
 
 def test_a_long_outage_does_not_make_the_ledger_grow(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), "query-1", adopt=False)
+    ledger = PushLedger.open(str(tmp_path), "query-1", adopt=False)
     ledger.begin(0, 0)
     for n in range(100):
-        line = Line("paused", "query-1", 0, counts=Counts(sent=n), tasks=1)
-        points = {0: Point(n, 0)}
+        line = LedgerEntry("paused", "query-1", 0, counts=Counts(sent=n), tasks=1)
+        points = {0: DeliveryCheckpoint(n, 0)}
         ledger.pause(msgspec.structs.replace(line, points=points))
     lines = ledgers.read(tmp_path / ledgers.FILE)
     assert [(line.what, line.counts.sent) for line in lines] == [
@@ -619,7 +618,7 @@ def test_a_long_outage_does_not_make_the_ledger_grow(tmp_path: Path) -> None:
         ("begun", 0),
         ("paused", 99),
     ]
-    ledger.settle(Line("settled", "query-1", 0, "A", 1, 9, 9))
+    ledger.settle(LedgerEntry("settled", "query-1", 0, "A", 1, 9, 9))
     assert len(ledgers.read(tmp_path / ledgers.FILE)) == 4
 
 
@@ -635,13 +634,15 @@ def no_file_beyond(size: int) -> Iterator[None]:
 
 
 def test_a_note_stays_until_the_next_one_is_written(tmp_path: Path) -> None:
-    ledger = Ledger.open(str(tmp_path), "query-1", adopt=False)
+    ledger = PushLedger.open(str(tmp_path), "query-1", adopt=False)
     file = tmp_path / ledgers.FILE
     ledger.begin(0, 0)
-    first = Line("paused", "query-1", 0, counts=Counts(sent=1), tasks=1, points={0: Point(1, 0)})
+    first = LedgerEntry(
+        "paused", "query-1", 0, counts=Counts(sent=1), tasks=1, points={0: DeliveryCheckpoint(1, 0)}
+    )
     ledger.pause(first)
     before = file.read_bytes()
-    longer = msgspec.structs.replace(first, points={n: Point(2, 0) for n in range(9)})
+    longer = msgspec.structs.replace(first, points={n: DeliveryCheckpoint(2, 0) for n in range(9)})
     with no_file_beyond(len(before)), pytest.raises(OSError, match="too large"):
         ledger.pause(longer)
     assert file.read_bytes() == before
@@ -649,7 +650,7 @@ def test_a_note_stays_until_the_next_one_is_written(tmp_path: Path) -> None:
     ledger.pause(longer)
     assert [line.what for line in ledgers.read(file)] == ["writer", "begun", "paused"]
     assert ledgers.read(file)[-1] == longer
-    ledger.settle(Line("settled", "query-1", 0, "A", 1, 9, 9))
+    ledger.settle(LedgerEntry("settled", "query-1", 0, "A", 1, 9, 9))
     assert [line.what for line in ledgers.read(file)][-2:] == ["paused", "settled"]
 
 
@@ -661,7 +662,7 @@ def test_lines_of_an_older_ledger_are_read(tmp_path: Path) -> None:
 
 
 def test_who_tends_waits_for_a_redrive(post: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "tend", lambda self: pytest.fail("the ledger is in use"))
+    monkeypatch.setattr(PushLedger, "tend", lambda self: pytest.fail("the ledger is in use"))
     with post.writer._busy:
         post.writer.maintain()
 
@@ -670,7 +671,7 @@ def test_logs_are_redriven_in_the_order_in_which_they_were_followed(tmp_path: Pa
     folder = Folder.of(str(tmp_path / "letters"), {})
 
     def kept(epoch: str, sequence: int) -> list[str]:
-        box = LetterBox(folder, epoch)
+        box = DeadLetterBuffer(folder, epoch)
         head = (sequence, 0, "evt", "s|p.t:7", "INSERT", "s", "p", "t")
         box.add(Event(*head, None, 0, b"{}"), "refused", "no", 1)
         box.flush()
@@ -678,9 +679,9 @@ def test_logs_are_redriven_in_the_order_in_which_they_were_followed(tmp_path: Pa
 
     younger = kept("B", 5)
     files = [*younger, *kept("A", 900)]  # refused again, later than that of B
-    ledger = Ledger.open(str(tmp_path), "query-1", adopt=True)
-    ledger.settle(Line("settled", "query-1", 0, "A", 1, 900, 900))
-    ledger.settle(Line("settled", "query-1", 1, "B", 1, 5, 5))
+    ledger = PushLedger.open(str(tmp_path), "query-1", adopt=True)
+    ledger.settle(LedgerEntry("settled", "query-1", 0, "A", 1, 900, 900))
+    ledger.settle(LedgerEntry("settled", "query-1", 1, "B", 1, 5, 5))
     assert ranks(folder, files, ledger.epochs) == {"A": 0, "B": 1}
     assert ranks(folder, files, ["A"]) == {"A": 0, "B": 1}
 
@@ -699,7 +700,7 @@ def test_letters_that_were_sent_and_stayed_are_counted_once(
 
     with monkeypatch.context() as patched:
         patched.setattr(DeadLetters, "commit", die)
-        redrive.ask(post.sink.folder)
+        redrive.request_redrive(post.sink.folder)
         with pytest.raises(RuntimeError):
             post.writer.serve_requests(here)
     assert post.sink.sent().redriven == 0, "their table still has them"
@@ -713,8 +714,8 @@ def test_letters_that_were_sent_and_stayed_are_counted_once(
 
 
 def test_whose_wish_was_replaced_is_told(tmp_path: Path) -> None:
-    def replaced(told: redrive.Redriven | None) -> None:
-        redrive.ask(str(tmp_path), ["users:8"])
+    def replaced(told: redrive.RedriveResult | None) -> None:
+        redrive.request_redrive(str(tmp_path), ["users:8"])
 
     with pytest.raises(PipelineError, match="another redrive of the sink took the place"):
         asking.ask(tmp_path, [], lambda: True, replaced)
@@ -723,16 +724,16 @@ def test_whose_wish_was_replaced_is_told(tmp_path: Path) -> None:
 def test_an_answer_takes_away_no_other_wish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = redrive.ask(str(tmp_path))
-    second = redrive.ask(str(tmp_path), ["users:8"])
-    redrive.tell(str(tmp_path), redrive.Redriven(first.id))
-    assert redrive.asked(str(tmp_path)) == second
-    redrive.tell(str(tmp_path), redrive.Redriven(second.id))
-    assert redrive.asked(str(tmp_path)) is None
+    first = redrive.request_redrive(str(tmp_path))
+    second = redrive.request_redrive(str(tmp_path), ["users:8"])
+    redrive.report_result(str(tmp_path), redrive.RedriveResult(first.id))
+    assert redrive.requested(str(tmp_path)) == second
+    redrive.report_result(str(tmp_path), redrive.RedriveResult(second.id))
+    assert redrive.requested(str(tmp_path)) is None
     assert sorted(file.name for file in tmp_path.iterdir()) == ["redriven.json"]
 
 
 def test_a_wish_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     (tmp_path / "redrive.json").write_bytes(b'{"id": "0')
-    assert redrive.asked(str(tmp_path)) is None
+    assert redrive.requested(str(tmp_path)) is None
     assert not (tmp_path / "redrive.json").exists()

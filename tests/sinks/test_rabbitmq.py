@@ -14,9 +14,8 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks.push import ACCEPTED, UNSENT, Answer
-from headrace.sinks.push.channels import Line, close_all
-from headrace.sinks.push.template import Template
+from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Template
+from headrace.sinks.push.channels import ReconnectingChannel, close_all
 from headrace.sinks.rabbitmq.sink import Rabbitmq
 from headrace.testing import free_port
 from headrace.testing.rabbitmq import HINT, RabbitmqServer, rabbitmq_program
@@ -141,7 +140,7 @@ def test_a_message_that_no_queue_takes_is_refused_and_others_go(queues: Exchange
         sent = [event(bound, 1, 1), event(other, 1, 2), event(bound, 1, 3), event(other, 1, 4)]
         first, second, third, fourth = channel.send(sent)
     assert (first, third, fourth) == (ACCEPTED, ACCEPTED, UNSENT)
-    assert second.answer is Answer.REFUSED
+    assert second.outcome is DeliveryOutcome.REFUSED
     assert second.reason == f"no queue takes the routing key public.{other} of the exchange cdc"
     assert len(queues.read(bound)) == 3
 
@@ -150,7 +149,7 @@ def test_an_exchange_that_is_not_there_fails_with_what_to_do(queues: Exchanges) 
     chosen = {"declare_exchange": "", "declare_queue": Template("")}
     with queues.channel(exchange=Template(table_name()), **chosen) as channel:
         first, second = channel.send([event("users", 1, 1), event("users", 1, 2)])
-        assert first.answer is Answer.FAILED
+        assert first.outcome is DeliveryOutcome.FAILED
         assert "no exchange" in first.reason
         assert "declare_exchange" in first.reason
         assert second is UNSENT
@@ -161,11 +160,11 @@ def test_a_message_that_is_too_large_is_refused_when_it_is_alone(queues: Exchang
     large = event(table, 1, 2, payload=b"x" * 2_100_000)
     with queues.channel() as channel:
         assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
-        verdicts = channel.send([large, event(table, 2, 3)])
-        assert verdicts[0].answer is Answer.FAILED
-        [verdict] = channel.send([large])
-        assert verdict.answer is Answer.REFUSED
-        assert "larger than" in verdict.reason
+        replies = channel.send([large, event(table, 2, 3)])
+        assert replies[0].outcome is DeliveryOutcome.FAILED
+        [reply] = channel.send([large])
+        assert reply.outcome is DeliveryOutcome.REFUSED
+        assert "larger than" in reply.reason
         assert list(channel.send([event(table, 2, 3)])) == [ACCEPTED]
 
 
@@ -175,10 +174,10 @@ def test_a_queue_that_is_full_fails_until_there_is_room(queues: Exchanges) -> No
     sent = [event(table, at, at) for at in range(20)]
     with queues.channel(queue_arguments=arguments) as channel:
         assert list(channel.send(sent[:2])) == [ACCEPTED, ACCEPTED]
-        verdicts = channel.send([event(table, 50, 50), event(table, 50, 51)])
-        assert verdicts[0].answer is Answer.FAILED
-        assert "a queue is full" in verdicts[0].reason
-        assert verdicts[1] is UNSENT
+        replies = channel.send([event(table, 50, 50), event(table, 50, 51)])
+        assert replies[0].outcome is DeliveryOutcome.FAILED
+        assert "a queue is full" in replies[0].reason
+        assert replies[1] is UNSENT
         assert len(queues.read(table)) == 2
         assert list(channel.send([event(table, 50, 50)])) == [ACCEPTED]
 
@@ -196,29 +195,29 @@ def test_where_one_of_a_row_is_sent_at_a_time_what_was_not_sent_is_not_accepted(
         assert list(channel.send([event(full, "first", 0)])) == [ACCEPTED]
     events = [event(table, at % 1000, at) for at in range(2000)]
     with Cut(queues.server.address) as cut:
-        line = Line(queues.sink(servers=cut.address, declare_queue=Template("")))
+        line = ReconnectingChannel(queues.sink(servers=cut.address, declare_queue=Template("")))
         nacked = line.send([event(full, at, at) for at in range(1, 9)])
-        assert Answer.FAILED in {verdict.answer for verdict in nacked}
+        assert DeliveryOutcome.FAILED in {reply.outcome for reply in nacked}
         assert list(line.send([event(full, "last", 9), event(table, "next", 5001)]))[1] is ACCEPTED
         cut.after(heard)
-        verdicts = line.send(events)
-        expect_stored(queues.read(table), events, verdicts)
+        replies = line.send(events)
+        expect_stored(queues.read(table), events, replies)
 
 
 def test_an_exchange_and_a_queue_that_were_deleted_are_made_again(queues: Exchanges) -> None:
     exchange, table = table_name(), table_name()
-    line = Line(queues.sink(exchange=Template(exchange)))
+    line = ReconnectingChannel(queues.sink(exchange=Template(exchange)))
     assert list(line.send([event(table, 1, 1)])) == [ACCEPTED]
     with queues.client() as client:
         client.channel().exchange_delete(exchange)
-    [verdict] = line.send([event(table, 1, 2)])
-    assert verdict.answer is Answer.FAILED
-    assert "no exchange" in verdict.reason
+    [reply] = line.send([event(table, 1, 2)])
+    assert reply.outcome is DeliveryOutcome.FAILED
+    assert "no exchange" in reply.reason
     assert list(line.send([event(table, 1, 2)])) == [ACCEPTED]
     with queues.client() as client:
         client.channel().queue_delete(f"public.{table}")
     first, second = line.send([event(table, 1, 3), event(table, 1, 4)])
-    assert first.answer is Answer.FAILED
+    assert first.outcome is DeliveryOutcome.FAILED
     assert "no queue takes the routing key" in first.reason
     assert second is UNSENT
     assert set(line.send([event(table, 1, 3), event(table, 1, 4)])) == {ACCEPTED}
@@ -230,13 +229,13 @@ def test_a_connection_that_ends_while_an_exchange_is_looked_for_is_told(queues: 
     chosen = {"declare_exchange": "", "declare_queue": Template(""), "exchange": Template("nope")}
     said = len("NOT_FOUND - no exchange 'nope' in vhost '/'") + 20  # a whole Channel.Close
     with Cut(queues.server.address) as cut:
-        line = Line(queues.sink(servers=cut.address, **chosen))
-        [verdict] = line.send([event("users", 1, 1)])
-        assert verdict.answer is Answer.FAILED
+        line = ReconnectingChannel(queues.sink(servers=cut.address, **chosen))
+        [reply] = line.send([event("users", 1, 1)])
+        assert reply.outcome is DeliveryOutcome.FAILED
         cut.after(said)
-        [verdict] = line.send([event("users", 1, 1)])
-        assert verdict.answer is Answer.UNREACHABLE
-        assert cut.address in verdict.reason
+        [reply] = line.send([event("users", 1, 1)])
+        assert reply.outcome is DeliveryOutcome.UNREACHABLE
+        assert cut.address in reply.reason
 
 
 def test_a_table_with_a_long_name_has_an_exchange_and_a_queue(queues: Exchanges) -> None:
@@ -249,14 +248,14 @@ def test_a_table_with_a_long_name_has_an_exchange_and_a_queue(queues: Exchanges)
 def test_a_server_that_is_low_on_memory_is_waited_for(queues: Exchanges) -> None:
     table = table_name()
     large = [event(table, at, at, payload=b"x" * 20_000) for at in range(1000)]
-    line = Line(queues.sink(timeout_seconds=2.0))
+    line = ReconnectingChannel(queues.sink(timeout_seconds=2.0))
     assert list(line.send([event(table, "first", 5000)])) == [ACCEPTED]
     queues.control("vm_memory_monitor:set_vm_memory_high_watermark(0.000001).")
     try:
         for sent in (large, large[:1]):
-            verdicts = line.send(sent)
-            assert {verdict.answer for verdict in verdicts} == {Answer.UNREACHABLE}
-            assert "it takes nothing for now: low on memory" in verdicts[0].reason
+            replies = line.send(sent)
+            assert {reply.outcome for reply in replies} == {DeliveryOutcome.UNREACHABLE}
+            assert "it takes nothing for now: low on memory" in replies[0].reason
     finally:
         queues.control("vm_memory_monitor:set_vm_memory_high_watermark(0.9).")
     until_accepted(line, large[:10])
@@ -278,26 +277,30 @@ def test_a_user_publishes_where_he_may(queues: Exchanges) -> None:
         assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
     with queues.channel(exchange=Template(closed), **chosen) as channel:
         first, second = channel.send([event(table, 1, 1), event(table, 2, 2)])
-        assert first.answer is second.answer is Answer.FAILED  # which of them, it does not say
-        [verdict] = channel.send([event(table, 1, 1)])
-        assert verdict.answer is Answer.REFUSED
-        assert "ACCESS_REFUSED" in verdict.reason
-        assert SECRET not in verdict.reason
+        assert (
+            first.outcome is second.outcome is DeliveryOutcome.FAILED
+        )  # which of them, it does not say
+        [reply] = channel.send([event(table, 1, 1)])
+        assert reply.outcome is DeliveryOutcome.REFUSED
+        assert "ACCESS_REFUSED" in reply.reason
+        assert SECRET not in reply.reason
     with queues.channel(
         exchange=Template(closed), **chosen | {"declare_exchange": "topic"}
     ) as other:
-        [verdict] = other.send([event(table, 1, 1)])
-        assert verdict.answer is Answer.FAILED
-        assert "ACCESS_REFUSED" in verdict.reason
+        [reply] = other.send([event(table, 1, 1)])
+        assert reply.outcome is DeliveryOutcome.FAILED
+        assert "ACCESS_REFUSED" in reply.reason
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\1\0\0\0\0\0\4zzzz\xce"])
 def test_what_is_no_rabbitmq_is_told(said: bytes) -> None:
     with Strange(said) as strange:
-        line = Line(Rabbitmq(name="events", servers=strange.address, timeout_seconds=2.0))
-        [verdict] = line.send([event("users", 1, 1)])
-    assert verdict.answer is Answer.UNREACHABLE
-    assert strange.address in verdict.reason
+        line = ReconnectingChannel(
+            Rabbitmq(name="events", servers=strange.address, timeout_seconds=2.0)
+        )
+        [reply] = line.send([event("users", 1, 1)])
+    assert reply.outcome is DeliveryOutcome.UNREACHABLE
+    assert strange.address in reply.reason
 
 
 def test_a_message_says_what_its_format_writes(queues: Exchanges) -> None:
@@ -375,14 +378,14 @@ def test_the_config_in_the_docs_works(tmp_path: Path, queues: Exchanges, further
     with opened(sink) as channel, queues.client() as client:
         consumer = client.channel()
         consumer.exchange_delete("cdc")
-        [verdict] = channel.send([event(table, 1, 1)])
+        [reply] = channel.send([event(table, 1, 1)])
         # The same as it was made; of another make it would be refused.
         consumer.exchange_declare("cdc", exchange_type=kind, durable=True)
         consumer.queue_declare(f"public.{table}", durable=True, arguments=arguments)
         if further:
-            assert verdict is ACCEPTED
+            assert reply is ACCEPTED
         else:
-            assert verdict.answer is Answer.REFUSED, "the queue is the consumer's"
+            assert reply.outcome is DeliveryOutcome.REFUSED, "the queue is the consumer's"
             consumer.queue_bind(f"public.{table}", "cdc", "public.#")
             assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
         consumer.exchange_delete("cdc")
@@ -401,14 +404,14 @@ def test_a_queue_that_the_sink_made_lets_no_event_get_ahead_when_it_is_full(
         event(table, 1, 5),
     )
     with Gate(queues.server.address) as gate:
-        line = Line(queues.sink(servers=gate.address, queue_arguments=arguments))
+        line = ReconnectingChannel(queues.sink(servers=gate.address, queue_arguments=arguments))
         assert set(line.send(full)) == {ACCEPTED}
         gate.once(lambda: queues.read(table))  # there is room once the first was refused
-        verdicts = line.send([first, other, second])
-        assert [verdict.answer for verdict in verdicts] == [
-            Answer.FAILED,
-            Answer.ACCEPTED,
-            Answer.UNSENT,
+        replies = line.send([first, other, second])
+        assert [reply.outcome for reply in replies] == [
+            DeliveryOutcome.FAILED,
+            DeliveryOutcome.ACCEPTED,
+            DeliveryOutcome.UNSENT,
         ]
         assert ids(queues.read(table)) == [other.id]
         assert set(line.send([first, second])) == {ACCEPTED}

@@ -14,9 +14,8 @@ from pyspark.sql import SparkSession
 
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks.push import ACCEPTED, UNSENT, Answer
-from headrace.sinks.push.channels import Line, close_all
-from headrace.sinks.push.template import Template
+from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Template
+from headrace.sinks.push.channels import ReconnectingChannel, close_all
 from headrace.sinks.redis import Redis
 from headrace.testing import free_port, wait_until
 from headrace.testing.redis import HINT, RedisServer, redis_program
@@ -109,7 +108,7 @@ def test_a_key_that_is_no_stream_holds_up_its_own_table_only(queues: Streams) ->
         sent = [event(bad, 1, 1), event(good, 1, 2), event(bad, 1, 3), event(bad, 2, 4)]
         first, second, third, fourth = channel.send(sent)
     assert (second, third) == (ACCEPTED, UNSENT)
-    assert first.answer is fourth.answer is Answer.REFUSED
+    assert first.outcome is fourth.outcome is DeliveryOutcome.REFUSED
     assert f"cdc:public:{bad}: the key is there, and is no stream" in first.reason
     assert len(queues.read(good)) == 1
 
@@ -124,7 +123,7 @@ def test_memory_that_is_full_fails_whole_windows_until_there_is_room(queues: Str
             first, second, third = channel.send(sent)
         finally:
             connection.config_set("maxmemory", "0")
-        assert first.answer is third.answer is Answer.FAILED
+        assert first.outcome is third.outcome is DeliveryOutcome.FAILED
         assert "maxmemory" in first.reason
         assert second is UNSENT
         assert set(channel.send(sent)) == {ACCEPTED}
@@ -138,9 +137,9 @@ def test_a_replica_is_passed_over_and_one_that_becomes_it_is_left(queues: Stream
         replica = Streams(other)
         with replica.channel() as channel, replica.client() as connection:
             connection.replicaof("127.0.0.1", str(primary))
-            [verdict] = channel.send([event(table, 1, 1)])
-            assert verdict.answer is Answer.UNREACHABLE
-            assert "replica" in verdict.reason
+            [reply] = channel.send([event(table, 1, 1)])
+            assert reply.outcome is DeliveryOutcome.UNREACHABLE
+            assert "replica" in reply.reason
         with pytest.raises(SinkUnavailable, match="replica"):
             replica.sink().connect()
         both = f"{other.address},{queues.server.address}"
@@ -156,12 +155,12 @@ def test_a_user_without_transactions_is_told_before_anything_is_added(
     rights = ("on", f">{SECRET}", "~cdc:*", *allowed.split())
     with queues.client() as connection:
         connection.execute_command("ACL", "SETUSER", user, *rights)
-    line = Line(queues.sink(username=user, password=Secret(SECRET)))
+    line = ReconnectingChannel(queues.sink(username=user, password=Secret(SECRET)))
     for _ in range(2):
-        [verdict] = line.send([event(table, 1, 1)])
-        assert verdict.answer is Answer.UNREACHABLE
-        assert f"{user} needs the commands multi, exec and xadd" in verdict.reason
-        assert SECRET not in verdict.reason
+        [reply] = line.send([event(table, 1, 1)])
+        assert reply.outcome is DeliveryOutcome.UNREACHABLE
+        assert f"{user} needs the commands multi, exec and xadd" in reply.reason
+        assert SECRET not in reply.reason
     assert not queues.read(table)
 
 
@@ -169,7 +168,7 @@ def test_a_user_with_three_commands_is_enough_and_one_that_loses_them_is_told(
     queues: Streams,
 ) -> None:
     table, user = table_name(), table_name()
-    line = Line(queues.sink(username=user, password=Secret(SECRET)))
+    line = ReconnectingChannel(queues.sink(username=user, password=Secret(SECRET)))
     with queues.client() as connection:
         rights = ("on", f">{SECRET}", "~cdc:*", "+xadd", "+multi", "+exec")
         connection.execute_command("ACL", "SETUSER", user, *rights)
@@ -179,9 +178,9 @@ def test_a_user_with_three_commands_is_enough_and_one_that_loses_them_is_told(
             until_accepted(line, [event(table, 1, 1)])
             connection.execute_command("ACL", "SETUSER", user, lost)
             for _ in range(2):
-                [verdict] = line.send([event(table, 1, 2)])
-                assert verdict.answer is Answer.UNREACHABLE
-                assert "needs the commands" in verdict.reason
+                [reply] = line.send([event(table, 1, 2)])
+                assert reply.outcome is DeliveryOutcome.UNREACHABLE
+                assert "needs the commands" in reply.reason
         connection.execute_command("ACL", "SETUSER", user, "+multi", "+exec")
         assert list(line.send([event(table, 1, 2)])) == [ACCEPTED]
     close_all()
@@ -204,11 +203,11 @@ def test_a_server_that_reads_its_data_is_waited_for(queues: Streams) -> None:
                 timeout=120,
                 message="the server is reading its data",
             )
-            [verdict] = channel.send([event(table, 1, 1)])
+            [reply] = channel.send([event(table, 1, 1)])
             connection.config_set("key-load-delay", "0")
             reload.join()
-        assert verdict.answer is Answer.UNREACHABLE
-        assert "it is reading its data" in verdict.reason
+        assert reply.outcome is DeliveryOutcome.UNREACHABLE
+        assert "it is reading its data" in reply.reason
         with slow.channel() as channel:
             assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
 
@@ -237,9 +236,9 @@ def test_a_node_of_a_cluster_says_that_another_has_the_stream(queues: Streams) -
             slots = [int(first.cluster("keyslot", f"cdc:public:{each}")) for each in tables]
         elsewhere = next(each for each, slot in zip(tables, slots, strict=True) if slot > 8191)
         with one.channel() as channel:
-            [verdict] = channel.send([event(elsewhere, 1, 1)])
-    assert verdict.answer is Answer.UNREACHABLE
-    assert "another node of its cluster has the stream" in verdict.reason
+            [reply] = channel.send([event(elsewhere, 1, 1)])
+    assert reply.outcome is DeliveryOutcome.UNREACHABLE
+    assert "another node of its cluster has the stream" in reply.reason
 
 
 def node() -> dict[str, str]:
@@ -250,10 +249,12 @@ def node() -> dict[str, str]:
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n*0\r\n" * 2])
 def test_what_is_no_redis_is_told(said: bytes) -> None:
     with Strange(said) as strange:
-        line = Line(Redis(name="events", servers=strange.address, timeout_seconds=2.0))
-        verdicts = line.send([event("users", 1, 1)])
-    assert [verdict.answer for verdict in verdicts] == [Answer.UNREACHABLE]
-    assert strange.address in verdicts[0].reason
+        line = ReconnectingChannel(
+            Redis(name="events", servers=strange.address, timeout_seconds=2.0)
+        )
+        replies = line.send([event("users", 1, 1)])
+    assert [reply.outcome for reply in replies] == [DeliveryOutcome.UNREACHABLE]
+    assert strange.address in replies[0].reason
 
 
 def test_a_user_writes_where_he_may_with_tls(tmp_path: Path, queues: Streams) -> None:
@@ -280,7 +281,7 @@ def test_a_user_writes_where_he_may_with_tls(tmp_path: Path, queues: Streams) ->
         with pytest.raises(SinkUnavailable, match="not trusted"):
             secured.sink(**(chosen | {"ca_file": ""})).connect()
     assert first is ACCEPTED
-    assert second.answer is Answer.REFUSED
+    assert second.outcome is DeliveryOutcome.REFUSED
     assert "may not write" in second.reason
 
 

@@ -16,7 +16,7 @@ from headrace.config import parse
 from headrace.errors import ConfigError
 from headrace.formats import savegress
 from headrace.secret import Secret
-from headrace.sinks.push import Answer
+from headrace.sinks.push import DeliveryOutcome
 from headrace.sinks.webhook.sink import Webhook
 from headrace.testing import wait_until
 from tests.formats.savegress_document import BATCH
@@ -24,10 +24,10 @@ from tests.sinks.hooks import PREVIOUS, SECRET, answers, channel, event, rendere
 from tests.sinks.receiver import OK, Receiver, Request, Script, reply
 
 ACCEPTED, REFUSED, FAILED, UNSENT = (
-    Answer.ACCEPTED,
-    Answer.REFUSED,
-    Answer.FAILED,
-    Answer.UNSENT,
+    DeliveryOutcome.ACCEPTED,
+    DeliveryOutcome.REFUSED,
+    DeliveryOutcome.FAILED,
+    DeliveryOutcome.UNSENT,
 )
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import ConfigError
 from headrace.secret import Secret
-from headrace.sinks.push import Answer
+from headrace.sinks.push import DeliveryOutcome
 from headrace.sinks.webhook.address import endpoint, special
 from headrace.sinks.webhook.sink import Webhook
 from tests.sinks.hooks import answers, channel, event
@@ -149,7 +149,7 @@ def test_a_name_of_this_machine_is_not_connected_to(host: str, tmp_path: Path) -
         url = f"https://{host}:{receiver.port}/"
         with channel(url, allow_private_networks=False) as opened:
             [said] = opened.send([event(1)])
-    assert said.answer is Answer.UNREACHABLE
+    assert said.outcome is DeliveryOutcome.UNREACHABLE
     assert receiver.connections == 0
 
 
@@ -172,7 +172,7 @@ def test_a_host_at_a_private_address_is_not_connected_to(
         url = f"https://hooks.test:{receiver.port}/t0ken"
         with channel(url, allow_private_networks=False) as opened:
             said = opened.send([event(1), event(2, 2)])
-    assert set(answers(said)) == {Answer.UNREACHABLE}
+    assert set(answers(said)) == {DeliveryOutcome.UNREACHABLE}
     assert "set allow_private_networks: true" in said[0].reason
     assert "t0ken" not in said[0].reason
     assert receiver.connections == 0
@@ -192,7 +192,7 @@ def test_a_host_that_changes_its_address_after_the_check_gains_nothing(
             assert "hooks.test is at" not in said.reason
             # … and what the resolver says next is checked as well.
             [again] = opened.send([event(1)])
-    assert said.answer is again.answer is Answer.UNREACHABLE
+    assert said.outcome is again.outcome is DeliveryOutcome.UNREACHABLE
     assert "hooks.test is at 127.0.0.1, a loopback address" in again.reason
     assert receiver.connections == 0
 
@@ -206,7 +206,7 @@ def test_a_connection_goes_to_the_address_that_was_asked_for_first_under_the_hos
         url = f"https://hooks.test:{receiver.port}/"
         with channel(url, ca_file=str(made.authority)) as opened:
             said = opened.send([event(number, number) for number in range(40)])
-    assert set(answers(said)) == {Answer.ACCEPTED}
+    assert set(answers(said)) == {DeliveryOutcome.ACCEPTED}
     assert asked == ["hooks.test"]  # once, for all of its connections
     assert receiver.requests[0].headers["host"] == f"hooks.test:{receiver.port}"
 
@@ -216,7 +216,7 @@ def test_when_one_address_does_not_answer_the_next_is_tried(
 ) -> None:
     resolver(monkeypatch, ["127.0.0.9", "127.0.0.1"])
     with Receiver() as receiver, channel(f"http://hooks.test:{receiver.port}/") as opened:
-        assert answers(opened.send([event(1)])) == [Answer.ACCEPTED]
+        assert answers(opened.send([event(1)])) == [DeliveryOutcome.ACCEPTED]
 
 
 def test_a_resolver_that_does_not_answer_is_not_waited_for(
@@ -231,5 +231,5 @@ def test_a_resolver_that_does_not_answer_is_not_waited_for(
         monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
         with channel("https://hooks.test/", timeout_seconds=0.2) as opened:
             [said] = opened.send([event(1)])
-    assert said.answer is Answer.UNREACHABLE
+    assert said.outcome is DeliveryOutcome.UNREACHABLE
     assert said.reason == "the resolver does not answer for hooks.test"

@@ -16,20 +16,26 @@ from hypothesis import strategies as st
 
 from headrace.errors import SinkRefused, SinkUnavailable
 from headrace.secret import Secret
-from headrace.sinks.push import Answer
-from headrace.sinks.webhook.answer import LONGEST_AFTER, Reply, after, excerpt, verdict
-from headrace.sinks.webhook.connection import LONGEST_BODY, LONGEST_HEAD
-from headrace.sinks.webhook.hiding import Hidden
+from headrace.sinks.push import DeliveryOutcome
+from headrace.sinks.webhook.pool import LONGEST_BODY, LONGEST_HEAD
+from headrace.sinks.webhook.response import (
+    LONGEST_AFTER,
+    HttpResponse,
+    SecretMask,
+    excerpt,
+    reply_to,
+    retry_seconds,
+)
 from headrace.testing import free_port, wait_until
 from tests.sinks.hooks import SECRET, answers, channel, event, sink
 from tests.sinks.receiver import OK, Receiver, Request, certificates, reply
 
 ACCEPTED, REFUSED, FAILED, UNSENT, UNREACHABLE = (
-    Answer.ACCEPTED,
-    Answer.REFUSED,
-    Answer.FAILED,
-    Answer.UNSENT,
-    Answer.UNREACHABLE,
+    DeliveryOutcome.ACCEPTED,
+    DeliveryOutcome.REFUSED,
+    DeliveryOutcome.FAILED,
+    DeliveryOutcome.UNSENT,
+    DeliveryOutcome.UNREACHABLE,
 )
 
 
@@ -48,10 +54,10 @@ STATUSES = {
     ("status", "answer"),
     [(status, answer) for answer, statuses in STATUSES.items() for status in statuses],
 )
-def test_every_status_has_its_meaning(status: int, answer: Answer) -> None:
+def test_every_status_has_its_meaning(status: int, answer: DeliveryOutcome) -> None:
     with Receiver(lambda _: reply(status)) as receiver, channel(receiver) as opened:
         [said] = opened.send([event(1)])
-    assert said.answer is answer
+    assert said.outcome is answer
     if answer is not ACCEPTED:
         assert f"it answered {status}" in said.reason
 
@@ -70,7 +76,7 @@ def test_a_redirect_is_not_followed() -> None:
         moved = reply(307, b"", f"Location: {other.url}")
         with Receiver(lambda _: moved) as receiver, channel(receiver) as opened:
             [said] = opened.send([event(1)])
-    assert said.answer is REFUSED
+    assert said.outcome is REFUSED
     assert "redirects are not followed" in said.reason
     assert other.requests == []
 
@@ -110,7 +116,7 @@ NOW = 1_700_000_000.0
     ],
 )
 def test_retry_after_is_a_number_or_a_time_and_never_too_long(given: str, seconds: float) -> None:
-    assert after(given, NOW) == seconds
+    assert retry_seconds(given, NOW) == seconds
 
 
 pieces = st.sampled_from(["Mon,", "01", "Jan", "2026", "00:00:00", "GMT", "-9999", "9" * 23, ":"])
@@ -118,7 +124,7 @@ pieces = st.sampled_from(["Mon,", "01", "Jan", "2026", "00:00:00", "GMT", "-9999
 
 @given(st.text() | st.lists(pieces).map(" ".join))
 def test_anything_may_come_as_retry_after(text: str) -> None:
-    assert 0 <= after(text, NOW) <= LONGEST_AFTER
+    assert 0 <= retry_seconds(text, NOW) <= LONGEST_AFTER
 
 
 def test_a_tired_endpoint_is_left_alone_for_as_long_as_it_asks() -> None:
@@ -130,11 +136,11 @@ def test_a_tired_endpoint_is_left_alone_for_as_long_as_it_asks() -> None:
         said = opened.send(told)
         again = opened.send([event(99)])
     assert answers(said) == [ACCEPTED, ACCEPTED, *[UNSENT] * 48]
-    assert said[2].after == 300
-    assert {each.after for each in said[3:]} == {300}
+    assert said[2].retry_after == 300
+    assert {each.retry_after for each in said[3:]} == {300}
     # Nor is it asked in the next call.
     assert answers(again) == [UNSENT]
-    assert 0 < again[0].after <= 300
+    assert 0 < again[0].retry_after <= 300
     assert again[0].reason == said[2].reason == "it answered 429 Too Many Requests"
     assert receiver.ids == ["evt_0", "evt_1", "evt_2"]
 
@@ -149,8 +155,8 @@ def test_an_endpoint_that_does_not_say_for_how_long_rests_longer_each_time() -> 
             before = len(receiver.requests)
             said = opened.send(told)
             assert set(answers(said)) == {UNSENT}
-            assert len({each.after for each in said}) == 1
-            return said[0].after if len(receiver.requests) > before else 0.0
+            assert len({each.retry_after for each in said}) == 1
+            return said[0].retry_after if len(receiver.requests) > before else 0.0
 
         pauses = [wait_until(pause) for _ in range(3)]
         assert len(receiver.requests) == 3 * 4, "the rest of a window is not even tried"
@@ -236,7 +242,7 @@ def test_what_is_no_answer_may_be_sent_again(answer: bytes | None, reason: str) 
     with Receiver(lambda _: answer) as receiver, channel(receiver) as opened:
         receiver.close_after = 1
         [said] = opened.send([event(1)])
-    assert said.answer is FAILED
+    assert said.outcome is FAILED
     assert reason in said.reason
     assert len(receiver.requests) == 1
 
@@ -270,7 +276,7 @@ def test_of_a_huge_body_only_its_beginning_is_read() -> None:
     with Receiver(script) as receiver, channel(receiver) as opened:
         [said] = opened.send([event(1)])
         [again] = opened.send([event(2)])
-    assert said.answer is again.answer is REFUSED
+    assert said.outcome is again.outcome is REFUSED
     assert len(said.reason) < 300
     # What is left of it is not read either: the next request has a connection of its own.
     assert receiver.connections == 2
@@ -280,7 +286,7 @@ def test_headers_without_an_end_are_not_read_for_ever() -> None:
     endless = b"HTTP/1.1 200 OK\r\n" + b"X-A: x\r\n" * (2 * LONGEST_HEAD // 8)
     with Receiver(lambda _: endless) as receiver, channel(receiver) as opened:
         [said] = opened.send([event(1)])
-    assert said.answer is FAILED
+    assert said.outcome is FAILED
     assert "KB of headers" in said.reason
 
 
@@ -332,7 +338,7 @@ def test_nobody_at_the_port() -> None:
 def test_a_host_that_nobody_knows() -> None:
     with channel("https://nobody.invalid/") as opened:
         [said] = opened.send([event(1)])
-    assert said.answer is UNREACHABLE
+    assert said.outcome is UNREACHABLE
     assert said.reason == "the address of nobody.invalid is not known"
 
 
@@ -348,7 +354,7 @@ def test_a_connection_that_nobody_accepts_is_given_up() -> None:
             [said] = opened.send([event(1)])
         for each in waiting:
             each.close()
-    assert said.answer is UNREACHABLE
+    assert said.outcome is UNREACHABLE
     assert said.reason.endswith("cannot be connected to: no answer")
 
 
@@ -370,7 +376,7 @@ def test_under_tls_a_trusted_certificate_for_the_host_is_needed(tmp_path: Path) 
             assert answers(opened.send([event(1), event(2), event(3, 3)])) == [ACCEPTED] * 3
         with channel(receiver) as opened:
             [said] = opened.send([event(4)])
-    assert said.answer is UNREACHABLE
+    assert said.outcome is UNREACHABLE
     assert "is not trusted" in said.reason
     assert sorted(receiver.ids) == ["evt_1", "evt_2", "evt_3"]
 
@@ -380,7 +386,7 @@ def test_a_certificate_for_another_host_is_not_trusted(tmp_path: Path) -> None:
     trusted = {"ca_file": str(made.authority)}
     with Receiver(tls=made.server) as receiver, channel(receiver, **trusted) as opened:
         [said] = opened.send([event(1)])
-    assert said.answer is UNREACHABLE
+    assert said.outcome is UNREACHABLE
     assert "is not trusted" in said.reason
     assert receiver.requests == []
 
@@ -391,7 +397,7 @@ def test_one_that_does_not_speak_tls_is_told_apart() -> None:
         channel(f"https://127.0.0.1:{receiver.port}", timeout_seconds=1.0) as opened,
     ):
         [said] = opened.send([event(1)])
-    assert said.answer is UNREACHABLE
+    assert said.outcome is UNREACHABLE
 
 
 def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
@@ -469,7 +475,7 @@ def test_words_that_are_nobodys_secret_stay_readable() -> None:
 
 def test_an_excerpt_is_one_short_line_of_what_can_be_printed() -> None:
     body = b"\x1b[31mfirst\r\n\tsecond\x00 \xff \xe2\x80\xae" + b"x" * 1000
-    shown = excerpt(body, Hidden([Secret("second")]))
+    shown = excerpt(body, SecretMask([Secret("second")]))
     assert shown.startswith("[31mfirst *** \ufffd x")
     assert len(shown) == 200
     assert shown.isprintable()
@@ -478,7 +484,7 @@ def test_an_excerpt_is_one_short_line_of_what_can_be_printed() -> None:
 
 def test_what_may_come_again_says_nothing_of_the_body() -> None:
     for status in (429, 500):
-        said = verdict(Reply(status, "", b"alice@example.com is odd"), now=NOW)
+        said = reply_to(HttpResponse(status, "", b"alice@example.com is odd"), now=NOW)
         assert "alice" not in said.reason
 
 

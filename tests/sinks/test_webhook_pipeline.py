@@ -114,9 +114,11 @@ def test_a_row_that_is_refused_waits_and_comes_in_order_when_it_is_redriven(
     assert letters[0]["reason"] == "it answered 422 Unprocessable Entity: no such user: 3 ***"
     hooks.receiver.requests.clear()
     hooks.receiver.script = lambda _: OK
-    wish = redrive.ask(hooks.sink.folder)
+    request = redrive.request_redrive(hooks.sink.folder)
     hooks.writer.serve_requests(hooks.spark)
-    assert redrive.told(hooks.sink.folder, wish) == redrive.Redriven(wish.id, 4, 4, 0, "")
+    assert redrive.result_of(hooks.sink.folder, request) == redrive.RedriveResult(
+        request.id, 4, 4, 0, ""
+    )
     assert hooks.names() == {3: ["3", "8", "13", "18"]}
     assert hooks.letters() == []
 

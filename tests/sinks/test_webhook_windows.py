@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from headrace.errors import SinkRefused
-from headrace.sinks.push import Answer, Event
-from headrace.sinks.push.delivery import Delivery, Point
+from headrace.sinks.push import DeliveryOutcome, Event
+from headrace.sinks.push.delivery import DeliveryCheckpoint, EventDelivery
 from headrace.sinks.webhook import channel as module
 from headrace.sinks.webhook.channel import HttpChannel
 from tests.sinks.hooks import answers, channel, event, sink
-from tests.sinks.office import Letters
+from tests.sinks.office import DeadLetterQueue
 from tests.sinks.receiver import OK, Receiver, Request, Script, reply
 
-ACCEPTED, FAILED, UNSENT = Answer.ACCEPTED, Answer.FAILED, Answer.UNSENT
+ACCEPTED, FAILED, UNSENT = DeliveryOutcome.ACCEPTED, DeliveryOutcome.FAILED, DeliveryOutcome.UNSENT
 
 
 def numbers(requests: Sequence[Request]) -> list[int]:
@@ -27,11 +27,15 @@ def numbers(requests: Sequence[Request]) -> list[int]:
     return [each["n"] for body in bodies for each in body.get("events", [body])]
 
 
-def delivery(opened: HttpChannel, point: Point | None = None, **policy: Any) -> Delivery:
+def delivery(
+    opened: HttpChannel, point: DeliveryCheckpoint | None = None, **policy: Any
+) -> EventDelivery:
     """A delivery through a channel, as a task begins it."""
     usual = {"retry_first_seconds": 0.01, "retry_jitter": 0.0}
     given = msgspec.structs.replace(sink("http://127.0.0.1", **usual).policy, **policy)
-    return Delivery(opened.send, given, Letters(), point=point or Point())
+    return EventDelivery(
+        opened.send, given, DeadLetterQueue(), checkpoint=point or DeliveryCheckpoint()
+    )
 
 
 # --- an endpoint that is gone --------------------------------------------------------------------
@@ -104,7 +108,7 @@ def test_a_delivery_to_an_endpoint_that_goes_away_knows_all_that_was_accepted() 
         receiver.requests.clear()
         receiver.script = lambda _: OK
     with channel(receiver.url) as opened, Receiver(port=receiver.port) as other:
-        second = delivery(opened, first.stopped.point)
+        second = delivery(opened, first.stopped.checkpoint)
         second.run([told])
         assert second.counts.sent == 80
     came = taken + numbers(other.requests)
@@ -173,7 +177,7 @@ def test_a_slow_endpoint_gets_each_event_once_and_what_it_took_is_known_in_betwe
     monkeypatch.setattr(module, "WINDOW_SECONDS", 0.2)
     told = [event(number, number % rows) for number in range(1, 25)]
     rounds: list[int] = []
-    point = Point()
+    point = DeliveryCheckpoint()
     with Receiver() as receiver, channel(receiver, concurrency=4) as opened:
         receiver.script = slowly(receiver, 0.15)
         while sum(rounds) < len(told):
@@ -185,8 +189,8 @@ def test_a_slow_endpoint_gets_each_event_once_and_what_it_took_is_known_in_betwe
             rounds.append(each.counts.sent)
             if each.stopped is not None:
                 assert each.stopped.reason == "", "its time was over"
-                assert {known.attempts for known in each.stopped.point.pending} <= {0}
-                point = each.stopped.point
+                assert {known.attempts for known in each.stopped.checkpoint.pending} <= {0}
+                point = each.stopped.checkpoint
     came = numbers(receiver.requests)
     assert sorted(came) == list(range(1, 25))
     for row in range(rows):
@@ -239,7 +243,7 @@ def test_so_is_what_failed_then() -> None:
     taken, script = closing("evt_2", times=2)
     with Receiver(script) as receiver, channel(receiver, concurrency=1) as opened:
         _, said = opened.send([event(1, 1), event(2, 2)])
-    assert (said.answer, said.repeats) == (FAILED, 1)
+    assert (said.outcome, said.repeats) == (FAILED, 1)
     assert said.reason == "it closed the connection without an answer"
     assert taken == ["evt_1", "evt_2", "evt_2"]
 
@@ -277,7 +281,7 @@ def test_so_is_what_was_then_told_not_to_come(status: int) -> None:
         opened.send([event(1)])
         receiver.script = script
         [said] = opened.send([event(2)])
-    assert (said.answer, said.repeats) == (UNSENT, 1)
+    assert (said.outcome, said.repeats) == (UNSENT, 1)
     assert taken == ["evt_2", "evt_2"]
 
 
@@ -290,4 +294,4 @@ def test_what_nobody_is_there_for_any_more_is_not_posted_twice() -> None:
 
         receiver.script = script
         [said] = opened.send([event(2)])
-    assert (said.answer, said.repeats) == (Answer.UNREACHABLE, 0)
+    assert (said.outcome, said.repeats) == (DeliveryOutcome.UNREACHABLE, 0)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ..config import Config
-    from ..pipeline.redrive import Redriven
+    from ..pipeline.redrive import RedriveResult
     from ..sinks import Sink
     from ..sinks.push.settings import PushSettings
 
@@ -68,7 +68,7 @@ def _expect_keys(keys: "Sequence[str]", rows: dict[str, int]) -> None:
             raise ConfigError(f"there is no dead letter of {key}{nearest(key, named[:20])}")
 
 
-def _ask(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Redriven":
+def _ask(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "RedriveResult":
     """Let the running pipeline do it."""
     import time
     from pathlib import Path
@@ -80,7 +80,7 @@ def _ask(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Re
 
     began = time.monotonic()
 
-    def look(told: "Redriven | None") -> None:
+    def look(told: "RedriveResult | None") -> None:
         seen = look_at_pipeline(settings)
         if told is not None or seen is None or time.monotonic() - began < PATIENCE_SECONDS:
             return
@@ -99,7 +99,7 @@ def _ask(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Re
     return ask(Path(sink.folder), keys, lambda: in_use(settings.checkpoint_dir), look)
 
 
-def _do(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Redriven":
+def _do(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "RedriveResult":
     """Do it here, where no pipeline runs."""
     from ..pipeline.checkpoint import alone_in
     from ..pipeline.redrive import nothing, redrive

@@ -24,7 +24,7 @@ from .commands import Overview
 if TYPE_CHECKING:
     # Both load what Spark's tasks need, and most commands need none of it.
     from ..pipeline.verify import Verified
-    from ..sinks.push.redrive import Redriven
+    from ..sinks.push.redrive import RedriveResult
 
 _PHASE_STYLES = {
     Phase.STREAMING: "green",
@@ -296,7 +296,7 @@ def sink_complaints(status: SinkStatus) -> list[str]:
     return lines
 
 
-def redriven_lines(name: str, told: "Redriven") -> Iterator[str]:
+def redriven_lines(name: str, told: "RedriveResult") -> Iterator[str]:
     """What `redrive` says."""
     tried = told.sent + told.refused + told.waiting
     if not tried and not told.reason:

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import PipelineError
-from ..sinks.push import disabled
-from ..sinks.push import redrive as asking
-from ..sinks.push.redrive import Redriven
+from ..sinks.push.halt import clear_halt
+from ..sinks.push.redrive import RedriveResult, request_redrive, requested, result_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from .query import Plan
 
-__all__ = ["Redriven", "ask", "nothing", "redrive"]
+__all__ = ["RedriveResult", "ask", "nothing", "redrive"]
 
 LOOK_SECONDS = 0.25
 
@@ -26,22 +25,22 @@ def ask(
     folder: Path,
     keys: Sequence[str],
     alive: Callable[[], bool],
-    look: Callable[[Redriven | None], None],
-) -> Redriven:
+    look: Callable[[RedriveResult | None], None],
+) -> RedriveResult:
     """Let the running pipeline do it, and wait for what comes of it.
 
     `folder` is the sink's own, below the checkpoints; `alive` says whether the pipeline still runs,
-    and `look` is told how far it is; None: it has not begun.
+    and `look` gets the result so far; None: it has not begun.
     """
-    wish = asking.ask(str(folder), keys)
+    request = request_redrive(str(folder), keys)
     while True:
-        # Before the look at what is told, which comes first: what was said last counts.
-        living, asked = alive(), asking.asked(str(folder))
-        told = asking.told(str(folder), wish)
-        look(told)
-        if told is not None and told.done:
-            return told
-        if told is None and (asked is None or asked.id != wish.id):
+        # Before the result is read: the last result counts.
+        living, waiting = alive(), requested(str(folder))
+        result = result_of(str(folder), request)
+        look(result)
+        if result is not None and result.done:
+            return result
+        if result is None and (waiting is None or waiting.id != request.id):
             raise PipelineError(
                 "another redrive of the sink took the place of this one; none is lost",
                 hint="Run the command once more when the other has ended.",
@@ -54,17 +53,17 @@ def ask(
         time.sleep(LOOK_SECONDS)
 
 
-def redrive(plan: Plan, spark: SparkSession, keys: Sequence[str]) -> Redriven:
+def redrive(plan: Plan, spark: SparkSession, keys: Sequence[str]) -> RedriveResult:
     """Do it here; no pipeline may run meanwhile (see `checkpoint.alone_in`).
 
-    A destination that had refused everything is asked again from now on.
+    A destination that had refused everything is tried again from now on.
     """
     folder = str(plan.checkpoint.folder.parent)
-    disabled.enable(folder)
+    clear_halt(folder)
     return plan.sink.open(plan.checkpoint.writer()).redrive(spark, keys)
 
 
-def nothing(folder: str) -> Redriven:
-    """What comes of it where there is no dead letter; whoever had refused is asked again."""
-    disabled.enable(folder)
-    return Redriven("")
+def nothing(folder: str) -> RedriveResult:
+    """The result where there is no dead letter; a destination that had refused is tried again."""
+    clear_halt(folder)
+    return RedriveResult("")

@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import ConfigError, LogReplaced
 from ..sinks import LogRange, SentEvents, SettledRange, Sink
-from ..sinks.push.events import Rendering
+from ..sinks.push.events import EventRendering
 from .options import Options
 from .reading import PipelineLog
 from .remote import reading
@@ -97,7 +97,7 @@ def verify(
 class _Counting:
     """One comparison."""
 
-    def __init__(self, sink: str, rendering: Rendering, log: PipelineLog, epoch: str) -> None:
+    def __init__(self, sink: str, rendering: EventRendering, log: PipelineLog, epoch: str) -> None:
         self._sink = sink
         self._rendering = rendering
         self._log = log
@@ -132,7 +132,11 @@ class _Counting:
         look(total - start, total - start)
 
     def _between(
-        self, found: Verified, after: int, settled: SettledRange, renderings: Sequence[Rendering]
+        self,
+        found: Verified,
+        after: int,
+        settled: SettledRange,
+        renderings: Sequence[EventRendering],
     ) -> None:
         # Settings may have changed anywhere in between.
         events = min(self._count(each, after, settled.first - 1) for each in set(renderings))
@@ -144,7 +148,7 @@ class _Counting:
             twice = self._count(renderings[-1], settled.first - 1, upto)
             found.repeated.append(Span(settled.first, upto, twice))
 
-    def _compare(self, found: Verified, settled: SettledRange, rendering: Rendering) -> None:
+    def _compare(self, found: Verified, settled: SettledRange, rendering: EventRendering) -> None:
         expected = self._count(rendering, settled.first - 1, settled.last)
         counted = settled.events + settled.aside
         found.expected += expected
@@ -158,7 +162,7 @@ class _Counting:
         if settled.again:
             found.repeated.append(Span(settled.first, settled.last, settled.again))
 
-    def _count(self, rendering: Rendering, after: int, upto: int) -> int:
+    def _count(self, rendering: EventRendering, after: int, upto: int) -> int:
         """The events of a piece of the log."""
         if after >= upto:
             return 0

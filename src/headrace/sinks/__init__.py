@@ -20,8 +20,8 @@ from ..errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from .push.events import Rendering
-    from .push.redrive import Redriven
+    from .push.events import EventRendering
+    from .push.redrive import RedriveResult
 
 
 # --- how a sink is doing -------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class SettledRange(NamedTuple):
     aside: int = 0  # that it has not, and that were kept
     again: int = 0  # that may have come twice, because nobody knew that they had been sent
     retried: int = 0  # that were handed over again after no answer, or a failure
-    rendering: "Rendering | None" = None  # how changes became events then; None: as now
+    rendering: "EventRendering | None" = None  # how changes became events then; None: as now
 
 
 class SentEvents(NamedTuple):
@@ -233,7 +233,7 @@ class SinkWriter(ABC, Generic[BatchT]):
         """Do what was requested of a sink that sends, such as a redrive; called now and then."""
         return
 
-    def redrive(self, spark: "SparkSession", keys: Sequence[str]) -> "Redriven":
+    def redrive(self, spark: "SparkSession", keys: Sequence[str]) -> "RedriveResult":
         """Send dead letters again, of these rows or of all; what is not accepted stays."""
         raise ConfigError("the sink sends nothing, so it has no dead letters")
 
@@ -296,7 +296,7 @@ class Sink(ABC):
         return None
 
     @property
-    def rendering(self) -> "Rendering | None":
+    def rendering(self) -> "EventRendering | None":
         """How changes become events, of a sink whose events can be counted; None: they cannot."""
         return None
 

@@ -12,11 +12,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, SinkUnavailable
-from .push import ACCEPTED, UNSENT, Answer, Event, Verdict
-from .push.broker import BrokerSettings
-from .push.names import escaped
-from .push.routes import Operations, Routes
-from .push.template import Template
+from .push import (
+    ACCEPTED,
+    UNSENT,
+    BrokerSettings,
+    DeliveryOutcome,
+    Event,
+    OperationNames,
+    Reply,
+    Routes,
+    Template,
+    escaped,
+)
 from .push.wire import Host, Wire, first_that_answers, unavailable, why
 
 try:
@@ -28,7 +35,7 @@ except ModuleNotFoundError as error:
 
 _PORT = 6379
 _STREAM = Template("cdc:${schema}:${table}")
-_OPERATIONS = Operations(str.encode)
+_OPERATIONS = OperationNames(str.encode)
 
 _STRANGE = "it does not speak as Redis does"
 
@@ -101,32 +108,32 @@ class RedisChannel:
         self._line: _Line | None = None
         self._open()
 
-    def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
+    def send(self, events: Sequence[Event]) -> Sequence[Reply]:
         """Hand over some events, in order, as one transaction.
 
         Where some are refused, the others follow as another one.
         """
-        verdicts: dict[int, Verdict] = {}
+        replies: dict[int, Reply] = {}
         held: set[str] = set()
         left = list(range(len(events)))
         try:
             line = self._line if self._line is not None and self._line.alive() else self._open()
             while left:
                 run, judged = self._transaction(line, [events[at] for at in left])
-                for at, verdict in zip(left, judged, strict=True):
-                    if verdict is not None:
-                        verdicts[at] = UNSENT if events[at].row in held else verdict
+                for at, reply in zip(left, judged, strict=True):
+                    if reply is not None:
+                        replies[at] = UNSENT if events[at].row in held else reply
                         held.add(events[at].row)
                 left = [] if run else [at for at in left if events[at].row not in held]
         except (OSError, HiredisError) as error:
             reason = why(error) if isinstance(error, OSError) else _STRANGE
-            lost = Verdict(Answer.UNREACHABLE, str(self._unavailable(reason)))
+            lost = Reply(DeliveryOutcome.UNREACHABLE, str(self._unavailable(reason)))
             self.close()
-            verdicts.update(dict.fromkeys(left, lost))
-        if not verdicts:
+            replies.update(dict.fromkeys(left, lost))
+        if not replies:
             return [ACCEPTED] * len(events)
         return [
-            verdicts.get(at) or (UNSENT if event.row in held else ACCEPTED)
+            replies.get(at) or (UNSENT if event.row in held else ACCEPTED)
             for at, event in enumerate(events)
         ]
 
@@ -138,7 +145,7 @@ class RedisChannel:
 
     def _transaction(
         self, line: _Line, events: Sequence[Event]
-    ) -> tuple[bool, Sequence[Verdict | None]]:
+    ) -> tuple[bool, Sequence[Reply | None]]:
         """Whether it was run, and what is wrong with an event; None: nothing.
 
         OSError: it was perhaps run, or only in part.
@@ -149,18 +156,18 @@ class RedisChannel:
             raise ConnectionAbortedError(complaint)
         if isinstance(done, list):
             # Only a key that is no stream is found as late as here.
-            return True, self._verdicts(done, events)
-        judged = self._verdicts(queued, events)
+            return True, self._replies(done, events)
+        judged = self._replies(queued, events)
         if not any(judged):
             # It took every command, and not the whole.
-            whole = Verdict(Answer.FAILED, "the transaction was not run")
-            return False, [self._verdict(done, event) or whole for event in events]
+            whole = Reply(DeliveryOutcome.FAILED, "the transaction was not run")
+            return False, [self._reply(done, event) or whole for event in events]
         return False, judged
 
-    def _verdicts(self, replies: list[Any], events: Sequence[Event]) -> list[Verdict | None]:
+    def _replies(self, replies: list[Any], events: Sequence[Event]) -> list[Reply | None]:
         if len(replies) != len(events):
             raise ConnectionAbortedError(_STRANGE)
-        return [self._verdict(*pair) for pair in zip(replies, events, strict=True)]
+        return [self._reply(*pair) for pair in zip(replies, events, strict=True)]
 
     def _command(self, event: Event) -> bytes:
         route = self._route(event)
@@ -179,7 +186,7 @@ class RedisChannel:
         command = (b"XADD", name.encode(), *self._trim, b"*")
         return _Route(name, command, event.table.encode())
 
-    def _verdict(self, reply: Any, event: Event) -> Verdict | None:
+    def _reply(self, reply: Any, event: Event) -> Reply | None:
         if isinstance(reply, bytes):
             return None
         if not isinstance(reply, ReplyError):
@@ -188,10 +195,10 @@ class RedisChannel:
         code = said.partition(" ")[0]
         if code in _ELSEWHERE:
             reason = str(self._unavailable(_ELSEWHERE[code]))
-            return Verdict(Answer.UNREACHABLE, reason)
+            return Reply(DeliveryOutcome.UNREACHABLE, reason)
         told = _REFUSED.get(code) or _FAILED.get(code) or said
-        answer = Answer.REFUSED if code in _REFUSED else Answer.FAILED
-        return Verdict(answer, f"stream {self._route(event).stream}: {told}")
+        answer = DeliveryOutcome.REFUSED if code in _REFUSED else DeliveryOutcome.FAILED
+        return Reply(answer, f"stream {self._route(event).stream}: {told}")
 
     # --- connecting ------------------------------------------------------------------------------
 
@@ -271,7 +278,7 @@ class _Line:
     def alive(self) -> bool:
         """Whether the server has not hung up since."""
         try:
-            return not self._wire.heard()
+            return not self._wire.available()
         except OSError:
             return False
 

@@ -28,14 +28,14 @@ from headrace.sinks import SinkPhase
 from headrace.sinks.push import redrive
 from headrace.sinks.push import writer as writers
 from headrace.sinks.push.deadletters import DeadLetters
-from headrace.sinks.push.ledger import Ledger
-from headrace.sinks.push.resending import Resending
+from headrace.sinks.push.ledger import PushLedger
+from headrace.sinks.push.redrive import RedriveRunner
 from headrace.sinks.push.writer import PushWriter
 from tests.faults.pipeline.runner import QUICK
 from tests.sinks.courier import Courier
 
 
-class Point(StrEnum):
+class KillPoint(StrEnum):
     """Where the process may die."""
 
     SENT = "the tasks have sent, and nothing is noted"
@@ -55,7 +55,7 @@ class Orders(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True):
     """Send all that is in the log; die at a point."""
 
-    kill: Point | None = None
+    kill: KillPoint | None = None
     redrive: bool = False
 
 
@@ -70,14 +70,14 @@ class Killer:
     """Ends the process where it was told to."""
 
     def __init__(self) -> None:
-        self.at: Point | None = None
-        self._around(PushWriter, "_delivered", after=Point.SENT)
-        self._around(DeadLetters, "commit", after=Point.KEPT)
-        self._around(Ledger, "pause", after=Point.PAUSED)
-        self._around(Batches, "__call__", after=Point.SETTLED)
-        self._around(Resending, "_sent", after=Point.REDRIVEN)
+        self.at: KillPoint | None = None
+        self._around(PushWriter, "_delivered", after=KillPoint.SENT)
+        self._around(DeadLetters, "commit", after=KillPoint.KEPT)
+        self._around(PushLedger, "pause", after=KillPoint.PAUSED)
+        self._around(Batches, "__call__", after=KillPoint.SETTLED)
+        self._around(RedriveRunner, "_sent", after=KillPoint.REDRIVEN)
 
-    def _around(self, owner: type, name: str, *, after: Point) -> None:
+    def _around(self, owner: type, name: str, *, after: KillPoint) -> None:
         original: Callable[..., Any] = getattr(owner, name)
 
         def method(*args: Any, **options: Any) -> Any:
@@ -115,7 +115,7 @@ def _ran(spark: SparkSession, folder: Path, port: int, run: Run) -> Told:
         [plan] = queries
         writer = plan.sink.open(plan.checkpoint.writer())
         assert isinstance(writer, PushWriter)
-        redrive.ask(str(checkpoints / "post"))
+        redrive.request_redrive(str(checkpoints / "post"))
         writer.serve_requests(spark)
     with Pipeline(spark, queries, folder=checkpoints) as running:
         running.work(threading.Event(), lambda: None, once=True)

@@ -33,7 +33,7 @@ from headrace.testing.redis import HINT as REDIS_HINT
 from headrace.testing.redis import RedisServer, redis_program
 from tests.needs import missing
 from tests.sinks import brokers
-from tests.sinks.receiver import OK, Answer, Receiver, Request, reply
+from tests.sinks.receiver import OK, HttpAnswer, Receiver, Request, reply
 
 USER = "alice"
 PARTITIONS = 4  # of a topic
@@ -56,7 +56,7 @@ def got(identity: str, body: bytes) -> Got:
     return Got(identity, told["after"]["id"], told["after"]["number"], len(body))
 
 
-class Destination(ABC):
+class PushDestination(ABC):
     """A server that is killed, stopped, started again, and read; each table has a place there."""
 
     name: ClassVar[str]
@@ -114,7 +114,7 @@ class Destination(ABC):
         """What came for a table, each row's in order."""
 
 
-class Hooks(Destination):
+class Hooks(PushDestination):
     """A receiver of webhooks."""
 
     name = "hooks"
@@ -125,7 +125,7 @@ class Hooks(Destination):
         self._seen: list[Request] = []  # and accepted, in order
         self._going = threading.Event()
         self._going.set()
-        self.judge: Callable[[Request], Answer] = lambda _: OK
+        self.judge: Callable[[Request], HttpAnswer] = lambda _: OK
 
     def sink(self) -> dict[str, Any]:
         return {
@@ -169,7 +169,7 @@ class Hooks(Destination):
         self.resume()
         self.kill()
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: Request) -> HttpAnswer:
         try:
             webhooks.verify(request.body, request.headers, self.secret)
         except SignatureInvalid:
@@ -182,7 +182,7 @@ class Hooks(Destination):
         return answer
 
 
-class Topics(Destination):
+class Topics(PushDestination):
     """A Kafka with a listener for those that have a password, and one for the test."""
 
     name = "topics"
@@ -242,7 +242,7 @@ class Topics(Destination):
         return AdminClient({"bootstrap.servers": self.server.address, "log_level": 0})
 
 
-class Exchanges(Destination):
+class Exchanges(PushDestination):
     """A RabbitMQ with an exchange, and a queue for each table."""
 
     name = "exchange"
@@ -296,7 +296,7 @@ class Exchanges(Destination):
         )
 
 
-class Subjects(Destination):
+class Subjects(PushDestination):
     """A NATS server with a stream for each table."""
 
     name = "subjects"
@@ -361,7 +361,7 @@ class Subjects(Destination):
         return asyncio.run(asked())
 
 
-class Streams(Destination):
+class Streams(PushDestination):
     """A Redis."""
 
     name = "streams"

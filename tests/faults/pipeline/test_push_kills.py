@@ -14,7 +14,7 @@ from headrace.change.event import Op
 from headrace.pipeline.verify import Span, Verified, verify
 from headrace.sinks import SinkPhase
 from tests.faults.pipeline.outside import Outside
-from tests.faults.pipeline.sender import Orders, Point, Run, Told
+from tests.faults.pipeline.sender import KillPoint, Orders, Run, Told
 from tests.sinks.courier import Courier, Office, Taken, kind, opened_office
 from tests.sinks.lake import Shop, put
 from tests.sinks.post import USERS
@@ -116,7 +116,7 @@ def test_killed_after_sending_sends_that_batch_again_and_no_other(place: Place) 
     first = place.log.latest_sequence + 1
     place.fill(50)
     before = len(place.office.taken)
-    place.die(kill=Point.SENT)
+    place.die(kill=KillPoint.SENT)
     sent = place.office.taken[before:]
     assert len(sent) == 50
     place.sender.run()
@@ -129,7 +129,7 @@ def test_killed_after_sending_sends_that_batch_again_and_no_other(place: Place) 
 def test_killed_when_it_is_settled_sends_nothing_again(place: Place) -> None:
     place.fill(60)
     before = len(place.office.taken)
-    place.die(kill=Point.SETTLED)
+    place.die(kill=KillPoint.SETTLED)
     assert len(place.office.taken) == before + 60
     place.sender.run()
     assert len(place.office.taken) == before + 60
@@ -143,7 +143,7 @@ def test_killed_while_it_waits_goes_on_where_it_was(place: Place) -> None:
     place.office.judge = lambda event: (
         kind(event) if event.sequence <= upto - 40 else ("failed", "no room", 0.0)
     )
-    place.die(kill=Point.PAUSED)
+    place.die(kill=KillPoint.PAUSED)
     place.office.judge = kind
     place.sender.run()
     assert len(place.office.taken) == before + 80, "nothing twice"
@@ -155,7 +155,7 @@ def test_killed_with_dead_letters_keeps_each_once_and_redriving_restores_order(
 ) -> None:
     place.fill(26)
     place.office.judge = refusing("3", "7")
-    place.die(kill=Point.KEPT)
+    place.die(kill=KillPoint.KEPT)
     kept = place.letters()
     assert len(kept) == 4
     place.sender.run()
@@ -164,7 +164,7 @@ def test_killed_with_dead_letters_keeps_each_once_and_redriving_restores_order(
     place.sender.run()
     assert len(place.letters()) == 6
     place.office.judge = kind
-    place.die(kill=Point.REDRIVEN, redrive=True)
+    place.die(kill=KillPoint.REDRIVEN, redrive=True)
     assert len(place.letters()) == 6, "they were sent, and nobody knows"
     place.sender.run(redrive=True)
     place.check()

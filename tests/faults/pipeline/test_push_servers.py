@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from headrace.testing import wait_until
-from tests.faults.pipeline.servers import SMALL, Destination, Town, opened_town
+from tests.faults.pipeline.servers import SMALL, PushDestination, Town, opened_town
 from tests.faults.pipeline.works import (
     PATIENCE,
     Works,
@@ -18,7 +18,7 @@ from tests.faults.pipeline.works import (
     files_with,
     opened_works,
 )
-from tests.sinks.receiver import OK, Answer, Request, reply
+from tests.sinks.receiver import OK, HttpAnswer, Request, reply
 from tests.sparkui import assert_hidden, pages
 
 pytestmark = pytest.mark.slow
@@ -59,10 +59,10 @@ def burst() -> list[str]:
     ]
 
 
-def at_first(town: Town, table: str, do: Callable[[Destination], None]) -> dict[str, int]:
+def at_first(town: Town, table: str, do: Callable[[PushDestination], None]) -> dict[str, int]:
     """Do something to each server as soon as it has got something; how much that was."""
 
-    def watched(each: Destination) -> int:
+    def watched(each: PushDestination) -> int:
         count = wait_until(
             lambda: each.count(table), timeout=PATIENCE, message=f"{each.name} got something"
         )
@@ -152,7 +152,7 @@ def test_what_one_refuses_waits_while_others_flow_and_redriving_restores_order(
 
     No queue is bound to it, no stream has its subject, its key holds something else.
     """
-    each: Destination
+    each: PushDestination
     for each in town:
         each.make("gated", small=True)
         each.make("open")
@@ -184,7 +184,7 @@ def test_what_one_refuses_waits_while_others_flow_and_redriving_restores_order(
         wanted = ["refused", "refused", "waiting", "waiting"] if each in by_table else []
         assert [letter["status"] for letter in barred] == wanted, each.name
         assert_arrived(each, "gated", works.rows("gated"), but={"large"} if large else set())
-    reasons: dict[Destination, str] = {
+    reasons: dict[PushDestination, str] = {
         town.hooks: "it answered 422 Unprocessable Entity: not this one",
         town.topics: "Message size too large",
         town.exchange: "no queue takes the routing key public.barred",
@@ -212,10 +212,10 @@ def test_what_one_refuses_waits_while_others_flow_and_redriving_restores_order(
     works.check("barred")
 
 
-def refusing_row(table: str, row: str) -> Callable[[Request], Answer]:
+def refusing_row(table: str, row: str) -> Callable[[Request], HttpAnswer]:
     """What a receiver says that takes all but one row."""
 
-    def judge(request: Request) -> Answer:
+    def judge(request: Request) -> HttpAnswer:
         told = json.loads(request.body)
         wanted = (told["table"], told["after"]["id"]) != (table, row)
         return OK if wanted else reply(422, b"not this one")
@@ -236,7 +236,7 @@ def test_5_mb_in_the_middle_arrive_whole_or_are_kept_and_others_flow(
         ]
     )
     works.await_settled()
-    kept: dict[Destination, dict[str, int]] = {
+    kept: dict[PushDestination, dict[str, int]] = {
         town.topics: {"huge": 1_000_000, "large": 1_000_000},
         town.subjects: {"huge": 1_000_000, "large": 1_000_000},
         town.streams: {"huge": 5_000_000},

@@ -18,7 +18,7 @@ from headrace.change.event import Change, Op, PostgresPosition, Transaction
 from headrace.sinks.push import ledger
 from headrace.testing import free_port, wait_until
 from tests.changes import COMMIT_TIME, Writer, make_change, opened_writer
-from tests.faults.pipeline.servers import Destination, Town
+from tests.faults.pipeline.servers import PushDestination, Town
 
 HEADRACE = [sys.executable, "-m", "headrace.cli"]
 PATIENCE = 180  # seconds, for whatever is waited for
@@ -150,18 +150,18 @@ class Works:
 
     # --- what it says ----------------------------------------------------------------------------
 
-    def status(self, sink: Destination) -> dict[str, Any]:
+    def status(self, sink: PushDestination) -> dict[str, Any]:
         """What the running pipeline says of a sink."""
         file = self.folder / "data/pipeline/status.json"
         sinks = json.loads(file.read_text())["sinks"] if file.exists() else []
         told: dict[str, Any] = next((each for each in sinks if each["sink"] == sink.name), {})
         return {name: value for name, value in told.items() if name != "troubled"}
 
-    def settled(self, sink: Destination) -> bool:
+    def settled(self, sink: PushDestination) -> bool:
         """Whether all that is in the log was sent or kept."""
         return self._progress(sink) >= self.writer.log.latest_sequence
 
-    def _progress(self, sink: Destination) -> int:
+    def _progress(self, sink: PushDestination) -> int:
         file = self.folder / "data/pipeline" / sink.name / ledger.FILE
         lines = ledger.read(file) if file.exists() else []
         return max((line.last for line in lines if line.what in ledger.SETTLED), default=0)
@@ -175,7 +175,7 @@ class Works:
                 message=f"{each.name} has settled everything",
             )
 
-    def await_status(self, sink: Destination, **wanted: object) -> None:
+    def await_status(self, sink: PushDestination, **wanted: object) -> None:
         """Until the running pipeline says so of a sink."""
         wait_until(
             lambda: wanted.items() <= self.status(sink).items(),
@@ -183,7 +183,7 @@ class Works:
             message=f"{sink.name} says {wanted}",
         )
 
-    def letters(self, sink: Destination, table: str) -> list[dict[str, Any]]:
+    def letters(self, sink: PushDestination, table: str) -> list[dict[str, Any]]:
         """A sink's dead letters of a table, in order."""
         folder = self.folder / "data/pipeline" / sink.name / "dead_letters"
         if not folder.exists():
@@ -199,14 +199,16 @@ class Works:
             assert self.letters(each, table) == [], each.name
             assert_arrived(each, table, self.rows(table))
 
-    def verified(self, sink: Destination) -> dict[str, Any]:
+    def verified(self, sink: PushDestination) -> dict[str, Any]:
         """What `headrace verify` says of a sink that misses nothing."""
         told: dict[str, Any] = json.loads(self.ask("verify", sink.name, "--json"))
         assert (told["missing"], told["letters_missing"], told["to_come"]) == ([], 0, 0), told
         return told
 
 
-def assert_arrived(sink: Destination, table: str, rows: Rows, *, but: Collection[str] = ()) -> None:
+def assert_arrived(
+    sink: PushDestination, table: str, rows: Rows, *, but: Collection[str] = ()
+) -> None:
     """Without its repeats, which have the same id, each row is whole and in order.
 
     Nothing came of the rows that are excepted.

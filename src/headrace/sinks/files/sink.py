@@ -21,7 +21,7 @@ from ...errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from ...formats.catalogue import Formats
 from .. import Progress, SentEvents, SettledRange, SinkWriter
 from ..lake.shape import DAY, TENANT, Shaped
-from ..push.events import Rendering
+from ..push.events import EventRendering
 from ..results import results
 from .ledger import Entry, File, Ledger, Made, Written, added
 from .stage import Compression, Kind, Stage, Staged, Style, final
@@ -78,9 +78,9 @@ class Files(Shaped):
         return Style(self.kind, self.compression or usual, int(self.file_mb * _MEGABYTE))
 
     @property
-    def rendering(self) -> Rendering:
+    def rendering(self) -> EventRendering:
         """How changes become events; all fields of each change are as many as in canonical."""
-        return Rendering(self.formats, self.format or "canonical", self.tables)
+        return EventRendering(self.formats, self.format or "canonical", self.tables)
 
     def sent(self) -> SentEvents:
         """What the files have, by the ledger beside them."""

@@ -1,7 +1,7 @@
-"""Events handed to Kafka by one idempotent producer.
+"""Events sent to Kafka by one idempotent producer.
 
-The client itself tries again, in order and without repeats, for as long as it is let. When a window
-is given up (the brokers are gone, or take too long) the producer is emptied and left, so that
+The client itself retries, in order and without repeats, until a window times out. When a window
+is given up (the brokers are gone, or take too long) the producer is purged and closed, so that
 nothing of it arrives later, behind what is sent anew.
 """
 
@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 
 from ...errors import ConfigError, SinkUnavailable
 from ...secret import MASK
-from ..push import ACCEPTED, UNSENT, Answer, Event, Verdict
-from ..push.routes import Operations, Routes
-from ..push.template import Template
+from ..push import ACCEPTED, UNSENT, DeliveryOutcome, Event, OperationNames, Reply, Routes, Template
 from ..push.wire import LOOK
 from . import names
 
@@ -39,9 +37,9 @@ _SMALLEST_BATCH = 1_000
 
 _PROPERTY = re.compile(r'property:? "(?P<name>[^"]+)"')
 # Headers that many events share.
-_OPERATIONS = Operations(lambda name: ("savegress-operation", name))
+_OPERATIONS = OperationNames(lambda name: ("savegress-operation", name))
 
-# Brokers say this of a batch as a whole, so each of its events is tried alone.
+# Brokers return these for a batch as a whole, so each of its events is tried alone.
 _TOO_LARGE = frozenset(
     {
         KafkaError.INVALID_MSG_SIZE,
@@ -59,7 +57,7 @@ _UNFIT = frozenset(
 _OF_A_BATCH = _TOO_LARGE | _UNFIT | {KafkaError._INVALID_DIFFERENT_RECORD}
 # What no later attempt changes, as long as the event and the topic are what they are.
 _REFUSED = _TOO_LARGE | _UNFIT | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION}
-# Who is let in is the whole cluster's affair: every event would fail, and waiting costs nothing.
+# A login concerns the whole cluster: every event would fail, so nothing is put aside.
 _DENIED = frozenset(
     {
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -75,7 +73,7 @@ _EMPTIED = frozenset({KafkaError._PURGE_INFLIGHT, KafkaError._PURGE_QUEUE})
 
 
 @dataclass(frozen=True, slots=True)
-class Creation:
+class TopicCreation:
     """How a topic is made that is not there."""
 
     partitions: int  # -1: as many as the brokers make by themselves
@@ -84,26 +82,26 @@ class Creation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What a channel is told: the client's settings, and what becomes of an event."""
+class KafkaLink:
+    """The client's settings, and what the channel needs beside them."""
 
     client: Mapping[str, Any] = field(repr=False)
     template: Template
     with_schema: bool
     timeout: float
-    creation: Creation | None
+    creation: TopicCreation | None
     secrets: tuple[str, ...] = field(repr=False)  # the longest first
 
     def reason(self, error: KafkaError) -> str:
         """What went wrong, without a secret."""
-        said: str = error.str() or error.name()
+        text: str = error.str() or error.name()
         for secret in self.secrets:
-            said = said.replace(secret, MASK)
-        return said
+            text = text.replace(secret, MASK)
+        return text
 
 
-class _Trouble:
-    """What the client says of its brokers, in its own time."""
+class _BrokerErrors:
+    """The errors that the client reports of its brokers, at any time."""
 
     def __init__(self) -> None:
         self.fatal: KafkaError | None = None
@@ -134,11 +132,11 @@ class _Trouble:
 
     @property
     def error(self) -> KafkaError | None:
-        """The most telling one."""
+        """The most specific one."""
         return self.fatal or self.denied or self.gone
 
-    def over(self) -> None:
-        """A broker has answered since."""
+    def clear(self) -> None:
+        """A broker has replied since."""
         self.denied = self.gone = None
         self.all_gone = False
 
@@ -148,10 +146,10 @@ class _Window:
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
-        self.failed: dict[int, KafkaError | Verdict] = {}
+        self.failed: dict[int, KafkaError | Reply] = {}
 
-    def told(self, at: int, error: KafkaError, _message: Message) -> None:
-        """The client has failed at an event."""
+    def fail(self, at: int, error: KafkaError, _message: Message) -> None:
+        """The client reports that an event failed."""
         self.failed[at] = error
 
 
@@ -166,35 +164,35 @@ class _Route(NamedTuple):
 class KafkaChannel:
     """Kafka, from one of Spark's Python processes."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: KafkaLink) -> None:
         self._link = link
         self._route = Routes(self._new_route)
-        self._made: set[str] = set()
+        self._created: set[str] = set()
         self._absent: set[str] = set()
         self._batch_size = int(link.client["batch.size"])
-        self._trouble = _Trouble()
+        self._errors = _BrokerErrors()
         self._producer: Producer | None = None
         self._open()
 
-    def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
+    def send(self, events: Sequence[Event]) -> Sequence[Reply]:
         """Hand over some events, in order, and wait until brokers have them all."""
         window = _Window(events)
         deadline = time.monotonic() + self._link.timeout
         try:
             producer = self._producer or self._open()
         except SinkUnavailable as error:
-            return [Verdict(Answer.UNREACHABLE, str(error))] * len(events)
-        refused = self._make_topics(events)
+            return [Reply(DeliveryOutcome.UNREACHABLE, str(error))] * len(events)
+        refused = self._create_topics(events)
         self._look_again(producer)
         self._produce(producer, window, refused, deadline)
         self._finish(producer, window, deadline)
         if not window.failed:
             return [ACCEPTED] * len(events)
         self._one_by_one(window)
-        return self._verdicts(window)
+        return self._replies(window)
 
     def close(self) -> None:
-        """Let go of the producer; what it still holds was not accepted and is dropped."""
+        """Close the producer; what it still holds was not accepted and is dropped."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.purge()
@@ -205,19 +203,19 @@ class KafkaChannel:
     def _open(self) -> Producer:
         """A new producer, once a broker has answered it."""
         self.close()
-        self._trouble = trouble = _Trouble()
-        given = {**self._link.client, "batch.size": self._batch_size, "error_cb": trouble}
+        self._errors = errors = _BrokerErrors()
+        given = {**self._link.client, "batch.size": self._batch_size, "error_cb": errors}
         try:
             producer = Producer(given)
         except KafkaException as error:  # such as a certificate that is not there
             raise self._unavailable(error.args[0]) from None
         deadline = time.monotonic() + self._link.timeout
-        while not _answers(producer):
+        while not _replies_to(producer):
             producer.poll(0)
-            ended = trouble.fatal or trouble.denied or trouble.all_gone
+            ended = errors.fatal or errors.denied or errors.all_gone
             if ended or time.monotonic() > deadline:
-                raise self._unavailable(trouble.error)
-        trouble.over()
+                raise self._unavailable(errors.error)
+        errors.clear()
         self._producer = producer
         return producer
 
@@ -227,11 +225,11 @@ class KafkaChannel:
         return SinkUnavailable(f"Kafka at {self._link.client['bootstrap.servers']}: {why}")
 
     def _give_up(self, producer: Producer, window: _Window) -> None:
-        """Take back what was not accepted, and leave the producer."""
+        """Purge what was not accepted, and abandon the producer."""
         self._producer = None
         producer.purge()
         if producer.flush(_EMPTY_SECONDS):
-            # It does not say which ones it still has, so none of them counts as accepted.
+            # It is not known which ones it still has, so none of them counts as accepted.
             stuck = self._stuck()
             for at in range(len(window.events)):
                 window.failed.setdefault(at, stuck)
@@ -242,7 +240,7 @@ class KafkaChannel:
         self,
         producer: Producer,
         window: _Window,
-        refused: Mapping[str, Verdict],
+        refused: Mapping[str, Reply],
         deadline: float,
     ) -> None:
         blocked: set[str] = set()
@@ -258,7 +256,7 @@ class KafkaChannel:
     def _hand_over(self, producer: Producer, window: _Window, at: int, deadline: float) -> bool:
         event = window.events[at]
         topic, begin, table = self._route(event)
-        key, told = event.row[begin:], partial(window.told, at)
+        key, failed = event.row[begin:], partial(window.fail, at)
         headers: list[tuple[str, str | bytes | None]] = [
             ("savegress-event-id", event.id),
             _OPERATIONS[event.op],
@@ -267,10 +265,10 @@ class KafkaChannel:
         ]
         while True:
             try:
-                producer.produce(topic, event.payload, key, on_delivery=told, headers=headers)
+                producer.produce(topic, event.payload, key, on_delivery=failed, headers=headers)
             except BufferError:  # the client holds as much as it may: see what it got rid of
                 producer.poll(_LOOK_SECONDS)
-                if self._trouble.hopeless or time.monotonic() > deadline:
+                if self._errors.hopeless or time.monotonic() > deadline:
                     window.failed[at] = self._stuck()
                     return False
             except KafkaException as error:
@@ -280,19 +278,19 @@ class KafkaChannel:
                 return True
 
     def _finish(self, producer: Producer, window: _Window, deadline: float) -> None:
-        """Wait until every event has an answer, or there is no use in it."""
-        trouble = self._trouble
-        before, known = len(producer), trouble.error
+        """Wait until every event has a reply, or the brokers are gone."""
+        errors = self._errors
+        before, known = len(producer), errors.error
         while left := producer.flush(_LOOK_SECONDS):
-            # What was accepted before a broker was lost says nothing of now, and the client tells
-            # of a loss only once.
-            if left < before and trouble.error is known:
-                trouble.over()
-            before, known = left, trouble.error
-            if trouble.hopeless or time.monotonic() > deadline:
+            # Events accepted before a broker was lost say nothing of now, and the client reports a
+            # loss only once.
+            if left < before and errors.error is known:
+                errors.clear()
+            before, known = left, errors.error
+            if errors.hopeless or time.monotonic() > deadline:
                 self._give_up(producer, window)
                 break
-        if trouble.fatal:
+        if errors.fatal:
             self._producer = None
 
     def _one_by_one(self, window: _Window) -> None:
@@ -319,43 +317,43 @@ class KafkaChannel:
             self._batch_size = max(_SMALLEST_BATCH, self._batch_size // 2)
             self.close()
 
-    # --- verdicts --------------------------------------------------------------------------------
+    # --- replies --------------------------------------------------------------------------------
 
-    def _verdicts(self, window: _Window) -> list[Verdict]:
-        verdicts = [ACCEPTED] * len(window.events)
+    def _replies(self, window: _Window) -> list[Reply]:
+        replies = [ACCEPTED] * len(window.events)
         for at, failed in window.failed.items():
-            if isinstance(failed, Verdict):
-                verdicts[at] = failed
+            if isinstance(failed, Reply):
+                replies[at] = failed
             else:
-                verdicts[at] = self._verdict(failed, self._route(window.events[at]).topic)
-        return verdicts
+                replies[at] = self._reply(failed, self._route(window.events[at]).topic)
+        return replies
 
-    def _verdict(self, error: KafkaError, topic: str) -> Verdict:
+    def _reply(self, error: KafkaError, topic: str) -> Reply:
         code = error.code()
         if code in _EMPTIED:
             return self._stuck()
         if code in _NO_TOPIC:
-            self._made.discard(topic)
+            self._created.discard(topic)
             self._absent.add(topic)
-            return Verdict(
-                Answer.FAILED,
+            return Reply(
+                DeliveryOutcome.FAILED,
                 f"there is no topic {topic}, and the brokers make none; create it, "
                 "or set create_topics",
             )
         reason = f"topic {topic}: {self._link.reason(error)}"
         if code in _REFUSED:
-            return Verdict(Answer.REFUSED, reason)
+            return Reply(DeliveryOutcome.REFUSED, reason)
         if code in _GONE or code in _DENIED:
-            return Verdict(Answer.UNREACHABLE, reason)
-        return Verdict(Answer.FAILED, reason)
+            return Reply(DeliveryOutcome.UNREACHABLE, reason)
+        return Reply(DeliveryOutcome.FAILED, reason)
 
-    def _stuck(self) -> Verdict:
-        """Of an event that was taken back."""
-        trouble = self._trouble
-        if trouble.fatal or trouble.error is None:
-            why = self._link.reason(trouble.fatal) if trouble.fatal else "the brokers are slow"
-            return Verdict(Answer.FAILED, f"not accepted in {self._link.timeout:g} s: {why}")
-        return Verdict(Answer.UNREACHABLE, str(self._unavailable(trouble.error)))
+    def _stuck(self) -> Reply:
+        """The reply for an event that was purged."""
+        errors = self._errors
+        if errors.fatal or errors.error is None:
+            why = self._link.reason(errors.fatal) if errors.fatal else "the brokers are slow"
+            return Reply(DeliveryOutcome.FAILED, f"not accepted in {self._link.timeout:g} s: {why}")
+        return Reply(DeliveryOutcome.UNREACHABLE, str(self._unavailable(errors.error)))
 
     # --- topics ----------------------------------------------------------------------------------
 
@@ -365,19 +363,19 @@ class KafkaChannel:
         return _Route(topic, begin, ("savegress-table", event.table))
 
     def _look_again(self, producer: Producer) -> None:
-        """The client remembers for minutes that a topic was not there, unless it is asked."""
+        """Refresh metadata: the client remembers for minutes that a topic was missing."""
         while self._absent:
             try:
                 producer.list_topics(self._absent.pop(), timeout=self._link.timeout)
             except KafkaException:  # then the events say what is wrong
                 return
 
-    def _make_topics(self, events: Iterable[Event]) -> dict[str, Verdict]:
-        """Make the topics that are not there, if we are to; what it says of those that fail."""
+    def _create_topics(self, events: Iterable[Event]) -> dict[str, Reply]:
+        """Create missing topics, if create_topics is set; returns a reply for each that failed."""
         creation = self._link.creation
         if creation is None:
             return {}
-        new = {self._route(event).topic for event in events} - self._made
+        new = {self._route(event).topic for event in events} - self._created
         if not new:
             return {}
         admin = AdminClient(dict(self._link.client))
@@ -388,14 +386,14 @@ class KafkaChannel:
             for name in sorted(new)
         ]
         timeout = self._link.timeout
-        made = admin.create_topics(wanted, operation_timeout=timeout, request_timeout=timeout)
-        failed = {name: error for name, future in made.items() if (error := _failure(future))}
-        self._made |= new - failed.keys()
-        return {name: self._verdict(error, name) for name, error in failed.items()}
+        created = admin.create_topics(wanted, operation_timeout=timeout, request_timeout=timeout)
+        failed = {name: error for name, future in created.items() if (error := _failure(future))}
+        self._created |= new - failed.keys()
+        return {name: self._reply(error, name) for name, error in failed.items()}
 
 
 def objection(client: Mapping[str, Any]) -> str:
-    """What librdkafka has against its settings, without a value, which may be secret; "": nothing.
+    """Why librdkafka rejects its settings, without a value, which may be secret; "": it does not.
 
     Without a broker's address it connects to nobody, and files may be on other machines only.
     """
@@ -403,21 +401,21 @@ def objection(client: Mapping[str, Any]) -> str:
     try:
         Producer(given)
     except KafkaException as error:
-        said = error.args[0].str()
+        text = error.args[0].str()
     except (TypeError, ValueError):
         return "librdkafka takes text, numbers, and true or false"
     else:
         return ""
-    found = _PROPERTY.search(said)
+    found = _PROPERTY.search(text)
     if found is None:
         return "librdkafka does not take them together"
-    if said.startswith("No such"):
+    if text.startswith("No such"):
         return f"librdkafka has no setting called {found['name']}"
     return f"the value of {found['name']} does not do for librdkafka"
 
 
-def _answers(producer: Producer) -> bool:
-    """Whether a broker has told which cluster it belongs to."""
+def _replies_to(producer: Producer) -> bool:
+    """Whether a broker has sent the id of its cluster."""
     try:
         return bool(producer.cluster_id(_LOOK_SECONDS))
     except KafkaException:

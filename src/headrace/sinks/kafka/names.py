@@ -11,9 +11,7 @@ from __future__ import annotations
 import re
 
 from ...errors import ConfigError
-from ..push import Event
-from ..push.names import escaped, within
-from ..push.template import Template
+from ..push import Event, Template, escaped, within
 
 LONGEST = 249
 

@@ -14,21 +14,20 @@ from typing import Any, Literal
 
 from ...errors import ConfigError
 from ...secret import Secret
-from ..push.settings import PushSettings
-from ..push.template import Template
+from ..push import PushSettings, Template
 from . import names
-from .channel import Creation, KafkaChannel, Link, objection
+from .channel import KafkaChannel, KafkaLink, TopicCreation, objection
 
 ClientValue = str | int | float | bool
 
 # Room for a key, headers and the record's frame beside the largest event.
 _BESIDE = 48_000
 _ANY_SIZE = 1_000_000_000  # librdkafka's own limit
-_TELLING = 4  # letters; a value of fewer is no secret, and may be any word's part
+_SHORTEST_SECRET = 4  # letters; a value of fewer is no secret, and may be any word's part
 _TOPIC = Template("cdc.${schema}.${table}")
 
-# Why a setting of librdkafka is not for the user: what he would lose, or where else he sets it.
-_OURS = {
+# Why a setting of librdkafka cannot be set: what would be lost, or which setting to use.
+_RESERVED = {
     "acks": "an event counts as accepted when every in-sync replica has it",
     "delivery.report.only.error": "an event counts as accepted when the brokers say so",
     "delivery.timeout.ms": "set timeout_seconds",
@@ -107,9 +106,9 @@ class Kafka(PushSettings):
 
     def connect(self) -> KafkaChannel:
         """Open a producer, or raise SinkUnavailable."""
-        creation = Creation(self.partitions, self.replication, self.topic_settings)
+        creation = TopicCreation(self.partitions, self.replication, self.topic_settings)
         return KafkaChannel(
-            Link(
+            KafkaLink(
                 client=self._client,
                 template=self.topic,
                 with_schema=self.key == "schema.table:pk",
@@ -121,13 +120,13 @@ class Kafka(PushSettings):
 
     @property
     def _secrets(self) -> tuple[str, ...]:
-        """What no reason may say; a setting may hold several words, each with a name."""
+        """Texts that no reason may show; a setting may hold several words, each with a name."""
         texts = {_revealed(self.password), _revealed(self.key_password)} - {""}
         for given in self.settings.values():
             if isinstance(given, str):
                 words = {given, *given.split()}
                 words |= {word.partition("=")[2] for word in words}
-                texts |= {word for word in words if len(word) >= _TELLING}
+                texts |= {word for word in words if len(word) >= _SHORTEST_SECRET}
         return tuple(sorted(texts, key=len, reverse=True))
 
     @property
@@ -137,7 +136,7 @@ class Kafka(PushSettings):
 
     @property
     def splits_keys(self) -> bool:
-        """A row's key is its message's."""
+        """Yes: the key of a message is that of its row."""
         return True
 
     @property
@@ -147,7 +146,7 @@ class Kafka(PushSettings):
 
     @property
     def _client(self) -> dict[str, Any]:
-        """What librdkafka is told."""
+        """The settings of librdkafka."""
         return {
             # Java's own: whoever writes or joins by the same keys finds the same partition.
             _PARTITIONER: "murmur2_random",
@@ -168,7 +167,7 @@ class Kafka(PushSettings):
             # Of itself no message ever fails for its age: a row's next one could then get ahead.
             "message.timeout.ms": 0,
             "enable.idempotence": True,  # and with it acks=all
-            # What it has sent and does not hold any more was accepted, unless it tells otherwise.
+            # What it has sent and does not hold any more was accepted, unless it reports an error.
             "delivery.report.only.error": True,
         }
 
@@ -205,8 +204,8 @@ class Kafka(PushSettings):
 
     def _check_settings(self) -> None:
         for name in self.settings:
-            if name in _OURS:
-                raise ConfigError(f"settings: {name} cannot be set here: {_OURS[name]}")
+            if name in _RESERVED:
+                raise ConfigError(f"settings: {name} cannot be set here: {_RESERVED[name]}")
         if self.settings.get(_PARTITIONER, _BY_KEY[0]) not in _BY_KEY:
             raise ConfigError(
                 f"settings: {_PARTITIONER} must choose by the key, or a row's events lose their "

@@ -1,4 +1,4 @@
-"""NATS' protocol without a connection: messages as bytes, and what the server's bytes say."""
+"""NATS' protocol without a connection: messages to bytes, and the server's bytes to frames."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _SEED = re.compile(r"-+BEGIN USER NKEY SEED-+\s+(\S+)\s+-+END")
 _UNFIT = re.compile(r"[\x00-\x1f\x7f%]")
 
 
-class Message(NamedTuple):
-    """Something on a subject that we listen to."""
+class NatsMessage(NamedTuple):
+    """A message on a subject of our subscription."""
 
     subject: bytes
     status: bytes  # a number where there is no message, as b"503": nobody listens
     data: bytes
 
 
-class Line(NamedTuple):
+class NatsLine(NamedTuple):
     """Anything else, such as INFO, PING or -ERR."""
 
     name: bytes
     rest: bytes
 
 
-Said = Message | Line
+NatsFrame = NatsMessage | NatsLine
 
 
 def published(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
@@ -62,46 +62,46 @@ def header_value(text: str) -> bytes:
     return _UNFIT.sub(lambda found: f"%{ord(found[0]):02X}", text).encode()
 
 
-class Reader:
-    """The server's bytes, as they come, to what it says."""
+class NatsReader:
+    """Splits the bytes of the server into frames."""
 
     def __init__(self) -> None:
         self._bytes = b""
 
-    def feed(self, data: bytes) -> Iterator[Said]:
-        """What is said with these further bytes."""
-        held = self._bytes + data if self._bytes else data
+    def feed(self, data: bytes) -> Iterator[NatsFrame]:
+        """The frames that these further bytes complete."""
+        buffered = self._bytes + data if self._bytes else data
         at = 0
         try:
-            while (end := held.find(b"\r\n", at)) >= 0:
-                name, _, rest = held[at:end].partition(b" ")
+            while (end := buffered.find(b"\r\n", at)) >= 0:
+                name, _, rest = buffered[at:end].partition(b" ")
                 if name not in (b"MSG", b"HMSG"):
                     at = end + 2
-                    yield Line(name.upper(), rest)
+                    yield NatsLine(name.upper(), rest)
                     continue
                 words = rest.split(b" ")
                 size = int(words[-1])
                 last = end + 2 + size
-                if len(held) < last + 2:
+                if len(buffered) < last + 2:
                     break
                 at, begin, status = last + 2, end + 2, b""
                 if name == b"HMSG":
-                    headers = held[begin : begin + int(words[-2])]
+                    headers = buffered[begin : begin + int(words[-2])]
                     begin += len(headers)
                     status = headers.partition(b"\r\n")[0].partition(b" ")[2][:3]
-                yield Message(words[0], status, held[begin:last])
+                yield NatsMessage(words[0], status, buffered[begin:last])
         finally:
-            self._bytes = held[at:]
+            self._bytes = buffered[at:]
 
 
-class Credentials(NamedTuple):
+class NatsCredentials(NamedTuple):
     """What a file of credentials has: who we are, and the key that proves it."""
 
     jwt: str
     seed: str
 
     @classmethod
-    def read(cls, text: str) -> Credentials:
+    def read(cls, text: str) -> NatsCredentials:
         """From a file as `nsc` writes it."""
         jwt, seed = _JWT.search(text), _SEED.search(text)
         if jwt is None or seed is None:

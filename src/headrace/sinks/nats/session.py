@@ -13,18 +13,18 @@ import msgspec
 
 from ...errors import ConfigError, SinkUnavailable
 from ...secret import Secret
-from ..push.broker import BrokerSettings, hidden
-from ..push.wire import Host, Silent, Wire, first_that_answers
-from .protocol import Credentials, Line, Message, Reader, Said, request
+from ..push import BrokerSettings, without_secrets
+from ..push.wire import Host, ReplyTimeout, Wire, first_that_answers
+from .protocol import NatsCredentials, NatsFrame, NatsLine, NatsMessage, NatsReader, request
 
 PORT = 4222
 
-_STRANGE = "it does not speak as NATS does"
+_NO_NATS = "it does not speak as NATS does"
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
-    """Where to, and who we are."""
+class NatsLogin:
+    """The address and the login."""
 
     sink: BrokerSettings
     token: Secret | None
@@ -36,15 +36,15 @@ class Login:
         return self.sink.timeout_seconds
 
     def without_secrets(self, text: str) -> str:
-        """What the server said, without what is secret."""
-        return hidden(text, self.sink.password, self.token)
+        """A text of the server without secrets."""
+        return without_secrets(text, self.sink.password, self.token)
 
-    def told(self, nonce: str) -> dict[str, str]:
-        """Who we are, as the server wants it."""
+    def credentials(self, nonce: str) -> dict[str, str]:
+        """The fields of CONNECT that log us in."""
         sink = self.sink
         if self.credentials_file:
             try:
-                known = Credentials.read(Path(self.credentials_file).read_text())
+                known = NatsCredentials.read(Path(self.credentials_file).read_text())
                 return {"jwt": known.jwt, "sig": known.sign(nonce)}
             except (OSError, ValueError, ConfigError) as error:
                 raise SinkUnavailable(
@@ -58,21 +58,21 @@ class Login:
         return {"user": sink.username} if sink.username else {}
 
 
-class Refused(ConnectionError):
-    """The server says that something is wrong."""
+class NatsRefused(ConnectionError):
+    """The server has sent an error."""
 
 
-class Session:
+class NatsSession:
     """One connection."""
 
-    def __init__(self, login: Login, wire: Wire) -> None:
+    def __init__(self, login: NatsLogin, wire: Wire) -> None:
         self.max_payload = 1_048_576
         self.inbox = f"_INBOX.{uuid4().hex}.".encode()
         self._login = login
         self._wire = wire
-        self._reader = Reader()
-        self._said: deque[Said] = deque()
-        self._asked = 0
+        self._reader = NatsReader()
+        self._frames: deque[NatsFrame] = deque()
+        self._requests = 0
 
     @property
     def host(self) -> Host:
@@ -80,16 +80,16 @@ class Session:
         return self._wire.host
 
     def log_in(self, context: Any) -> None:
-        """Say who we are, and listen at the inbox."""
+        """Log in, and subscribe to the inbox."""
         line = self._line(b"INFO")
         info = _decoded(line.rest)
         if context is not None:
             self._wire.secure(context, self._login.timeout)
         elif info.get("tls_required"):
-            raise Refused("it wants TLS; set tls: true")
+            raise NatsRefused("it wants TLS; set tls: true")
         self.max_payload = info.get("max_payload", self.max_payload)
         if not info.get("headers"):
-            raise Refused("it takes no headers; JetStream needs NATS 2.2 or newer")
+            raise NatsRefused("it takes no headers; JetStream needs NATS 2.2 or newer")
         sink = self._login.sink
         connect = {
             "verbose": False,
@@ -100,75 +100,75 @@ class Session:
             "headers": True,
             "no_responders": True,
             "name": f"headrace {sink.name}",
-            **self._login.told(info.get("nonce", "")),
+            **self._login.credentials(info.get("nonce", "")),
         }
-        said = msgspec.json.encode(connect)
-        self.send(b"CONNECT %b\r\nSUB %b* 1\r\nPING\r\n" % (said, self.inbox))
+        options = msgspec.json.encode(connect)
+        self.send(b"CONNECT %b\r\nSUB %b* 1\r\nPING\r\n" % (options, self.inbox))
         self._line(b"PONG")
 
     def send(self, data: bytes) -> None:
-        """Send messages; what comes meanwhile is kept for `next`."""
-        self._wire.send(data, self._hear, self._login.timeout)
+        """Send messages; frames that come meanwhile are kept for `next`."""
+        self._wire.send(data, self._receive, self._login.timeout)
 
-    def next(self, timeout: float) -> Said:
-        """What the server says next, or Silent."""
+    def next(self, timeout: float) -> NatsFrame:
+        """The next frame of the server, or ReplyTimeout."""
         deadline = time.monotonic() + timeout
         while True:
-            while not self._said:
-                self._hear(self._wire.receive(deadline - time.monotonic()))
-            said = self._said.popleft()
-            if not (isinstance(said, Line) and self._noted(said)):
-                return said
+            while not self._frames:
+                self._receive(self._wire.receive(deadline - time.monotonic()))
+            frame = self._frames.popleft()
+            if not (isinstance(frame, NatsLine) and self._handled(frame)):
+                return frame
 
-    def ask(self, subject: str, content: Any) -> dict[str, Any] | None:
-        """JetStream's answer to a question; None: nobody is there, or we may not ask."""
-        self._asked += 1
-        inbox = self.inbox + b"ask-%d" % self._asked
+    def request(self, subject: str, content: Any) -> dict[str, Any] | None:
+        """JetStream's reply to a request; None: there is no responder, or no permission."""
+        self._requests += 1
+        inbox = self.inbox + b"request-%d" % self._requests
         self.send(request(subject.encode(), inbox, msgspec.json.encode(content)))
         while True:
-            said = self.next(self._login.timeout)
-            if isinstance(said, Line) and denied(said):
+            frame = self.next(self._login.timeout)
+            if isinstance(frame, NatsLine) and denied(frame):
                 return None
-            if isinstance(said, Message) and said.subject == inbox:
-                return None if said.status else _decoded(said.data)
+            if isinstance(frame, NatsMessage) and frame.subject == inbox:
+                return None if frame.status else _decoded(frame.data)
 
     def alive(self) -> bool:
-        """Whether the server has not hung up since."""
+        """Whether the connection is still open."""
         try:
-            if data := self._wire.heard():
-                self._hear(data)
-            while self._said:
+            if data := self._wire.available():
+                self._receive(data)
+            while self._frames:
                 self.next(0)
-        except Silent:
+        except ReplyTimeout:
             return True
         except OSError:
             return False
         return True
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         self._wire.close()
 
-    def _hear(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         try:
-            self._said.extend(self._reader.feed(data))
+            self._frames.extend(self._reader.feed(data))
         except (ValueError, IndexError) as error:
-            raise Refused(_STRANGE) from error
+            raise NatsRefused(_NO_NATS) from error
 
-    def _line(self, name: bytes) -> Line:
+    def _line(self, name: bytes) -> NatsLine:
         while True:
-            said = self.next(self._login.timeout)
-            if isinstance(said, Line) and said.name == name:
-                return said
+            frame = self.next(self._login.timeout)
+            if isinstance(frame, NatsLine) and frame.name == name:
+                return frame
 
-    def _noted(self, line: Line) -> bool:
-        """Whether it was about the connection itself; that it is over is raised."""
+    def _handled(self, line: NatsLine) -> bool:
+        """Whether the line is about the connection itself; an error of the server is raised."""
         if line.name == b"PING":
             self.send(b"PONG\r\n")
             return True
         if line.name == b"-ERR" and not denied(line):
-            told = line.rest.decode(errors="replace").strip("'")
-            raise Refused(self._login.without_secrets(told))
+            text = line.rest.decode(errors="replace").strip("'")
+            raise NatsRefused(self._login.without_secrets(text))
         return False
 
 
@@ -176,20 +176,20 @@ def _decoded(text: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise Refused(_STRANGE) from error
+        raise NatsRefused(_NO_NATS) from error
 
 
-def denied(line: Line) -> bool:
+def denied(line: NatsLine) -> bool:
     """Whether the server says that we may not publish to a subject."""
     return line.name == b"-ERR" and b"permissions violation" in line.rest.lower()
 
 
-def opened(login: Login) -> Session:
-    """A session with the first server that has us, or SinkUnavailable."""
+def opened(login: NatsLogin) -> NatsSession:
+    """A session with the first server that lets us log in, or SinkUnavailable."""
     context = login.sink.context()
 
-    def greet(wire: Wire) -> Session:
-        session = Session(login, wire)
+    def greet(wire: Wire) -> NatsSession:
+        session = NatsSession(login, wire)
         session.log_in(context)
         return session
 

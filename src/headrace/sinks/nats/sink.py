@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 
 from ...errors import ConfigError
 from ...secret import Secret
-from ..push.broker import BrokerSettings
-from ..push.template import Template
+from ..push import BrokerSettings, Template
 from .channel import NatsChannel, Subjects
-from .session import PORT, Login
+from .session import PORT, NatsLogin
 
 _SUBJECT = Template("cdc.${schema}.${table}")
 _STREAM = re.compile(r"[^\s.*>/\\]*")
@@ -61,4 +60,4 @@ class Nats(BrokerSettings):
         subjects = Subjects(
             subject=self.subject, stream=self.stream, stream_settings=dict(self.stream_settings)
         )
-        return NatsChannel(Login(self, self.token, self.credentials_file), subjects)
+        return NatsChannel(NatsLogin(self, self.token, self.credentials_file), subjects)

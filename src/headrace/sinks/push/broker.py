@@ -1,4 +1,4 @@
-"""What every message broker is told: where it is, who we are, and TLS."""
+"""Settings that every message broker shares: servers, login, TLS."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 import ssl
 from dataclasses import dataclass
 
-from ...errors import ConfigError, SinkUnavailable
+from ...errors import ConfigError
 from ...secret import MASK, Secret
 from .settings import PushSettings
-from .wire import Host
+from .wire import Host, client_context
 
 _HOST = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<name>[^:\[\]/@\s]+))(?::(?P<port>\d{1,5}))?")
 
@@ -49,35 +49,22 @@ class BrokerSettings(PushSettings):
         return tuple(_host(each.strip(), port) for each in self.servers.split(","))
 
     def context(self) -> ssl.SSLContext | None:
-        """How to speak TLS; None: not at all."""
+        """The TLS context; None: the connection is plain."""
         if not self.tls:
             return None
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file or None)
-            if self.certificate_file:
-                context.load_cert_chain(self.certificate_file, self.key_file or None, _no_password)
-        except (OSError, ValueError) as error:
-            raise SinkUnavailable(
-                f"ca_file, certificate_file or key_file cannot be read: {type(error).__name__}"
-            ) from error
-        return context
+        return client_context(self.ca_file, self.certificate_file, self.key_file)
 
     def without_secrets(self, text: str) -> str:
-        """What a server said, without our password."""
-        return hidden(text, self.password)
+        """A server's text without our password."""
+        return without_secrets(text, self.password)
 
 
-def hidden(text: str, *secrets: Secret | None) -> str:
-    """A text without secrets."""
+def without_secrets(text: str, *secrets: Secret | None) -> str:
+    """The text with secrets masked."""
     for secret in secrets:
         if secret and secret.reveal():
             text = text.replace(secret.reveal(), MASK)
     return text
-
-
-def _no_password() -> str:
-    # Otherwise OpenSSL asks at the terminal.
-    return ""
 
 
 def _host(text: str, port: int) -> Host:

@@ -1,7 +1,7 @@
-"""What a destination did not take: a Delta table a sink, with the reason, and the event itself.
+"""Dead letters: a Delta table for each sink, with the event and the reason why it was not accepted.
 
 Tasks write its files, the driver commits them. A row that has dead letters is blocked: its later
-events are put behind them, so that sending them again keeps the row's order.
+events are put behind them, so that a redrive keeps the order of the row.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ...errors import SinkUnavailable
 from ..lake.append import due
 from ..lake.delta import KEEP, Delta, Marks
 from ..lake.storage import Added, Folder
-from . import Event
-from .delivery import Span
-from .parcel import Parcel
+from .contract import Event
+from .delivery import DeadLetterRange
+from .spill import Spill
 
 SCHEMA = pa.schema(
     [
@@ -48,58 +48,58 @@ SCHEMA = pa.schema(
 LETTERS = "dead letters"  # what the table keeps
 FILE = "letters"
 _PLACE = ("epoch", "row", "sequence", "at")
-_HELD_BYTES = 8_000_000
+_BUFFERED_BYTES = 8_000_000
 _SEQUENCE, _STATUS = SCHEMA.get_field_index("sequence"), SCHEMA.get_field_index("status")
 _VACUUM_SECONDS = 3600.0
 _VACUUM_HOURS = 24.0  # for so long, versions of the table can still be read
 _IN_ORDER = [(name, "ascending") for name in ("epoch", "sequence", "at")]
-EARLIER = Span((0, -1), (0, -1))  # where a row's letters of an earlier log are
+EARLIER = DeadLetterRange((0, -1), (0, -1))  # the range of a row's letters of an earlier log
 
 REFUSED, WAITING = "refused", "waiting"
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
-_spans = msgspec.msgpack.Decoder(dict[str, dict[str, Span]])
+_ranges = msgspec.msgpack.Decoder(dict[str, dict[str, DeadLetterRange]])
 
 
-class LetterBox:
-    """Dead letters of one task, written to files."""
+class DeadLetterBuffer:
+    """Dead letters of one task, written to files when there are enough."""
 
     def __init__(self, folder: Folder, epoch: str = "") -> None:
         self.epoch = epoch
         self.added: list[Added] = []
-        self.error: SinkUnavailable | None = None  # why what is still held cannot be written
+        self.error: SinkUnavailable | None = None  # why the rest cannot be written
         self._folder = folder
         self._rows: list[tuple[Any, ...]] = []
         self._size = 0
 
     def add(self, event: Event, status: str, reason: str, attempts: int) -> None:
-        """Keep an event."""
+        """Keep an event; it is in a file after `flush`."""
         now = time.time_ns() // 1000
         head = (self.epoch, *event[:-1])
         payload = None if event.payload is None else event.payload.decode()
         self._rows.append((*head, status, reason or None, attempts, now, payload))
         self._size += len(event.payload or b"") + 500
-        if self._size >= _HELD_BYTES:
+        if self._size >= _BUFFERED_BYTES:
             self.flush()
 
     @property
     def full(self) -> bool:
-        """Whether nothing more is to be kept, as what is held cannot be written."""
+        """Whether nothing more can be kept, because writing has failed."""
         return self.error is not None
 
     @property
     def unsaved(self) -> list[tuple[int, int, str]]:
-        """What is still held: each one's sequence and place, and its status."""
+        """What is in no file yet: sequence, place and status of each."""
         return [(row[_SEQUENCE], row[_SEQUENCE + 1], row[_STATUS]) for row in self._rows]
 
     def flush(self) -> None:
-        """Write down what is still held; it stays held if that fails, and `error` says why."""
+        """Write the rest to a file; it stays in memory if that fails, and `error` says why."""
         if not self._rows or self.full:
-            return  # a box is one round's: what fails is tried again in the next
+            return  # a buffer is for one round: what fails is tried again in the next
         try:
             self._write()
         except SinkUnavailable as error:
-            # Not raised: whoever sends must tell what was accepted, or it would be sent again.
+            # Not raised: the task must report what was accepted, or it would be sent again.
             self.error = error
 
     def _write(self) -> None:
@@ -119,8 +119,8 @@ class DeadLetters:
         self._writer = writer
         self._delta: Delta | None = None
         self._stale = False  # a commit has failed, and may have been done all the same
-        self._blocked: dict[str, dict[str, Span]] = {}  # by log and row
-        self._packed: Parcel | None = None
+        self._blocked: dict[str, dict[str, DeadLetterRange]] = {}  # by log and row
+        self._packed: Spill | None = None
         self._vacuum_due = time.monotonic()
         self._open(adopt=adopt)
 
@@ -131,37 +131,37 @@ class DeadLetters:
 
     @property
     def files(self) -> list[str]:
-        """Those that make up the table."""
+        """The files of the table."""
         return list(self._delta.parts) if self._delta else []
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """How many dead letters there are."""
         return sum(part.rows for part in self._delta.parts.values()) if self._delta else 0
 
     @property
     def rows(self) -> int:
-        """How many rows wait."""
+        """How many rows have dead letters."""
         return len(set().union(*self._blocked.values()))
 
-    def held(self, rows: Collection[str]) -> int:
-        """How many of them are of some rows."""
+    def count_of(self, rows: Collection[str]) -> int:
+        """How many dead letters some rows have."""
         if not rows:
             return 0
         return sum(row in rows for file in self.files for row in _row_names(self._folder, file))
 
-    def blocked(self) -> Parcel:
+    def blocked(self) -> Spill:
         """The rows that have dead letters, as tasks get them; the same until these change."""
         if self._packed is None:
-            self._packed = Parcel.of(_to_msgpack(self._blocked), self._folder)
+            self._packed = Spill.of(_to_msgpack(self._blocked), self._folder)
         return self._packed
 
     def commit(self, added: Sequence[Added], removed: Sequence[str] = (), *, marks: Marks) -> None:
-        """Take files in and out at once; after it has failed, it may be called again."""
+        """Add and remove files in one commit; may be called again after it has failed."""
         if not added and not removed:
             return
         if self._stale:
-            self._open(adopt=False)  # it may have been done, and only the answer was lost
+            self._open(adopt=False)  # it may have been done, and only the reply was lost
         self._stale = True
         if self._delta is None:
             properties = {KEEP: LETTERS}
@@ -185,8 +185,8 @@ class DeadLetters:
         self._blocked = {}
         self._load(self.files)
 
-    def tend(self) -> None:
-        """Join small files, and now and then delete those that nobody needs any more."""
+    def compact(self) -> None:
+        """Compact small files, and now and then vacuum the table."""
         if self._delta is None:
             return
         for parts in due(self._delta.parts.values()):
@@ -212,7 +212,7 @@ class DeadLetters:
                 rows = self._blocked.setdefault(epoch, {})
                 position = sequence, at
                 first, last = rows.get(row, (position, position))
-                rows[row] = Span(min(first, position), max(last, position))
+                rows[row] = DeadLetterRange(min(first, position), max(last, position))
 
 
 def counted(folder: Folder) -> tuple[int, int]:
@@ -222,12 +222,12 @@ def counted(folder: Folder) -> tuple[int, int]:
 
 
 def rows_of(folder: Folder) -> dict[str, int]:
-    """The rows that have dead letters, each with how many; no matter who writes them."""
+    """The rows that have dead letters, each with how many; whichever process writes them."""
     return dict(Counter(row for name in files_of(folder) for row in _row_names(folder, name)))
 
 
 def files_of(folder: Folder) -> list[str]:
-    """The files that make up the table; no matter who writes it."""
+    """The files of the table, whichever process writes it."""
     uri, options = folder.uri, dict(folder.options)
     try:
         if not DeltaTable.is_deltatable(uri, options):
@@ -243,13 +243,13 @@ def _row_names(folder: Folder, file: str) -> list[str]:
     return names
 
 
-def spans(packed: bytes, epoch: str) -> dict[str, Span]:
+def blocked_rows(packed: bytes, epoch: str) -> dict[str, DeadLetterRange]:
     """The rows that are blocked, with the positions of their letters in a log."""
-    known = _spans.decode(packed) if packed else {}
+    known = _ranges.decode(packed) if packed else {}
     found = known.pop(epoch, {})
     for row in set().union(*known.values()):
-        # What comes from another log came before all of this one.
-        found[row] = Span(EARLIER.first, found.get(row, EARLIER).last)
+        # Letters of another log come before all of this one.
+        found[row] = DeadLetterRange(EARLIER.first, found.get(row, EARLIER).last)
     return found
 
 

@@ -1,12 +1,12 @@
-"""Events handed to a destination, window by window, until each is settled; no Spark.
+"""Events sent to a destination, window by window, until each is settled; no Spark.
 
-A row whose event was not accepted is held: that event is tried again by a schedule, the row's
-later events wait behind it, other rows go on. When a destination takes nothing at all, delivery
-stops and says where, so that whoever started it may wait and go on from there. It also stops after
-some seconds of sending, to be gone on with at once: so where it stands is noted now and then.
+A row whose event was not accepted waits: that event is retried by a schedule, the row's later
+events wait behind it, other rows go on. When the circuit breaker opens, delivery stops at a
+checkpoint, from which it can go on later. It also stops after some seconds of sending, and goes on
+at once: so its checkpoint is recorded now and then.
 
-An event is given up after so many tries, if others were accepted since its first; what it was
-tried before any was counts as one. Only then may it be the event's fault that nobody was reached.
+An event is put aside after so many attempts, if other events were accepted since its first one;
+all attempts before that count as one. Otherwise it may be the destination that fails.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ...errors import SinkRefused
-from . import ACCEPTED, Answer, Event, Verdict
+from .breaker import LONGEST_NAP, CircuitBreaker
+from .contract import ACCEPTED, DeliveryOutcome, Event, Reply
 from .events import reference
-from .held import Held, Pending, Row
-from .outage import LONGEST_NAP, Outage
-from .retry import Clock, RealClock, Schedule
+from .retry import DeliveryClock, RetrySchedule, SystemClock
+from .waiting import Pending, WaitingRow, WaitingRows
 
-Send = Callable[[Sequence[Event]], Sequence[Verdict]]
+SendWindow = Callable[[Sequence[Event]], Sequence[Reply]]
 Position = tuple[int, int]  # sequence, at
 
 _NARROWER = 2  # after each failure so many powers of two fewer events are tried at once
 
-_ACCEPTED, _REFUSED = Answer.ACCEPTED, Answer.REFUSED
-_UNREACHABLE, _UNSENT = Answer.UNREACHABLE, Answer.UNSENT
+_ACCEPTED, _REFUSED = DeliveryOutcome.ACCEPTED, DeliveryOutcome.REFUSED
+_UNREACHABLE, _UNSENT = DeliveryOutcome.UNREACHABLE, DeliveryOutcome.UNSENT
 
-_LATER = "it wants to be asked again later"  # what is said if the reason was told long ago …
-_UNSAID = "it did not say why"  # … or never was
+_LATER = "it wants to be asked again later"  # the reason if an earlier process had it …
+_NO_REASON = "it did not say why"  # … and if there was none
 _FULL = "dead letters cannot be kept"
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How events are handed over."""
 
-    schedule: Schedule
+    schedule: RetrySchedule
     attempts: int = 5
     batch_size: int = 500
     batch_bytes: int = 1_000_000
     max_event_bytes: int = 0  # 0: any
-    reference: bool = False  # what is too large is told of by a small event
+    reference: bool = False  # a small event with a link is sent instead of one that is too large
     format: str = "savegress"
     gives_up: bool = False  # put aside whatever fails, as long as nothing at all is accepted
     refusals: int = 0  # events that were refused in a row before, with none accepted
     probes: int = 0  # >0: it stopped so often before; begin with one event, further on each time
-    moved: float = 0.0  # by the wall clock: when any part last had something accepted
+    moved: float = 0.0  # by the wall clock: when an event of any part was last accepted
     seconds: float = 5.0  # of sending, after which it stops by itself
 
     def at_once(self, failures: int) -> int:
@@ -61,29 +61,29 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.batch_size >> _NARROWER * failures, 1)
 
 
-class Point(msgspec.Struct, frozen=True):
-    """Where delivery stopped: all is settled up to here, but for what is pending."""
+class DeliveryCheckpoint(msgspec.Struct, frozen=True):
+    """Where delivery stopped: all is settled up to here, but for what is pending. On disk."""
 
     sequence: int = 0
     at: int = -1
     pending: list[Pending] = []
-    quiet: float = 0.0  # by the wall clock: nothing is to be sent before; 0: nothing was wrong
+    quiet: float = 0.0  # by the wall clock: nothing is sent before; 0: nothing had failed
 
 
-_BEGINNING = Point()
+_BEGINNING = DeliveryCheckpoint()
 
 
 class Stopped(msgspec.Struct, frozen=True):
-    """That delivery ended before its end."""
+    """Delivery ended before every event was settled."""
 
-    point: Point
+    checkpoint: DeliveryCheckpoint
     reason: str  # "": it has sent for long enough, and may go on at once
-    after: float = 0.0  # seconds after which the destination wants to be asked again
-    reached: bool = True  # whether it answered
+    retry_after: float = 0.0  # seconds for which the destination wants no request
+    reached: bool = True  # whether it replied
 
 
 class Counts(msgspec.Struct):
-    """What was done."""
+    """What a delivery did. On disk."""
 
     sent: int = 0  # events accepted
     bytes: int = 0  # of them
@@ -95,15 +95,15 @@ class Counts(msgspec.Struct):
     refusals: int = 0  # of those put aside, that the destination itself refused
 
 
-class Span(NamedTuple):
+class DeadLetterRange(NamedTuple):
     """The positions of a row's dead letters."""
 
     first: Position
     last: Position
 
 
-class Letters(Protocol):
-    """Takes what is put aside."""
+class DeadLetterQueue(Protocol):
+    """Takes the events that are put aside."""
 
     def add(self, event: Event, status: str, reason: str, attempts: int) -> None:
         """Keep an event."""
@@ -111,28 +111,28 @@ class Letters(Protocol):
 
 
 @dataclass(slots=True)
-class Delivery:
+class EventDelivery:
     """One delivery of ordered events."""
 
-    send: Send
+    send: SendWindow
     policy: Policy
-    letters: Letters
-    blocked: dict[str, Span] = field(default_factory=dict)  # rows that have dead letters
-    point: Point = _BEGINNING  # go on from here
-    clock: Clock = field(default_factory=RealClock)
+    letters: DeadLetterQueue
+    blocked: dict[str, DeadLetterRange] = field(default_factory=dict)  # rows that have dead letters
+    checkpoint: DeliveryCheckpoint = _BEGINNING  # go on from here
+    clock: DeliveryClock = field(default_factory=SystemClock)
     full: Callable[[], bool] = lambda: False  # whether nothing more can be put aside: then it stops
     counts: Counts = field(default_factory=Counts)
     stopped: Stopped | None = None
-    accepted_at: float = 0.0  # by the wall clock: when something last was
+    accepted_at: float = 0.0  # by the wall clock: when an event was last accepted
     _fresh: deque[Event] = field(default_factory=deque)
-    _held: Held = field(default_factory=Held)
+    _waiting: WaitingRows = field(default_factory=WaitingRows)
     _large: bool = False  # whether an event was met that is too large to be sent
-    _taken: Position = (0, -1)  # the last event that is no longer fresh
-    _pending: dict[Position, Pending] = field(default_factory=dict)  # those of the point
-    _tried: set[Position] = field(default_factory=set)  # of these, not met again yet
-    _handed: set[Position] = field(default_factory=set)  # events, and were not settled since
-    _ahead: float = 0.0  # of the clock, the wall clock
-    _outage: Outage = field(init=False)
+    _last_read: Position = (0, -1)  # the last event that is no longer fresh
+    _pending: dict[Position, Pending] = field(default_factory=dict)  # those of the checkpoint
+    _tried: set[Position] = field(default_factory=set)  # those that were not read again yet
+    _handed: set[Position] = field(default_factory=set)  # sent, and not settled since
+    _ahead: float = 0.0  # wall clock minus clock
+    _breaker: CircuitBreaker = field(init=False)
 
     def run(self, chunks: Iterable[Sequence[Event]]) -> None:
         """Settle all events, or stop."""
@@ -141,13 +141,13 @@ class Delivery:
         while self.stopped is None:
             now = self.clock.now()
             full = self.full()
-            window = [] if full or now < self._outage.quiet else self._window(reading, now)
+            window = [] if full or now < self._breaker.paused_until else self._window(reading, now)
             if window:
-                self._hand_over(window)
-                self._look_up(reading, begun + self.policy.seconds)
+                self._send_window(window)
+                self._stop_in_time(reading, begun + self.policy.seconds)
             elif full:
                 self._stop(_FULL, 0.0, reached=True)
-            elif not self._held and not self._more(reading):
+            elif not self._waiting and not self._more(reading):
                 break
             else:
                 self._rest(now)
@@ -155,26 +155,28 @@ class Delivery:
     def _begin(self) -> float:
         now = self.clock.now()
         self._ahead = self.clock.wall() - now
-        self._outage = Outage(
+        self._breaker = CircuitBreaker(
             self.policy.schedule,
             self.policy.attempts,
             self.policy.gives_up,
             self.policy.refusals,
-            # Not always the same events: these may be the very ones that the destination fails at.
+            # Not the same events each time: the destination may fail at these very ones.
             defer=max(self.policy.probes - 1, 0) * self.policy.attempts,
-            quiet=self.point.quiet - self._ahead if self.point.quiet else 0.0,
+            paused_until=self.checkpoint.quiet - self._ahead if self.checkpoint.quiet else 0.0,
         )
-        self._pending = {each[:2]: each for each in self.point.pending}
-        self._tried = {each[:2] for each in self.point.pending if each.attempts or each.due}
-        self._handed = {each[:2] for each in self.point.pending if each.handed or each.attempts}
+        self._pending = {each[:2]: each for each in self.checkpoint.pending}
+        self._tried = {each[:2] for each in self.checkpoint.pending if each.attempts or each.due}
+        self._handed = {
+            each[:2] for each in self.checkpoint.pending if each.handed or each.attempts
+        }
         return now
 
-    def _look_up(self, reading: Iterator[None], end: float) -> None:
+    def _stop_in_time(self, reading: Iterator[None], end: float) -> None:
         """Stop if it is time, unless the destination has just failed."""
         now = self.clock.now()
-        late = now >= end and not self._outage.silent and self.stopped is None
-        if late and (self._more(reading) or self._held.due(now)):
-            self.stopped = Stopped(self._where(), "")
+        late = now >= end and not self._breaker.failures and self.stopped is None
+        if late and (self._more(reading) or self._waiting.due(now)):
+            self.stopped = Stopped(self._current(), "")
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -182,7 +184,7 @@ class Delivery:
         """Put events that are to be sent to the fresh ones, a chunk at a time."""
         limit, refers = self.policy.max_event_bytes, self.policy.reference
         for chunk in chunks:
-            events = self._beyond(chunk) if self.point.sequence else chunk
+            events = self._beyond(chunk) if self.checkpoint.sequence else chunk
             if limit and max([len(each.payload or b"") for each in events], default=0) > limit:
                 events = [self._within(each, limit) for each in events]
                 self._large = not refers
@@ -192,7 +194,7 @@ class Delivery:
 
     def _beyond(self, events: Sequence[Event]) -> Sequence[Event]:
         """Those that were not settled when delivery stopped."""
-        begin = self.point.sequence, self.point.at
+        begin = self.checkpoint.sequence, self.checkpoint.at
         return [
             event
             for event in events
@@ -212,16 +214,16 @@ class Delivery:
 
     def _window(self, reading: Iterator[None], now: float) -> list[Event]:
         """The next events to hand over; none: there are none, or not yet."""
-        # After a window of which nothing was accepted, others are tried: if these are accepted,
-        # it was not the destination that failed.
-        if self._outage.doubted:
+        # While the breaker is half-open, other events are tried: if these are accepted, it was not
+        # the destination that failed.
+        if self._breaker.half_open:
             return self._fresh_ones(reading) or self._due_ones(now)
         return self._due_ones(now) or self._fresh_ones(reading)
 
     def _fresh_ones(self, reading: Iterator[None]) -> list[Event]:
         window: list[Event] = []
         fresh, most, enough = self._fresh, self._at_once(), self.policy.batch_bytes
-        plain = not (self._held or self.blocked or self._outage.defer or self._tried)
+        plain = not (self._waiting or self.blocked or self._breaker.defer or self._tried)
         size, event = 0, None
         while len(window) < most and size < enough and (plain or self._room()):
             if not fresh and not self._more(reading):
@@ -230,26 +232,26 @@ class Delivery:
             length = len(event.payload or b"")
             if self._large and length > self.policy.max_event_bytes:
                 plain = False
-                if self._goes(event):  # judged when those before it are settled
-                    self._hold(event)
-            elif plain or self._goes(event):
+                if self._may_send(event):  # refused when those before it are settled
+                    self._put_to_wait(event)
+            elif plain or self._may_send(event):
                 window.append(event)
                 size += length
         if event is not None:
-            self._taken = event.sequence, event.at
+            self._last_read = event.sequence, event.at
         return window
 
     def _room(self) -> bool:
         """Whether an event that cannot be sent now can be put somewhere."""
-        return self._held.room() and not self.full()
+        return self._waiting.room() and not self.full()
 
     def _at_once(self, attempts: int = 0) -> int:
         if (self.policy.probes or self.policy.gives_up) and not self.counts.sent:
             return 1
-        return self.policy.at_once(max(self._outage.silent, attempts))
+        return self.policy.at_once(max(self._breaker.failures, attempts))
 
-    def _goes(self, event: Event) -> bool:
-        """Whether an event may be sent now; if not, it is put where it belongs."""
+    def _may_send(self, event: Event) -> bool:
+        """Whether an event may be sent now; if not, it waits or is put aside."""
         position, row = (event.sequence, event.at), event.row
         span = self.blocked.get(row)
         if span is not None and position >= span.first:
@@ -258,20 +260,20 @@ class Delivery:
             else:
                 self._put_aside(event, "waiting", "", 0)
             return False
-        if row in self._held.rows or position in self._tried:
+        if row in self._waiting.rows or position in self._tried:
             self._tried.discard(position)
-            self._hold(event)
+            self._put_to_wait(event)
             return False
-        if self._outage.defers():
-            self._hold(event)
+        if self._breaker.defers():
+            self._put_to_wait(event)
             return False
         return True
 
     def _due_ones(self, now: float) -> list[Event]:
-        """Events of rows whose time has come."""
+        """Events of waiting rows that are due."""
         window: list[Event] = []
         size, most = 0, self.policy.batch_size
-        for row in self._held.due(now):
+        for row in self._waiting.due(now):
             row.moved_on(self.counts.sent)
             most = min(most, self._at_once(row.attempts))
             if len(window) >= most:
@@ -282,134 +284,134 @@ class Delivery:
             while row.events and len(window) < most and size < self.policy.batch_bytes:
                 if self._too_large(row.events[0]):
                     break
-                window.append(self._held.take(row))
+                window.append(self._waiting.take(row))
                 size += len(window[-1].payload or b"")
         return window
 
     def _too_large(self, event: Event) -> bool:
         return self._large and len(event.payload or b"") > self.policy.max_event_bytes
 
-    def _refuse_large(self, row: Row) -> None:
+    def _refuse_large(self, row: WaitingRow) -> None:
         size, most = len(row.events[0].payload or b""), self.policy.max_event_bytes
         self._give_up(row, f"it has {size} bytes, more than max_event_bytes: {most}", 0)
 
-    def _hold(self, event: Event) -> None:
-        if event.row not in self._held.rows:
-            self._recall(self._held.row(event.row), event)
-        self._held.add(event)
+    def _put_to_wait(self, event: Event) -> None:
+        if event.row not in self._waiting.rows:
+            self._restore(self._waiting.row(event.row), event)
+        self._waiting.add(event)
 
-    def _recall(self, row: Row, event: Event) -> None:
-        """What is known of a row's first event since delivery stopped."""
+    def _restore(self, row: WaitingRow, event: Event) -> None:
+        """Restore what the checkpoint has of a row's first event."""
         known = self._pending.get((event.sequence, event.at))
         if known is None:
             return
-        row.recall(known, self._ahead)
-        if known.attempts and not self.point.quiet:
+        row.restore(known, self._ahead)
+        if known.attempts and not self.checkpoint.quiet:
             row.accepted = 0
         if not row.moved and 0 < known.failed < self.policy.moved:
             row.attempts, row.moved = 1, True
 
     def _rest(self, now: float) -> None:
         """Wait until something may be sent."""
-        due = min((row.due for row in self._held.rows.values()), default=now)
-        wait = max(due, self._outage.quiet) - now
+        due = min((row.due for row in self._waiting.rows.values()), default=now)
+        wait = max(due, self._breaker.paused_until) - now
         if wait > LONGEST_NAP:
-            reasons = [row.reason for row in self._held.rows.values() if row.reason]
+            reasons = [row.reason for row in self._waiting.rows.values() if row.reason]
             self._stop(reasons[-1] if reasons else _LATER, wait, reached=True)
         elif wait > 0:
             self.clock.sleep(wait)
 
-    # --- verdicts --------------------------------------------------------------------------------
+    # --- replies --------------------------------------------------------------------------------
 
-    def _hand_over(self, window: list[Event]) -> None:
+    def _send_window(self, window: list[Event]) -> None:
         try:
-            verdicts = self.send(window)
+            replies = self.send(window)
         except SinkRefused as error:
-            self._judge(window, [Verdict(_UNSENT, str(error))] * len(window))
+            self._apply(window, [Reply(_UNSENT, str(error))] * len(window))
             self._stop(str(error), 0.0, reached=True)
             raise
-        assert len(verdicts) == len(window), "a verdict for each event"
+        assert len(replies) == len(window), "a reply for each event"
         self.counts.requests += 1
-        taken = verdicts.count(ACCEPTED) == len(window)
-        if self._handed or not taken:
-            self._count_handed(window, verdicts)
-        if taken:
+        all_accepted = replies.count(ACCEPTED) == len(window)
+        if self._handed or not all_accepted:
+            self._count_handed(window, replies)
+        if all_accepted:
             self._accept(window)
-            if self._held:
-                self._held.release({event.row for event in window})
+            if self._waiting:
+                self._waiting.release({event.row for event in window})
             return
-        self._judge(window, verdicts)
+        self._apply(window, replies)
 
-    def _count_handed(self, window: Sequence[Event], verdicts: Sequence[Verdict]) -> None:
-        """Count what was handed over before; what was not has been now."""
-        for event, verdict in zip(window, verdicts, strict=True):
-            if verdict.answer is not _UNSENT or verdict.repeats:
+    def _count_handed(self, window: Sequence[Event], replies: Sequence[Reply]) -> None:
+        """Count the events that were sent before as retries, and remember the others."""
+        for event, reply in zip(window, replies, strict=True):
+            if reply.outcome is not _UNSENT or reply.repeats:
                 position = event.sequence, event.at
-                self.counts.retries += (position in self._handed) + verdict.repeats
+                self.counts.retries += (position in self._handed) + reply.repeats
                 self._handed.add(position)
 
     def _accept(self, events: Sequence[Event]) -> None:
         if not events:
             return
-        self._outage.accepted()
+        self._breaker.accepted()
         self.accepted_at = self.clock.now() + self._ahead
         self.counts.sent += len(events)
         self.counts.bytes += sum([len(event.payload or b"") for event in events])
         if self._handed:
             self._handed.difference_update([(event.sequence, event.at) for event in events])
 
-    def _judge(self, window: Sequence[Event], verdicts: Sequence[Verdict]) -> None:
+    def _apply(self, window: Sequence[Event], replies: Sequence[Reply]) -> None:
         back: dict[str, list[Event]] = {}
-        why: dict[str, Verdict] = {}
-        taken: list[Event] = []
-        for event, verdict in zip(window, verdicts, strict=True):
+        why: dict[str, Reply] = {}
+        accepted: list[Event] = []
+        for event, reply in zip(window, replies, strict=True):
             if event.row in back:
                 back[event.row].append(event)
-            elif verdict.answer is _ACCEPTED:
-                taken.append(event)
+            elif reply.outcome is _ACCEPTED:
+                accepted.append(event)
             else:
-                back[event.row], why[event.row] = [event], verdict
-        self._accept(taken)
-        self._held.release({event.row for event in taken})
+                back[event.row], why[event.row] = [event], reply
+        self._accept(accepted)
+        self._waiting.release({event.row for event in accepted})
         aside = self.counts.refused
         for row, events in back.items():
             self._return(row, events, why[row])
         if self.counts.refused > aside:
-            self._outage.over()
-        elif not taken:
-            silence = self._outage.fall_silent(list(why.values()), self.clock.now())
-            if silence:
-                self._stop(silence.reason, silence.after, reached=silence.reached)
+            self._breaker.close()
+        elif not accepted:
+            opened = self._breaker.fail(list(why.values()), self.clock.now())
+            if opened:
+                self._stop(opened.reason, opened.retry_after, reached=opened.reached)
 
-    def _return(self, name: str, events: list[Event], verdict: Verdict) -> None:
+    def _return(self, name: str, events: list[Event], reply: Reply) -> None:
         """Events that were handed over and not accepted, to the head of their row."""
-        row = self._held.row(name)
+        row = self._waiting.row(name)
         if row.accepted < 0:
-            self._recall(row, events[0])
-        self._held.put_back(row, events)
-        row.reason = verdict.reason
-        if verdict.answer is _REFUSED and self._outage.believed:
-            self._outage.refusals += 1
+            self._restore(row, events[0])
+        self._waiting.put_back(row, events)
+        row.reason = reply.reason
+        if reply.outcome is _REFUSED and self._breaker.blames_event:
+            self._breaker.refusals += 1
             self.counts.refusals += 1
             self._give_up(row, row.reason, row.attempts + 1)
-        elif verdict.answer is not _UNSENT:
-            self._count_failure(row, verdict)
+        elif reply.outcome is not _UNSENT:
+            self._count_failure(row, reply)
 
-    def _count_failure(self, row: Row, verdict: Verdict) -> None:
+    def _count_failure(self, row: WaitingRow, reply: Reply) -> None:
         now, moved = self.clock.now(), row.moved_on(self.counts.sent)
         row.attempts += 1
         if row.accepted < 0:
             row.accepted = self.counts.sent
         row.failed = row.failed or now + self._ahead
-        impatient = self._outage.gives_up and verdict.answer is not _UNREACHABLE
+        impatient = self._breaker.gives_up and reply.outcome is not _UNREACHABLE
         if impatient or (moved and row.attempts >= self.policy.attempts):
             self._give_up(row, row.reason, row.attempts)
         else:
-            row.due = now + max(self.policy.schedule.wait(row.attempts), verdict.after)
+            row.due = now + max(self.policy.schedule.wait(row.attempts), reply.retry_after)
 
-    def _give_up(self, row: Row, reason: str, attempts: int) -> None:
+    def _give_up(self, row: WaitingRow, reason: str, attempts: int) -> None:
         """Put a row's first event aside, and what waits behind it."""
-        head, *rest = self._held.drop(row.events[0].row)
+        head, *rest = self._waiting.drop(row.events[0].row)
         self._put_aside(head, "refused", reason, attempts)
         for event in rest:
             self._put_aside(event, "waiting", "", 0)
@@ -422,21 +424,23 @@ class Delivery:
             self.counts.waiting += 1
         position = event.sequence, event.at
         self._handed.discard(position)
-        span = self.blocked.get(event.row, Span(position, position))
-        self.blocked[event.row] = Span(min(span.first, position), max(span.last, position))
+        span = self.blocked.get(event.row, DeadLetterRange(position, position))
+        self.blocked[event.row] = DeadLetterRange(
+            min(span.first, position), max(span.last, position)
+        )
 
-    def _stop(self, reason: str, after: float, *, reached: bool) -> None:
-        quiet = max(self._outage.quiet, self.clock.now()) + self._ahead
-        point = msgspec.structs.replace(self._where(), quiet=quiet)
-        self.stopped = Stopped(point, reason or _UNSAID, after, reached)
+    def _stop(self, reason: str, retry_after: float, *, reached: bool) -> None:
+        quiet = max(self._breaker.paused_until, self.clock.now()) + self._ahead
+        checkpoint = msgspec.structs.replace(self._current(), quiet=quiet)
+        self.stopped = Stopped(checkpoint, reason or _NO_REASON, retry_after, reached)
 
-    def _where(self) -> Point:
+    def _current(self) -> DeliveryCheckpoint:
         now = self.clock.now()
         pending: list[Pending] = []
-        for row in self._held.rows.values():
+        for row in self._waiting.rows.values():
             row.moved_on(self.counts.sent)
             pending += row.pending(self._handed, now, self._ahead)
         # What was pending before, and is still to be read.
-        pending += [each for each in self.point.pending if each[:2] > self._taken]
-        sequence, at = max(self._taken, (self.point.sequence, self.point.at))
-        return Point(sequence, at, sorted(pending))
+        pending += [each for each in self.checkpoint.pending if each[:2] > self._last_read]
+        sequence, at = max(self._last_read, (self.checkpoint.sequence, self.checkpoint.at))
+        return DeliveryCheckpoint(sequence, at, sorted(pending))

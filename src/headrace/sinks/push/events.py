@@ -1,7 +1,7 @@
 """Changes rendered as events, inside Spark's tasks.
 
-Changes come in the log's order, each transaction whole within one task. A row's events are told
-apart by `source|schema.table:key`; what happens to a table as a whole, and the rows of a table
+Changes come in the log's order, each transaction whole within one task. A row is
+named `source|schema.table:key`; what happens to a table as a whole, and the rows of a table
 without a key, have an empty key.
 """
 
@@ -24,7 +24,7 @@ from ...formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from ...formats.catalogue import Formats
 from ...formats.key import joined, previous_primary_key
 from .. import LogRange
-from . import Event
+from .contract import Event
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _text = msgspec.json.Encoder().encode
@@ -45,8 +45,8 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rendering:
-    """How a sink's changes become events; a value that tasks get a copy of."""
+class EventRendering:
+    """Turns changes into the events of a sink; a value that is pickled to tasks."""
 
     formats: Formats
     format: str
@@ -110,7 +110,7 @@ class Rendering:
 
 @lru_cache(maxsize=64)
 def _format(formats: Formats, name: str, epoch: str) -> AnyFormat:
-    # Kept for all tasks of a process: a format remembers what the changes of a table share.
+    # Kept for all tasks of a process: a format remembers what the changes of a table wanted.
     return formats.of_log(epoch).named(name)
 
 
@@ -127,7 +127,7 @@ class _Namer:
         self._length = len(self._begin or b"")
 
     def row(self, key: bytes | None) -> str:
-        """Whose change it is that has this key."""
+        """The row that has this key."""
         if not key:
             return self.prefix
         if self._begin is not None and key.startswith(self._begin):
@@ -169,7 +169,7 @@ def _event(change: Change, at: int, namer: _Namer, name: str, payload: bytes) ->
 
 
 def _of_several(event: Event) -> Event:
-    """One of the events of a change: whoever drops repeats by their id must not drop it."""
+    """One of several events of a change, with an id of its own: it is no repeat of the first."""
     if event.at == 0:
         return event
     found = _OWN_ID.search(event.payload or b"")
@@ -184,16 +184,16 @@ def part_of(row: str, parts: int) -> int:
     return zlib.crc32(row.encode()) % parts if parts > 1 else 0
 
 
-Named = tuple[Change, int, _Namer, str]  # a change, its event's place, and whose it is
+Named = tuple[Change, int, _Namer, str]  # a change, the place of its event, and its row
 
 
 class _Rows:
-    """Picks the changes whose events a task is to send."""
+    """Picks the changes whose events a task sends."""
 
     def __init__(
         self, wanted: LogRange, wants: Callable[[Table], bool], *, splits_keys: bool
     ) -> None:
-        self.count = 0  # changes of wanted tables, whoever sends them
+        self.count = 0  # changes of wanted tables, whichever task sends them
         self._part, self._parts = wanted.part, wanted.parts
         self._tables, self._wants = wanted.tables(), wants
         self._namers: dict[int, _Namer | None] = {}  # by version; None: of no interest
@@ -227,8 +227,8 @@ class _Rows:
 
 
 def reference(event: Event, format: str) -> bytes:
-    """A small event that says where to read a large one."""
-    told = {
+    """A small event with the address at which a large one can be read."""
+    content = {
         "id": event.id,
         "sequence": event.sequence,
         "operation": event.op,
@@ -239,14 +239,14 @@ def reference(event: Event, format: str) -> bytes:
         "bytes": len(event.payload or b""),
         "reference": f"/v1/changes?after={event.sequence - 1}&limit=1&format={format}",
     }
-    return msgspec.json.encode(told)
+    return msgspec.json.encode(content)
 
 
 # --- keys that change ----------------------------------------------------------------------------
 
 
-class _Gone(Change, frozen=True, gc=False):
-    """That a row has left its old key: an event of its own, so it has an id of its own."""
+class _OldKeyDeleted(Change, frozen=True, gc=False):
+    """The DELETE of a row's old key: an event of its own, so it has an id of its own."""
 
     @property
     def id(self) -> str:
@@ -255,13 +255,13 @@ class _Gone(Change, frozen=True, gc=False):
         return change_id(self.table.origin, self.position, at, self.ordinal)
 
 
-class _Come(Change, frozen=True, gc=False):
-    """That the row is now at its new key; its id is that of the change."""
+class _NewKeyInserted(Change, frozen=True, gc=False):
+    """The INSERT of a row at its new key; its id is that of the change."""
 
 
 def _at(change: Change) -> int:
-    """The place of a change's event: what came follows what is gone, and its tombstone."""
-    return 2 if type(change) is _Come else 0
+    """The place of a change's event: the INSERT follows the DELETE and its tombstone."""
+    return 2 if type(change) is _NewKeyInserted else 0
 
 
 def _split(changes: Iterable[Change]) -> Iterator[Change]:
@@ -273,7 +273,7 @@ def _split(changes: Iterable[Change]) -> Iterator[Change]:
             yield change
 
 
-def _moved(change: Change) -> tuple[_Gone, _Come]:
+def _moved(change: Change) -> tuple[_OldKeyDeleted, _NewKeyInserted]:
     fields = msgspec.structs.asdict(change)
     assert change.before
     assert change.key
@@ -281,7 +281,7 @@ def _moved(change: Change) -> tuple[_Gone, _Come]:
     key = _text({name: old[name] for name in _image(change.key)})
     left = {"op": Op.DELETE, "key": key, "after": None, "changed": None, "unchanged": ()}
     came = {"op": Op.INSERT, "before": None, "before_kind": BeforeKind.NONE, "changed": None}
-    return _Gone(**(fields | left)), _Come(**(fields | came))
+    return _OldKeyDeleted(**(fields | left)), _NewKeyInserted(**(fields | came))
 
 
 def _with_tombstones(events: Iterable[Event]) -> Iterator[Event]:

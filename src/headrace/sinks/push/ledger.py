@@ -1,6 +1,6 @@
-"""What a push sink has sent, batch by batch: lines of JSON in the sink's own folder.
+"""The ledger of a push sink: what it has sent, batch by batch, in lines of JSON in its folder.
 
-A batch has a line when it begins, one that says how far it is if it takes long or waits, and one
+A batch has an entry when it begins, one with its checkpoints if it takes long or waits, and one
 when it is settled, which is on disk before the batch counts as stored.
 """
 
@@ -16,19 +16,19 @@ import msgspec
 from ...errors import PipelineError, SinkFenced
 from .. import Progress
 from ..lake.disk import sync_names
-from .delivery import Counts, Point
+from .delivery import Counts, DeliveryCheckpoint
 
 if TYPE_CHECKING:
     from .events import Chunk
 
 FILE = "sent.jsonl"
-SETTLED = ("settled", "earlier")  # what a line is called that counts events
-_KEPT = 1000  # settled batches; those before them are joined into one line
+SETTLED = ("settled", "earlier")  # the entries that count events
+_KEPT = 1000  # settled batches; those before them are joined into one entry
 _MOST_LINES = 5000
 
 
-class Rendered(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What decides how many events changes become; settings may differ later."""
+class RenderingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The settings that decide how many events the changes of a batch become. On disk."""
 
     format: str
     tables: tuple[str, ...] = ()
@@ -36,8 +36,8 @@ class Rendered(msgspec.Struct, frozen=True, omit_defaults=True):
     adds_tombstones: bool = False
 
 
-class Seen(msgspec.Struct):
-    """The changes that a task has read."""
+class ReadChanges(msgspec.Struct):
+    """The changes that a task has read. On disk."""
 
     changes: int = 0
     first: int = 0
@@ -51,13 +51,13 @@ class Seen(msgspec.Struct):
         self.last = max(self.last, chunk.last)
         self.epochs |= {chunk.epoch}
 
-    def copy(self) -> Seen:
+    def copy(self) -> ReadChanges:
         """The same, which does not change with it."""
-        return Seen(self.changes, self.first, self.last, set(self.epochs))
+        return ReadChanges(self.changes, self.first, self.last, set(self.epochs))
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line."""
+class LedgerEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the file."""
 
     what: Literal["writer", "begun", "paused", "settled", "earlier", "redriven"]
     writer: str = ""  # whose batch it is
@@ -69,73 +69,75 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     counts: Counts = msgspec.field(default_factory=Counts)
     at: int = 0  # microseconds since 1970
     tasks: int = 0  # in how many parts the batch is sent …
-    points: dict[int, Point] = {}  # … and where those stand that are not settled,
-    read: dict[int, Seen] = {}  # … which need not read these changes again
+    points: dict[int, DeliveryCheckpoint] = {}  # … and the checkpoints of those not settled,
+    read: dict[int, ReadChanges] = {}  # … which need not read these changes again
     batches: int = 1  # how many it stands for
-    # Events that may have come twice, because nobody knew that they had been sent.
-    doubtful: int = msgspec.field(default=0, name="again")  # as files that are there say
-    rendered: Rendered | None = None  # what events the changes stood for
-    closed: bool = False  # it waited, and whoever sent it has ended without doing more
-    files: list[str] = []  # of dead letters, which leave their table with what was sent of them
+    # Events that may have arrived twice: a reply was lost, or a process was killed.
+    doubtful: int = msgspec.field(default=0, name="again")
+    rendered: RenderingOptions | None = None  # how changes became events
+    closed: bool = False  # it waited, and its process has ended without sending more
+    files: list[str] = []  # of dead letters that a redrive removes from their table
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Line).decode
+_decode = msgspec.json.Decoder(LedgerEntry).decode
 
 
-class Ledger:
-    """The file, as its writer sees it."""
+class PushLedger:
+    """The file, open for its one writer."""
 
     def __init__(self, file: Path, writer: str) -> None:
         self._file = file
         self._writer = writer
-        self._count = 0  # of lines
-        self._size = 0  # in bytes, of whole lines
-        self._last: Line | None = None
+        self._count = 0  # of entries
+        self._size = 0  # in bytes, of whole entries
+        self._last: LedgerEntry | None = None
         self._last_size = 0
         self.epochs: list[str] = []  # the logs that were followed, in order
-        self._settled: Line | None = None  # the last one, of any writer
-        self._own: Line | None = None  # the last one of this writer
-        self._paused: Line | None = None
-        self._begun = 0  # how often the batch after it was, as far as its end is not known
-        self._last_redriven: Line | None = None
+        self._settled: LedgerEntry | None = None  # the last one, of any writer
+        self._own: LedgerEntry | None = None  # the last one of this writer
+        self._paused: LedgerEntry | None = None
+        self._begun = 0  # how often the batch after it began without a known end
+        self._last_redriven: LedgerEntry | None = None
 
     @classmethod
-    def open(cls, folder: str, writer: str, *, adopt: bool) -> Ledger:
-        """The sink's ledger; that of another writer is refused."""
+    def open(cls, folder: str, writer: str, *, adopt: bool) -> PushLedger:
+        """Open the sink's ledger; that of another writer is refused."""
         file = Path(folder, FILE)
         file.parent.mkdir(parents=True, exist_ok=True)
         ledger = cls(file, writer)
-        ledger._size = _mend(file)
-        lines = read(file)
-        owner = next((line.writer for line in reversed(lines) if line.what == "writer"), writer)
+        ledger._size = _truncate_partial(file)
+        entries = read(file)
+        owner = next(
+            (entry.writer for entry in reversed(entries) if entry.what == "writer"), writer
+        )
         if owner != writer and not adopt:
-            raise SinkFenced(f"another pipeline has sent what {file} tells of")
-        for line in lines:
-            ledger._take(line)
-        if not lines or owner != writer:
-            ledger._append(Line("writer", writer), sync=True)
+            raise SinkFenced(f"another pipeline has sent what is recorded in {file}")
+        for entry in entries:
+            ledger._take(entry)
+        if not entries or owner != writer:
+            ledger._append(LedgerEntry("writer", writer), sync=True)
         return ledger
 
     @property
     def epoch(self) -> str:
-        """The log that was followed so far; "": none yet."""
+        """The epoch of the log that was followed so far; "": none yet."""
         return self._settled.epoch if self._settled else ""
 
     def progress(self) -> Progress | None:
         """Up to where every change is settled; None: nothing is."""
-        line = self._settled
-        return Progress(line.epoch, line.last) if line and line.last else None
+        entry = self._settled
+        return Progress(entry.epoch, entry.last) if entry and entry.last else None
 
-    def settled(self, batch: int) -> Line | None:
-        """The line of a batch of this writer that is settled; None: it is not."""
+    def settled(self, batch: int) -> LedgerEntry | None:
+        """The entry of a settled batch of this writer; None: it is not settled."""
         own = self._own
         return own if own is not None and batch <= own.batch else None
 
-    def paused(self, batch: int) -> Line | None:
-        """Where a batch was interrupted; None: it was not, as far as is known."""
-        line = self._paused
-        return line if line is not None and line.batch == batch else None
+    def paused(self, batch: int) -> LedgerEntry | None:
+        """The entry of an interrupted batch; None: no interruption is recorded."""
+        entry = self._paused
+        return entry if entry is not None and entry.batch == batch else None
 
     @property
     def interrupted(self) -> bool:
@@ -148,32 +150,32 @@ class Ledger:
         return self._begun > 1
 
     def begin(self, batch: int, at: int) -> None:
-        """Note that a batch begins."""
-        self._append(Line("begun", self._writer, batch, at=at), sync=False)
+        """Record that a batch begins."""
+        self._append(LedgerEntry("begun", self._writer, batch, at=at), sync=False)
 
-    def pause(self, line: Line) -> None:
-        """Note how far a batch is; it takes the place of what was noted of it just before."""
+    def pause(self, entry: LedgerEntry) -> None:
+        """Record how far a batch is; it replaces the last such entry of the batch."""
         last = self._last
-        if last is not None and (last.what, last.batch) == (line.what, line.batch):
-            self._replace(line)
+        if last is not None and (last.what, last.batch) == (entry.what, entry.batch):
+            self._replace(entry)
         else:
-            self._append(line, sync=True)
+            self._append(entry, sync=True)
 
-    def settle(self, line: Line) -> None:
-        """Note that a batch is settled, or that dead letters were sent again."""
-        self._append(line, sync=True)
+    def settle(self, entry: LedgerEntry) -> None:
+        """Record that a batch is settled, or that dead letters were sent again."""
+        self._append(entry, sync=True)
 
     def withdraw(self, kept: Collection[str]) -> None:
-        """Take back that dead letters were sent again, if their table still has them all."""
-        if (line := undone(self._last_redriven, kept)) is not None:
-            less = Counts(sent=-line.counts.sent)
-            self.settle(Line("redriven", self._writer, counts=less, at=line.at))
+        """Revoke the last redrive if the table still has all of its dead letters."""
+        if (entry := undone(self._last_redriven, kept)) is not None:
+            less = Counts(sent=-entry.counts.sent)
+            self.settle(LedgerEntry("redriven", self._writer, counts=less, at=entry.at))
 
-    def _append(self, line: Line, *, sync: bool) -> None:
+    def _append(self, entry: LedgerEntry, *, sync: bool) -> None:
         begin = self._size
-        encoded = _encode(line) + b"\n"
+        encoded = _encode(entry) + b"\n"
         with self._file.open("r+b" if self._file.exists() else "w+b") as file:
-            # What follows is the beginning of a line for which there was no room.
+            # What follows is the beginning of an entry for which the disk had no room.
             file.truncate(begin)
             file.seek(begin)
             file.write(encoded)
@@ -181,15 +183,15 @@ class Ledger:
                 file.flush()
                 os.fsync(file.fileno())
         self._size, self._last_size = begin + len(encoded), len(encoded)
-        self._take(line)
+        self._take(entry)
 
-    def _replace(self, line: Line) -> None:
-        """Put a line in the place of the last one, which stays if there is no room for it."""
+    def _replace(self, entry: LedgerEntry) -> None:
+        """Replace the last entry, which stays if the disk has no room."""
         begin = self._size - self._last_size
-        encoded = _encode(line) + b"\n"
+        encoded = _encode(entry) + b"\n"
         self._rewrite(self._file.read_bytes()[:begin] + encoded)
         self._size, self._last_size = begin + len(encoded), len(encoded)
-        self._take(line)
+        self._take(entry)
 
     def _rewrite(self, content: bytes) -> None:
         fresh = self._file.with_suffix(".new")
@@ -203,49 +205,49 @@ class Ledger:
             fresh.unlink(missing_ok=True)
         sync_names(self._file.parent)
 
-    def _take(self, line: Line) -> None:
+    def _take(self, entry: LedgerEntry) -> None:
         self._count += 1
-        self._last = line
-        if line.what in SETTLED:
-            if line.last and line.epoch not in self.epochs:
-                self.epochs.append(line.epoch)
-            self._settled = self._merged(line)
+        self._last = entry
+        if entry.what in SETTLED:
+            if entry.last and entry.epoch not in self.epochs:
+                self.epochs.append(entry.epoch)
+            self._settled = self._merged(entry)
             self._paused, self._begun = None, 0
-            if line.writer == self._writer:
-                self._own = line
-        elif line.what == "begun":
+            if entry.writer == self._writer:
+                self._own = entry
+        elif entry.what == "begun":
             self._begun += 1
-        elif line.what == "paused" and line.writer == self._writer:
-            self._paused = line
-            self._begun = 0 if line.closed else self._begun
-        elif line.what == "redriven":
-            self._last_redriven = line
-        elif line.what == "writer":
+        elif entry.what == "paused" and entry.writer == self._writer:
+            self._paused = entry
+            self._begun = 0 if entry.closed else self._begun
+        elif entry.what == "redriven":
+            self._last_redriven = entry
+        elif entry.what == "writer":
             self._paused, self._begun = None, 0
 
-    def _merged(self, line: Line) -> Line:
+    def _merged(self, entry: LedgerEntry) -> LedgerEntry:
         # A batch without changes says nothing of the log.
         known = self._settled
-        if known is None or line.last:
-            return line
-        return msgspec.structs.replace(line, epoch=known.epoch, last=known.last)
+        if known is None or entry.last:
+            return entry
+        return msgspec.structs.replace(entry, epoch=known.epoch, last=known.last)
 
-    def tend(self) -> None:
-        """Keep the file short: old batches become one line."""
+    def compact(self) -> None:
+        """Keep the file short: old batches become one entry."""
         if self._count > _MOST_LINES:
             kept = joined(read(self._file))
-            content = b"".join(_encode(line) + b"\n" for line in kept)
+            content = b"".join(_encode(entry) + b"\n" for entry in kept)
             self._rewrite(content)
             self._count, self._size = len(kept), len(content)
             self._last = None  # nothing is replaced of what was rewritten
 
 
-def read(file: Path) -> list[Line]:
-    """The lines of a ledger; none: there is no such file."""
+def read(file: Path) -> list[LedgerEntry]:
+    """The entries of a ledger; none: there is no such file."""
     try:
-        # The end of the last line may not be there yet, or never have come.
+        # The end of the last entry may not be there yet, or never have come.
         *whole, _ = file.read_bytes().split(b"\n")
-        return [_decode(line) for line in whole]
+        return [_decode(entry) for entry in whole]
     except FileNotFoundError:
         return []
     except msgspec.DecodeError as error:
@@ -256,22 +258,22 @@ def read(file: Path) -> list[Line]:
         ) from error
 
 
-def redriven(lines: Sequence[Line], kept: Collection[str]) -> int:
+def redriven(entries: Sequence[LedgerEntry], kept: Collection[str]) -> int:
     """How many dead letters were sent again and have left their table, which has these files."""
-    told = [line for line in lines if line.what == "redriven"]
-    doubtful = undone(told[-1], kept) if told else None
-    total = sum(line.counts.sent for line in told)
+    found = [entry for entry in entries if entry.what == "redriven"]
+    doubtful = undone(found[-1], kept) if found else None
+    total = sum(entry.counts.sent for entry in found)
     return total - (doubtful.counts.sent if doubtful else 0)
 
 
-def undone(line: Line | None, kept: Collection[str]) -> Line | None:
-    """A line that tells of dead letters which are all still there; only the last one may."""
-    # It is written before they leave, and whoever wrote it may have been killed between.
-    return line if line and line.files and set(line.files) <= set(kept) else None
+def undone(entry: LedgerEntry | None, kept: Collection[str]) -> LedgerEntry | None:
+    """The entry, if its dead letters are all still in the table; only the last one may be so."""
+    # It is written before they leave, and its process may have been killed in between.
+    return entry if entry and entry.files and set(entry.files) <= set(kept) else None
 
 
-def _mend(file: Path) -> int:
-    """Take away the end of a line that a crash has cut short; returns how large the file is."""
+def _truncate_partial(file: Path) -> int:
+    """Remove a last entry that a crash has cut short; returns the size of the file."""
     if not file.exists():
         return 0
     content = file.read_bytes()
@@ -283,32 +285,32 @@ def _mend(file: Path) -> int:
     return whole
 
 
-def joined(lines: list[Line]) -> list[Line]:
-    """The same in fewer lines: of old batches only what they add up to."""
-    told = [line for line in lines if line.what in (*SETTLED, "redriven")]
-    old, kept = told[:-_KEPT], told[-_KEPT:]
-    summary: list[Line] = []
-    redriven: list[Line] = []
-    for line in old:
-        if line.what == "redriven":
-            redriven = [_added(redriven[-1], line) if redriven else line]
+def joined(entries: list[LedgerEntry]) -> list[LedgerEntry]:
+    """The same in fewer entries: old batches are added up."""
+    counted = [entry for entry in entries if entry.what in (*SETTLED, "redriven")]
+    old, kept = counted[:-_KEPT], counted[-_KEPT:]
+    summary: list[LedgerEntry] = []
+    redriven: list[LedgerEntry] = []
+    for entry in old:
+        if entry.what == "redriven":
+            redriven = [_added(redriven[-1], entry) if redriven else entry]
             continue
-        if not line.changes and summary:
+        if not entry.changes and summary:
             continue
-        if summary and _alike(summary[-1]) == _alike(line):
-            summary[-1] = _added(summary[-1], line)
+        if summary and _group(summary[-1]) == _group(entry):
+            summary[-1] = _added(summary[-1], entry)
         else:
-            summary.append(msgspec.structs.replace(line, what="earlier"))
-    owner = [line for line in lines if line.what == "writer"][-1:]
-    waiting = [line for line in lines[-1:] if line.what == "paused"]
+            summary.append(msgspec.structs.replace(entry, what="earlier"))
+    owner = [entry for entry in entries if entry.what == "writer"][-1:]
+    waiting = [entry for entry in entries[-1:] if entry.what == "paused"]
     return [*owner, *redriven, *summary, *kept, *waiting]
 
 
-def _alike(line: Line) -> tuple[object, ...]:
-    return line.epoch, line.writer, line.rendered
+def _group(entry: LedgerEntry) -> tuple[object, ...]:
+    return entry.epoch, entry.writer, entry.rendered
 
 
-def _added(one: Line, other: Line) -> Line:
+def _added(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
     counts = {
         name: getattr(one.counts, name) + getattr(other.counts, name)
         for name in Counts.__struct_fields__

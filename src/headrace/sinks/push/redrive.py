@@ -1,7 +1,9 @@
-"""Dead letters sent again: asked for with a file in the sink's folder, done between batches.
+"""Redrives: dead letters sent again, requested with a file in the sink's folder.
 
-Whoever asks need not be the process that sends. The file `redrive.json` is the wish, and
-`redriven.json` says what came of the last one.
+The process that requests need not be the one that sends. The file `redrive.json` is the request,
+`redriven.json` the result of the last one. The driver does a redrive between batches, step by step,
+so that it can be stopped. A step sends some dead letters and is then saved, first in the ledger and
+then in the table of the dead letters; saving may be retried until it succeeds.
 """
 
 from __future__ import annotations
@@ -16,68 +18,79 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import SinkRefused
+from ..lake.delta import Marks
 from ..lake.storage import Added, Folder
-from ..results import Batches, result
-from . import Destination, Event
-from .channels import Line
-from .deadletters import EARLIER, FILE, REFUSED, SCHEMA, events_of
-from .delivery import Delivery, Policy, Position, Span
+from ..results import Batches, result, results
+from .channels import ReconnectingChannel
+from .contract import Event, PushDestination
+from .deadletters import EARLIER, FILE, REFUSED, SCHEMA, DeadLetters, events_of, ranks
+from .delivery import Counts, DeadLetterRange, EventDelivery, Policy, Position
 from .events import part_of
-from .tasks import Delivered, Refusal
+from .ledger import LedgerEntry, PushLedger
+from .spill import discard
+from .tasks import DestinationRefusal, TaskReport
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from .settings import PushSettings
 
 logger = logging.getLogger(__name__)
 
-_ASKED, _TOLD = "redrive.json", "redriven.json"
+_REQUEST_FILE, _RESULT_FILE = "redrive.json", "redriven.json"
 
 MOST_LETTERS = 5000  # sent again before it is noted, and others get their turn
 _MOST_BYTES = 32_000_000
 _MOST_REASONS = 20
 _CHUNK = 1000
-SLICE = "redrive"  # what the file is called that tasks get letters by
+SLICE = "redrive"  # the name of the file that tasks read letters from
 _PLACE = ["epoch", "row", "sequence", "at"]
+_MOST_PARTS = 8
+_SMALLEST_PART = 500  # letters; to send fewer is not worth a task
+_MOST_IDLE_STEPS = 3  # in a row in which nothing was settled; then the redrive ends
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What somebody wants to be sent again."""
+class RedriveRequest(msgspec.Struct, frozen=True):
+    """Which dead letters to send again; the content of `redrive.json`."""
 
     id: str
     keys: list[str] = []  # table:key, as in a dead letter's row; none: all
     at: int = 0  # microseconds since 1970
 
 
-class Redriven(msgspec.Struct, frozen=True):
-    """What came of a wish."""
+class RedriveResult(msgspec.Struct, frozen=True):
+    """What a redrive has done; the content of `redriven.json`."""
 
     id: str
     letters: int = 0  # that were there
     sent: int = 0  # and were accepted
     left: int = 0  # that are there now
-    reason: str = ""  # why some are left: the last one told
+    reason: str = ""  # why it stopped before its end
     done: bool = True  # False: it has begun
     refused: int = 0  # of those that were sent again, refused again …
     waiting: int = 0  # … and behind these
     reasons: dict[str, int] = {}  # why, each with how many
 
 
-def ask(folder: str, keys: Sequence[str] = ()) -> Wish:
-    """Ask for it; a wish that nobody has come to yet is replaced."""
-    wish = Wish(uuid.uuid4().hex, list(keys), time.time_ns() // 1000)
-    _write(Path(folder, _ASKED), wish)
-    return wish
+def request_redrive(folder: str, keys: Sequence[str] = ()) -> RedriveRequest:
+    """Write a request; one that was not begun yet is replaced."""
+    request = RedriveRequest(uuid.uuid4().hex, list(keys), time.time_ns() // 1000)
+    _write(Path(folder, _REQUEST_FILE), request)
+    return request
 
 
-def asked(folder: str) -> Wish | None:
-    """What is asked for; None: nothing."""
-    file = Path(folder, _ASKED)
+def requested(folder: str) -> RedriveRequest | None:
+    """The request that waits; None: there is none."""
+    file = Path(folder, _REQUEST_FILE)
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Wish)
+        return msgspec.json.decode(file.read_bytes(), type=RedriveRequest)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError:
@@ -86,50 +99,51 @@ def asked(folder: str) -> Wish | None:
         return None
 
 
-def tell(folder: str, told: Redriven) -> None:
-    """Say what came of it."""
-    _write(Path(folder, _TOLD), told)
-    if told.done:
-        _take_away(Path(folder, _ASKED), told.id)
+def report_result(folder: str, result: RedriveResult) -> None:
+    """Write a result; the request is removed when it is done."""
+    _write(Path(folder, _RESULT_FILE), result)
+    if result.done:
+        _remove_request(Path(folder, _REQUEST_FILE), result.id)
 
 
-def _take_away(file: Path, wish_id: str) -> None:
-    """Remove a wish that is answered; one that has just taken its place stays."""
+def _remove_request(file: Path, request_id: str) -> None:
+    """Remove a request that is done; one that has just replaced it stays."""
     aside = file.with_suffix(f".{uuid.uuid4().hex}")
     try:
         file.rename(aside)
     except FileNotFoundError:
         return
     try:
-        if msgspec.json.decode(aside.read_bytes(), type=Wish).id != wish_id and not file.exists():
+        known = msgspec.json.decode(aside.read_bytes(), type=RedriveRequest)
+        if known.id != request_id and not file.exists():
             os.link(aside, file)
     except (FileExistsError, msgspec.DecodeError) as error:
-        # A still newer wish is there, or what was there says nothing.
+        # A still newer request is there, or the file was no request.
         logger.debug("file=%s was dropped, error=%s", file, type(error).__name__)
     finally:
         aside.unlink()
 
 
-def told(folder: str, wish: Wish) -> Redriven | None:
-    """What came of a wish; None: nobody has come to it yet."""
+def result_of(folder: str, request: RedriveRequest) -> RedriveResult | None:
+    """The result of a request; None: it was not begun yet."""
     try:
-        last = msgspec.json.decode(Path(folder, _TOLD).read_bytes(), type=Redriven)
+        last = msgspec.json.decode(Path(folder, _RESULT_FILE).read_bytes(), type=RedriveResult)
     except FileNotFoundError:
         return None
-    return last if last.id == wish.id else None
+    return last if last.id == request.id else None
 
 
-def _write(file: Path, what: Wish | Redriven) -> None:
+def _write(file: Path, content: RedriveRequest | RedriveResult) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_suffix(".new")
-    fresh.write_bytes(msgspec.json.encode(what))
+    fresh.write_bytes(msgspec.json.encode(content))
     fresh.replace(file)
 
 
 # --- the letters that come next ------------------------------------------------------------------
 
 
-class Slice(NamedTuple):
+class RedriveSlice(NamedTuple):
     """Some dead letters that are sent again together."""
 
     letters: pa.Table  # in order
@@ -138,47 +152,41 @@ class Slice(NamedTuple):
 
 
 @dataclass(slots=True)
-class Round:
-    """A wish that is being done, slice by slice."""
+class RedriveRun:
+    """A redrive that is running, slice by slice."""
 
-    wish: Wish
+    request: RedriveRequest
     letters: int  # that were there
-    places: Places
+    index: LetterIndex
     sent: int = 0
     refused: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    reason: str = ""  # why it ended before its end
-    # Rows of which a letter was refused again: what they have is not tried once more.
+    reason: str = ""  # why it stopped before its end
+    # Rows of which a letter was refused again: the rest of their letters is not tried.
     stuck: set[str] = field(default_factory=set)
 
     def wants(self, row: str) -> bool:
         """Whether a row's letters are to be sent."""
-        if row in self.stuck:
-            return False
-        return self.asks_for(row)
-
-    def asks_for(self, row: str) -> bool:
-        """Whether somebody asked for a row's letters."""
-        if not self.wish.keys:
-            return True
+        if row in self.stuck or not self.request.keys:
+            return row not in self.stuck
         # source|schema.table:key
         name = row.partition("|")[2]
-        return name in self.wish.keys or name.partition(".")[2] in self.wish.keys
+        return name in self.request.keys or name.partition(".")[2] in self.request.keys
 
-    def add(self, told: Resent) -> None:
+    def add(self, report: RedriveReport) -> None:
         """Count what a task has done."""
-        self.sent += len(told.sent)
-        self.refused += len(told.refused)
-        self.reasons.update(each.reason for each in told.refused if each.reason)
-        stuck = {each.row for each in told.refused} - self.stuck
+        self.sent += len(report.sent)
+        self.refused += len(report.refused)
+        self.reasons.update(each.reason for each in report.refused if each.reason)
+        stuck = {each.row for each in report.refused} - self.stuck
         self.stuck |= stuck
-        self.places.forget(stuck)
-        self.reason = self.reason or told.delivered.reason
+        self.index.forget(stuck)
+        self.reason = self.reason or report.delivery.reason
 
-    def answer(self, left: int, waiting: int, *, done: bool = True) -> Redriven:
-        """What came of it so far."""
-        return Redriven(
-            self.wish.id,
+    def result(self, left: int, waiting: int, *, done: bool = True) -> RedriveResult:
+        """The result so far."""
+        return RedriveResult(
+            self.request.id,
             self.letters,
             self.sent,
             left,
@@ -190,8 +198,8 @@ class Round:
         )
 
 
-class Place(NamedTuple):
-    """Where a letter comes, and where it lies."""
+class LetterLocation(NamedTuple):
+    """The order of a letter, and its file."""
 
     rank: int  # of its log
     sequence: int
@@ -200,18 +208,18 @@ class Place(NamedTuple):
     file: int  # which one of those that make up the table
 
 
-_ORDER = [(name, "ascending") for name in Place._fields[:3]]
+_ORDER = [(name, "ascending") for name in LetterLocation._fields[:3]]
 
 
 @dataclass(slots=True)
-class Places:
-    """Where the letters lie that a wish is for; no file ever changes, so each is listed once."""
+class LetterIndex:
+    """Where the letters of a request are; no file ever changes, so each is listed once."""
 
     folder: Folder
     ranks: dict[str, int]  # of the logs, in the order in which they were followed
     _files: dict[str, pa.Table] = field(default_factory=dict)  # by file: its letters, in order
 
-    def chosen(self, files: Sequence[str], wants: Callable[[str], bool]) -> Slice:
+    def chosen(self, files: Sequence[str], wants: Callable[[str], bool]) -> RedriveSlice:
         """The first letters of wanted rows, in the order of the logs."""
         known = self._files
         self._files = {
@@ -226,7 +234,7 @@ class Places:
         letters = _within(self._read(files, first))
         opened = [files[at] for at in sorted({place.file for place in first})]
         wanted = sum(table.num_rows for table in self._files.values())
-        return Slice(letters, opened, letters.num_rows == wanted)
+        return RedriveSlice(letters, opened, letters.num_rows == wanted)
 
     def forget(self, rows: Collection[str]) -> None:
         """Leave out the letters of rows that are no longer wanted."""
@@ -250,7 +258,7 @@ class Places:
         }
         return pa.table(columns).filter(pa.array(wanted, pa.bool_())).sort_by(_ORDER)
 
-    def _read(self, files: Sequence[str], places: Sequence[Place]) -> pa.Table:
+    def _read(self, files: Sequence[str], places: Sequence[LetterLocation]) -> pa.Table:
         """The letters at some places, in their order."""
         if not places:
             return SCHEMA.empty_table()
@@ -263,11 +271,11 @@ class Places:
         return pa.concat_tables(parts).take(pa.array(_inverse(order), pa.int64()))
 
 
-def _places(listed: pa.Table) -> list[Place]:
+def _places(listed: pa.Table) -> list[LetterLocation]:
     """The first of those that are listed, in order."""
     first = listed.sort_by(_ORDER).slice(0, MOST_LETTERS)
-    columns = [first[name].to_pylist() for name in Place._fields]
-    return [Place(*each) for each in zip(*columns, strict=True)]
+    columns = [first[name].to_pylist() for name in LetterLocation._fields]
+    return [LetterLocation(*each) for each in zip(*columns, strict=True)]
 
 
 def _rows(letters: pa.Table) -> Iterator[tuple[str, str, int, int]]:
@@ -289,24 +297,26 @@ def _within(letters: pa.Table) -> pa.Table:
     return letters
 
 
-class Rewritten(NamedTuple):
-    """What takes the place of files whose letters were sent again."""
+class RewrittenFiles(NamedTuple):
+    """What replaces files whose letters were sent again."""
 
     removed: list[str]
     added: list[Added]
 
 
-def rewritten(folder: Folder, files: Sequence[str], told: Sequence[Resent]) -> Rewritten:
+def rewritten(
+    folder: Folder, files: Sequence[str], reports: Sequence[RedriveReport]
+) -> RewrittenFiles:
     """Files without the letters that were accepted, and with the reasons of those refused again."""
-    gone = {tuple(place) for each in told for place in each.sent}
-    again = {(each.epoch, each.sequence, each.at): each for one in told for each in one.refused}
-    result = Rewritten([], [])
+    gone = {tuple(place) for each in reports for place in each.sent}
+    again = {(each.epoch, each.sequence, each.at): each for one in reports for each in one.refused}
+    result = RewrittenFiles([], [])
     for file in files:
         letters = folder.read(file)
         places = [(epoch, sequence, at) for epoch, _, sequence, at in _rows(letters)]
         if not any(place in gone or place in again for place in places):
             continue
-        letters = _judged_anew(letters, [again.get(place) for place in places])
+        letters = _with_new_reasons(letters, [again.get(place) for place in places])
         kept = letters.filter(pa.array([place not in gone for place in places], pa.bool_()))
         result.removed.append(file)
         if kept.num_rows:
@@ -314,22 +324,22 @@ def rewritten(folder: Folder, files: Sequence[str], told: Sequence[Resent]) -> R
     return result
 
 
-def _judged_anew(letters: pa.Table, verdicts: Sequence[RefusedAgain | None]) -> pa.Table:
-    if not any(verdicts):
+def _with_new_reasons(letters: pa.Table, refused: Sequence[RefusedAgain | None]) -> pa.Table:
+    if not any(refused):
         return letters
     now = time.time_ns() // 1000
-    told = {
-        "status": [each and REFUSED for each in verdicts],
-        "reason": [each and each.reason for each in verdicts],
-        "attempts": [each and each.attempts for each in verdicts],
-        "refused_at": [each and now for each in verdicts],
+    columns = {
+        "status": [each and REFUSED for each in refused],
+        "reason": [each and each.reason for each in refused],
+        "attempts": [each and each.attempts for each in refused],
+        "refused_at": [each and now for each in refused],
     }
-    for name, values in told.items():
+    for name, values in columns.items():
         at = SCHEMA.get_field_index(name)
         known = letters[name].combine_chunks()
         fresh = pa.array(values, SCHEMA.field(name).type)
         column = [
-            new if each else old for each, new, old in zip(verdicts, fresh, known, strict=True)
+            new if each else old for each, new, old in zip(refused, fresh, known, strict=True)
         ]
         letters = letters.set_column(
             at, SCHEMA.field(name), pa.array([value.as_py() for value in column], fresh.type)
@@ -351,34 +361,34 @@ class RefusedAgain(msgspec.Struct, frozen=True):
     attempts: int
 
 
-class Resent(msgspec.Struct):
-    """A task's word to the driver."""
+class RedriveReport(msgspec.Struct):
+    """What a task of a redrive reports to the driver."""
 
-    delivered: Delivered
+    delivery: TaskReport
     sent: list[tuple[str, int, int]] = []  # log, sequence and place of what was accepted
     refused: list[RefusedAgain] = []
 
 
-class _Aside:
+class _RefusedLetters:
     """Takes what is refused again; what waits behind it stays as it is."""
 
-    def __init__(self, epoch: str, resent: Resent) -> None:
+    def __init__(self, epoch: str, report: RedriveReport) -> None:
         self.places: set[Position] = set()
         self._epoch = epoch
-        self._resent = resent
+        self._report = report
 
     def add(self, event: Event, status: str, reason: str, attempts: int) -> None:
         self.places.add((event.sequence, event.at))
         if status == REFUSED:
             place = self._epoch, event.sequence, event.at
-            self._resent.refused.append(RefusedAgain(*place, event.row, reason, attempts))
+            self._report.refused.append(RefusedAgain(*place, event.row, reason, attempts))
 
 
 @dataclass(frozen=True, slots=True)
-class Resend:
-    """A task that sends dead letters, in order; the driver sees to those that are not accepted."""
+class RedriveTask:
+    """A task that sends dead letters, in order; those not accepted stay in the table."""
 
-    destination: Destination
+    destination: PushDestination
     policy: Policy
     folder: Folder
     file: str
@@ -387,44 +397,164 @@ class Resend:
     def __call__(self, batches: Batches) -> Batches:
         """Send those of a part."""
         for part in (part for batch in batches for part in batch.column(0).to_pylist()):
-            yield result(self.resent(part))
+            yield result(self.sent(part))
 
-    def resent(self, part: int) -> Resent:
+    def sent(self, part: int) -> RedriveReport:
         """Send the letters of a part, until one log's are not settled."""
-        resent = Resent(Delivered(part, self.parts))
-        blocked: dict[str, Span] = {}
+        report = RedriveReport(TaskReport(part, self.parts))
+        blocked: dict[str, DeadLetterRange] = {}
         own = (
             (epoch, event)
             for epoch, event in events_of(self.folder.read(self.file))
             if part_of(event.row, self.parts) == part
         )
         for epoch, events in groupby(own, itemgetter(0)):
-            self._send(resent, epoch, blocked, [event for _, event in events])
-            if resent.delivered.open or resent.delivered.refusal:
+            self._send(report, epoch, blocked, [event for _, event in events])
+            if report.delivery.open or report.delivery.refusal:
                 break
             blocked = dict.fromkeys(blocked, EARLIER)
-        return resent
+        return report
 
     def _send(
-        self, resent: Resent, epoch: str, blocked: dict[str, Span], events: list[Event]
+        self,
+        report: RedriveReport,
+        epoch: str,
+        blocked: dict[str, DeadLetterRange],
+        events: list[Event],
     ) -> None:
-        told, aside = resent.delivered, _Aside(epoch, resent)
-        line = Line(self.destination)
-        delivery = Delivery(line.send, self.policy, aside, blocked, counts=told.counts)
+        task, letters = report.delivery, _RefusedLetters(epoch, report)
+        channel = ReconnectingChannel(self.destination)
+        delivery = EventDelivery(channel.send, self.policy, letters, blocked, counts=task.counts)
         try:
             delivery.run(events[at : at + _CHUNK] for at in range(0, len(events), _CHUNK))
         except SinkRefused as error:
-            told.refusal = Refusal(str(error), error.hint)
-        told.stopped = delivery.stopped
-        unsettled = aside.places | _unsettled(delivery, events)
+            task.refusal = DestinationRefusal(str(error), error.hint)
+        task.stopped = delivery.stopped
+        unsettled = letters.places | _unsettled(delivery, events)
         places = [(event.sequence, event.at) for event in events]
-        resent.sent += [(epoch, *place) for place in places if place not in unsettled]
+        report.sent += [(epoch, *place) for place in places if place not in unsettled]
 
 
-def _unsettled(delivery: Delivery, events: Sequence[Event]) -> set[Position]:
+def _unsettled(delivery: EventDelivery, events: Sequence[Event]) -> set[Position]:
     if delivery.stopped is None:
         return set()
-    point = delivery.stopped.point
-    pending = {(each.sequence, each.at) for each in point.pending}
+    checkpoint = delivery.stopped.checkpoint
+    pending = {(each.sequence, each.at) for each in checkpoint.pending}
     places = {(event.sequence, event.at) for event in events}
-    return {place for place in places if place in pending or place > (point.sequence, point.at)}
+    end = checkpoint.sequence, checkpoint.at
+    return {place for place in places if place in pending or place > end}
+
+
+# --- the driver ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Unsaved:
+    """What a step has sent and is not yet in the ledger or the table."""
+
+    files: list[str]
+    reports: list[RedriveReport]
+    change: RewrittenFiles | None = (
+        None  # of the table; computed once, so that it is not done twice
+    )
+    in_ledger: bool = False
+
+
+class RedriveRunner:
+    """Does the redrives of a sink, on the driver."""
+
+    def __init__(
+        self, sink: PushSettings, ledger: PushLedger, letters: DeadLetters, writer: str
+    ) -> None:
+        self._sink = sink
+        self._ledger = ledger
+        self._letters = letters
+        self._writer = writer
+        self._run: RedriveRun | None = None
+        self._unsaved: _Unsaved | None = None
+        self._ended = False
+        self._idle_steps = 0
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether a step is still to be saved."""
+        return self._unsaved is not None
+
+    def step(self, spark: SparkSession, request: RedriveRequest) -> list[TaskReport]:
+        """Send some more dead letters; returns what the tasks report."""
+        if self._run is None or self._run.request.id != request.id:
+            self._begin(request)
+        assert self._run is not None
+        piece = self._run.index.chosen(self._letters.files, self._run.wants)
+        reports = self._sent(spark, piece) if piece.letters.num_rows else []
+        for each in reports:
+            self._run.add(each)
+        settled = any(each.sent or each.refused for each in reports)
+        self._idle_steps = 0 if settled else self._idle_steps + 1
+        if self._idle_steps >= _MOST_IDLE_STEPS:
+            self._run.reason = self._run.reason or "nothing was accepted"
+        # What is stuck stays; what a part had no time for is chosen next.
+        over = piece.last and not any(each.delivery.open for each in reports)
+        self._ended = over or bool(self._run.reason)
+        self._unsaved = _Unsaved(piece.files, reports)
+        return [each.delivery for each in reports]
+
+    def failed(self, request: RedriveRequest, reason: str) -> RedriveResult:
+        """The result of a request that ended with an error."""
+        count = self._letters.count
+        if self._run is None or self._run.request.id != request.id:
+            return RedriveResult(request.id, count, left=count, reason=reason)
+        # If its last step can be saved later, the result is reported once more.
+        self._run.reason, self._ended = reason, True
+        return self._run.result(count, 0)
+
+    def _begin(self, request: RedriveRequest) -> None:
+        letters, count = self._letters, self._letters.count
+        order = ranks(letters.folder, letters.files, self._ledger.epochs)
+        self._run = RedriveRun(request, count, LetterIndex(letters.folder, order))
+        self._ended, self._idle_steps = False, 0
+        report_result(self._sink.folder, RedriveResult(request.id, count, left=count, done=False))
+
+    def _sent(self, spark: SparkSession, piece: RedriveSlice) -> list[RedriveReport]:
+        sink, folder = self._sink, self._letters.folder
+        most = sink.parallelism or min(spark.sparkContext.defaultParallelism, _MOST_PARTS)
+        parts = max(1, min(most, piece.letters.num_rows // _SMALLEST_PART))
+        file = folder.write(piece.letters, SLICE, {}).path
+        resend = RedriveTask(sink, sink.policy, folder, file, parts)
+        try:
+            numbers = spark.range(parts, numPartitions=parts)
+            return results(numbers, resend, RedriveReport)
+        finally:
+            discard(folder, file)
+
+    def save(self) -> None:
+        """Record what the last step has sent, if that is still to be done."""
+        unsaved = self._unsaved
+        if unsaved is None:
+            return
+        if any(each.sent or each.refused for each in unsaved.reports):
+            if (change := unsaved.change) is None:
+                change = rewritten(self._letters.folder, unsaved.files, unsaved.reports)
+                unsaved.change = change
+            if not unsaved.in_ledger:
+                # Before they leave the table: a process killed in between sends them twice, and
+                # none is missed when they are counted.
+                sent = Counts(sent=sum(len(each.sent) for each in unsaved.reports))
+                entry = LedgerEntry(
+                    "redriven", self._writer, counts=sent, at=time.time_ns() // 1000
+                )
+                self._ledger.settle(msgspec.structs.replace(entry, files=change.removed))
+                unsaved.in_ledger = True
+            marks = Marks(batch_id=None, epoch=self._ledger.epoch, sequence=0)
+            self._letters.commit(change.added, change.removed, marks=marks)
+        self._unsaved = None
+
+    def result(self) -> RedriveResult:
+        """The result of the running redrive, which ends here if all is done."""
+        assert self._run is not None
+        run, left = self._run, self._letters.count
+        waiting = self._letters.count_of(run.stuck) - run.refused if self._ended else 0
+        result = run.result(left, max(waiting, 0), done=self._ended)
+        if self._ended:
+            self._run = None
+        return result

@@ -7,8 +7,8 @@ import time
 from typing import NamedTuple, Protocol
 
 
-class Schedule(NamedTuple):
-    """Waits that double up to a longest one, each a little longer or shorter at random."""
+class RetrySchedule(NamedTuple):
+    """Exponential backoff with jitter: waits double up to a longest one."""
 
     first: float  # seconds
     longest: float
@@ -16,13 +16,13 @@ class Schedule(NamedTuple):
 
     def wait(self, failures: int) -> float:
         """Seconds until the next try, after so many failed ones."""
-        # Not 2 ** failures: it would overflow for somebody who waits for days.
+        # Not 2 ** failures: it would overflow after days of retries.
         plain = min(self.first * 2.0 ** min(failures - 1, 60), self.longest)
         return plain * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 
-class Clock(Protocol):
-    """Time as delivery sees it."""
+class DeliveryClock(Protocol):
+    """The clock of a delivery; tests move it by hand."""
 
     def now(self) -> float:
         """Seconds."""
@@ -37,8 +37,8 @@ class Clock(Protocol):
         ...
 
 
-class RealClock:
-    """Time as it is."""
+class SystemClock:
+    """The machine's clock."""
 
     def now(self) -> float:
         """Seconds."""

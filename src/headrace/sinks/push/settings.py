@@ -1,4 +1,4 @@
-"""What every push sink may be told, and what it is to a pipeline; a destination adds its own."""
+"""The settings that every push sink shares, and its part of the contract of a sink."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from ...formats.catalogue import Formats
 from .. import SentEvents, SettledRange, Sink, Takes
 from ..lake.shape import expect_format
 from ..lake.storage import Folder
-from . import Channel, deadletters, disabled, ledger, redrive
+from . import deadletters, ledger, redrive
+from .contract import Channel
 from .delivery import Policy
-from .events import Rendering
-from .ledger import Rendered
-from .retry import Schedule
+from .events import EventRendering
+from .halt import clear_halt
+from .ledger import RenderingOptions
+from .retry import RetrySchedule
 from .writer import PushWriter
 
 _DEAD_LETTERS = "dead_letters"
@@ -47,7 +49,7 @@ class PushSettings(Sink):
     retry_longest_seconds: float = 30.0  # … up to this
     retry_jitter: float = 0.1  # by which share a wait is longer or shorter, at random
     patience_seconds: float = 3600.0  # how long everything may fail before it is put aside
-    # What a batch costs Spark hardly depends on its size, and no batch is kept in memory.
+    # The cost of a batch in Spark hardly depends on its size, and no batch is kept in memory.
     max_changes_per_batch: int | None = None  # None: the pipeline's
     parallelism: int | None = None  # tasks that send; None: as many as there are cores, up to 8
     max_event_bytes: int = 0  # a larger event is not sent as it is; 0: any is
@@ -81,7 +83,7 @@ class PushSettings(Sink):
 
     @property
     def address(self) -> str:
-        """Where it sends to; one that refuses everything is asked again when this is another."""
+        """Where it sends to; a halt ends when this changes."""
         return ""
 
     @property
@@ -96,25 +98,27 @@ class PushSettings(Sink):
 
     @property
     def whole_transactions(self) -> bool:
-        """Only whole transactions tell what happened to an entity."""
+        """Whether its format needs whole transactions."""
         return isinstance(self.formats.named(self.format), TransactionFormat)
 
     @property
-    def rendering(self) -> Rendering:
+    def rendering(self) -> EventRendering:
         """How changes become events."""
-        return Rendering(
+        return EventRendering(
             self.formats, self.format, self.tables, self.splits_keys, self.adds_tombstones
         )
 
     @property
-    def rendered(self) -> Rendered:
-        """The same, as the ledger notes it."""
-        return Rendered(self.format, self.tables, self.splits_keys, self.adds_tombstones)
+    def rendered(self) -> RenderingOptions:
+        """The same as the ledger records it."""
+        return RenderingOptions(self.format, self.tables, self.splits_keys, self.adds_tombstones)
 
     @property
     def policy(self) -> Policy:
         """How events are handed over."""
-        schedule = Schedule(self.retry_first_seconds, self.retry_longest_seconds, self.retry_jitter)
+        schedule = RetrySchedule(
+            self.retry_first_seconds, self.retry_longest_seconds, self.retry_jitter
+        )
         return Policy(
             schedule=schedule,
             attempts=self.attempts,
@@ -127,70 +131,75 @@ class PushSettings(Sink):
 
     @property
     def letters(self) -> Folder:
-        """Where what was not taken is kept."""
+        """The folder of the dead letters."""
         return Folder.of(self.dead_letters or f"{self.folder}/{_DEAD_LETTERS}", {})
 
     def sent(self) -> SentEvents:
-        """What was sent and what waits, by the ledger and the dead letters."""
+        """What was sent and what waits, from the ledger and the dead letters."""
         letters = self.letters
-        lines, files = self._noted()
+        entries, files = self._recorded()
         # A file that leaves the table meanwhile can still be read for some hours.
         rows = [row for file in files for row in letters.read(file, ["row"])["row"].to_pylist()]
         return SentEvents(
-            [self._settled(line) for line in lines if line.what in ledger.SETTLED and line.last],
+            [
+                self._settled(entry)
+                for entry in entries
+                if entry.what in ledger.SETTLED and entry.last
+            ],
             len(rows),
             len(set(rows)),
-            ledger.redriven(lines, files),
+            ledger.redriven(entries, files),
         )
 
-    def _noted(self) -> tuple[list[ledger.Line], list[str]]:
+    def _recorded(self) -> tuple[list[ledger.LedgerEntry], list[str]]:
         """The ledger, and the files of the dead letters at the same time."""
         file = Path(self.folder, ledger.FILE)
-        lines = ledger.read(file)
+        entries = ledger.read(file)
         while True:
             files = deadletters.files_of(self.letters)
-            before, lines = lines, ledger.read(file)
-            # Letters come into the table before they are noted: those of batches that were settled
-            # since are no harm. What was sent again is noted first, and leaves the table then.
-            if _resent(before) == _resent(lines):
+            before, entries = entries, ledger.read(file)
+            # Letters enter the table before the ledger has them: those of batches that were settled
+            # since do no harm. A redrive is in the ledger first, and its letters leave then.
+            if _redrives(before) == _redrives(entries):
                 return before, files
 
-    def _settled(self, line: ledger.Line) -> SettledRange:
-        counts, then = line.counts, line.rendered
+    def _settled(self, entry: ledger.LedgerEntry) -> SettledRange:
+        counts, then = entry.counts, entry.rendered
         aside = counts.refused + counts.waiting + counts.skipped
         now = self.rendering
         rendering = replace(now, **msgspec.structs.asdict(then)) if then else now
         return SettledRange(
-            line.epoch,
-            line.first,
-            line.last,
+            entry.epoch,
+            entry.first,
+            entry.last,
             counts.sent,
             aside,
-            line.doubtful,
+            entry.doubtful,
             counts.retries,
             rendering,
         )
 
     def redrive_requested(self) -> bool:
-        """Whether a halted sink is to go on, because its dead letters are to be sent again."""
-        if redrive.asked(self.folder) is None:
+        """Whether a redrive is requested."""
+        if redrive.requested(self.folder) is None:
             return False
-        disabled.enable(self.folder)
+        clear_halt(self.folder)
         return True
 
     def decline_redrive(self, reason: str) -> None:
-        """Report to whoever requested a redrive that the sink has halted."""
-        if wish := redrive.asked(self.folder):
+        """Report to a requested redrive that the sink has halted."""
+        if request := redrive.requested(self.folder):
             count, _ = deadletters.counted(self.letters)
-            told = redrive.Redriven(wish.id, count, 0, count, f"the sink has halted: {reason}")
-            redrive.tell(self.folder, told)
+            why = f"the sink has halted: {reason}"
+            result = redrive.RedriveResult(request.id, count, 0, count, why)
+            redrive.report_result(self.folder, result)
 
     def open(self, writer: str, *, adopt: bool = False) -> PushWriter:
         """Begin to send."""
         if not self.folder:
-            raise PipelineError(f"nobody said where the sink {self.name} keeps its ledger")
+            raise PipelineError(f"the sink {self.name} has no folder for its ledger")
         return PushWriter(self, writer, adopt=adopt)
 
 
-def _resent(lines: list[ledger.Line]) -> list[ledger.Line]:
-    return [line for line in lines if line.what == "redriven"]
+def _redrives(entries: list[ledger.LedgerEntry]) -> list[ledger.LedgerEntry]:
+    return [entry for entry in entries if entry.what == "redriven"]

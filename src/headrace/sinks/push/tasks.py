@@ -1,4 +1,4 @@
-"""What Spark's tasks do for a push sink: render, deliver, and tell the driver.
+"""What Spark's tasks do for a push sink: render, deliver, and report to the driver.
 
 Each task reads all changes of a batch from the log, and renders and sends those of its own rows:
 to look at the others costs far less than to bring changes from task to task, through the JVM.
@@ -15,58 +15,60 @@ import msgspec
 from ...errors import SinkRefused, SinkUnavailable
 from .. import LogRange
 from ..lake.storage import Added, Folder
-from . import Destination, Event
-from .channels import Line
-from .deadletters import REFUSED, LetterBox, spans
-from .delivery import Counts, Delivery, Point, Policy, Stopped
-from .events import Rendering
-from .held import Pending
-from .ledger import Seen
-from .parcel import EMPTY, Parcel
+from .channels import ReconnectingChannel
+from .contract import Event, PushDestination
+from .deadletters import REFUSED, DeadLetterBuffer, blocked_rows
+from .delivery import Counts, DeliveryCheckpoint, EventDelivery, Policy, Stopped
+from .events import EventRendering
+from .ledger import ReadChanges
+from .spill import EMPTY, Spill
+from .waiting import Pending
 
 _LAST_PLACE = 2**31 - 1  # of an event among those of its change: all of them are before it
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
 
-Told = tuple[str, list[Event]]  # a log, and events of it
+EpochEvents = tuple[str, list[Event]]  # a log, and events of it
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """That the destination refuses everything, until a person acts."""
+class DestinationRefusal(msgspec.Struct, frozen=True):
+    """The destination refuses everything until a person acts."""
 
     message: str
     hint: str
 
 
-class Stand(msgspec.Struct, frozen=True):
-    """How far a part is."""
+class PartProgress(msgspec.Struct, frozen=True):
+    """How far a part is, from one round to the next."""
 
-    point: Point = Point()
-    read: Seen = msgspec.field(default_factory=Seen)  # changes of which nothing is left to be sent
-
-
-_stands = msgspec.msgpack.Decoder(dict[int, Stand])
-
-
-def packed(stands: dict[int, Stand]) -> bytes:
-    """Where parts stand, as tasks get it."""
-    return _to_msgpack(stands)
+    checkpoint: DeliveryCheckpoint = DeliveryCheckpoint()
+    read: ReadChanges = msgspec.field(
+        default_factory=ReadChanges
+    )  # changes of which nothing is left to be sent
 
 
-class Delivered(msgspec.Struct):
-    """A task's word to the driver."""
+_progress = msgspec.msgpack.Decoder(dict[int, PartProgress])
+
+
+def packed(progress: dict[int, PartProgress]) -> bytes:
+    """The progress of parts, as tasks read it."""
+    return _to_msgpack(progress)
+
+
+class TaskReport(msgspec.Struct):
+    """What a task reports to the driver."""
 
     part: int
     parts: int = 1
-    seen: Seen = msgspec.field(default_factory=Seen)
-    read: Seen = msgspec.field(default_factory=Seen)  # as in Stand
+    seen: ReadChanges = msgspec.field(default_factory=ReadChanges)
+    read: ReadChanges = msgspec.field(default_factory=ReadChanges)  # as in PartProgress
     counts: Counts = msgspec.field(default_factory=Counts)
     added: list[Added] = []
     stopped: Stopped | None = None
-    refusal: Refusal | None = None
+    refusal: DestinationRefusal | None = None
     unread: str = ""  # why it could not begin; "": it did
-    accepted_at: float = 0.0  # by the wall clock: when something last was
-    again: bool = False  # Spark had run the task before, and nobody knows what that one sent
+    accepted_at: float = 0.0  # by the wall clock: when an event was last accepted
+    again: bool = False  # Spark had run the task before, and what that run sent is not known
 
     @property
     def open(self) -> bool:
@@ -75,107 +77,114 @@ class Delivered(msgspec.Struct):
 
     @property
     def reason(self) -> str:
-        """Why it ended before its end; "": it did not, or its time was over."""
+        """Why it stopped early; "": it did not, or its time was over."""
         if self.refusal:
             return self.refusal.message
         return self.stopped.reason if self.stopped else self.unread
 
 
 @dataclass(frozen=True, slots=True)
-class Deliver:
+class DeliveryTask:
     """How a task delivers its events."""
 
-    destination: Destination
+    destination: PushDestination
     policy: Policy
     letters: Folder
-    blocked: Parcel = EMPTY  # rows that have dead letters
-    stands: Parcel = EMPTY  # where parts stopped before
+    blocked: Spill = EMPTY  # rows that have dead letters
+    progress: Spill = EMPTY  # how far parts are
 
-    def stand(self, part: int) -> Stand:
-        """Where a part stopped before; SinkUnavailable: nobody knows now."""
-        content = self.stands.open(self.letters)
-        return _stands.decode(content).get(part, Stand()) if content else Stand()
+    def progress_of(self, part: int) -> PartProgress:
+        """How far a part is; SinkUnavailable: that cannot be read now."""
+        content = self.progress.open(self.letters)
+        return _progress.decode(content).get(part, PartProgress()) if content else PartProgress()
 
-    def delivered(self, told: Delivered, point: Point, chunks: Iterable[Told]) -> None:
-        """Settle all events of a part, or stop; `told` gets to know it."""
-        box = LetterBox(self.letters)
-        box.epoch, events = _first_epoch(iter(chunks))
-        delivery = Delivery(
-            Line(self.destination).send,
+    def run(
+        self, report: TaskReport, checkpoint: DeliveryCheckpoint, chunks: Iterable[EpochEvents]
+    ) -> None:
+        """Settle all events of a part, or stop; the result is in the report."""
+        letters = DeadLetterBuffer(self.letters)
+        letters.epoch, events = _first_epoch(iter(chunks))
+        delivery = EventDelivery(
+            ReconnectingChannel(self.destination).send,
             self.policy,
-            box,
-            blocked=spans(self.blocked.open(self.letters), box.epoch),
-            point=point,
-            full=lambda: box.full,
+            letters,
+            blocked=blocked_rows(self.blocked.open(self.letters), letters.epoch),
+            checkpoint=checkpoint,
+            full=lambda: letters.full,
         )
         try:
             delivery.run(events)
         except SinkRefused as error:
-            told.refusal = Refusal(str(error), error.hint)
-        if delivery.stopped is None and told.refusal is None:
+            report.refusal = DestinationRefusal(str(error), error.hint)
+        if delivery.stopped is None and report.refusal is None:
             for _ in events:  # what was read is to be counted to its end
                 pass
-        box.flush()
-        told.counts, told.added, told.stopped = delivery.counts, box.added, delivery.stopped
-        told.accepted_at = delivery.accepted_at
-        if box.error:
-            told.stopped = _unsaved(told, box, box.error)
+        letters.flush()
+        report.counts, report.added, report.stopped = (
+            delivery.counts,
+            letters.added,
+            delivery.stopped,
+        )
+        report.accepted_at = delivery.accepted_at
+        if letters.error:
+            report.stopped = _unsaved(report, letters, letters.error)
 
 
-def _unsaved(told: Delivered, box: LetterBox, error: SinkUnavailable) -> Stopped:
-    """Where a part stands whose dead letters were not kept: these are still to be sent."""
-    stopped = told.stopped or Stopped(Point(told.seen.last, _LAST_PLACE), "")
-    held = [
-        Pending(sequence, at, 0, handed=status == REFUSED) for sequence, at, status in box.unsaved
+def _unsaved(report: TaskReport, letters: DeadLetterBuffer, error: SinkUnavailable) -> Stopped:
+    """Where a part stops whose dead letters were not kept: these are still to be sent."""
+    stopped = report.stopped or Stopped(DeliveryCheckpoint(report.seen.last, _LAST_PLACE), "")
+    unsaved = [
+        Pending(sequence, at, 0, handed=status == REFUSED)
+        for sequence, at, status in letters.unsaved
     ]
-    refused = sum(status == REFUSED for *_, status in box.unsaved)
-    told.counts.refused -= refused
-    told.counts.waiting -= len(held) - refused
-    pending = sorted([*stopped.point.pending, *held])
-    point = msgspec.structs.replace(stopped.point, pending=pending)
-    return Stopped(point, f"dead letters cannot be kept: {error}")
+    refused = sum(status == REFUSED for *_, status in letters.unsaved)
+    report.counts.refused -= refused
+    report.counts.waiting -= len(unsaved) - refused
+    pending = sorted([*stopped.checkpoint.pending, *unsaved])
+    checkpoint = msgspec.structs.replace(stopped.checkpoint, pending=pending)
+    return Stopped(checkpoint, f"dead letters cannot be kept: {error}")
 
 
-def _first_epoch(chunks: Iterator[Told]) -> tuple[str, Iterator[list[Event]]]:
+def _first_epoch(chunks: Iterator[EpochEvents]) -> tuple[str, Iterator[list[Event]]]:
     head = list(islice(chunks, 1))
     rest = (events for part in (head, chunks) for _, events in part)
     return (head[0][0] if head else ""), rest
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendTask:
     """A task that reads changes, and sends the events of its own rows."""
 
-    render: Rendering
-    deliver: Deliver
+    render: EventRendering
+    delivery: DeliveryTask
     open: frozenset[int] | None = None  # the parts that are not settled yet; None: all
     parts: int = 0  # into which the batch was divided then; otherwise they are of no use
     after: int = 0  # changes up to this one are settled in any case
 
-    def __call__(self, wanted: LogRange) -> Delivered | None:
+    def __call__(self, wanted: LogRange) -> TaskReport | None:
         """Deliver a part, if it is to be delivered."""
         known = self.open is not None and wanted.parts == self.parts
         if known and wanted.part not in (self.open or ()):
             return None
         return self.delivered(wanted, known=known)
 
-    def delivered(self, wanted: LogRange, *, known: bool) -> Delivered:
-        """Deliver a part; `known`: from where it stands."""
-        told = Delivered(wanted.part, wanted.parts, again=_repeated())
+    def delivered(self, wanted: LogRange, *, known: bool) -> TaskReport:
+        """Deliver a part; `known`: from where it stopped."""
+        report = TaskReport(wanted.part, wanted.parts, again=_repeated())
         try:
-            stand = self.deliver.stand(wanted.part) if known else Stand()
-            self.deliver.blocked.open(self.deliver.letters)
+            progress = self.delivery.progress_of(wanted.part) if known else PartProgress()
+            self.delivery.blocked.open(self.delivery.letters)
         except SinkUnavailable as error:
-            told.unread = str(error)  # not raised: other parts have something to tell
-            return told
-        wanted = wanted.beyond(max(self.after, stand.read.last))
-        reading = _Reading(stand.read)
+            report.unread = str(error)  # not raised: other parts have something to report
+            return report
+        wanted = wanted.beyond(max(self.after, progress.read.last))
+        reading = _Reading(progress.read)
         chunks = reading.chunks(self.render, wanted)
-        told.seen = reading.seen
-        self.deliver.delivered(told, stand.point, chunks)
-        if told.stopped:
-            told.read = reading.settled(told.stopped.point)
-        return told
+        report.seen = reading.seen
+        self.delivery.run(report, progress.checkpoint, chunks)
+        if report.stopped:
+            report.read = reading.settled(report.stopped.checkpoint)
+        return report
 
 
 def _repeated() -> bool:
@@ -190,17 +199,17 @@ def _repeated() -> bool:
 class _Reading:
     """What is read in a task, chunk by chunk."""
 
-    def __init__(self, read: Seen) -> None:
+    def __init__(self, read: ReadChanges) -> None:
         self.seen = read.copy()
         self._ends = [read]  # what was seen after each chunk
 
-    def chunks(self, render: Rendering, wanted: LogRange) -> Iterator[Told]:
+    def chunks(self, render: EventRendering, wanted: LogRange) -> Iterator[EpochEvents]:
         for chunk in render.events(wanted):
             self.seen.add(chunk)
             self._ends.append(self.seen.copy())
             yield chunk.epoch, chunk.events
 
-    def settled(self, point: Point) -> Seen:
-        """The changes of which nothing is left: whoever goes on from a point begins after them."""
-        first = min([point.sequence, *(each.sequence for each in point.pending[:1])])
+    def settled(self, checkpoint: DeliveryCheckpoint) -> ReadChanges:
+        """The changes before a checkpoint, of which nothing is left to be sent."""
+        first = min([checkpoint.sequence, *(each.sequence for each in checkpoint.pending[:1])])
         return [end for end in self._ends if end.last < first or end is self._ends[0]][-1]

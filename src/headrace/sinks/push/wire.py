@@ -1,6 +1,6 @@
-"""A connection on which both sides may talk at once, in plain or in TLS.
+"""A socket that reads while it writes, in plain or in TLS.
 
-What the other side says while we send is heard at once: it may stop listening until it is.
+What the server sends while we send is read at once: it may stop reading until then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from ...errors import SinkUnavailable
 
-Heard = Callable[[bytes], None]
+OnReceived = Callable[[bytes], None]
 T = TypeVar("T")
 
 _PIECE = 262_144
@@ -26,8 +26,8 @@ _NO_WAY = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 LOOK = "check servers, and that no firewall is in between"
 
 
-class Silent(TimeoutError):
-    """The other side said nothing in time."""
+class ReplyTimeout(TimeoutError):
+    """Nothing was received in time."""
 
 
 class Host(NamedTuple):
@@ -49,17 +49,17 @@ class Wire:
         self._socket = socket.create_connection(host, timeout)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._watch()
+        self._make_nonblocking()
 
     def secure(self, context: ssl.SSLContext, timeout: float) -> None:
         """Go on in TLS."""
         self._socket.settimeout(timeout)
         # It closes the socket itself where it fails.
         self._socket = context.wrap_socket(self._socket, server_hostname=self.host.name)
-        self._watch()
+        self._make_nonblocking()
 
-    def send(self, data: bytes, heard: Heard, timeout: float) -> None:
-        """Send all of it within some seconds, and hand on what comes meanwhile."""
+    def send(self, data: bytes, received: OnReceived, timeout: float) -> None:
+        """Send all of it within some seconds, and pass on what is received meanwhile."""
         left, deadline = memoryview(data), time.monotonic() + timeout
         while left:
             try:
@@ -67,31 +67,31 @@ class Wire:
             except _AGAIN as error:
                 only_read = isinstance(error, ssl.SSLWantReadError)
                 self._wait(select.POLLIN | (0 if only_read else select.POLLOUT), deadline)
-            if said := self.heard():
-                heard(said)
+            if incoming := self.available():
+                received(incoming)
 
-    def heard(self) -> bytes:
-        """What has come; b"": nothing yet. A connection that has ended is a ConnectionError."""
+    def available(self) -> bytes:
+        """What was received; b"": nothing yet. A connection that has ended is a ConnectionError."""
         try:
-            said = self._socket.recv(_PIECE)
+            data = self._socket.recv(_PIECE)
         except _AGAIN:
             return b""
-        if not said:
+        if not data:
             raise ConnectionResetError("the connection was closed")
-        return said
+        return data
 
     def receive(self, timeout: float) -> bytes:
         """What comes next, within some seconds."""
         deadline = time.monotonic() + timeout
-        while not (said := self.heard()):
+        while not (data := self.available()):
             self._wait(select.POLLIN, deadline)
-        return said
+        return data
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the socket."""
         self._socket.close()
 
-    def _watch(self) -> None:
+    def _make_nonblocking(self) -> None:
         self._socket.setblocking(False)
         self._poll = select.poll()
 
@@ -99,12 +99,36 @@ class Wire:
         left = deadline - time.monotonic()
         self._poll.register(self._socket, mask)
         if left <= 0 or not self._poll.poll(left * 1000):
-            raise Silent
+            raise ReplyTimeout
+
+
+def client_context(
+    ca_file: str = "", certificate_file: str = "", key_file: str = ""
+) -> ssl.SSLContext:
+    """A TLS context that checks the server's certificate; the files are PEM.
+
+    Without `ca_file` the machine's own authorities are trusted. SinkUnavailable: a file cannot be
+    read.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if certificate_file:
+            context.load_cert_chain(certificate_file, key_file or None, _no_password)
+    except (OSError, ValueError) as error:
+        given = {"ca_file": ca_file, "certificate_file": certificate_file, "key_file": key_file}
+        names = ", ".join(f"{name} {file}" for name, file in given.items() if file)
+        raise SinkUnavailable(f"{names} cannot be read: {type(error).__name__}") from error
+    return context
+
+
+def _no_password() -> str:
+    # Otherwise OpenSSL prompts at the terminal.
+    return ""
 
 
 def why(error: OSError) -> str:
     """An error of a connection in words."""
-    if isinstance(error, Silent):
+    if isinstance(error, ReplyTimeout):
         return "no answer in time"
     if isinstance(error, TimeoutError):
         return f"no connection in time; {LOOK}"
@@ -120,7 +144,7 @@ def why(error: OSError) -> str:
 def first_that_answers(
     what: str, hosts: Iterable[Host], timeout: float, greet: Callable[[Wire], T]
 ) -> T:
-    """What `greet` makes of a connection to the first server that has us, or SinkUnavailable."""
+    """What `greet` returns for the first server that lets us log in, or SinkUnavailable."""
     reasons = []
     for host in hosts:
         try:
@@ -136,5 +160,5 @@ def first_that_answers(
 
 
 def unavailable(what: str, at: object, reason: str) -> SinkUnavailable:
-    """That a server is not reached."""
+    """The error for a server that is not reached."""
     return SinkUnavailable(f"{what} at {at}: {reason}")

@@ -13,15 +13,13 @@ import msgspec
 from ...errors import HeadraceError, LogReplaced, PipelineError, SinkRefused, SinkUnavailable
 from .. import DeliveryStatus, LogBatch, Progress, SinkWriter
 from ..lake.delta import Marks
-from . import disabled
-from . import ledger as ledgers
-from . import redrive as redriving
 from .deadletters import DeadLetters
 from .delivery import Counts
-from .ledger import Ledger, Seen
-from .parcel import Parcel
-from .resending import Resending
-from .tasks import Deliver, Delivered, Send, Stand, packed
+from .halt import expect_no_halt, write_halt
+from .ledger import LedgerEntry, PushLedger, ReadChanges
+from .redrive import RedriveResult, RedriveRunner, report_result, request_redrive, requested
+from .spill import Spill
+from .tasks import DeliveryTask, PartProgress, SendTask, TaskReport, packed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,39 +39,39 @@ class _Sending:
 
     batch: int
     after: int = 0  # changes up to this one were settled when the batch came before
-    parts: int = 0  # 0: nobody knows yet
-    stands: dict[int, Stand] = field(default_factory=dict)  # of the parts that are not settled
-    open: frozenset[int] | None = None  # which these are; None: all
-    seen: Seen = field(default_factory=Seen)
+    parts: int = 0  # 0: not known yet
+    progress: dict[int, PartProgress] = field(default_factory=dict)  # of parts not settled
+    open: frozenset[int] | None = None  # the parts not settled; None: all
+    seen: ReadChanges = field(default_factory=ReadChanges)
     counts: Counts = field(default_factory=Counts)
     known: int = 0  # events of these that were sent before, and are not sent again
-    repeats: bool = False  # more was sent before than is known
+    repeats: bool = False  # more may have been sent before than is recorded
     rounds: int = 0  # in a row that ended before everything was settled, with nothing accepted
     begun: bool = False  # at least one has ended
-    accepted_at: float = 0.0  # by the wall clock: when something last was, in any part
+    accepted_at: float = 0.0  # by the wall clock: when an event of any part was last accepted
 
 
 class PushWriter(SinkWriter[LogBatch]):
-    """A destination while a query sends to it."""
+    """Sends the batches of one streaming query."""
 
     def __init__(self, sink: PushSettings, writer: str, *, adopt: bool) -> None:
         self._sink = sink
         self._adopt = adopt
-        disabled.expect_enabled(sink.folder, sink.address)
-        self._ledger = Ledger.open(sink.folder, writer, adopt=adopt)
+        expect_no_halt(sink.folder, sink.address)
+        self._ledger = PushLedger.open(sink.folder, writer, adopt=adopt)
         self._letters = DeadLetters(sink.letters, writer, adopt=adopt)
         self._ledger.withdraw(self._letters.files)
-        self._resending = Resending(sink, self._ledger, self._letters, writer)
+        self._redrive = RedriveRunner(sink, self._ledger, self._letters, writer)
         self._writer = writer
         self._closed = threading.Event()
         self._busy = threading.Lock()  # one batch or one redrive at a time
-        self._account = DeliveryStatus(
+        self._status = DeliveryStatus(
             dead_letters=self._letters.count, waiting_rows=self._letters.rows
         )
-        self._accepted_at = time.monotonic()  # when something last was
+        self._accepted_at = time.monotonic()  # when an event was last accepted
         self._refusals = 0  # in a row, with nothing accepted between them
-        self._answer: redriving.Redriven | None = None  # to the last redrive
-        self._told = True  # to whoever asked for it
+        self._result: RedriveResult | None = None  # of the last redrive
+        self._reported = True  # whether its file is written
 
     def progress(self) -> Progress | None:
         """Up to where every change is settled."""
@@ -81,7 +79,7 @@ class PushWriter(SinkWriter[LogBatch]):
 
     def status(self) -> DeliveryStatus:
         """What was sent, and what waits."""
-        return self._account
+        return self._status
 
     def close(self) -> None:
         """End what waits, soon."""
@@ -103,24 +101,24 @@ class PushWriter(SinkWriter[LogBatch]):
         return sending.seen.changes
 
     def serve_requests(self, spark: SparkSession) -> None:
-        """Send some dead letters again, if somebody has asked for it."""
-        wanted = self._resending.unsaved or redriving.asked(self._sink.folder) is not None
-        # A sink that has much to send is between two batches only for a moment.
+        """Do a step of a redrive, if one is requested."""
+        wanted = self._redrive.unsaved or requested(self._sink.folder) is not None
+        # A busy sink is between two batches only for a moment.
         if wanted and self._busy.acquire(timeout=_IN_LINE):
             try:
-                # First a batch that was interrupted: its events may be among the letters.
+                # First an interrupted batch: its events may be among the dead letters.
                 if not (self._closed.is_set() or self._ledger.interrupted):
-                    self._resend(spark)
+                    self._redrive_step(spark)
             finally:
                 self._busy.release()
 
     def maintain(self) -> None:
-        """Keep the ledger short, and the dead letters in few files."""
-        if self._busy.acquire(blocking=False):  # else they are being sent again
+        """Compact the ledger and the dead letters."""
+        if self._busy.acquire(blocking=False):  # else a redrive is running
             try:
-                if not self._resending.unsaved:
-                    self._ledger.tend()
-                    self._letters.tend()
+                if not self._redrive.unsaved:
+                    self._ledger.compact()
+                    self._letters.compact()
             finally:
                 self._busy.release()
 
@@ -134,30 +132,30 @@ class PushWriter(SinkWriter[LogBatch]):
         self._until_done(lambda: self._ledger.begin(batch_id, _now()))
         self._accepted_at = time.monotonic()
         sending = _Sending(batch_id, after)
-        line = self._ledger.paused(batch_id)
-        if line is not None and line.rendered == self._sink.rendered:
-            sending.parts = line.tasks
-            sending.stands = {
-                part: Stand(point, line.read.get(part, Seen()))
-                for part, point in line.points.items()
+        entry = self._ledger.paused(batch_id)
+        if entry is not None and entry.rendered == self._sink.rendered:
+            sending.parts = entry.tasks
+            sending.progress = {
+                part: PartProgress(checkpoint, entry.read.get(part, ReadChanges()))
+                for part, checkpoint in entry.points.items()
             }
-            sending.open = frozenset(sending.stands)
-            _count(sending.counts, line.counts)
-            sending.known = line.counts.sent
+            sending.open = frozenset(sending.progress)
+            _count(sending.counts, entry.counts)
+            sending.known = entry.counts.sent
         else:
-            sending.repeats = line is not None and line.counts.sent > 0
+            sending.repeats = entry is not None and entry.counts.sent > 0
         return sending
 
     def _round(self, batch: LogBatch, sending: _Sending) -> None:
-        told = self._delivered(batch, sending)
-        _expect_one_log(told)
-        _expect_all(told, sending)
-        self._take(told, sending)
+        reports = self._delivered(batch, sending)
+        _expect_one_log(reports)
+        _expect_all(reports, sending)
+        self._take(reports, sending)
         marks = Marks(batch_id=None, epoch=self._epoch(sending.seen), sequence=sending.seen.last)
-        added = [file for each in told for file in each.added]
+        added = [file for each in reports for file in each.added]
         self._until_done(lambda: self._letters.commit(added, marks=marks))
-        self._note(told)
-        for each in told:
+        self._add_up(reports)
+        for each in reports:
             if each.refusal:
                 self._pause(sending, closed=True)
                 self._halt(SinkRefused(each.refusal.message, hint=each.refusal.hint))
@@ -166,9 +164,9 @@ class PushWriter(SinkWriter[LogBatch]):
             self._pause(sending, closed=closed)
             if closed:
                 raise SinkUnavailable(f"{self._sink.name}: the batch was interrupted")
-            self._wait(sending, told)
+            self._wait(sending, reports)
 
-    def _delivered(self, batch: LogBatch, sending: _Sending) -> list[Delivered]:
+    def _delivered(self, batch: LogBatch, sending: _Sending) -> list[TaskReport]:
         sink, letters = self._sink, self._letters
         patient = time.monotonic() - self._accepted_at < sink.patience_seconds
         policy = msgspec.structs.replace(
@@ -179,56 +177,56 @@ class PushWriter(SinkWriter[LogBatch]):
             moved=sending.accepted_at,
         )
         blocked = self._until_done(letters.blocked)
-        content = packed(sending.stands) if sending.stands else b""
-        stands = self._until_done(lambda: Parcel.of(content, letters.folder))
-        deliver = Deliver(sink, policy, letters.folder, blocked, stands)
-        send = Send(sink.rendering, deliver, sending.open, sending.parts, sending.after)
+        content = packed(sending.progress) if sending.progress else b""
+        progress = self._until_done(lambda: Spill.of(content, letters.folder))
+        delivery = DeliveryTask(sink, policy, letters.folder, blocked, progress)
+        send = SendTask(sink.rendering, delivery, sending.open, sending.parts, sending.after)
         try:
             reports = batch.run(send)
         finally:
-            stands.remove(letters.folder)
-        return [msgspec.json.decode(each, type=Delivered) for each in reports]
+            progress.remove(letters.folder)
+        return [msgspec.json.decode(each, type=TaskReport) for each in reports]
 
-    def _take(self, told: list[Delivered], sending: _Sending) -> None:
-        """Note what the tasks have done, and where they stand."""
+    def _take(self, reports: list[TaskReport], sending: _Sending) -> None:
+        """Add up what the tasks report."""
         # Each that did not stop has seen everything, and in the last round none does.
-        sending.seen = max((each.seen for each in told), key=_last, default=Seen())
-        stands: dict[int, Stand] = {}
-        for each in told:
+        sending.seen = max((each.seen for each in reports), key=_last, default=ReadChanges())
+        progress: dict[int, PartProgress] = {}
+        for each in reports:
             _count(sending.counts, each.counts)
             sending.accepted_at = max(sending.accepted_at, each.accepted_at)
             sending.repeats |= each.again and each.counts.sent > 0
             if each.stopped:
-                stands[each.part] = Stand(each.stopped.point, each.read)
+                progress[each.part] = PartProgress(each.stopped.checkpoint, each.read)
             elif each.unread:
-                stands[each.part] = sending.stands.get(each.part, Stand())
-        sending.stands, sending.open, sending.begun = stands, frozenset(stands), True
+                progress[each.part] = sending.progress.get(each.part, PartProgress())
+        sending.progress, sending.open, sending.begun = progress, frozenset(progress), True
 
-    def _wait(self, sending: _Sending, told: list[Delivered]) -> None:
-        """Let the destination come back, unless the query is to end."""
-        left = [each for each in told if each.open]
+    def _wait(self, sending: _Sending, reports: list[TaskReport]) -> None:
+        """Wait for a destination that accepts nothing, unless the query is to end."""
+        left = [each for each in reports if each.open]
         failing = [each for each in left if each.reason]
-        if any(each.counts.sent or each.counts.refused for each in told):
+        if any(each.counts.sent or each.counts.refused for each in reports):
             sending.rounds = 1 if failing else 0
         else:
             sending.rounds += 1
         if len(failing) < len(left):
             return  # some have only used up their time
         reason = failing[0].reason
-        asked = min(each.stopped.after if each.stopped else 0.0 for each in failing)
-        self._waits(reason, sending.rounds)
-        if self._closed.wait(max(_doubled(sending.rounds), asked)):
+        retry_after = min(each.stopped.retry_after if each.stopped else 0.0 for each in failing)
+        self._report_waiting(reason, sending.rounds)
+        if self._closed.wait(max(_backoff(sending.rounds), retry_after)):
             self._pause(sending, closed=True)
             raise SinkUnavailable(f"{self._sink.name}: {reason}")
 
-    def _waits(self, reason: str, rounds: int) -> None:
-        since = self._account.since or time.time()
-        self._account = replace(self._account, reason=reason, since=since, rounds=rounds)
+    def _report_waiting(self, reason: str, rounds: int) -> None:
+        since = self._status.since or time.time()
+        self._status = replace(self._status, reason=reason, since=since, rounds=rounds)
 
     def _until_done(self, do: Callable[[], _T]) -> _T:
-        """Do something with the sink's own files; wait while they fail, unless it is to end.
+        """Retry something with the sink's own files until it succeeds, unless the query is to end.
 
-        To raise would mean to send once more what was sent before it.
+        An error would send once more what was sent before it.
         """
         tries = 0
         while True:
@@ -237,34 +235,34 @@ class PushWriter(SinkWriter[LogBatch]):
             except (SinkUnavailable, OSError) as error:
                 tries += 1
                 reason = _reason(error)
-                self._waits(reason, tries)
-                if self._closed.wait(_doubled(tries)):
+                self._report_waiting(reason, tries)
+                if self._closed.wait(_backoff(tries)):
                     raise SinkUnavailable(f"{self._sink.name}: {reason}") from error
                 continue
             if tries:
-                self._account = _well(self._account)
+                self._status = _recovered(self._status)
             return done
 
     def _halt(self, error: SinkRefused) -> None:
-        disabled.disable(self._sink.folder, self._sink.address, error)
+        write_halt(self._sink.folder, self._sink.address, error)
         raise error
 
     def _pause(self, sending: _Sending, *, closed: bool = False) -> None:
-        line = ledgers.Line(
+        entry = LedgerEntry(
             "paused",
             self._writer,
             sending.batch,
             counts=sending.counts,
             at=_now(),
             tasks=sending.parts,
-            points={part: stand.point for part, stand in sending.stands.items()},
-            read={part: stand.read for part, stand in sending.stands.items()},
+            points={part: each.checkpoint for part, each in sending.progress.items()},
+            read={part: each.read for part, each in sending.progress.items()},
             rendered=self._sink.rendered,
             closed=closed,
         )
-        self._until_done(lambda: self._ledger.pause(line))
+        self._until_done(lambda: self._ledger.pause(entry))
 
-    def _epoch(self, seen: Seen) -> str:
+    def _epoch(self, seen: ReadChanges) -> str:
         """The log that the batch comes from."""
         known = self._ledger.epoch
         epoch = next(iter(seen.epochs), known)
@@ -275,7 +273,7 @@ class PushWriter(SinkWriter[LogBatch]):
     def _settle(self, sending: _Sending) -> None:
         seen = sending.seen
         unsure = self._ledger.unsure or sending.repeats
-        line = ledgers.Line(
+        entry = LedgerEntry(
             "settled",
             self._writer,
             sending.batch,
@@ -288,107 +286,107 @@ class PushWriter(SinkWriter[LogBatch]):
             doubtful=sending.counts.sent - sending.known if unsure else 0,
             rendered=self._sink.rendered,
         )
-        self._ledger.settle(line)
-        self._account = _well(self._account)
+        self._ledger.settle(entry)
+        self._status = _recovered(self._status)
 
-    def _note(self, told: list[Delivered]) -> None:
-        account = self._account
-        self._refusals += sum(each.counts.refusals for each in told)
-        if any(each.counts.sent for each in told):
+    def _add_up(self, reports: list[TaskReport]) -> None:
+        status = self._status
+        self._refusals += sum(each.counts.refusals for each in reports)
+        if any(each.counts.sent for each in reports):
             self._refusals = 0
             self._accepted_at = time.monotonic()
-            account = _well(account)
-        self._account = replace(
-            account,
-            sent=account.sent + sum(each.counts.sent for each in told),
-            requests=account.requests + sum(each.counts.requests for each in told),
-            retries=account.retries + sum(each.counts.retries for each in told),
+            status = _recovered(status)
+        self._status = replace(
+            status,
+            sent=status.sent + sum(each.counts.sent for each in reports),
+            requests=status.requests + sum(each.counts.requests for each in reports),
+            retries=status.retries + sum(each.counts.retries for each in reports),
             dead_letters=self._letters.count,
             waiting_rows=self._letters.rows,
         )
 
-    # --- dead letters sent again -----------------------------------------------------------------
+    # --- redrives --------------------------------------------------------------------------------
 
-    def redrive(self, spark: SparkSession, keys: Sequence[str]) -> redriving.Redriven:
+    def redrive(self, spark: SparkSession, keys: Sequence[str]) -> RedriveResult:
         """Send dead letters again, each row's in order; what is not accepted stays."""
-        wish = redriving.ask(self._sink.folder, keys)
+        request = request_redrive(self._sink.folder, keys)
         with self._busy:
             while True:
                 self._until_done(self._save)
-                self._note(self._resending.step(spark, wish))
+                self._add_up(self._redrive.step(spark, request))
                 self._until_done(self._save)
-                if self._answer is not None and self._answer.done:
-                    return self._answer
+                if self._result is not None and self._result.done:
+                    return self._result
 
-    def _resend(self, spark: SparkSession) -> None:
-        """A step of what is asked for; it is noted when the dead letters' storage allows it."""
+    def _redrive_step(self, spark: SparkSession) -> None:
+        """Do a step of a redrive; it is saved when the storage of the dead letters allows it."""
         if not self._saved():
             return
-        wish = redriving.asked(self._sink.folder)
-        if wish is None:
+        request = requested(self._sink.folder)
+        if request is None:
             return
         try:
-            self._note(self._resending.step(spark, wish))
+            self._add_up(self._redrive.step(spark, request))
             self._saved()
         except BaseException as error:
-            # Answered, so that nobody waits for it and it is not tried for ever.
-            told = self._resending.failed(wish, _explained(error))
-            redriving.tell(self._sink.folder, told)
+            # Reported, so that the command does not wait for it and it is not retried for ever.
+            result = self._redrive.failed(request, _explained(error))
+            report_result(self._sink.folder, result)
             raise
 
     def _saved(self) -> bool:
-        """Whether all is noted that was sent again; if not, it is tried at the next step."""
+        """Whether the last step of a redrive is saved; if not, the next step tries again."""
         try:
             self._save()
         except (SinkUnavailable, OSError) as error:
-            self._waits(_reason(error), self._account.rounds + 1)
+            self._report_waiting(_reason(error), self._status.rounds + 1)
             return False
         return True
 
     def _save(self) -> None:
-        """Note what was sent again, and tell whoever asked for it."""
-        if self._resending.unsaved:
-            self._resending.save()
-            self._answer, self._told = self._resending.answer(), False
+        """Save what a redrive has sent, and write its result."""
+        if self._redrive.unsaved:
+            self._redrive.save()
+            self._result, self._reported = self._redrive.result(), False
             letters, rows = self._letters.count, self._letters.rows
-            account = _well(self._account)
-            self._account = replace(account, dead_letters=letters, waiting_rows=rows)
-        if self._answer is not None and not self._told:
-            redriving.tell(self._sink.folder, self._answer)
-            self._told = True
+            status = _recovered(self._status)
+            self._status = replace(status, dead_letters=letters, waiting_rows=rows)
+        if self._result is not None and not self._reported:
+            report_result(self._sink.folder, self._result)
+            self._reported = True
 
 
-def _expect_one_log(told: list[Delivered]) -> None:
-    if len(set().union(*(each.seen.epochs for each in told))) > 1:
+def _expect_one_log(reports: list[TaskReport]) -> None:
+    if len(set().union(*(each.seen.epochs for each in reports))) > 1:
         raise PipelineError(
             "the batch holds changes of several logs, and their sequences have no common order",
             hint="Give each log a sink of its own.",
         )
 
 
-def _expect_all(told: list[Delivered], sending: _Sending) -> None:
-    """Every part that is not settled has said something: silence must not count as settled."""
-    parts = told[0].parts if told else sending.parts
+def _expect_all(reports: list[TaskReport], sending: _Sending) -> None:
+    """Every part that is not settled has reported: a missing report must not count as settled."""
+    parts = reports[0].parts if reports else sending.parts
     if parts != sending.parts:
-        # It is the first round. What was noted of other parts is of no use for these.
+        # It is the first round. What is recorded of other parts is of no use for these.
         sending.repeats |= sending.known > 0
-        sending.counts, sending.known, sending.stands = Counts(), 0, {}
+        sending.counts, sending.known, sending.progress = Counts(), 0, {}
         sending.parts, sending.open = parts, frozenset(range(parts))
     expected = sending.open or frozenset()
-    found = {each.part for each in told}
-    if found != expected or len(found) != len(told):
+    found = {each.part for each in reports}
+    if found != expected or len(found) != len(reports):
         raise PipelineError(
-            f"of the parts {sorted(expected)} of the batch, {sorted(found)} told what they sent",
+            f"of the parts {sorted(expected)} of the batch, {sorted(found)} sent a report",
             hint="Whatever the others sent will come again. Please report it.",
         )
 
 
-def _well(account: DeliveryStatus) -> DeliveryStatus:
-    """The same where nothing is wrong any more."""
-    return replace(account, reason="", since=0.0, rounds=0)
+def _recovered(status: DeliveryStatus) -> DeliveryStatus:
+    """The status after the destination has accepted something."""
+    return replace(status, reason="", since=0.0, rounds=0)
 
 
-def _doubled(tries: int) -> float:
+def _backoff(tries: int) -> float:
     """Seconds to wait after so many tries."""
     return min(FIRST_WAIT * 2.0 ** min(tries - 1, 20), LONGEST_WAIT)
 
@@ -401,7 +399,7 @@ def _reason(error: SinkUnavailable | OSError) -> str:
 
 
 def _explained(error: BaseException) -> str:
-    """Why a redrive failed; the text of an error that is not ours may hold what nobody may read."""
+    """Why a redrive failed; the text of an error that is not ours may hold secrets."""
     if isinstance(error, HeadraceError):
         return f"{error}. {error.hint}" if error.hint else str(error)
     if isinstance(error, OSError):
@@ -409,7 +407,7 @@ def _explained(error: BaseException) -> str:
     return f"it ended with {type(error).__name__}; `headrace status` may tell more"
 
 
-def _last(seen: Seen) -> int:
+def _last(seen: ReadChanges) -> int:
     return seen.last
 
 

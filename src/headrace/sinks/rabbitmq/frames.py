@@ -1,4 +1,4 @@
-"""AMQP 0-9-1 without a connection: messages as bytes, and what the server's bytes say.
+"""AMQP 0-9-1 without a connection: messages to bytes, and the server's bytes to frames.
 
 What comes for every message is written and read here; all else is pamqp's.
 """
@@ -28,28 +28,28 @@ _PROPERTIES = 1 << 15 | 1 << 13 | 1 << 12 | 1 << 7 | 1 << 6
 _PERSISTENT = b"\x02"
 
 
-class Confirm(NamedTuple):
-    """That the server has a message, or all up to it; or that it has not."""
+class PublishConfirm(NamedTuple):
+    """The server confirms a message, or all up to it; or it does not accept them."""
 
     tag: int
     multiple: bool
-    taken: bool
+    accepted: bool
 
 
-class Returned(NamedTuple):
+class ReturnedMessage(NamedTuple):
     """A message that no queue takes."""
 
     message_id: str
     reason: str
 
 
-class Method(NamedTuple):
-    """Anything else the server says."""
+class AmqpMethod(NamedTuple):
+    """Any other method that the server sends."""
 
     command: Any  # one of pamqp's classes
 
 
-Said = Confirm | Returned | Method
+AmqpFrame = PublishConfirm | ReturnedMessage | AmqpMethod
 
 
 def method(command: Any, channel: int = CHANNEL) -> bytes:
@@ -58,7 +58,7 @@ def method(command: Any, channel: int = CHANNEL) -> bytes:
     return written
 
 
-class Envelope:
+class MessageEnvelope:
     """What the messages with one address, table and operation have in common."""
 
     def __init__(self, exchange: str, key: str, headers: dict[str, str], content_type: str) -> None:
@@ -70,14 +70,14 @@ class Envelope:
     def message(self, identity: str, seconds: int, body: bytes, frame_max: int) -> bytes:
         """A persistent message."""
         known = identity.encode()
-        held = (
+        buffered = (
             _CONTENT.pack(_BASIC, 0, len(body), _PROPERTIES)
             + self._same
             + len(known).to_bytes(1, "big")
             + known
             + seconds.to_bytes(8, "big", signed=True)
         )
-        begun = self._before + _START.pack(_HEADER, CHANNEL, len(held)) + held + _END
+        begun = self._before + _START.pack(_HEADER, CHANNEL, len(buffered)) + buffered + _END
         if len(body) <= frame_max - _AROUND:
             if not body:
                 return begun
@@ -100,8 +100,8 @@ def _field(name: str, value: bytes) -> bytes:
     return _short(name) + b"S" + len(value).to_bytes(4, "big") + value
 
 
-class Reader:
-    """The server's bytes, as they come, to what it says."""
+class AmqpReader:
+    """Splits the bytes of the server into frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -109,38 +109,38 @@ class Reader:
         self._identity = ""
         self._left = 0  # bytes of a returned message that are still to come
 
-    def feed(self, data: bytes) -> Iterator[Said]:
-        """What is said with these further bytes."""
-        held = self._bytes
-        held += data
-        at, size = 0, len(held)
+    def feed(self, data: bytes) -> Iterator[AmqpFrame]:
+        """The frames that these further bytes complete."""
+        buffered = self._bytes
+        buffered += data
+        at, size = 0, len(buffered)
         try:
             while size - at >= _AROUND:
-                kind, _, length = _START.unpack_from(held, at)
+                kind, _, length = _START.unpack_from(buffered, at)
                 end = at + length + _AROUND
                 if end > size:
                     break
-                if held[end - 1] != _END[0]:
+                if buffered[end - 1] != _END[0]:
                     raise ConnectionAbortedError("it does not speak AMQP 0-9-1")
                 begin, at = at, end
                 yield from self._frame(kind, begin, end)
         finally:
-            del held[:at]
+            del buffered[:at]
 
-    def _frame(self, kind: int, begin: int, end: int) -> Iterator[Said]:
-        held = self._bytes
+    def _frame(self, kind: int, begin: int, end: int) -> Iterator[AmqpFrame]:
+        buffered = self._bytes
         if kind == _METHOD:
-            about, number = struct.unpack_from(">HH", held, begin + 7)
+            about, number = struct.unpack_from(">HH", buffered, begin + 7)
             if about == _BASIC and number in (_ACK, _NACK):
-                _, _, tag, bits = _CONFIRM.unpack_from(held, begin + 7)
-                yield Confirm(tag, bool(bits & 1), number == _ACK)
+                _, _, tag, bits = _CONFIRM.unpack_from(buffered, begin + 7)
+                yield PublishConfirm(tag, bool(bits & 1), number == _ACK)
                 return
         if kind == _HEARTBEAT:
             return
         if kind == _BODY:
             self._left -= end - begin - _AROUND
         else:
-            _, _, command = unmarshal(bytes(held[begin:end]))
+            _, _, command = unmarshal(bytes(buffered[begin:end]))
             if isinstance(command, commands.Basic.Return):
                 self._returning = command
                 return
@@ -148,7 +148,7 @@ class Reader:
                 self._left = command.body_size
                 self._identity = command.properties.message_id or ""
             else:
-                yield Method(command)
+                yield AmqpMethod(command)
                 return
         if not self._left and self._returning is not None:
             returned, self._returning = self._returning, None
@@ -158,4 +158,4 @@ class Reader:
             )
             if returned.reply_code != 312:
                 why = f"returned: {returned.reply_text}"
-            yield Returned(self._identity, why)
+            yield ReturnedMessage(self._identity, why)

@@ -11,15 +11,15 @@ from typing import Any
 from pamqp import commands
 from pamqp.exceptions import PAMQPException
 
-from ..push.broker import BrokerSettings
-from ..push.wire import Host, Silent, Wire, first_that_answers
-from .frames import GREETING, Method, Reader, Said, method
+from ..push import BrokerSettings
+from ..push.wire import Host, ReplyTimeout, Wire, first_that_answers
+from .frames import GREETING, AmqpFrame, AmqpMethod, AmqpReader, method
 
 PORT, TLS_PORT = 5672, 5671
 
 _FRAME = 131_072
 _CAPABILITIES: Any = {
-    "authentication_failure_close": True,  # it says what is wrong with a password
+    "authentication_failure_close": True,  # it reports a wrong password
     "basic.nack": True,
     "connection.blocked": True,
     "publisher_confirms": True,
@@ -27,8 +27,8 @@ _CAPABILITIES: Any = {
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
-    """Where to, and who we are."""
+class AmqpLogin:
+    """The address and the login."""
 
     sink: BrokerSettings
     virtual_host: str
@@ -48,20 +48,20 @@ class ChannelClosed(Exception):
 
 
 class ConnectionClosed(ConnectionError):
-    """The server has closed the connection, and said why."""
+    """The server has closed the connection, with a reason."""
 
 
-class Session:
+class AmqpSession:
     """One connection."""
 
-    def __init__(self, login: Login, wire: Wire) -> None:
+    def __init__(self, login: AmqpLogin, wire: Wire) -> None:
         self.frame_max = _FRAME
         self.blocked = ""  # why the server takes nothing for now
         self.published = 0  # the tag of the last message
         self._login = login
         self._wire = wire
-        self._reader = Reader()
-        self._said: deque[Said] = deque()
+        self._reader = AmqpReader()
+        self._frames: deque[AmqpFrame] = deque()
         self._log_in()
         self.reopen()
 
@@ -72,69 +72,69 @@ class Session:
 
     def reopen(self) -> None:
         """A new AMQP channel; tags of messages begin at 1."""
-        self._said.clear()
+        self._frames.clear()
         self.published = 0
         try:
-            self.ask(commands.Channel.Open(), commands.Channel.OpenOk)
-            self.ask(commands.Confirm.Select(), commands.Confirm.SelectOk)
+            self.call(commands.Channel.Open(), commands.Channel.OpenOk)
+            self.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
         except ChannelClosed as error:
             raise ConnectionClosed(error.text) from error
 
     def publish(self, messages: list[bytes]) -> None:
-        """Send messages; what comes meanwhile is kept for `next`."""
+        """Send messages; frames that come meanwhile are kept for `next`."""
         self.published += len(messages)
         self._send(b"".join(messages))
 
     def _send(self, data: bytes) -> None:
-        self._wire.send(data, self._hear, self._login.timeout)
+        self._wire.send(data, self._receive, self._login.timeout)
 
-    def next(self, timeout: float) -> Said:
-        """What the server says next, or Silent."""
+    def next(self, timeout: float) -> AmqpFrame:
+        """The next frame of the server, or ReplyTimeout."""
         deadline = time.monotonic() + timeout
-        while not self._said:
-            self._hear(self._wire.receive(deadline - time.monotonic()))
-        said = self._said.popleft()
-        if isinstance(said, Method):
-            self._check(said.command)
-        return said
+        while not self._frames:
+            self._receive(self._wire.receive(deadline - time.monotonic()))
+        frame = self._frames.popleft()
+        if isinstance(frame, AmqpMethod):
+            self._check(frame.command)
+        return frame
 
     def alive(self) -> bool:
-        """Whether the server has not hung up since."""
+        """Whether the connection is still open."""
         try:
-            if data := self._wire.heard():
-                self._hear(data)
-            while self._said:
+            if data := self._wire.available():
+                self._receive(data)
+            while self._frames:
                 self.next(0)
-        except Silent:
+        except ReplyTimeout:
             return True
         except (OSError, ChannelClosed):
             return False
         return True
 
-    def ask(self, command: Any, answer: type[Any], channel: int | None = None) -> Any:
-        """Give a command and wait for its answer."""
+    def call(self, command: Any, reply: type[Any], channel: int | None = None) -> Any:
+        """Send a command and wait for its reply."""
         at = 1 if channel is None else channel
         self._send(method(command, at))
         while True:
-            said = self.next(self._login.timeout)
-            if isinstance(said, Method) and isinstance(said.command, answer):
-                return said.command
+            frame = self.next(self._login.timeout)
+            if isinstance(frame, AmqpMethod) and isinstance(frame.command, reply):
+                return frame.command
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         self._wire.close()
 
-    def _hear(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         try:
-            for said in self._reader.feed(data):
-                # Heard at once: a server that is low on memory says so and then reads no more.
-                if not (isinstance(said, Method) and self._paused(said.command)):
-                    self._said.append(said)
+            for frame in self._reader.feed(data):
+                # Handled at once: a server that is low on memory sends it and then reads no more.
+                if not (isinstance(frame, AmqpMethod) and self._is_blocking(frame.command)):
+                    self._frames.append(frame)
         except (PAMQPException, ValueError, LookupError, struct.error) as error:
             raise ConnectionAbortedError("it does not speak AMQP 0-9-1") from error
 
-    def _paused(self, command: Any) -> bool:
-        """Whether it was about the server taking nothing for now, or something again."""
+    def _is_blocking(self, command: Any) -> bool:
+        """Whether the command blocks or unblocks publishing."""
         if isinstance(command, commands.Connection.Blocked):
             self.blocked = command.reason or "it is blocked"
         elif isinstance(command, commands.Connection.Unblocked):
@@ -155,7 +155,7 @@ class Session:
 
     def _log_in(self) -> None:
         self._send(GREETING)
-        while not isinstance(self.next(self._login.timeout), Method):
+        while not isinstance(self.next(self._login.timeout), AmqpMethod):
             continue
         sink = self._login.sink
         start = commands.Connection.StartOk(
@@ -167,24 +167,24 @@ class Session:
             mechanism="PLAIN",
             response=f"\0{sink.username}\0{sink.password.reveal() if sink.password else 'guest'}",
         )
-        tune = self.ask(start, commands.Connection.Tune, channel=0)
+        tune = self.call(start, commands.Connection.Tune, channel=0)
         self.frame_max = min(tune.frame_max or _FRAME, _FRAME)
         # No heartbeats: nobody is there to send them between two batches.
         tuned = commands.Connection.TuneOk(tune.channel_max, self.frame_max, 0)
         self._send(method(tuned, 0))
         opened = commands.Connection.Open(virtual_host=self._login.virtual_host)
-        self.ask(opened, commands.Connection.OpenOk, channel=0)
+        self.call(opened, commands.Connection.OpenOk, channel=0)
 
 
-def opened(login: Login) -> Session:
-    """A session with the first server that has us, or SinkUnavailable."""
+def opened(login: AmqpLogin) -> AmqpSession:
+    """A session with the first server that lets us log in, or SinkUnavailable."""
     sink = login.sink
     context = sink.context()
 
-    def greet(wire: Wire) -> Session:
+    def greet(wire: Wire) -> AmqpSession:
         if context is not None:
             wire.secure(context, login.timeout)
-        return Session(login, wire)
+        return AmqpSession(login, wire)
 
     hosts = sink.hosts(TLS_PORT if sink.tls else PORT)
     return first_that_answers("RabbitMQ", hosts, login.timeout, greet)

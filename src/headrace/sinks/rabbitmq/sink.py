@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...errors import ConfigError
-from ..push.broker import BrokerSettings
-from ..push.template import Template
+from ..push import BrokerSettings, Template
 from .channel import LONGEST_EXCHANGE, Addresses, ExchangeType, RabbitmqChannel
-from .session import PORT, TLS_PORT, Login
+from .session import PORT, TLS_PORT, AmqpLogin
 
 _EXCHANGE = Template("cdc")
 _ROUTING_KEY = Template("${schema}.${table}")
@@ -70,4 +69,4 @@ class Rabbitmq(BrokerSettings):
             queue_arguments=dict(self.queue_arguments),
             content_type=self.content_type or self.formats.named(self.format).media_type,
         )
-        return RabbitmqChannel(Login(self, self.virtual_host), addresses)
+        return RabbitmqChannel(AmqpLogin(self, self.virtual_host), addresses)

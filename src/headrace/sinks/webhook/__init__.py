@@ -1,9 +1,8 @@
 """The parts of the webhook sink.
 
-`address` reads the url and says which addresses may be connected to, `request` writes requests,
-`answer` says what an answer means, `hiding` keeps secrets out of that, `connection` moves their
-bytes, `pool` keeps connections, and `channel` hands events over. The first four do no input or
-output.
+`address` reads the url and decides which addresses may be connected to, `request` encodes requests,
+`response` turns responses into replies, `pool` keeps connections, and `channel` posts events. The
+first three do no input or output.
 """
 
 from .sink import Webhook as Webhook

@@ -1,4 +1,4 @@
-"""Events handed to an endpoint: many rows at once, each row's in order."""
+"""Events posted to an endpoint: many rows at once, each row in order."""
 
 from __future__ import annotations
 
@@ -13,92 +13,89 @@ from typing import NamedTuple
 from zlib import crc32
 
 from ...errors import SinkRefused
-from ..push import UNSENT, Answer, Event, Verdict
-from ..push.retry import Schedule
+from ..push import UNSENT, DeliveryOutcome, Event, Reply, RetrySchedule
 from .address import Endpoint
-from .answer import Reply, verdict
-from .connection import Late, Lost
-from .hiding import Hidden
-from .pool import Pool, Unreached
-from .request import Message, Post, batch, single
+from .pool import ConnectionPool, EndpointUnreachable, ResponseLost, ResponseTimeout
+from .request import RequestEncoder, WebhookMessage, batch, single
+from .response import HttpResponse, SecretMask, reply_to
 
 if sys.platform == "win32":
     from asyncio import new_event_loop
 else:
     from uvloop import new_event_loop
 
-# After which a call begins no more requests, so that what was accepted is noted now and then.
+# After which a call begins no more requests, so that what was accepted is recorded now and then.
 WINDOW_SECONDS = 2.0
-GONE_SECONDS = 10.0  # for which an endpoint is not asked again that is gone
+GONE_SECONDS = 10.0  # for which an endpoint that is gone is not tried again
 
 
-class Asked(NamedTuple):
+class PostResult(NamedTuple):
     """What became of a request."""
 
-    said: Verdict
-    reply: Reply | None = None  # None: there was none
-    unseen: bool = False  # the endpoint closed a kept connection, and may not have seen it
-    again: bool = False  # it was posted once more for that
+    reply: Reply
+    response: HttpResponse | None = None  # None: none came
+    unseen: bool = False  # the endpoint closed a kept connection, and may not have read it
+    again: bool = False  # it was therefore posted once more
 
 
-Ask = Callable[[Message], Awaitable[Asked]]
+PostMessage = Callable[[WebhookMessage], Awaitable[PostResult]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """How much is asked of an endpoint, and for how long."""
+class RequestLimits:
+    """How many requests at once, how large, and for how long."""
 
     concurrency: int  # requests at once
     seconds: float  # for a request
-    pauses: Schedule  # after answers that there are too many, which do not say until when
+    pauses: RetrySchedule  # after a 429 without Retry-After
     batch_size: int = 0  # events of a request; 0: each goes alone
     batch_bytes: int = 1 << 20
 
 
 class HttpChannel:
-    """An endpoint, open in one process."""
+    """The channel of the webhook sink."""
 
     def __init__(
         self,
         endpoint: Endpoint,
-        post: Post,
-        limits: Limits,
+        encoder: RequestEncoder,
+        limits: RequestLimits,
         *,
         tls: ssl.SSLContext | None,
         private: bool,
-        hidden: Hidden,
+        mask: SecretMask,
     ) -> None:
         self._endpoint = endpoint
-        self._post = post
+        self._encoder = encoder
         self._limits = limits
-        self._hidden = hidden
+        self._mask = mask
         self._loop: asyncio.AbstractEventLoop = new_event_loop()
-        self._pool = Pool(self._loop, endpoint, tls=tls, private=private)
-        self._rests_until = 0.0  # the endpoint wants not to be asked before
+        self._pool = ConnectionPool(self._loop, endpoint, tls=tls, private=private)
+        self._paused_until = 0.0  # no request before
         self._why = ""
-        self._gone = False  # it rests because it is gone
-        self._tired = 0  # calls in a row that it took nothing of, being asked too much
+        self._gone = False  # it is paused because it is gone
+        self._throttled = 0  # calls in a row that were throttled, with nothing accepted
 
-    def send(self, events: Sequence[Event]) -> Sequence[Verdict]:
+    def send(self, events: Sequence[Event]) -> Sequence[Reply]:
         """Post some events; SinkRefused when the endpoint is gone for good.
 
-        If there is something to tell of other events of that call, that is raised by the next one.
+        If other events of that call have replies, the next call raises it.
         """
-        left = self._rests_until - self._loop.time()
+        left = self._paused_until - self._loop.time()
         if left > 0:
             if self._gone:
                 raise self._refusal()
-            return [Verdict(Answer.UNSENT, self._why, left)] * len(events)
-        pause = self._limits.pauses.wait(self._tired + 1)
-        sending = _Sending(self.post, self._limits, events, pause)
+            return [Reply(DeliveryOutcome.UNSENT, self._why, left)] * len(events)
+        least_pause = self._limits.pauses.wait(self._throttled + 1)
+        sending = _WindowPoster(self.post, self._limits, events, least_pause)
         self._loop.run_until_complete(sending.run())
         self._gone = sending.gone
-        if self._gone and not sending.telling:
+        if self._gone and not sending.has_replies:
             raise self._refusal()
-        rest = GONE_SECONDS if self._gone else sending.rest
-        self._rests_until, self._why = self._loop.time() + rest, sending.others.reason
-        self._tired = self._tired + 1 if sending.rest and not sending.accepted else 0
-        return sending.verdicts
+        paused = GONE_SECONDS if self._gone else sending.pause
+        self._paused_until, self._why = self._loop.time() + paused, sending.others.reason
+        self._throttled = self._throttled + 1 if sending.pause and not sending.accepted else 0
+        return sending.replies
 
     def _refusal(self) -> SinkRefused:
         return SinkRefused(
@@ -107,74 +104,78 @@ class HttpChannel:
         )
 
     def close(self) -> None:
-        """Let go of its connections."""
+        """Close its connections."""
         if not self._loop.is_closed():
             self._pool.close()
-            # Transports tell their end in the next turn of the loop.
+            # Transports end in the next turn of the loop.
             self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
-    async def post(self, message: Message) -> Asked:
-        """What becomes of a message."""
-        asked = await self._asked(message)
-        if not asked.unseen:
-            return asked
+    async def post(self, message: WebhookMessage) -> PostResult:
+        """Post a message, once more if a kept connection was closed at its beginning."""
+        result = await self._post_once(message)
+        if not result.unseen:
+            return result
         # Many servers close a connection just as it is used again: that is no failure. The message
-        # has its id, so that one which did arrive is known by it.
-        asked = await self._asked(message, anew=True)
-        return asked._replace(again=asked.said.answer is not Answer.UNREACHABLE)
+        # has its id, so that the receiver can drop a repeat.
+        result = await self._post_once(message, anew=True)
+        return result._replace(again=result.reply.outcome is not DeliveryOutcome.UNREACHABLE)
 
-    async def _asked(self, message: Message, *, anew: bool = False) -> Asked:
+    async def _post_once(self, message: WebhookMessage, *, anew: bool = False) -> PostResult:
         now, seconds = time.time(), self._limits.seconds
-        request = self._post.written(message, int(now))
+        request = self._encoder.encode(message, int(now))
         try:
-            reply = await self._pool.ask(request, seconds, anew=anew)
-        except Late:
-            return Asked(Verdict(Answer.FAILED, f"no answer within {seconds:g} s"))
-        except Lost as error:
-            return Asked(Verdict(Answer.FAILED, str(error)), unseen=error.unseen)
-        except Unreached as error:
-            return Asked(Verdict(Answer.UNREACHABLE, str(error)))
-        return Asked(verdict(reply, now=now, hidden=self._hidden), reply)
+            response = await self._pool.request(request, seconds, anew=anew)
+        except ResponseTimeout:
+            return PostResult(Reply(DeliveryOutcome.FAILED, f"no answer within {seconds:g} s"))
+        except ResponseLost as error:
+            return PostResult(Reply(DeliveryOutcome.FAILED, str(error)), unseen=error.unseen)
+        except EndpointUnreachable as error:
+            return PostResult(Reply(DeliveryOutcome.UNREACHABLE, str(error)))
+        return PostResult(reply_to(response, now=now, mask=self._mask), response)
 
 
-class _Sending:
-    """One call's events on their way."""
+class _WindowPoster:
+    """Posts the events of one call."""
 
-    def __init__(self, post: Ask, limits: Limits, events: Sequence[Event], pause: float) -> None:
-        self.verdicts: list[Verdict] = [UNSENT] * len(events)
+    def __init__(
+        self, post: PostMessage, limits: RequestLimits, events: Sequence[Event], pause: float
+    ) -> None:
+        self.replies: list[Reply] = [UNSENT] * len(events)
         self.accepted = 0  # requests
-        self.others = UNSENT  # what is said of events that were not begun
-        self.rest = 0.0  # seconds for which the endpoint wants no more
+        self.others = UNSENT  # the reply for events that were not posted
+        self.pause = 0.0  # seconds for which the endpoint wants no requests
         self.gone = False  # for ever
-        self._pause = pause  # the least that it gets then
+        self._least_pause = pause
         self._post = post
         self._limits = limits
         self._events = events
-        self._held: set[str] = set()  # rows of which an event was not accepted
-        self._again: Counter[int] = Counter()  # how often events were posted once more
-        self._over = False  # nothing more is begun
-        self._until = 0.0  # after which nothing more is
+        self._failed_rows: set[str] = set()  # an event of theirs was not accepted
+        self._again: Counter[int] = Counter()  # how often an event was posted once more
+        self._over = False  # no further request is begun
+        self._until = 0.0  # no request is begun after this time
 
     @property
-    def telling(self) -> bool:
-        """Whether anybody may have taken something, or refused it."""
-        return any(each.answer is not Answer.UNSENT or each.repeats for each in self.verdicts)
+    def has_replies(self) -> bool:
+        """Whether an event may have been accepted or refused."""
+        return any(
+            each.outcome is not DeliveryOutcome.UNSENT or each.repeats for each in self.replies
+        )
 
     async def run(self) -> None:
-        """Send all, or as many as the endpoint lets us."""
+        """Post all events, or as many as the endpoint lets us."""
         self._until = asyncio.get_running_loop().time() + WINDOW_SECONDS
         lanes = self._batched() if self._limits.batch_size else self._alone()
         outcomes = await asyncio.gather(*lanes, return_exceptions=True)
-        # Only when all have come to an end: no request is left on its way.
+        # Only when all have ended: no request is left on its way.
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
         for index, event in enumerate(self._events):
-            if self.verdicts[index] is UNSENT and event.row not in self._held:
-                self.verdicts[index] = self.others
+            if self.replies[index] is UNSENT and event.row not in self._failed_rows:
+                self.replies[index] = self.others
         for index, times in self._again.items():
-            self.verdicts[index] = self.verdicts[index]._replace(repeats=times)
+            self.replies[index] = self.replies[index]._replace(repeats=times)
 
     # --- events alone ----------------------------------------------------------------------------
 
@@ -191,9 +192,9 @@ class _Sending:
             for index in waiting.popleft():
                 if self._over:
                     return
-                said, _ = await self._ask(single(self._events[index]), [index])
-                self._note([index], said)
-                if said.answer is not Answer.ACCEPTED:
+                reply, _ = await self._posted(single(self._events[index]), [index])
+                self._note([index], reply)
+                if reply.outcome is not DeliveryOutcome.ACCEPTED:
                     break
 
     # --- batches ---------------------------------------------------------------------------------
@@ -208,19 +209,19 @@ class _Sending:
         return [asyncio.ensure_future(self._lane(lane)) for lane in lanes if lane]
 
     async def _lane(self, indexes: list[int]) -> None:
-        # The last is the next: what was refused goes back in two parts.
+        # The last one is next: a refused batch goes back in two parts.
         parts = list(reversed(self._cut(indexes)))
         while parts and not self._over:
-            part = [i for i in parts.pop() if self._events[i].row not in self._held]
+            part = [i for i in parts.pop() if self._events[i].row not in self._failed_rows]
             if not part:
                 continue
-            said, reply = await self._ask(batch([self._events[i] for i in part]), part)
-            refused = said.answer is Answer.REFUSED
-            if refused and len(part) > 1 and reply is not None and reply.parted:
+            reply, response = await self._posted(batch([self._events[i] for i in part]), part)
+            refused = reply.outcome is DeliveryOutcome.REFUSED
+            if refused and len(part) > 1 and response is not None and response.splits_batch:
                 half = len(part) // 2
                 parts += [part[half:], part[:half]]
                 continue
-            self._note(part, said)
+            self._note(part, reply)
 
     def _cut(self, indexes: Sequence[int]) -> list[list[int]]:
         """The events in batches of at most so many, and of so many bytes."""
@@ -237,36 +238,38 @@ class _Sending:
 
     # --- both ------------------------------------------------------------------------------------
 
-    async def _ask(self, message: Message, part: Sequence[int]) -> tuple[Verdict, Reply | None]:
+    async def _posted(
+        self, message: WebhookMessage, part: Sequence[int]
+    ) -> tuple[Reply, HttpResponse | None]:
         accepted = self.accepted
         try:
-            said, reply, _, again = await self._post(message)
+            reply, response, _, again = await self._post(message)
         except BaseException:
             self._over = True
             raise
         if again:
             self._again.update(part)
-        if said.answer is Answer.ACCEPTED:
+        if reply.outcome is DeliveryOutcome.ACCEPTED:
             self.accepted += 1
-        elif said.answer is Answer.UNREACHABLE:
-            self.others, self._over = said, True
-        elif reply is None:
-            # It is there and says nothing. Unless others were taken meanwhile, each further
+        elif reply.outcome is DeliveryOutcome.UNREACHABLE:
+            self.others, self._over = reply, True
+        elif response is None:
+            # It is there and sends no response. Unless others were accepted meanwhile, each further
             # event would cost as long a wait.
             self._over |= self.accepted == accepted
-        elif reply.tired:
-            # The whole endpoint rests: others would only be told the same.
-            said = said._replace(after=max(said.after, self._pause))
-            self.rest = max(self.rest, said.after)
-            self.others, self._over = Verdict(Answer.UNSENT, said.reason, self.rest), True
-        elif reply.gone:
-            self.others, self._over, self.gone = said, True, True
-        return said, reply
+        elif response.throttles:
+            # It throttles all requests, not this one alone.
+            reply = reply._replace(retry_after=max(reply.retry_after, self._least_pause))
+            self.pause = max(self.pause, reply.retry_after)
+            self.others, self._over = Reply(DeliveryOutcome.UNSENT, reply.reason, self.pause), True
+        elif response.gone:
+            self.others, self._over, self.gone = reply, True, True
+        return reply, response
 
-    def _note(self, part: Sequence[int], said: Verdict) -> None:
-        # Only here: a batch that is parted goes on until something is known of a part.
+    def _note(self, part: Sequence[int], reply: Reply) -> None:
+        # Only here: a batch that is split goes on until a part of it has a reply.
         self._over |= asyncio.get_running_loop().time() >= self._until
         for index in part:
-            self.verdicts[index] = said
-            if said.answer is not Answer.ACCEPTED:
-                self._held.add(self._events[index].row)
+            self.replies[index] = reply
+            if reply.outcome is not DeliveryOutcome.ACCEPTED:
+                self._failed_rows.add(self._events[index].row)

@@ -1,4 +1,4 @@
-"""What is posted: an event or a batch of them, with the headers that sign it."""
+"""The requests: an event or a batch of events, with the headers that sign it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _OUR_NAMES = {"host", "connection", "keep-alive", "expect", "te", "trailer", "up
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class WebhookMessage:
     """One body, and the id by which the receiver knows a repeat."""
 
     id: str
     body: bytes
 
 
-def single(event: Event) -> Message:
+def single(event: Event) -> WebhookMessage:
     """An event alone, byte for byte as its format wrote it."""
-    return Message(event.id, event.payload or b"")
+    return WebhookMessage(event.id, event.payload or b"")
 
 
-def batch(events: Sequence[Event]) -> Message:
+def batch(events: Sequence[Event]) -> WebhookMessage:
     """Events together; the id depends on nothing but which events these are."""
     # Events of one change may share its id, and differ in their place.
     names = msgspec.json.encode(
@@ -48,15 +48,15 @@ def batch(events: Sequence[Event]) -> Message:
     body = b'{"batch_id":"%b","batch_size":%d,"batch_timestamp":"%b","events":[%b]}' % (
         identity.encode(),
         len(events),
-        # Not the time of sending: then a repeat is the same to the byte.
+        # Not the time of sending, so that a repeat is the same to the byte.
         iso(events[-1].commit_time).encode(),
         b",".join([event.payload or b"null" for event in events]),
     )
-    return Message(identity, body)
+    return WebhookMessage(identity, body)
 
 
-class Post:
-    """How a message becomes the bytes of a request."""
+class RequestEncoder:
+    """Encodes and signs requests."""
 
     __slots__ = ("_head", "_keys", "_secret")
 
@@ -80,21 +80,21 @@ class Post:
         self._secret = secrets[0].reveal() if secrets else ""
         self._keys = [standard_key(secret.reveal()) for secret in secrets]
 
-    def written(self, message: Message, now: int) -> bytes:
+    def encode(self, message: WebhookMessage, now: int) -> bytes:
         """The request's bytes, signed at `now`, in seconds since 1970."""
         identity, body = message.id, message.body
-        said = (
+        headers = (
             f"Content-Length: {len(body)}\r\n"
             f"X-Savegress-Event-ID: {identity}\r\nX-Savegress-Timestamp: {now}\r\n"
             f"webhook-id: {identity}\r\nwebhook-timestamp: {now}\r\n"
         )
         if self._keys:
             signed = " ".join([sign_standard(body, identity, now, key) for key in self._keys])
-            said += (
+            headers += (
                 f"X-Savegress-Signature: {sign(body, self._secret)}\r\n"
                 f"webhook-signature: {signed}\r\n"
             )
-        return b"%b%b\r\n%b" % (self._head, said.encode("latin-1"), body)
+        return b"%b%b\r\n%b" % (self._head, headers.encode("latin-1"), body)
 
 
 def expect_headers(headers: Mapping[str, Secret]) -> None:

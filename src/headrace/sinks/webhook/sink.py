@@ -9,24 +9,23 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from ...errors import ConfigError, SinkUnavailable
+from ...errors import ConfigError
 from ...formats.signature import STANDARD_SECRET, standard_key
 from ...secret import Secret
-from ..push.delivery import Policy
-from ..push.settings import PushSettings
+from ..push import Policy, PushSettings, client_context
 from .address import Endpoint, endpoint
-from .channel import HttpChannel, Limits
-from .hiding import Hidden
-from .request import JSON, Post, expect_headers, expect_secret
+from .channel import HttpChannel, RequestLimits
+from .request import JSON, RequestEncoder, expect_headers, expect_secret
+from .response import SecretMask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook(PushSettings):
     """Events posted to an https endpoint, with the seed's headers and those of Standard Webhooks.
 
-    An answer of 2xx accepts what was posted, 410 ends the sink, 429 makes it rest, 408, 425, 5xx
-    and no answer are tried again, anything else is a refusal; a batch that is refused is parted
-    until the events are found that it was refused for.
+    A response of 2xx accepts what was posted, 410 halts the sink, 429 pauses it; 408, 425, 5xx and
+    no response are retried; anything else is a refusal. A refused batch is split until the events
+    are found that it was refused for.
     """
 
     url: Secret  # its path may be all that protects it
@@ -35,7 +34,7 @@ class Webhook(PushSettings):
     headers: Mapping[str, Secret] = field(default_factory=dict)
     batch: bool = False  # whether events are posted together, up to batch_size of them
     concurrency: int = 16  # requests at once, of a task; those of one row follow each other
-    timeout_seconds: float = 30.0  # for a request and its answer
+    timeout_seconds: float = 30.0  # for a request and its response
     allow_private_networks: bool = False  # also http://, and any address
     ca_file: str = ""  # certificates to trust instead of the system's
 
@@ -59,7 +58,7 @@ class Webhook(PushSettings):
 
     @property
     def address(self) -> str:
-        """The url; an endpoint that is gone is asked again when it is another."""
+        """The url."""
         return self.url.reveal()
 
     @property
@@ -81,8 +80,8 @@ class Webhook(PushSettings):
         media_type = JSON if self.batch else self.formats.named(self.format).media_type
         return HttpChannel(
             place,
-            Post(place, media_type, secrets=secrets, headers=self.headers),
-            Limits(
+            RequestEncoder(place, media_type, secrets=secrets, headers=self.headers),
+            RequestLimits(
                 self.concurrency,
                 self.timeout_seconds,
                 self.policy.schedule,
@@ -91,11 +90,11 @@ class Webhook(PushSettings):
             ),
             tls=self._tls() if place.tls else None,
             private=self.allow_private_networks,
-            hidden=self._hidden(place, secrets),
+            mask=self._mask(place, secrets),
         )
 
-    def _hidden(self, place: Endpoint, secrets: Sequence[Secret]) -> Hidden:
-        """What an answer may repeat and nobody may read."""
+    def _mask(self, place: Endpoint, secrets: Sequence[Secret]) -> SecretMask:
+        """Hides what a response may repeat and must not show."""
         texts = {each.reveal() for each in self.headers.values()}
         for secret in secrets:
             texts.add(secret.reveal().removeprefix(STANDARD_SECRET))
@@ -105,22 +104,16 @@ class Webhook(PushSettings):
         for pair in query.split("&"):  # a name says nothing, unless it is all there is
             name, _, value = pair.partition("=")
             texts.add(value or name)
-        return Hidden(map(Secret, texts | set(map(unquote_plus, texts))))
+        return SecretMask(map(Secret, texts | set(map(unquote_plus, texts))))
 
     def _tls(self) -> ssl.SSLContext:
-        try:
-            context = ssl.create_default_context(cafile=self.ca_file or None)
-        except OSError as error:  # also of what is no certificate
-            raise SinkUnavailable(
-                f"the certificates in {self.ca_file} cannot be read: {type(error).__name__}"
-            ) from None
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context = client_context(self.ca_file)
         context.set_alpn_protocols(["http/1.1"])
         return context
 
 
 def _text(key: bytes) -> str:
-    """A key as somebody could print it; "": it is no text."""
+    """A key as text; "": it is not text."""
     try:
         return key.decode()
     except UnicodeDecodeError:

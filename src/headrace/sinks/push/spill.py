@@ -1,4 +1,4 @@
-"""What tasks are told that may be large: beyond some size by a file, not within their function.
+"""Values for Spark's tasks that spill to a file when they are large.
 
 Spark keeps a function of more than a megabyte in a file of its own for as long as it runs, one
 for each batch, and the sink's secrets are in the function.
@@ -16,23 +16,23 @@ from ..lake.storage import Folder
 logger = logging.getLogger(__name__)
 
 MOST_BYTES = 100_000  # within a function
-_NAME = "parcel"
+_NAME = "spill"
 _COLUMN = "content"
 
-# What this process has read last, by its place: several batches ask for the same.
+# What this process has read last, by folder and file: several batches read the same.
 _read: dict[tuple[str, str], bytes] = {}
 _MOST_READ = 4
 
 
-class Parcel(NamedTuple):
+class Spill(NamedTuple):
     """Bytes for tasks."""
 
     content: bytes = b""
     file: str = ""  # in the folder of the dead letters; "": the content is here
 
     @classmethod
-    def of(cls, content: bytes, folder: Folder) -> Parcel:
-        """The bytes, on their way to tasks."""
+    def of(cls, content: bytes, folder: Folder) -> Spill:
+        """The bytes themselves, or a file that is written with them."""
         if len(content) <= MOST_BYTES:
             return cls(content)
         table = pa.table({_COLUMN: pa.array([content], pa.large_binary())})
@@ -51,18 +51,18 @@ class Parcel(NamedTuple):
         return _read[place]
 
     def remove(self, folder: Folder) -> None:
-        """Take the file away: no task needs it any more."""
+        """Delete the file: no task needs it any more."""
         if self.file:
             discard(folder, self.file)
 
 
-EMPTY = Parcel()
+EMPTY = Spill()
 
 
 def discard(folder: Folder, file: str) -> None:
-    """Delete a file that nobody needs any more, if the storage lets us."""
+    """Delete a file that is not needed any more, if the storage lets us."""
     try:
         folder.files.delete_file(file)
     except OSError as error:
-        # Whoever vacuums the table of the dead letters deletes it.
+        # Vacuuming the table of the dead letters deletes it.
         logger.debug("file=%s was not deleted, error=%s", file, type(error).__name__)

@@ -1,4 +1,4 @@
-"""Rows that wait, because an event of theirs was not accepted or is not to be sent yet."""
+"""Rows waiting behind a failed event, or whose next event is not to be sent yet."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from . import Event
+from .contract import Event
 
-HELD_EVENTS = 10_000  # in memory, before nothing further is read
-HELD_BYTES = 32_000_000
+MOST_EVENTS = 10_000  # in memory, before nothing further is read
+MOST_BYTES = 32_000_000
 
 
 class Pending(NamedTuple):
-    """An event that was read and not settled."""
+    """An event that was read and not settled; the ledger has it as a list."""
 
     sequence: int
     at: int
     attempts: int
-    moved: bool = False  # whether others were accepted since the first of these
+    moved: bool = False  # whether others were accepted since its first attempt
     due: float = 0.0  # by the wall clock: not to be tried before
-    failed: float = 0.0  # by the wall clock: when it first did
-    handed: bool = False  # whether it was handed over, and nobody knows that it was taken
+    failed: float = 0.0  # by the wall clock: when its first attempt failed
+    handed: bool = False  # whether it was sent, and it is not known whether it was accepted
 
 
 @dataclass(slots=True)
-class Row:
+class WaitingRow:
     """A row that waits for its first event."""
 
     events: deque[Event] = field(default_factory=deque)
     due: float = 0.0
     attempts: int = 0  # at the first one
-    accepted: int = -1  # how many others had been when it first failed; -1: it has not
-    moved: bool = False  # whether others were since, as far as was looked
-    failed: float = 0.0  # by the wall clock: when it first did
+    accepted: int = -1  # how many others were accepted when it first failed; -1: it has not
+    moved: bool = False  # whether others were accepted since, as far as was checked
+    failed: float = 0.0  # by the wall clock: when its first attempt failed
     reason: str = ""
 
     def moved_on(self, accepted: int) -> bool:
@@ -44,15 +44,15 @@ class Row:
             self.attempts, self.moved = min(self.attempts, 1), True
         return self.moved
 
-    def recall(self, known: Pending, ahead: float) -> None:
-        """What was noted of the first event; `ahead` of the clock is the wall clock."""
+    def restore(self, known: Pending, ahead: float) -> None:
+        """Take over the recorded state of the first event; `ahead`: wall clock minus clock."""
         self.attempts, self.moved, self.failed = known.attempts, known.moved, known.failed
         self.due = known.due - ahead if known.due else 0.0
 
     def pending(
         self, handed: Container[tuple[int, int]], now: float, ahead: float
     ) -> list[Pending]:
-        """The events, as they are noted; `handed`: those that were handed over."""
+        """The events as the ledger records them; `handed`: those that were sent."""
         places = [(event.sequence, event.at) for event in self.events]
         head, *rest = [Pending(*place, 0, handed=place in handed) for place in places]
         due = self.due + ahead if self.due > now else 0.0
@@ -63,10 +63,10 @@ class Row:
 
 
 @dataclass(slots=True)
-class Held:
-    """The rows that wait, each with an event or more."""
+class WaitingRows:
+    """The waiting rows, each with an event or more."""
 
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, WaitingRow] = field(default_factory=dict)
     events: int = 0
     bytes: int = 0
 
@@ -75,15 +75,15 @@ class Held:
 
     def room(self) -> bool:
         """Whether there is room for another event."""
-        return self.events < HELD_EVENTS and self.bytes < HELD_BYTES
+        return self.events < MOST_EVENTS and self.bytes < MOST_BYTES
 
-    def due(self, now: float) -> list[Row]:
+    def due(self, now: float) -> list[WaitingRow]:
         """Rows whose time has come, the longest due first."""
         return sorted((row for row in self.rows.values() if row.due <= now), key=_by_due)
 
-    def row(self, name: str) -> Row:
-        """A row, held from now on if it was not."""
-        return self.rows.setdefault(name, Row())
+    def row(self, name: str) -> WaitingRow:
+        """A row, which waits from now on."""
+        return self.rows.setdefault(name, WaitingRow())
 
     def add(self, event: Event) -> None:
         """Put an event behind those of its row."""
@@ -91,14 +91,14 @@ class Held:
         self.events += 1
         self.bytes += len(event.payload or b"")
 
-    def take(self, row: Row) -> Event:
-        """The first event of a row, which is still held."""
+    def take(self, row: WaitingRow) -> Event:
+        """Take the first event of a row; the row goes on waiting."""
         event = row.events.popleft()
         self.events -= 1
         self.bytes -= len(event.payload or b"")
         return event
 
-    def put_back(self, row: Row, events: Sequence[Event]) -> None:
+    def put_back(self, row: WaitingRow, events: Sequence[Event]) -> None:
         """Put events before those of their row."""
         row.events.extendleft(reversed(events))
         self.events += len(events)
@@ -110,17 +110,17 @@ class Held:
             row = self.rows.get(name)
             if row is not None:
                 if row.events:
-                    self.rows[name] = Row(row.events)
+                    self.rows[name] = WaitingRow(row.events)
                 else:
                     del self.rows[name]
 
     def drop(self, name: str) -> Sequence[Event]:
-        """Let go of a row; returns its events."""
+        """Remove a row; returns its events."""
         events = self.rows.pop(name).events
         self.events -= len(events)
         self.bytes -= sum(len(event.payload or b"") for event in events)
         return events
 
 
-def _by_due(row: Row) -> float:
+def _by_due(row: WaitingRow) -> float:
     return row.due
