@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import SinkRefused
 from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Event, Reply
-from headrace.sinks.push import waiting as held_rows
+from headrace.sinks.push import waiting as waiting_rows
 from headrace.sinks.push.breaker import MOST_REFUSALS
 from headrace.sinks.push.delivery import DeliveryCheckpoint, EventDelivery, Stopped
 from tests.sinks.office import (
@@ -348,11 +348,11 @@ def test_a_long_wait_is_left_to_who_started_it() -> None:
     assert [each[:2] for each in done.stopped.checkpoint.pending] == [(2, 0)]
 
 
-@pytest.mark.parametrize(("limit", "most"), [("HELD_EVENTS", 50), ("HELD_BYTES", 50 * 1000)])
+@pytest.mark.parametrize(("limit", "most"), [("MOST_EVENTS", 50), ("MOST_BYTES", 50 * 1000)])
 def test_memory_is_bounded_while_a_row_waits(
     monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:
-    monkeypatch.setattr(held_rows, limit, most)
+    monkeypatch.setattr(waiting_rows, limit, most)
     office = Office(lambda each: FAILED if each.row == "a" else ACCEPTED)
     given = 0
 
@@ -496,7 +496,7 @@ def test_every_event_is_settled_once_and_rows_keep_their_order(
             send_and_note, policy, letters, letters.spans(), checkpoint=point, clock=watch
         )
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(held_rows, "HELD_EVENTS", held or 1)
+            patched.setattr(waiting_rows, "MOST_EVENTS", held or 1)
             delivery.run(chunks)
         rounds += 1
         retries += delivery.counts.retries

@@ -662,7 +662,7 @@ def test_lines_of_an_older_ledger_are_read(tmp_path: Path) -> None:
 
 
 def test_who_tends_waits_for_a_redrive(post: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PushLedger, "tend", lambda self: pytest.fail("the ledger is in use"))
+    monkeypatch.setattr(PushLedger, "compact", lambda self: pytest.fail("the ledger is in use"))
     with post.writer._busy:
         post.writer.maintain()
 
