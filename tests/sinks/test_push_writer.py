@@ -524,7 +524,9 @@ def test_a_part_that_says_nothing_is_not_settled(
     post.users((1, "-"))
     whole = writers.PushWriter._delivered
     monkeypatch.setattr(writers.PushWriter, "_delivered", lambda *given: whole(*given)[:1])
-    with pytest.raises(PipelineError, match=r"of the parts \[0, 1\] of the batch, \[0\] told"):
+    with pytest.raises(
+        PipelineError, match=r"of the parts \[0, 1\] of the batch, \[0\] sent a report"
+    ):
         post.write(parts=2)
     assert not post.lines("settled")
 
