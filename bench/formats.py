@@ -7,9 +7,10 @@ from typing import TypeVar
 
 import msgspec
 
-from headrace.change.event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction
+from headrace.change.event import BeforeKind, Change, Op, Table, Transaction
 from headrace.formats import AnyFormat, StreamFormat, TransactionFormat
 from headrace.formats.catalogue import Formats, names
+from headrace.sources.postgres.position import PostgresPosition
 
 from .orders import COLUMNS
 from .report import Figure, Figures

@@ -54,7 +54,7 @@ def latest(changes: pa.Table) -> pa.Table:
 def typed(changes: pa.Table) -> pa.Table:
     """The rows behind the changes, and what happened to each."""
     images = pc.coalesce(changes["after"], changes["key"])  # a DELETE has only its key
-    return decode(images, COLUMNS).append_column(_OP, changes["op"])
+    return decode(images, COLUMNS, connector="postgres").append_column(_OP, changes["op"])
 
 
 def _append(task: Task, rows: pa.Table) -> None:

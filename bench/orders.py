@@ -10,17 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.change.event import (
-    Batch,
-    BeforeKind,
-    Change,
-    Column,
-    Op,
-    PostgresPosition,
-    Table,
-    Transaction,
-)
+from headrace.change.event import Batch, BeforeKind, Change, Column, Op, Table, Transaction
 from headrace.log import Log
+from headrace.sources.postgres.position import PostgresPosition
 
 SCHEMA, NAME = "public", "orders"
 PER_TRANSACTION = 1000

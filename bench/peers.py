@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.change.event import parse_lsn
+from headrace.change.lsn import parse_lsn
 from headrace.testing import PostgresDatabase
 
 from . import workload

@@ -9,7 +9,7 @@ from typing import LiteralString
 
 from psycopg import sql
 
-from headrace.change.event import parse_lsn
+from headrace.change.lsn import parse_lsn
 from headrace.testing import PostgresDatabase
 
 CHANGES_PER_TRANSACTION = 16

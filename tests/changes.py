@@ -9,17 +9,9 @@ from typing import Any
 
 import msgspec
 
-from headrace.change.event import (
-    Batch,
-    BeforeKind,
-    Change,
-    Column,
-    Op,
-    PostgresPosition,
-    Table,
-    Transaction,
-)
+from headrace.change.event import Batch, BeforeKind, Change, Column, Op, Table, Transaction
 from headrace.log import Log
+from headrace.sources.postgres.position import PostgresPosition
 
 Row = Mapping[str, Any]
 

@@ -12,7 +12,6 @@ from headrace.change.event import (
     BeforeKind,
     Change,
     Op,
-    PostgresPosition,
     Table,
     Transaction,
 )
@@ -26,6 +25,7 @@ from headrace.run import News, check_model, formats, retain, server_settings
 from headrace.secret import Secret
 from headrace.sources import Phase, Status
 from headrace.sources.postgres import Postgres
+from headrace.sources.postgres.position import PostgresPosition
 
 TABLE = Table("shop", "postgres", "o", "db", "public", "users")
 DAY = 86_400 * 1_000_000

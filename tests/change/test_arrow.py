@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import closing
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,11 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.change import arrow as arrows
 from headrace.change.arrow import (
-    arrow_schema,
-    arrow_type,
     columns_of,
-    decode,
     references_of,
     row_schema,
     widened,
@@ -28,6 +27,10 @@ from headrace.change.arrow import (
 from headrace.change.event import Column, Reference, Table
 from headrace.errors import ConfigError, DecodeError
 from headrace.sources.postgres.values import SESSION_SETTINGS, TYPES_SQL, PgType, encoder, pg_types
+
+decode = partial(arrows.decode, connector="postgres")
+arrow_schema = partial(arrows.arrow_schema, connector="postgres")
+arrow_type = partial(arrows.arrow_type, connector="postgres")
 
 UTC = dt.UTC
 STRING, INSTANT = pa.string(), pa.timestamp("us", tz="UTC")
@@ -110,7 +113,7 @@ def test_each_type_of_the_source_has_its_arrow_type(text: str, arrow: pa.DataTyp
 
 def test_the_types_of_an_unknown_connector_are_refused() -> None:
     with pytest.raises(ConfigError, match="oracle"):
-        arrow_type("integer", "oracle")
+        arrows.arrow_type("integer", "oracle")
 
 
 def test_the_text_of_a_row_schema_reads_back_as_its_columns() -> None:

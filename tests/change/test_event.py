@@ -8,17 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.change.event import (
-    Change,
-    Column,
-    Op,
-    PostgresPosition,
-    Table,
-    Transaction,
-    format_lsn,
-    parse_lsn,
-)
+from headrace.change.event import Change, Column, Op, Table, Transaction
+from headrace.change.lsn import format_lsn, parse_lsn
 from headrace.change.record import decode, encode
+from headrace.sources.postgres.position import PostgresPosition
 from tests.changes import make_change, make_table
 
 LSNS = st.integers(0, 2**64 - 1)

@@ -13,17 +13,10 @@ from hypothesis import strategies as st
 
 from headrace.change.arrow import frame
 from headrace.change.arrow.frame import FIELDS, TOLD, Framing, schema, transactions, whole
-from headrace.change.event import (
-    BeforeKind,
-    Change,
-    Column,
-    Op,
-    PostgresPosition,
-    Table,
-    Transaction,
-)
+from headrace.change.event import BeforeKind, Change, Column, Op, Table, Transaction
 from headrace.change.record import encode
 from headrace.errors import ConfigError
+from headrace.sources.postgres.position import PostgresPosition
 from tests.changes import make_change, make_table
 from tests.formats import generated
 

@@ -7,16 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.change.event import (
-    BeforeKind,
-    Change,
-    Column,
-    Op,
-    PostgresPosition,
-    Table,
-    Transaction,
-)
+from headrace.change.event import BeforeKind, Change, Column, Op, Table, Transaction
 from headrace.change.replay import Replay, TableName
+from headrace.sources.postgres.position import PostgresPosition
 
 TRANSACTION = Transaction("7", commit_time=1, captured_at=2)
 USERS = TableName("shop", "public", "users")

@@ -16,16 +16,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from headrace.change.event import (
-    Batch,
-    BeforeKind,
-    Change,
-    Column,
-    Op,
-    PostgresPosition,
-    Table,
-    Transaction,
-)
+from headrace.change.event import Batch, BeforeKind, Change, Column, Op, Table, Transaction
 from headrace.cli import app, parse_age, parse_size
 from headrace.client import Client
 from headrace.config import ServerSection, load
@@ -33,6 +24,7 @@ from headrace.errors import ConfigError, ServerAbsent
 from headrace.formats.catalogue import names
 from headrace.log import Log, LogReader
 from headrace.run import formats
+from headrace.sources.postgres.position import PostgresPosition
 from headrace.testing import PostgresDatabase, free_port, wait_until
 from tests.serve.histories import told
 

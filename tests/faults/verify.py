@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
-from headrace.change.event import Change, EventTablePosition, Op, PostgresPosition
+from headrace.change.event import Change, Op
 from headrace.change.replay import Replay, TableName
 from headrace.demo.postgres import PostgresShop
 from headrace.demo.proof import prove
 from headrace.log import LogReader
+from headrace.sources.postgres.position import PostgresPosition
+from headrace.sources.postgres_events.position import EventTablePosition
 from headrace.testing import PostgresDatabase
 from tests.faults.captor import SOURCE
 from tests.faults.workload import TABLES

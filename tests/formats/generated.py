@@ -14,17 +14,9 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from headrace.change.event import (
-    BeforeKind,
-    Change,
-    Column,
-    Op,
-    PostgresPosition,
-    Reference,
-    Table,
-    Transaction,
-    format_lsn,
-)
+from headrace.change.event import BeforeKind, Change, Column, Op, Reference, Table, Transaction
+from headrace.change.lsn import format_lsn
+from headrace.sources.postgres.position import PostgresPosition
 
 Values = Mapping[str, bytes]  # a row: its columns' values as JSON
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.change.event import BeforeKind, Op, PostgresPosition, Transaction
+from headrace.change.event import BeforeKind, Op, Transaction
 from headrace.formats import Canonical
 from headrace.formats.canonical import CanonicalChange
+from headrace.sources.postgres.position import PostgresPosition
 from tests.changes import COMMIT_TIME, make_change, make_table
 
 VALUES = st.recursive(

@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from headrace.change.event import BeforeKind, Change, Op, PostgresPosition, Transaction
+from headrace.change.event import BeforeKind, Change, Op, Transaction
 from headrace.formats.debezium import UNAVAILABLE, UNDECODED, Debezium
 from headrace.formats.entity import Entity
 from headrace.formats.facts import Facts
+from headrace.sources.postgres.position import PostgresPosition
 from headrace.testing import PostgresDatabase
 from tests.changes import COMMIT_TIME, make_change, make_table
 from tests.formats.generated import changes

@@ -14,16 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.change.event import (
-    BeforeKind,
-    Change,
-    Column,
-    Op,
-    PostgresPosition,
-    Table,
-    Transaction,
-    parse_lsn,
-)
+from headrace.change.event import BeforeKind, Change, Column, Op, Table, Transaction
+from headrace.change.lsn import parse_lsn
 from headrace.formats.etl import (
     Begin,
     Commit,
@@ -42,6 +34,7 @@ from headrace.formats.etl import (
     decode,
     events,
 )
+from headrace.sources.postgres.position import PostgresPosition
 from tests.changes import COMMIT_TIME, make_change
 from tests.formats.generated import transactions
 

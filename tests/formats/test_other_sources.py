@@ -11,15 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.change.event import (
-    Change,
-    EventTablePosition,
-    MysqlPosition,
-    Op,
-    SqlitePosition,
-    format_lsn,
-    position_from_json,
-)
+from headrace.change.connector import position_from_json
+from headrace.change.event import Change, Op
+from headrace.change.lsn import format_lsn
 from headrace.errors import ConfigError
 from headrace.formats.canonical import Canonical
 from headrace.formats.changefeed import Changefeed
@@ -31,6 +25,9 @@ from headrace.formats.etl import events as etl_events
 from headrace.formats.notification import Notification
 from headrace.formats.protobuf import Protobuf
 from headrace.formats.savegress import Savegress, SavegressTransactions
+from headrace.sources.mysql.position import MysqlPosition
+from headrace.sources.postgres_events.position import EventTablePosition
+from headrace.sources.sqlite.connector import SqlitePosition
 from headrace.testing.mariadb import MariadbDatabase
 from headrace.v1.changefeed_pb2 import CDCEvent
 from tests.changes import make_change, make_table
@@ -95,7 +92,7 @@ def test_the_workload_is_told(told: Told) -> None:
 def test_a_position_reads_back_from_what_events_show(told: Told) -> None:
     for change in told.changes:
         shown = of(Canonical(), change)["position"]
-        assert position_from_json(shown) == change.position
+        assert position_from_json(change.table.connector, shown) == change.position
     ids = [change.id for change in told.changes]
     assert len(ids) == len(set(ids))
 

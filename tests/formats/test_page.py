@@ -15,7 +15,6 @@ from headrace.change.event import (
     Change,
     Column,
     Op,
-    PostgresPosition,
     Reference,
     Table,
     Transaction,
@@ -24,6 +23,7 @@ from headrace.formats.catalogue import Formats
 from headrace.formats.cloudevents import CloudEvents
 from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.savegress import Savegress, batch
+from headrace.sources.postgres.position import PostgresPosition
 from headrace.testing import PostgresDatabase
 from tests.changes import make_change, opened_writer
 from tests.formats.test_schemas import ON_REQUEST, events

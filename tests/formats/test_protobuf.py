@@ -15,7 +15,9 @@ from grpc_tools import protoc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.change.event import Change, Op, Transaction
+from headrace.change import connector as connectors
+from headrace.change.connector import Connector
+from headrace.change.event import Change, Op, Position, Transaction
 from headrace.formats._struct import DEEPEST, written
 from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.protobuf import Protobuf
@@ -256,17 +258,25 @@ def test_a_document_that_no_parser_follows_is_only_in_the_json() -> None:
 
 @pytest.mark.requirement("C-16")
 @pytest.mark.parametrize("connector", ["mysql", "mongodb"])
-def test_positions_of_other_databases_have_their_own_messages(connector: str) -> None:
+def test_positions_of_other_databases_have_their_own_messages(
+    connector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = seed("positions")[connector]["position"]
 
-    class Position(msgspec.Struct, frozen=True):
-        commit: int
+    class Place(Position, frozen=True):
+        number: int
+
+        @property
+        def commit(self) -> int:
+            return self.number
 
         def to_json(self) -> dict[str, Any]:
             return dict(shown)
 
+    known = Connector(name=connector, positions=(Place,))
+    monkeypatch.setitem(connectors._known, connector, known)
     table = msgspec.structs.replace(USERS, connector=connector)
-    event = decoded(make_change(table=table, after={"id": 1}, position=Position(1)))
+    event = decoded(make_change(table=table, after={"id": 1}, position=Place(1)))
     assert event.position.WhichOneof("connector") == connector
     place = getattr(event.position, connector)
     for name, value in shown.items():

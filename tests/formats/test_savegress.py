@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from headrace.change.event import BeforeKind, Change, Op, PostgresPosition, Transaction, format_lsn
+from headrace.change.event import BeforeKind, Change, Op, Transaction
+from headrace.change.lsn import format_lsn
 from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.savegress import (
     Savegress,
@@ -20,6 +21,7 @@ from headrace.formats.savegress import (
     server_id,
     table_metadata,
 )
+from headrace.sources.postgres.position import PostgresPosition
 from tests.changes import COMMIT_TIME, make_change, make_table
 from tests.formats.generated import transactions
 from tests.formats.savegress_document import BATCH, EVENT, KEYS, completed, seed

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import AccessType, Options, Rdict
 
-from headrace.change.event import Batch, BeforeKind, Change, Op, PostgresPosition, Transaction
+from headrace.change.event import Batch, BeforeKind, Change, Op, Transaction
 from headrace.errors import LogError, LogInUse
 from headrace.log import Log, LogReader, keys
+from headrace.sources.postgres.position import PostgresPosition
 from tests.changes import make_table
 from tests.log.transactions import SOURCE, ids, known_table, piece, sequences, stored, transaction
 

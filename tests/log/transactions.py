@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from headrace.change.event import Batch, Change, Op, PostgresPosition, Table, Transaction
+from headrace.change.event import Batch, Change, Op, Table, Transaction
 from headrace.log import Log
+from headrace.sources.postgres.position import PostgresPosition
 from tests.changes import make_change, make_table
 
 SOURCE = "shop"

@@ -9,18 +9,10 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from headrace.change.event import (
-    BeforeKind,
-    Change,
-    Column,
-    Op,
-    PostgresPosition,
-    Reference,
-    Table,
-    Transaction,
-)
+from headrace.change.event import BeforeKind, Change, Column, Op, Reference, Table, Transaction
 from headrace.formats.catalogue import Formats
 from headrace.model import EntityType, Model
+from headrace.sources.postgres.position import PostgresPosition
 from tests.changes import COMMIT_TIME, Writer
 
 OURS, THEIRS = "qqa", "qqb"  # texts that stand nowhere else

@@ -15,13 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.change.event import Batch, Change, Op, PostgresPosition, Transaction
+from headrace.change.event import Batch, Change, Op, Transaction
 from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts, SourceServer
 from headrace.log import Log
 from headrace.model import Model
 from headrace.sinks.files.sink import Files, FilesWriter
 from headrace.sinks.lake.shape import renderer
+from headrace.sources.postgres.position import PostgresPosition
 from tests.sinks.archive import ACCOUNTS, account
 from tests.sinks.lake import SOURCE, Row, Shop, put
 

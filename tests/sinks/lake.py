@@ -12,20 +12,12 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from headrace.change.arrow import decode
-from headrace.change.event import (
-    Batch,
-    BeforeKind,
-    Change,
-    Column,
-    Op,
-    PostgresPosition,
-    Table,
-    Transaction,
-)
+from headrace.change.event import Batch, BeforeKind, Change, Column, Op, Table, Transaction
 from headrace.change.replay import Replay, TableName
 from headrace.log import Log
 from headrace.sinks import SinkWriter
 from headrace.sinks.tables.sink import Tables
+from headrace.sources.postgres.position import PostgresPosition
 
 SOURCE = "shop"
 ORDERS = (
@@ -90,7 +82,7 @@ class Shop:
         columns = [c.table.columns for c in changes if c.table.name == name][-1]
         rows = replay.rows(TableName(SOURCE, "public", name))
         images = [_exact(row) for row in rows]
-        return ordered(pa.table(decode(images, columns)).to_pylist())
+        return ordered(pa.table(decode(images, columns, connector="postgres")).to_pylist())
 
 
 class Lake(Shop):

@@ -13,7 +13,8 @@ import msgspec
 from psycopg import sql
 
 from headrace.capture import Capture
-from headrace.change.event import Batch, Change, Op, parse_lsn
+from headrace.change.event import Batch, Change, Op
+from headrace.change.lsn import parse_lsn
 from headrace.change.replay import Replay, Row, TableName
 from headrace.log import Log
 from headrace.secret import Secret

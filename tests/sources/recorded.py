@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.change.event import Column, Table, parse_lsn
+from headrace.change.event import Column, Table
+from headrace.change.lsn import parse_lsn
 from headrace.sources.postgres.pgoutput import Relation
 from headrace.sources.postgres.rows import Rows
 from headrace.sources.postgres.values import SESSION_SETTINGS, TYPES_SQL, PgType, encoder, pg_types

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.change.event import BeforeKind, MysqlPosition, Op
+from headrace.change.event import BeforeKind, Op
 from headrace.sources import Phase
+from headrace.sources.mysql.position import MysqlPosition
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.mysqls import mysql_of
 from tests.sources.mycapturing import captured, image, numbers

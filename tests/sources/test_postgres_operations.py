@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.change.event import Batch, Op, parse_lsn
+from headrace.change.event import Batch, Op
+from headrace.change.lsn import parse_lsn
 from headrace.sources import Phase, Status
 from headrace.testing import PostgresDatabase, PostgresServer, wait_until
 from tests.conftest import SETTINGS, Servers, install_of

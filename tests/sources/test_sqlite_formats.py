@@ -8,10 +8,11 @@ import pyarrow as pa
 import pytest
 
 from headrace.change.arrow import arrow_schema, arrow_type, decode
-from headrace.change.event import Change, Op, SqlitePosition
+from headrace.change.event import Change, Op
 from headrace.formats.facts import Facts
 from headrace.formats.protobuf import Protobuf
 from headrace.sources.sqlite import alter, install
+from headrace.sources.sqlite.connector import SqlitePosition
 from headrace.v1.changefeed_pb2 import CDCEvent
 from tests.formats.test_schemas import FORMATS, VALIDATORS, events
 from tests.sources.litedb import captured

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -58,7 +58,7 @@ class Table(msgspec.Struct, frozen=True):
     """A table as it was while a change was made: one version of its columns."""
 
     source: str  # the configured name
-    connector: str  # postgres, mysql, sqlite, sqlserver, mongodb
+    connector: str  # the kind of database: the name of its `Connector`
     origin: str  # the server's own identity: the same name on another server differs
     database: str
     schema: str
@@ -88,126 +88,43 @@ class Transaction(msgspec.Struct, frozen=True, gc=False):
     metadata: bytes | None = None  # annotations as a JSON object; None: there were none
 
 
-class PostgresPosition(
-    msgspec.Struct, frozen=True, gc=False, array_like=True, tag_field="connector", tag="postgres"
-):
-    """Where a change stands in PostgreSQL's write-ahead log."""
+class Position(msgspec.Struct, frozen=True, gc=False, array_like=True, tag_field="connector"):
+    """Where a change stands in its source; each source has its own, under a `tag` of its own.
 
-    commit_lsn: int  # of the transaction's commit record; orders transactions
-    lsn: int  # of the change's own record; several changes may share one
-    end_lsn: int = 0  # where the commit record ends; 0: not the transaction's last change
+    The log stores the tag and the fields in their order, so that neither may change: a field that
+    comes later is the last one and has a default.
+    """
 
     @property
     def commit(self) -> int:
         """A number that orders transactions."""
-        return self.commit_lsn
+        raise NotImplementedError
 
     @property
     def own(self) -> int:
         """A number that orders changes within a transaction."""
-        return self.lsn
+        raise NotImplementedError
 
-    def to_json(self) -> dict[str, str | int]:
+    @property
+    def commit_end(self) -> int:
+        """Where the transaction ends, in the numbers of `commit`."""
+        return self.commit
+
+    @property
+    def replayed_commit(self) -> int:
+        """What ids are made of: the same number whenever the transaction is captured again."""
+        return self.commit
+
+    def to_json(self) -> dict[str, Any]:
         """The position as every JSON format shows it."""
-        return {"lsn": format_lsn(self.lsn), "commit_lsn": format_lsn(self.commit_lsn)}
+        return msgspec.structs.asdict(self)
 
-
-class MysqlPosition(
-    msgspec.Struct, frozen=True, gc=False, array_like=True, tag_field="connector", tag="mysql"
-):
-    """Where a change stands in the binary log of MySQL or MariaDB."""
-
-    file: str  # mysql-bin.000001
-    position: int  # where the change's event begins in the file
-    gtid: str = ""  # the transaction's; "": the server gives none
-    begin: int = 0  # where the transaction begins in the file
-
-    @property
-    def commit(self) -> int:
-        """A number that orders transactions of one server."""
-        return self._number << 40 | self.begin
-
-    @property
-    def own(self) -> int:
-        """A number that orders changes within a transaction."""
-        return self._number << 40 | self.position
-
-    @property
-    def _number(self) -> int:
-        number = self.file.rpartition(".")[2]
-        return int(number) if number.isdecimal() else 0
-
-    def to_json(self) -> dict[str, str | int]:
-        """The position as every JSON format shows it."""
-        told: dict[str, str | int] = {"file": self.file, "position": self.position}
-        return told | {"gtid": self.gtid, "begin": self.begin}
-
-
-class SqlitePosition(
-    msgspec.Struct, frozen=True, gc=False, array_like=True, tag_field="connector", tag="sqlite"
-):
-    """Where a change stands in the table that the triggers of a SQLite database append to."""
-
-    transaction: int  # its first entry
-    entry: int  # counted from the installation on
-
-    @property
-    def commit(self) -> int:
-        """A number that orders transactions."""
-        return self.transaction
-
-    @property
-    def own(self) -> int:
-        """A number that orders changes."""
-        return self.entry
-
-    def to_json(self) -> dict[str, str | int]:
-        """The position as every JSON format shows it."""
-        return {"transaction": self.transaction, "entry": self.entry}
-
-
-class EventTablePosition(
-    msgspec.Struct, frozen=True, gc=False, array_like=True, tag_field="connector", tag="events"
-):
-    """Where a change stands in an event table of PostgreSQL."""
-
-    transaction: int  # the transaction's number, an xid8
-    entry: int  # the row's number in the table, or that of one before it that is higher
-    # Where the write-ahead log stood when the transaction was found committed, and no two alike:
-    # it grows from one to the next, however late they commit. 0: not known.
-    lsn: int = 0
-
-    @property
-    def commit(self) -> int:
-        """A number that orders transactions, as they became visible."""
-        return self.lsn
-
-    @property
-    def own(self) -> int:
-        """A number that orders changes within a transaction."""
-        return self.entry
-
-    def to_json(self) -> dict[str, str | int]:
-        """The position as every JSON format shows it."""
-        return {"txid": self.transaction, "id": self.entry, "lsn": format_lsn(self.lsn)}
-
-
-Position = PostgresPosition | MysqlPosition | SqlitePosition | EventTablePosition
-"""One member for each way of capturing."""
-
-
-def position_from_json(told: Mapping[str, Any]) -> Position:
-    """The position that `to_json` has told."""
-    match told:
-        case {"lsn": lsn, "commit_lsn": commit}:
-            return PostgresPosition(parse_lsn(commit), parse_lsn(lsn))
-        case {"file": file, "position": position, "gtid": gtid, "begin": begin}:
-            return MysqlPosition(file, position, gtid, begin)
-        case {"transaction": transaction, "entry": entry}:
-            return SqlitePosition(transaction, entry)
-        case {"txid": transaction, "id": entry, "lsn": lsn}:
-            return EventTablePosition(transaction, entry, parse_lsn(lsn))
-    raise ValueError(f"not a position: {told!r}")
+    @classmethod
+    def from_json(cls, shown: Mapping[str, Any]) -> Self:
+        """The position that `to_json` shows so; ValueError for that of another class."""
+        if shown.keys() != set(cls.__struct_fields__):
+            raise ValueError(f"not a {cls.__name__}: {shown!r}")
+        return cls(**shown)
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
@@ -265,10 +182,7 @@ _VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 def change_id(origin: str, position: Position, transaction: str, ordinal: int) -> str:
     """The id of the change that stands here in its source."""
-    # When an event table's transaction was found committed may differ from replay to replay.
-    commit = position.commit
-    if isinstance(position, EventTablePosition):
-        commit = position.transaction
+    commit = position.replayed_commit
     name = f"{origin}|{commit}|{transaction}|{ordinal}"
     digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
     # A UUID of version 8 (free of meaning), put together by hand: this runs for every delivery.
@@ -276,17 +190,3 @@ def change_id(origin: str, position: Position, transaction: str, ordinal: int) -
     return (
         f"evt_{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:]}"
     )
-
-
-def format_lsn(lsn: int) -> str:
-    """An LSN as PostgreSQL writes it: 0/16B3748."""
-    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
-
-
-def parse_lsn(text: str) -> int:
-    """The number behind PostgreSQL's text form of an LSN; ValueError when it is none."""
-    high, _, low = text.partition("/")
-    number = int(high, 16) << 32 | int(low, 16)
-    if number >> 64 or int(low, 16) >> 32:
-        raise ValueError(f"not an LSN: {text!r}")
-    return number

@@ -1,14 +1,18 @@
 """A change as the log stores it: encoded once, at capture, and carried as bytes from there on."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from types import GenericAlias
+from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
+from .connector import PositionsDecoder
 from .event import BeforeKind, Change, Op, Position, Table, Transaction
 
+_P = TypeVar("_P")
 
-class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+
+class Record(msgspec.Struct, Generic[_P], frozen=True, array_like=True, gc=False):
     """The fields of a change as they are stored; the table by its version."""
 
     table: int
@@ -19,7 +23,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     metadata: bytes | None
     ordinal: int
     last: bool
-    position: Position
+    position: _P
     key: bytes | None
     before_kind: BeforeKind
     before: bytes | None
@@ -41,9 +45,18 @@ class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
     last: bool
 
 
+def _record_of(union: Any) -> Any:
+    """The type of a record whose position is one of these."""
+    generic: Any = Record
+    return generic[union]
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Record).decode
-_several = msgspec.msgpack.Decoder(list[Record]).decode
+_record = PositionsDecoder[Record[Position]](_record_of, lambda record: (record.position[0],))
+_several = PositionsDecoder[list[Record[Position]]](
+    lambda union: GenericAlias(list, (_record_of(union),)),
+    lambda records: (record.position[0] for record in records),
+)
 _rows = msgspec.msgpack.Decoder(
     list[
         tuple[
@@ -65,6 +78,7 @@ _rows = msgspec.msgpack.Decoder(
         ]
     ]
 ).decode
+
 
 place: Callable[[bytes], Place] = msgspec.msgpack.Decoder(Place).decode
 """Where a record stands in its transaction."""
@@ -124,11 +138,14 @@ def _head(table: Table, op: Op, transaction: Transaction) -> bytes:
 
 def decode(sequence: int, record: bytes, tables: Mapping[int, Table]) -> Change:
     """The change behind a record."""
-    found = _decode(record)
+    try:  # as often as there are changes: without another call
+        found = _record.decode(record)
+    except msgspec.ValidationError:
+        found = _record.learn(record)
     return change(sequence, found, tables[found.table])
 
 
-def change(sequence: int, r: Record, table: Table) -> Change:
+def change(sequence: int, r: Record[Position], table: Table) -> Change:
     """The change behind the fields of a record."""
     return Change(
         r.op,
@@ -147,7 +164,7 @@ def change(sequence: int, r: Record, table: Table) -> Change:
     )
 
 
-def several(records: bytes, count: int) -> list[Record]:
+def several(records: bytes, count: int) -> list[Record[Position]]:
     """`count` records that lie one after the other."""
     return _several(_array(count) + records)
 

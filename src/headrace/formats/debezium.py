@@ -1,27 +1,19 @@
-"""The envelope that Debezium 3 writes for PostgreSQL and MySQL, with schemas disabled.
+"""The envelope that Debezium 3 writes, with schemas disabled.
 
 Consumers of Debezium's topics find the keys they know, in the order they know. The values of
-rows are Headrace's own: decimals as text, times as ISO 8601. SQLite, which Debezium does not know,
-has the keys that all its connectors share.
+rows are Headrace's own: decimals as text, times as ISO 8601. Each source says what its own members
+of the `source` block are; one that says nothing has the keys that all Debezium's connectors share.
 """
 
-import re
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import msgspec
 
-from ..change.event import (
-    Change,
-    EventTablePosition,
-    MysqlPosition,
-    Op,
-    PostgresPosition,
-    SqlitePosition,
-    Table,
-)
+from ..change.connector import connector
+from ..change.event import Change, Op, Table
 from ._line import one_line
 from ._tables import PerTable
 from .facts import Facts, FormatOptions
@@ -41,8 +33,6 @@ UNAVAILABLE = "__debezium_unavailable_value"
 
 UNDECODED = "headrace.undecoded"
 """The prefix of messages that hold a row which could not be read."""
-
-CONNECTORS = {"postgres": "postgresql"}
 
 _encode = msgspec.json.Encoder().encode
 _names = {op.value: name.encode() for op, name in OPERATIONS.items()}
@@ -102,67 +92,32 @@ class _Source:
     """The `source` block, of which most is the same for all changes of a table."""
 
     def __init__(self, table: Table, facts: Facts) -> None:
-        connector = CONNECTORS.get(table.connector, table.connector)
-        self._start = _members(version=facts.version, connector=connector, name=table.source)
+        shown = connector(table.connector).debezium
+        name = shown.connector or table.connector
+        self._start = _members(version=facts.version, connector=name, name=table.source)
         self._database = _members(db=table.database)
-        # Of MySQL and MariaDB, `db` says it all.
-        schema = {} if table.connector == "mysql" else {"schema": table.schema}
+        schema = {"schema": table.schema} if shown.schema else {}
         self._table = _members(**schema, table=table.name)
+        self._sequence = shown.sequence
+        self._own = shown.members
 
     def block(self, change: Change) -> bytes:
         """The block of one change."""
         committed = change.transaction.commit_time
-        sequence, place = _PLACES[type(change.position)](change)
         return _BLOCK % (
             self._start,
             committed // 1000,
-            b"true" if _copied(change) else b"false",
+            b"true" if _in_snapshot(change) else b"false",
             self._database,
-            sequence,
+            _sequence(change) if self._sequence else b"null",
             committed,
             committed * 1000,
             self._table,
-            place,
+            b"," + _encode(self._own(change))[1:-1] if self._own else b"",
         )
 
 
 _BLOCK = b'{%b,"ts_ms":%d,"snapshot":"%b",%b,"sequence":%b,"ts_us":%d,"ts_ns":%d,%b%b}'
-
-
-# --- places: the value of `sequence`, and the members that only this source has -----------------
-
-
-def _in_postgres(change: Change) -> tuple[bytes, bytes]:
-    transaction, at = change.transaction.id, change.position
-    assert isinstance(at, PostgresPosition | EventTablePosition)
-    # What is not a transaction of the server, as a copy, has a name instead of a number.
-    number = transaction.encode() if transaction.isdecimal() else b"null"
-    return _sequence(change), _POSTGRES % (number, at.lsn)
-
-
-_POSTGRES = b',"txId":%b,"lsn":%d,"xmin":null,"origin":null,"origin_lsn":null'
-
-
-def _in_mysql(change: Change) -> tuple[bytes, bytes]:
-    at = change.position
-    assert isinstance(at, MysqlPosition)
-    gtid = _mariadb_gtid(at.gtid)
-    return b"null", _MYSQL % (
-        int(gtid[1]) if gtid else 0,
-        _encode(at.gtid) if at.gtid else b"null",
-        _encode(at.file),
-        at.position,
-        # Debezium counts the rows of an event of the binary log, we those of the transaction.
-        change.ordinal - 1,
-    )
-
-
-_MYSQL = b',"server_id":%d,"gtid":%b,"file":%b,"pos":%d,"row":%d,"thread":null,"query":null'
-_mariadb_gtid = re.compile(r"\d+-(\d+)-\d+").fullmatch  # domain, server and number
-
-
-def _in_sqlite(change: Change) -> tuple[bytes, bytes]:
-    return _sequence(change), b""
 
 
 def _sequence(change: Change) -> bytes:
@@ -171,20 +126,12 @@ def _sequence(change: Change) -> bytes:
     return rb'"[\"%d\",\"%d\"]"' % (change.position.commit, change.position.own)
 
 
-_PLACES: dict[type, Callable[[Change], tuple[bytes, bytes]]] = {
-    PostgresPosition: _in_postgres,
-    EventTablePosition: _in_postgres,
-    MysqlPosition: _in_mysql,
-    SqlitePosition: _in_sqlite,
-}
-
-
 def _members(**values: str) -> bytes:
     return _encode(values)[1:-1]
 
 
-def _copied(change: Change) -> bool:
-    """Whether the change is part of a snapshot: its rows, or the TRUNCATE before them."""
+def _in_snapshot(change: Change) -> bool:
+    """Whether the change is part of a snapshot: its rows, or what empties the table before."""
     if change.op is Op.TRUNCATE:
         return bool(_content(change).get("snapshot"))
     return change.op is Op.READ

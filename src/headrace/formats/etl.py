@@ -24,11 +24,9 @@ from ..change.event import (
     BeforeKind,
     Change,
     Op,
-    PostgresPosition,
     Table,
-    format_lsn,
-    parse_lsn,
 )
+from ..change.lsn import format_lsn, parse_lsn
 from ..errors import ConfigError
 from ._line import one_line
 from ._tables import PerTable
@@ -453,8 +451,7 @@ def _begin(change: Change) -> bytes:
 
 def _commit(change: Change) -> bytes:
     head = _head("Commit", change, _AFTER, lsn=change.position.commit)
-    at, time = change.position, change.transaction.commit_time
-    end = at.end_lsn if isinstance(at, PostgresPosition) else at.commit
+    end, time = change.position.commit_end, change.transaction.commit_time
     return f'{head},"flags":0,"end_lsn":{end},"timestamp":{time}}}'.encode()
 
 

@@ -15,6 +15,7 @@ from ._tables import PerTable
 from .facts import Facts
 from .savegress import OPERATIONS, Metadata, ddl, own_metadata, position, table_metadata
 
+_CONNECTORS = frozenset(v1.Position.DESCRIPTOR.fields_by_name)
 _BEFORE, _AFTER = v1.CDCEvent.BEFORE_FIELD_NUMBER, v1.CDCEvent.AFTER_FIELD_NUMBER
 
 
@@ -66,11 +67,16 @@ def _own(change: Change, operation: str) -> v1.CDCEvent:
         operation=operation,
         timestamp={"seconds": seconds, "nanos": rest * 1000},
         transaction_id=change.transaction.id,
-        # Its messages have the fields of the JSON, under the connector's name.
-        position={change.table.connector: position(change)},
+        position=_position(change),
         metadata=_texts(own_metadata(change)),
         sequence=change.sequence,
     )
+
+
+def _position(change: Change) -> v1.Position | None:
+    """Its messages have the fields of the JSON, under the connector's name."""
+    name = change.table.connector
+    return v1.Position(**{name: position(change)}) if name in _CONNECTORS else None
 
 
 def _put_ddl(event: v1.CDCEvent, change: Change) -> None:

@@ -3,24 +3,15 @@
 What all changes of a table share is written once; the images go in as they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from ..change.event import (
-    BeforeKind,
-    Change,
-    EventTablePosition,
-    MysqlPosition,
-    Op,
-    PostgresPosition,
-    Table,
-    Transaction,
-    format_lsn,
-)
+from ..change.connector import connector
+from ..change.event import BeforeKind, Change, Op, Table, Transaction
 from ._line import one_line
 from ._tables import PerTable
 from ._time import iso, second
@@ -56,6 +47,7 @@ class _Head(NamedTuple):
     # By operation and kind of old row: from the source to the operation, and the metadata's end.
     ends: dict[tuple[str, str], tuple[bytes, bytes]]
     metadata: bytes  # up to the time of capture
+    position: Callable[[Change], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +73,7 @@ class Savegress:
 
     def encode(self, change: Change) -> bytes | None:
         """The change as one event; None for a message."""
-        ends, metadata = self._heads(change.table)
+        ends, metadata, position = self._heads(change.table)
         found = ends.get((change.op._value_, change.before_kind._value_))
         if found is None:
             return None
@@ -97,7 +89,7 @@ class Savegress:
             second(committed),
             committed_rest,
             _encode(transaction.id),
-            _position(change),
+            _encode(position(change)),
             _content(change),
             metadata,
             second(captured),
@@ -113,7 +105,7 @@ def _head(table: Table, facts: Facts) -> _Head:
         for op, name in OPERATIONS.items()
         for kind in BeforeKind
     }
-    return _Head(ends, _encode(table_metadata(table, facts))[:-1])
+    return _Head(ends, _encode(table_metadata(table, facts))[:-1], _position_of(table))
 
 
 def _content(change: Change) -> bytes:
@@ -143,23 +135,17 @@ def ddl(change: Change) -> TableDdl:
 # --- positions -----------------------------------------------------------------------------------
 
 
-def position(change: Change) -> Mapping[str, object]:
+def position(change: Change) -> Mapping[str, Any]:
     """Where a change stands, as consumers see it; most sources' positions describe themselves."""
-    at = change.position
-    if isinstance(at, PostgresPosition | EventTablePosition):
-        return {"lsn": format_lsn(at.lsn), "sequence": change.sequence}
-    if isinstance(at, MysqlPosition):
-        return {"file": at.file, "position": at.position, "gtid": at.gtid}
-    return at.to_json()
+    return _position_of(change.table)(change)
 
 
-def _position(change: Change) -> bytes:
-    """The same as JSON; PostgreSQL's without a detour, as it comes with every event."""
-    at = change.position
-    if type(at) is PostgresPosition:
-        lsn = at.lsn
-        return b'{"lsn":"%X/%X","sequence":%d}' % (lsn >> 32, lsn & 0xFFFFFFFF, change.sequence)
-    return _encode(position(change))
+def _position_of(table: Table) -> Callable[[Change], Mapping[str, Any]]:
+    return connector(table.connector).savegress_position or _own_position
+
+
+def _own_position(change: Change) -> Mapping[str, Any]:
+    return change.position.to_json()
 
 
 # --- metadata ------------------------------------------------------------------------------------

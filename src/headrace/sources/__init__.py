@@ -11,6 +11,9 @@ A source is a frozen value whose fields are its settings; it opens nothing until
 - A table that has not been copied yet is copied first: its rows come as READ.
 - A table with a value that cannot be decoded goes to an errored state; the others go on.
 - Every error that ends the iteration is a HeadraceError; `retry` says whether to open again.
+
+The class of a source has a `connector`, a `change.connector.Connector`: what readers of the log
+need to know of its positions, its types and its names in formats.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -14,8 +14,9 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from headrace.change.event import Change, Op, PostgresPosition, Transaction
+from headrace.change.event import Change, Op, Transaction
 from headrace.sinks.push import ledger
+from headrace.sources.postgres.position import PostgresPosition
 from headrace.testing import free_port, wait_until
 from tests.changes import COMMIT_TIME, Writer, make_change, opened_writer
 from tests.faults.pipeline.servers import PushDestination, Town

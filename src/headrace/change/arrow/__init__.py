@@ -1,16 +1,6 @@
 """A table's columns in Arrow: the source's types as Arrow types, JSON images as Arrow columns.
 
-    PostgreSQL                        Arrow
-    smallint, integer, bigint, oid    int16, int32, int64, int64
-    real, double precision            float32, float64
-    numeric(p,s), p up to 38          decimal128(p, s)
-    boolean, bytea, date              bool, binary, date32
-    timestamp, timestamptz            timestamp(us), timestamp(us, UTC)
-    one of these, or of the rest []   list, of one dimension
-    json, jsonb                       string: the document's own text
-    the rest                          string: text, or the JSON of what is not text
-
-`_mysql` has the types of MySQL and MariaDB; of SQLite's columns the declared affinity counts.
+Each source says what its types are in Arrow, in the words of `kinds`.
 
 This runs for every changed row: images are read by a decoder made for their columns, and what is
 left to do is done by Arrow for whole columns. A document `null` and no document are both null,

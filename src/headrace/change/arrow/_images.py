@@ -87,8 +87,8 @@ def decode(
     images: Sequence[Image] | pa.Array | pa.ChunkedArray,
     columns: Sequence[Column],
     *,
+    connector: str,
     as_text: frozenset[str] = frozenset(),
-    connector: str = "postgres",
 ) -> pa.Table:
     """The rows behind JSON images, an Arrow column for each of `columns`.
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from ...errors import ConfigError
 from .. import record
+from ..connector import PositionsDecoder, position_from_json
 from ..event import (
     BeforeKind,
     Change,
@@ -27,7 +28,6 @@ from ..event import (
     Transaction,
     change_id,
     piece_begin,
-    position_from_json,
 )
 from . import columns_of, references_of, row_schema
 
@@ -195,7 +195,7 @@ class _Columns:
         return pa.array(starmap(change_id, given), pa.string())
 
 
-_position = msgspec.msgpack.Decoder(Position).decode
+_position = PositionsDecoder[Position](lambda position: position, lambda position: position[:1])
 _json = msgspec.json.Encoder().encode
 
 
@@ -286,7 +286,11 @@ def changes(framed: pa.Table | pa.RecordBatch) -> list[Change]:
                 _texts(rows["metadata"]),
             ),
             ordinals.to_pylist(),
-            map(position_from_json, map(_position_told, rows["position"].to_pylist())),
+            map(
+                position_from_json,
+                rows["connector"].to_pylist(),
+                map(_shown_position, rows["position"].to_pylist()),
+            ),
             lasts.to_pylist(),
             rows["sequence"].to_pylist(),
         )
@@ -382,4 +386,4 @@ def _moments(column: pa.Array) -> list[int]:
     return microseconds
 
 
-_position_told = msgspec.json.Decoder(dict[str, str | int]).decode
+_shown_position = msgspec.json.Decoder(dict[str, Any]).decode

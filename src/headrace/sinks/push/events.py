@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from ...change import record
-from ...change.event import BeforeKind, Change, Op, Table, change_id
+from ...change.event import BeforeKind, Change, Op, Position, Table, change_id
 from ...formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from ...formats.catalogue import Formats
 from ...formats.key import joined, previous_primary_key
@@ -199,7 +199,7 @@ class _Rows:
         self._namers: dict[int, _Namer | None] = {}  # by version; None: of no interest
         self._splits_keys = splits_keys
 
-    def own(self, first: int, records: Iterable[record.Record]) -> Iterator[Named]:
+    def own(self, first: int, records: Iterable[record.Record[Position]]) -> Iterator[Named]:
         """Those among neighbouring changes, from sequence `first` on."""
         part, parts, namers, splits = self._part, self._parts, self._namers, self._splits_keys
         crc32, made = zlib.crc32, record.change  # called for every change

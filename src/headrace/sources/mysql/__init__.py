@@ -8,63 +8,13 @@ and `values` (bytes -> events and images), `copying`, `resume` (what the log rem
 `catalog`, `check`.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from collections.abc import Sequence
-from contextlib import closing
+from ..lazy import lazy
 
-from ...change.event import Table
-from ...errors import TableUnknown
-from .. import Finding, Phase, Register, Status
-from . import check
-from .catalog import Catalog
-from .resume import Restart, Resume, copied_again, decode
-from .settings import MysqlSettings
-from .stream import MysqlStream
+if TYPE_CHECKING:
+    from .source import Mysql
 
+__all__ = ["Mysql"]
 
-class Mysql(MysqlSettings):
-    """A MySQL server, 8.0 or later, or a MariaDB server, 10.5 or later, with binlog_format ROW."""
-
-    __slots__ = ()
-
-    def open(self, resume: bytes | None, register: Register) -> MysqlStream:
-        """Go on after `resume`; connects when the stream is first read."""
-        return MysqlStream(self, None if resume is None else decode(resume), register)
-
-    def copy_again(self, resume: bytes | None, tables: Sequence[str]) -> bytes | None:
-        """A resume that copies these tables anew; no tables: all, from a new start."""
-        if resume is None:
-            return None
-        known = decode(resume)
-        paths = {table if "." in table else f"{self.database}.{table}" for table in tables}
-        copies = set(map(str, known.tables if isinstance(known, Restart) else known.copies))
-        unknown = paths - copies
-        if unknown:
-            raise TableUnknown(
-                f"source {self.name} has no table {', '.join(sorted(unknown))}",
-                hint=f"It captures: {', '.join(sorted(copies))}.",
-            )
-        return copied_again(known, paths).encode()
-
-    def describe(self, resume: bytes | None) -> Status:
-        """What a stored resume tells, without asking the server."""
-        known = None if resume is None else decode(resume)
-        if isinstance(known, Resume):
-            return known.status(self.name, Phase.STOPPED)
-        return Status(source=self.name, phase=Phase.STOPPED)
-
-    def check(self) -> list[Finding]:
-        """Look at everything that capturing needs on the server."""
-        return check.check(self)
-
-    def captured_tables(self) -> list[Table]:
-        """The tables that would be captured now, as the server's catalogue shows them."""
-        with closing(Catalog(self.address.connect(), source=self.name)) as catalog:
-            found = catalog.candidates(self.wants)
-            declared = [(table, catalog.declared(table.schema, table.name)) for table in found]
-            return [
-                catalog.table(table.schema, table.name, each)
-                for table, each in declared
-                if each is not None
-            ]
+__getattr__ = lazy(__name__, {"Mysql": "source"})

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pymysql.err import MySQLError
 
-from ...change.event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
+from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
 from .address import Address, classify, quoted, run
 from .catalog import Catalog, End, Found
 from .decode.path import Path
 from .decode.values import Encode, select_expression, text_encoder
 from .dump import Packets, force_close, refused
+from .position import MysqlPosition
 from .resume import Declared
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ...change.event import Batch, Change, MysqlPosition, Op, Table, Transaction
+from ...change.event import Batch, Change, Op, Table, Transaction
 from ...errors import DecodeError, SourceUnavailable
 from .. import Phase, Register, Status
 from .address import Sessions, Truncated
@@ -24,6 +24,7 @@ from .catalog import End, Found
 from .copying import Copier
 from .decode.path import Path
 from .dump import Dump
+from .position import MysqlPosition
 from .resume import Copy, Declared, Encoder, Place, Restart, Resume, file_number, packed
 from .session import Session
 from .settings import MysqlSettings

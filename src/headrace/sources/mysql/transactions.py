@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ...change.event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
+from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError, PositionLost, ProtocolError, SourceRefused, SourceReplaced
 from .._annotations import annotated
 from .address import Truncated
@@ -33,6 +33,7 @@ from .decode.events import (
 from .decode.path import Path
 from .decode.statements import ROLLBACK_TO, SAVEPOINT, XA, Dml, kept_by, read, savepoint, xid
 from .dump import FIRST
+from .position import MysqlPosition
 from .resume import Place, Resume, file_number
 from .settings import SYSTEM_SCHEMAS
 from .tables import Reading, Tables, Told

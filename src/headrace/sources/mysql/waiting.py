@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from ...change.event import BeforeKind, Change, MysqlPosition, Op, Table, Transaction
+from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError
 from .decode.events import RowsEvent, RowsKind
 from .decode.rows import Row
+from .position import MysqlPosition
 from .tables import Reading
 
 _OPERATIONS = {

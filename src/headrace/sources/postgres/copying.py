@@ -13,18 +13,12 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from ...change.event import (
-    BeforeKind,
-    Change,
-    Op,
-    Position,
-    PostgresPosition,
-    Transaction,
-    format_lsn,
-)
+from ...change.event import BeforeKind, Change, Op, Position, Transaction
+from ...change.lsn import format_lsn
 from ...errors import DecodeError, SourceError, SourceUnavailable
 from .address import Address, classify
 from .catalog import Published
+from .position import PostgresPosition
 from .replication import copy_lines
 from .resume import Range
 from .rows import Rows

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import pq
 
-from ...change.event import format_lsn, parse_lsn
+from ...change.lsn import format_lsn, parse_lsn
 from ...errors import SourceError, SourceUnavailable
 
 _LOOK_SECONDS = 0.2

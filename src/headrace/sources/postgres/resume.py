@@ -7,7 +7,7 @@ from typing import Self, TypeVar
 
 import msgspec
 
-from ...change.event import format_lsn
+from ...change.lsn import format_lsn
 from ...errors import TableUnknown
 from .. import CopyProgress, Phase, Status
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from ...change.event import format_lsn, parse_lsn
+from ...change.lsn import format_lsn, parse_lsn
 from ...errors import PositionLost, SourceError, SourceRefused, SourceReplaced
 from .catalog import Catalog, Published, matches
 from .copying import Point

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
-from ...change.event import BeforeKind, Change, Op, PostgresPosition, Table, Transaction
+from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError, ProtocolError
 from .. import Register
 from .._annotations import annotated
@@ -23,6 +23,7 @@ from .pgoutput import (
     Truncate,
     parse,
 )
+from .position import PostgresPosition
 from .rows import Row, Rows
 
 ANNOTATION = "headrace"

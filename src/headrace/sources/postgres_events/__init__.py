@@ -7,51 +7,13 @@
 (what the log remembers), `check`; rows are copied, and values written, by the parts of `postgres`.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from collections.abc import Sequence
-from contextlib import closing
+from ..lazy import lazy
 
-from ...change.event import Table
-from .. import Finding, Phase, Register, Status
-from ..postgres.resume import asked_again
-from . import check
-from .catalog import EventCatalog
-from .resume import EventResume, decode
-from .settings import PostgresEventsSettings
-from .stream import EventStream
+if TYPE_CHECKING:
+    from .source import PostgresEvents
 
+__all__ = ["PostgresEvents"]
 
-class PostgresEvents(PostgresEventsSettings):
-    """A PostgreSQL database, 15 or later, whatever its wal_level."""
-
-    __slots__ = ()
-
-    def open(self, resume: bytes | None, register: Register) -> EventStream:
-        """Go on after `resume`; connects when the stream is first read."""
-        return EventStream(self, None if resume is None else decode(resume), register)
-
-    def copy_again(self, resume: bytes | None, tables: Sequence[str]) -> bytes | None:
-        """A resume that copies these tables anew; no tables: all, from a new start."""
-        return None if resume is None else asked_again(self.name, decode(resume), tables)
-
-    def describe(self, resume: bytes | None) -> Status:
-        """What a stored resume tells, without asking the server."""
-        known = None if resume is None else decode(resume)
-        if isinstance(known, EventResume):
-            return known.status(self.name, Phase.STOPPED)
-        return Status(source=self.name, phase=Phase.STOPPED)
-
-    def check(self) -> list[Finding]:
-        """Look at everything that capturing needs on the server."""
-        return check.check(self)
-
-    def captured_tables(self) -> list[Table]:
-        """The tables that would be captured now, as the server's catalogs show them."""
-        with closing(self.catalog()) as catalog:
-            return catalog.tables("", self.tables)
-
-    def catalog(self) -> EventCatalog:
-        """The server's catalogs and event table, over a connection of their own."""
-        connection = self.address.connect()
-        return EventCatalog(connection, source=self.name, schema=self.schema)
+__getattr__ = lazy(__name__, {"PostgresEvents": "source"})

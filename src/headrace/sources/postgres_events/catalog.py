@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import msgspec
 import psycopg
 
-from ...change.event import Change, Column, EventTablePosition, Position, Table
+from ...change.event import Change, Column, Position, Table
 from ...errors import DecodeError, PositionLost, SourceError, SourceRefused
 from ..postgres.address import classify
 from ..postgres.catalog import Catalog, Published
 from ..postgres.copying import Point
 from .ddl import HERE, trigger_names
 from .entries import Entry
+from .position import EventTablePosition
 from .resume import Seen
 from .rows import Described, EventRows
 

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from ...change.event import BeforeKind, Change, EventTablePosition, Op, Table, Transaction
+from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError
 from .. import Register
 from .._annotations import annotated
 from ..postgres.resume import Copies
 from ..postgres.transactions import ANNOTATION, schema
 from .outbox import Outbox, Router
+from .position import EventTablePosition
 from .rows import EventRows
 
 _OPERATIONS = {b"I": Op.INSERT, b"U": Op.UPDATE, b"D": Op.DELETE, b"T": Op.TRUNCATE}

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import apsw
 import msgspec
 
-from ...change.event import BeforeKind, Change, Op, SqlitePosition, Transaction
+from ...change.event import BeforeKind, Change, Op, Transaction
 from ...errors import DecodeError
 from .connections import Row, page
+from .connector import SqlitePosition
 from .database import Snapshot, read
 from .transactions import Described, schema
 

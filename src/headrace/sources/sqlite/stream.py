@@ -15,11 +15,12 @@ from collections.abc import Iterator
 import apsw
 import msgspec
 
-from ...change.event import Batch, BeforeKind, Change, Op, SqlitePosition, Transaction
+from ...change.event import Batch, BeforeKind, Change, Op, Transaction
 from ...errors import DecodeError, SourceUnavailable
 from .. import Phase, Register, Status
 from . import installation
 from .connections import classify, weight
+from .connector import SqlitePosition
 from .copying import Copier
 from .database import Database, Snapshot
 from .resume import Restart, Resume, position_in

@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ...change.event import BeforeKind, Change, Op, SqlitePosition, Table, Transaction
+from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError, ProtocolError
 from .._annotations import annotated
 from .connections import Row
+from .connector import SqlitePosition
 from .resume import Copy, Resume
 from .values import Images, undecoded
 

@@ -1,4 +1,4 @@
-"""Types of MySQL and MariaDB, by the text that information_schema has for them."""
+"""Types of MySQL and MariaDB in Arrow, by the text that information_schema has for them."""
 
 import re
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Raw
 
-from . import _values as read
-from ._values import ANYTHING, DOCUMENT, INSTANT, STRING, TEXT, Kind, list_of
+from ...change.arrow import kinds as read
+from ...change.arrow.kinds import ANYTHING, DOCUMENT, INSTANT, STRING, TEXT, Kind, list_of
 
 # "int(10) unsigned", "decimal(12,2)", "enum('a','(b)')", "varchar(50) /*M!100301 COMPRESSED*/"
 _parts = re.compile(r"([a-z0-9_]+)(?:\((.*?)\))?((?: [^']*)?)", re.DOTALL | re.IGNORECASE).fullmatch

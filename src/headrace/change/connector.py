@@ -1,0 +1,142 @@
+"""What is known of a kind of database beyond its changes: positions, types, names in formats.
+
+A source's class names its connector, and is an entry point of `headrace.sources`:
+
+    class Mine:
+        connector = Connector(name="mine", positions=(MinePosition,))
+
+That is enough. A connector may be an entry point of `headrace.connectors` as well, under the tag
+of each of its positions, so that whoever reads a log of it needs no driver of the database.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from importlib.metadata import EntryPoint, entry_points
+from operator import or_
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ..errors import ConfigError
+from .event import Change, Position
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumBlock:
+    """What the `debezium` format writes into the `source` block of a change."""
+
+    connector: str = ""  # what Debezium calls it; "": as we do
+    schema: bool = True  # whether a table is of a schema, and not of a database alone
+    sequence: bool = True  # whether the numbers of `commit` and `own` are shown
+    # Further members, as a dict or a struct; None: there are none.
+    members: Callable[[Change], object] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connector:
+    """A kind of database, as readers of the log know it; it opens nothing and needs no driver."""
+
+    name: str  # `connector` of its tables
+    positions: tuple[type[Position], ...]
+    # "module:function", from a column's type as text to a `change.arrow.kinds.Kind`. It is
+    # imported when Arrow is used; "": each value is text.
+    arrow: str = ""
+    debezium: DebeziumBlock = field(default_factory=DebeziumBlock)
+    # The position as the `savegress` format shows it; None: as `to_json` does.
+    savegress_position: Callable[[Change], Mapping[str, Any]] | None = None
+
+    def position_from_json(self, shown: Mapping[str, Any]) -> Position:
+        """The position that `to_json` of one of its classes shows so."""
+        for position in self.positions:
+            try:
+                return position.from_json(shown)
+            except ValueError:
+                continue
+        raise ValueError(f"not a position of {self.name}: {shown!r}")
+
+
+_known: dict[str, Connector] = {}  # by name, and by the tag of each position
+
+
+def register(connector: Connector) -> None:
+    """Make a connector known to this process without an entry point."""
+    _known[connector.name] = connector
+    for position in connector.positions:
+        _known[_tag(position)] = connector
+
+
+def connector(name: str) -> Connector:
+    """The connector of a table, or of a position's tag; a ConfigError when none is installed."""
+    found = _known.get(name)
+    if found is None:
+        register(_installed(name))
+        found = _known[name]
+    return found
+
+
+def position_from_json(connector_name: str, shown: Mapping[str, Any]) -> Position:
+    """The position behind the JSON that a change of this connector shows."""
+    return connector(connector_name).position_from_json(shown)
+
+
+def _tag(position: type[Position]) -> str:
+    return str(position.__struct_config__.tag)
+
+
+def _installed(name: str) -> Connector:
+    try:
+        for entry in _entries("headrace.connectors", name):
+            registered: Connector = entry.load()
+            return registered
+        for entry in _entries("headrace.sources", name):
+            of_source: Connector = entry.load().connector
+            return of_source
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"connector {name} ({entry.value}) cannot be imported: {error}",
+            hint="Install what it needs.",
+        ) from error
+    raise ConfigError(
+        f"no connector called {name!r} is installed",
+        hint="Install the package whose source captured these changes.",
+    )
+
+
+def _entries(group: str, name: str) -> Iterable[EntryPoint]:
+    """The entry points of this name, ours first."""
+    found = entry_points(group=group, name=name)
+    return sorted(found, key=lambda entry: not entry.value.startswith("headrace."))
+
+
+class PositionsDecoder(Generic[_T]):
+    """Decodes MessagePack that has positions in it, and loads their connectors as they come.
+
+    `type_of` gives the type to decode from the union of all positions that are known, and `tags`
+    finds the tags in a value whose positions are tuples. Once a connector is known, decoding it
+    costs what a decoder of msgspec costs.
+    """
+
+    def __init__(self, type_of: Callable[[Any], Any], tags: Callable[[Any], Iterable[str]]) -> None:
+        self._type_of = type_of
+        self._tags = tags
+        self.decode: Callable[[Any], _T] = self.learn  # fails for tags that are not known yet
+
+    def __call__(self, encoded: bytes | msgspec.Raw) -> _T:
+        try:
+            return self.decode(encoded)
+        except msgspec.ValidationError:
+            return self.learn(encoded)
+
+    def learn(self, encoded: bytes | msgspec.Raw) -> _T:
+        """Decode with the connectors of all tags in it."""
+        plain = msgspec.msgpack.decode(encoded, type=self._type_of(tuple[Any, ...]))
+        for tag in set(self._tags(plain)):
+            connector(tag)
+        union = reduce(or_, {type_ for each in _known.values() for type_ in each.positions})
+        decode = msgspec.msgpack.Decoder(self._type_of(union)).decode
+        decoded: _T = decode(encoded)
+        self.decode = decode
+        return decoded
