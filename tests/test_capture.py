@@ -16,6 +16,7 @@ from headrace.errors import (
     SourceUnavailable,
 )
 from headrace.log import Log
+from headrace.retry import Backoff
 from headrace.sources import Finding, Phase, Register, Status
 from headrace.testing import wait_until
 from tests.changes import make_change
@@ -100,7 +101,7 @@ def log(tmp_path: Path) -> Iterator[Log]:
 @pytest.fixture
 def run(log: Log, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Capture]]:
     """Starts captures and stops them in the end."""
-    monkeypatch.setattr("headrace.capture._FIRST_WAIT", 0.01)
+    monkeypatch.setattr("headrace.capture.BACKOFF", Backoff(0.01, 30.0, 0.25))
     started: list[Capture] = []
 
     def start(source: Scripted) -> Capture:
@@ -232,7 +233,7 @@ def test_stopping_ends_it_after_the_batch_at_hand(log: Log, run: Run) -> None:
 def test_stopping_does_not_wait_for_a_source_that_is_away(
     log: Log, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.capture._FIRST_WAIT", 600.0)
+    monkeypatch.setattr("headrace.capture.BACKOFF", Backoff(600.0, 600.0))
     capture = run(Scripted([SourceUnavailable("nobody there")]))
     until(capture, Phase.WAITING)
     stopping = threading.Thread(target=capture.stop)

@@ -248,5 +248,5 @@ class _Quiet(SimpleHTTPRequestHandler):
 def test_what_is_no_headrace_is_not_believed() -> None:
     with HTTPServer(("127.0.0.1", 0), _Quiet) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        with pytest.raises(ServerAbsent, match="as no Headrace does"):
+        with pytest.raises(ServerAbsent, match="not as a Headrace server does"):
             ServerEvents(f"http://127.0.0.1:{server.server_port}").page(0, limit=1, wait=0)

@@ -1,7 +1,6 @@
 """(1) -> (2): append to the log, then let the source forget."""
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Sequence
@@ -11,12 +10,12 @@ import msgspec
 from .change.event import Batch
 from .errors import HeadraceError, LogError
 from .log import Log
+from .retry import Backoff
 from .sources import Phase, Source, Status, Stream
 
 logger = logging.getLogger(__name__)
 
-_FIRST_WAIT = 0.5  # seconds; doubles up to the longest
-_LONGEST_WAIT = 30.0
+BACKOFF = Backoff(first=0.5, longest=30.0, jitter=0.25)
 _BUG = "This is a mistake in Headrace: please report it with the log of this run. Nothing that was \
 not stored has been acknowledged; starting again goes on from there."
 
@@ -93,7 +92,7 @@ class Capture:
         return stream.status() if stream is not None else self._status
 
     def _run(self) -> None:
-        wait = _FIRST_WAIT
+        failures = 0  # one after the other
         while not self._stopping.is_set():
             began = time.monotonic()
             try:
@@ -104,9 +103,8 @@ class Capture:
                         return
                     continue
                 self._report(Phase.WAITING, error)
-                wait = _FIRST_WAIT if time.monotonic() - began > _LONGEST_WAIT else wait
-                self._stopping.wait(wait * random.uniform(0.5, 1.0))
-                wait = min(wait * 2, _LONGEST_WAIT)
+                failures = 1 if time.monotonic() - began > BACKOFF.longest else failures + 1
+                self._stopping.wait(BACKOFF.wait(failures))
             except Exception as error:  # a mistake of ours; the thread must not end in silence
                 logger.exception("source=%s phase=halted", self.source.name)
                 if self._halts(HeadraceError(f"unexpected {error!r}", hint=_BUG)):

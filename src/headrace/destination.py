@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 
 from .change.event import Change
 from .client import Client
-from .client.reading import wait_beyond
 from .errors import LogError, ServerAbsent
 from .formats.etl import Destination, Etl, Event, decode, events
 from .log import LogReader
@@ -93,7 +92,7 @@ class LogEvents:
     def page(self, after: int, *, limit: int, wait: float) -> Page:
         """About `limit` events; when there are none, what comes within `wait` seconds."""
         log = self._log
-        wait_beyond(log, after, wait)
+        log.wait_beyond(after, wait)
         changes = log.read(after, limit=limit)
         first = changes[0].sequence if changes else log.first_sequence
         gap = f"{after + 1}-{first - 1}" if after + 1 < first else ""
@@ -141,7 +140,7 @@ class ServerEvents:
             tables=self._tables,
         )
         if "X-Headrace-Scanned" not in headers:
-            raise ServerAbsent(f"what answers at {self.url} is no Headrace")
+            raise ServerAbsent(f"what answers at {self.url} is not a Headrace server")
         return Page(
             [decode(line) for line in lines],
             int(headers["X-Headrace-Scanned"]),

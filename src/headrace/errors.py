@@ -120,6 +120,7 @@ class ProtocolError(SourceError):
 class ServerError(HeadraceError):
     """The running server does not do what a command asked."""
 
+    status: int = 0  # of the response; 0: there was none
     word: str = ""  # the reply's error code, such as unknown_cursor
     after: float = 0.0  # seconds after which the reply says to ask again
 

@@ -23,6 +23,7 @@ from .formats.facts import Facts, SourceServer
 from .log import Log, Trimmed, keys
 from .log.keys import Key, Scope, Wanted
 from .model import Model
+from .retry import Backoff
 from .serve import BackgroundServer, ServerSettings, create_app
 from .sinks.report import PipelineFolder
 from .sources import Phase, Status
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 OPERATOR_KEY = "operator.key"  # a file in data_dir
 RETENTION_SECONDS = 3600.0
 LOOK_SECONDS = 0.25
-FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before a pipeline that ended is started again
+BACKOFF = Backoff(first=1.0, longest=60.0)  # before a pipeline that ended is started again
 STEADY_SECONDS = 60.0  # after so long, an end is not blamed on the start
 STOP_SECONDS = 20.0  # for a pipeline to stop in order
 _DAY = 86_400
@@ -279,7 +280,7 @@ class PipelineProcess:
         self._thread.join()
 
     def _keep(self) -> None:
-        wait = FIRST_WAIT
+        failures = 0  # one after the other
         while (process := self._started()) is not None:
             began = time.monotonic()
             assert process.stdout is not None
@@ -289,11 +290,11 @@ class PipelineProcess:
             _kill_group(process.pid)
             if self._stopping.is_set():
                 return
-            wait = FIRST_WAIT if time.monotonic() - began > STEADY_SECONDS else wait
+            failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
+            wait = BACKOFF.wait(failures)
             logger.error("pipeline ended exit_code=%d restart_seconds=%g", code, wait)
             if self._stopping.wait(wait):
                 return
-            wait = min(2 * wait, LONGEST_WAIT)
 
     def _started(self) -> subprocess.Popen[str] | None:
         with self._lock:

@@ -8,8 +8,7 @@ import pytest
 
 from headrace.change.event import Op
 from headrace.client import AsyncClient, Client, Event, Gap
-from headrace.client._asked import Asked
-from headrace.client._told import SEEN, Progress, Scanned
+from headrace.client.messages import REMEMBERED_IDS, ChangesRequest, ReaderProgress, Scanned
 from headrace.errors import (
     ChangesTrimmed,
     ConfigError,
@@ -135,7 +134,7 @@ def test_nothing_is_lost_or_repeated_while_the_server_comes_and_goes(
 
 @pytest.mark.requirement("S1-41")
 def test_an_event_that_comes_again_is_skipped() -> None:
-    progress = Progress(0, None)
+    progress = ReaderProgress(0, None)
     first, second = Event("evt_1", 1, None), Event("evt_2", 1, None)
     assert [progress.take(each) for each in (first, second, first, second)] == [
         first,
@@ -149,19 +148,19 @@ def test_an_event_that_comes_again_is_skipped() -> None:
 
 @pytest.mark.requirement("S1-41")
 def test_all_that_a_new_connection_may_repeat_is_remembered() -> None:
-    progress = Progress(5, None)
+    progress = ReaderProgress(5, None)
     # As over the WebSocket, whose events name no sequence: all of these may come again.
-    many = [Event(f"evt_{number}", 5, None) for number in range(SEEN + 100)]
+    many = [Event(f"evt_{number}", 5, None) for number in range(REMEMBERED_IDS + 100)]
     assert [progress.take(each) for each in many] == many
     assert [progress.take(each) for each in many] == [None] * len(many)
-    progress.take(Scanned(SEEN + 105))
-    later = [Event(f"evt_later_{number}", number, None) for number in range(SEEN)]
+    progress.take(Scanned(REMEMBERED_IDS + 105))
+    later = [Event(f"evt_later_{number}", number, None) for number in range(REMEMBERED_IDS)]
     assert [progress.take(each) for each in later] == later
     assert progress.take(many[0]) is not None  # forgotten: it cannot come again
 
 
 def test_an_event_without_an_id_is_never_taken_for_another() -> None:
-    progress = Progress(0, None)
+    progress = ReaderProgress(0, None)
     event = Event("", 1, None)
     assert [progress.take(event), progress.take(event)] == [event, event]
 
@@ -178,13 +177,13 @@ def test_a_reader_resumes_past_what_its_filter_left_out(
     place.stop()
     clients.on_sleep = place.start
     place.writer.put("orders", "2")
-    path = Asked.path
+    path = ChangesRequest.path
 
-    def noting(self: Asked, after: int) -> str:
+    def noting(self: ChangesRequest, after: int) -> str:
         asked.append(after)
         return path(self, after)
 
-    monkeypatch.setattr(Asked, "path", noting)
+    monkeypatch.setattr(ChangesRequest, "path", noting)
     assert take(events, 1) == [1002]
     assert asked == [1001]
 
@@ -269,7 +268,7 @@ def test_a_question_that_cannot_be_asked_is_refused_at_once(place: Place, client
             client.changes(**wrong)
     with pytest.raises(ConfigError, match="list"):
         client.changes("orders")
-    with pytest.raises(ConfigError, match="where gRPC answers"):
+    with pytest.raises(ConfigError, match="at which gRPC answers"):
         next(client.changes(transport="grpc"))
     with pytest.raises(ConfigError, match="http://"):
         Client("127.0.0.1:3000")

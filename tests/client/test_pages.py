@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from headrace.client import Client
-from headrace.client.client import Page, Wanted
+from headrace.client.client import EventPage, PageRequest
 from headrace.errors import ServerAbsent
 
 FIRST = b'retry: 1000\n\nid: 1\ndata: {"n":1}\n\n: heartbeat\n\n'
@@ -36,9 +36,9 @@ def answering(body: bytes) -> Iterator[str]:
         thread.join()
 
 
-def read(body: bytes, pages: list[Page], *, after: int = 0, upto: int | None) -> None:
+def read(body: bytes, pages: list[EventPage], *, after: int = 0, upto: int | None) -> None:
     with answering(body) as url:
-        pages.extend(Client(url).pages(after, upto, Wanted()))
+        pages.extend(Client(url).pages(after, upto, PageRequest()))
 
 
 @pytest.mark.parametrize(
@@ -52,16 +52,16 @@ def read(body: bytes, pages: list[Page], *, after: int = 0, upto: int | None) ->
     ],
 )
 def test_a_stream_that_ends_too_early_is_an_error(body: bytes, events: list[bytes]) -> None:
-    pages: list[Page] = []
+    pages: list[EventPage] = []
     with pytest.raises(ServerAbsent, match="went away"):
         read(body, pages, upto=9)
     assert [event for page in pages for event in page.events] == events
 
 
 def test_a_stream_is_complete_when_it_has_passed_the_last_sequence() -> None:
-    pages: list[Page] = []
+    pages: list[EventPage] = []
     read(FIRST + SECOND + REST, pages, upto=9)
-    assert pages == [Page([b'{"n":1}']), Page([b'{"n":2}']), Page([b'{"n":2.5}'])]
+    assert pages == [EventPage([b'{"n":1}']), EventPage([b'{"n":2}']), EventPage([b'{"n":2.5}'])]
     read(b"retry: 1000\n\n", pages, after=9, upto=9)
 
 
@@ -71,6 +71,6 @@ def test_a_stream_without_end_that_ends_is_an_error() -> None:
 
 
 def test_a_gap_is_a_page_of_its_own() -> None:
-    pages: list[Page] = []
+    pages: list[EventPage] = []
     read(b'event: gap\ndata: {"first":1,"last":8}\n\nid: 9\ndata: {}\n\n', pages, upto=9)
-    assert pages == [Page([], "1-8"), Page([b"{}"])]
+    assert pages == [EventPage([], "1-8"), EventPage([b"{}"])]

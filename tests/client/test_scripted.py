@@ -1,6 +1,7 @@
 """The Python client against a server that follows a script: it repeats, breaks off, speaks TLS."""
 
 import asyncio
+import gc
 import itertools
 import json
 import shutil
@@ -8,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ import pytest
 from websockets.sync.server import ServerConnection, serve
 
 from headrace.client import AsyncClient, Client
-from headrace.errors import ServerAbsent
+from headrace.errors import ConfigError, ServerAbsent
 from headrace.v1 import changefeed_pb2 as v1
 from headrace.v1.changefeed_pb2_grpc import ChangeFeedServicer, add_ChangeFeedServicer_to_server
 from tests.client.conftest import Both, Sleep
@@ -254,6 +256,30 @@ def test_a_server_may_have_a_path_of_its_own(kind: str, base: str) -> None:
         assert next(events).id == "a"
         events.close()
     assert script.asked[0].startswith("/feeds/shop/v1/changes/stream?")
+
+
+def test_a_loop_that_is_left_at_once_closes_its_connection_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def first(url: str) -> str:
+        async for received in AsyncClient(url).changes(format="entity"):
+            return received.id
+        return ""
+
+    with scripted(HEAD + event("a", 1) + event("b", 2)) as script:
+        assert asyncio.run(first(script.url), debug=True) == "a"
+    gc.collect()
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("key", ["cdc_0\n", "cdc_\N{SNOWMAN}"])
+def test_a_key_that_cannot_be_sent_is_not_shown(kind: str, key: str) -> None:
+    client = KINDS[kind]("http://127.0.0.1:1", key, grpc="", sleep=lambda seconds: None)
+    with pytest.raises(ConfigError, match="characters that no key has") as caught:
+        next(client.changes())
+    assert key not in "".join(traceback.format_exception(caught.value))
+    if isinstance(client, Both):
+        client.close()
 
 
 def test_nobody_at_the_address_is_said_so() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from headrace.client import Client, Gap
-from headrace.client._talk import Conversation
-from headrace.client._told import Event, Opened, Progress, Scanned
+from headrace.client import Client, Event, Gap
+from headrace.client.messages import Opened, ReaderProgress, Scanned
+from headrace.client.websocket import Conversation
 from headrace.errors import ChangesTrimmed, ConfigError, FeedReplaced, ServerBusy, ServerError
 from headrace.secret import Secret
 from tests.client.conftest import Clients, Place
@@ -108,16 +108,16 @@ def test_what_the_protocol_cannot_ask_is_refused_at_once(place: Place) -> None:
 @pytest.mark.requirement("S3-14", "S3-26", "S3-37", "C-20")
 def test_the_conversation_follows_the_protocol() -> None:
     key = "cdc_" + "a" * 64
-    talk = Conversation(Secret(key), ["users"], Progress(0, None))
+    talk = Conversation(Secret(key), ["users"], ReaderProgress(0, None))
     assert json.loads(talk.opening()) == {"type": "auth", "apiKey": key}
-    assert json.loads(talk.take('{"type":"auth_success"}').answer) == {
+    assert json.loads(talk.take('{"type":"auth_success"}').reply) == {
         "type": "subscribe",
         "tables": ["users"],
     }
     confirmed = '{"type":"subscription_confirmed","sequence":7,"epoch":"e","new":{"field":1}}'
-    assert talk.take(confirmed).told == [Opened("e"), Scanned(7)]
+    assert talk.take(confirmed).messages == [Opened("e"), Scanned(7)]
     ping = '{"type":"ping","timestamp":"2026-01-01T00:00:00Z"}'
-    assert json.loads(talk.take(ping).answer) == {
+    assert json.loads(talk.take(ping).reply) == {
         "type": "pong",
         "timestamp": "2026-01-01T00:00:00Z",
     }
@@ -130,23 +130,23 @@ def test_the_conversation_follows_the_protocol() -> None:
 
 
 def test_who_comes_back_says_where_it_was() -> None:
-    progress = Progress(0, None)
+    progress = ReaderProgress(0, None)
     progress.take(Opened("e"))
     progress.take(Scanned(7))
     progress.take(Event("evt_8", 7, None))
     talk = Conversation(None, ["users"], progress)
-    resume = json.loads(talk.take('{"type":"auth_success"}').answer)["resume"]
+    resume = json.loads(talk.take('{"type":"auth_success"}').reply)["resume"]
     assert resume == {"lastSequence": 7, "lastEventId": "evt_8"}
 
 
 def test_what_the_log_still_has_is_not_called_trimmed() -> None:
     told = {"gap": {"first": 3, "last": 5}, "firstSequence": 6, "logFirstSequence": 1}
     message = {"type": "error", "error": "service_degraded", "message": "", "details": told}
-    talk = Conversation(None, ["users"], Progress(2, None))
-    (gap,) = talk.take(json.dumps(message)).told
+    talk = Conversation(None, ["users"], ReaderProgress(2, None))
+    (gap,) = talk.take(json.dumps(message)).messages
     assert gap == Gap(3, 5, in_log=True)
-    with pytest.raises(ChangesTrimmed, match="no longer held") as raised:
-        Progress(2, None).take(gap)
+    with pytest.raises(ChangesTrimmed, match="no longer kept") as raised:
+        ReaderProgress(2, None).take(gap)
     assert "after=2" in raised.value.hint
     told["logFirstSequence"] = 6
-    assert list(talk.take(json.dumps(message)).told) == [Gap(3, 5)]
+    assert list(talk.take(json.dumps(message)).messages) == [Gap(3, 5)]

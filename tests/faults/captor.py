@@ -26,6 +26,7 @@ from headrace.change.event import Batch, Op, Table
 from headrace.config import source_class
 from headrace.errors import HeadraceError
 from headrace.log import Log
+from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sources import Finding, Phase, Register, Source, Status, Stream, worker
 from headrace.sources.worker import Apart
@@ -195,7 +196,9 @@ class WatchedStream:
 def main(orders: Orders) -> int:
     """Capture until standard input ends."""
     faulthandler.register(signal.SIGUSR1)  # tells what every thread is at
-    capturing._LONGEST_WAIT = 0.5  # tests alter tables all the time, and copies begin again
+    capturing.BACKOFF = Backoff(
+        0.5, 0.5, 0.25
+    )  # tests alter tables all the time, and copies begin again
     if orders.file_limit:
         # The write that goes beyond fails; Python ignores the signal that comes with it.
         resource.setrlimit(resource.RLIMIT_FSIZE, (orders.file_limit, orders.file_limit))

@@ -12,6 +12,7 @@ from headrace.errors import ConfigError, PipelineError
 from headrace.log import Log
 from headrace.pipeline import supervise
 from headrace.pipeline.run import News, alone_in
+from headrace.retry import Backoff
 from headrace.sinks import FailedTable, SinkPhase, SinkStatus
 from headrace.sinks.report import PipelineReport
 from headrace.testing import wait_until
@@ -22,7 +23,7 @@ from tests.pipeline.sites import PLUGINS, Site, await_phase
 def site(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.syspath_prepend(PLUGINS)
     monkeypatch.setattr(plugins, "_installed", plugins._installed.__wrapped__)
-    monkeypatch.setattr(supervise, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(supervise, "BACKOFF", Backoff(0.05, 60.0))
     return Site(tmp_path, spark)
 
 

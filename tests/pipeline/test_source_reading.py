@@ -23,7 +23,7 @@ from headrace.log.keys import Limits, Wanted
 from headrace.pipeline import remote
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, Range, Reading, read
-from headrace.pipeline.remote import Server
+from headrace.pipeline.remote import RemoteLog
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.keyring import Keyring
 from tests.changes import Writer, opened_writer
@@ -43,7 +43,7 @@ class Shop:
         self.keyring: Keyring = app.state.service.keyring
         self.server = stack.enter_context(BackgroundServer(app, settings))
         self.disk = Disk(str(folder))
-        self.remote = Server(self.server.url)
+        self.remote = RemoteLog(self.server.url)
 
     @property
     def log(self) -> Log:
@@ -193,7 +193,7 @@ def test_a_connection_cut_short_goes_on_where_it_was(shop: Shop, cut_after: int)
     with relaying(shop.server.url) as relay:
         relay.cut_after = [cut_after, cut_after]
         wanted = shop.all()
-        assert sequences(Server(relay.url), wanted) == list(range(1, wanted.upto + 1))
+        assert sequences(RemoteLog(relay.url), wanted) == list(range(1, wanted.upto + 1))
         assert relay.cuts > 0
 
 
@@ -203,7 +203,7 @@ def test_a_server_that_is_gone_is_told_after_a_while(shop: Shop) -> None:
     wanted = shop.all()
     assert shop.remote.ranges(0).ends == [1]
     shop.server.stop()
-    with pytest.raises(LogUnreachable, match="no Headrace answers at http://127"):
+    with pytest.raises(LogUnreachable, match="no Headrace server answers at http://127"):
         shop.remote.ranges(0)
     with pytest.raises(LogUnreachable) as caught:
         sequences(shop.remote, wanted)
@@ -214,7 +214,7 @@ def test_a_server_that_is_gone_is_told_after_a_while(shop: Shop) -> None:
 def test_a_connection_that_went_stale_is_replaced_at_once(shop: Shop) -> None:
     with relaying(shop.server.url) as relay:
         relay.cut_after = [1_000]
-        server = Server(relay.url)
+        server = RemoteLog(relay.url)
         for _ in range(9):  # the first connection breaks in the middle of them
             assert server.ranges(0).epoch == shop.log.epoch
         assert relay.cuts == 1
@@ -227,9 +227,9 @@ def test_the_key_is_sent_from_the_environment_or_a_file(
     monkeypatch.setenv("SHOP_KEY", one)
     (tmp_path / "key").write_text(f"{other}\n")
     with relaying(shop.server.url) as relay:
-        Server(relay.url, key_env="SHOP_KEY").ranges(0)
+        RemoteLog(relay.url, key_env="SHOP_KEY").ranges(0)
         assert f"X-API-Key: {one}\r\n".encode() in relay.heard
-        Server(relay.url, key_file=str(tmp_path / "key")).ranges(0)
+        RemoteLog(relay.url, key_file=str(tmp_path / "key")).ranges(0)
         assert f"X-API-Key: {other}\r\n".encode() in relay.heard
 
 
@@ -238,14 +238,14 @@ def test_a_key_for_everything_reads_ranges_records_and_tables(
 ) -> None:
     shop.writer.put_many("users", 3)
     monkeypatch.setenv("SHOP_KEY", shop.keyring.create(Wanted()).secret)
-    assert sequences(Server(shop.server.url, key_env="SHOP_KEY"), shop.all()) == [1, 2, 3]
+    assert sequences(RemoteLog(shop.server.url, key_env="SHOP_KEY"), shop.all()) == [1, 2, 3]
 
 
 def test_a_key_that_reads_too_fast_is_patient(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.writer.put_many("users", 3)
     made = shop.keyring.create(Wanted(limits=Limits(requests_per_second=4.0)))
     monkeypatch.setenv("SHOP_KEY", made.secret)
-    server = Server(shop.server.url, key_env="SHOP_KEY")
+    server = RemoteLog(shop.server.url, key_env="SHOP_KEY")
     assert [server.ranges(0).latest_sequence for _ in range(6)] == [3] * 6
 
 
@@ -264,15 +264,15 @@ def test_another_key_is_refused_with_the_reason(
     secret = shop.keyring.create(wanted).secret if wanted else "cdc_" + "0" * 64
     monkeypatch.setenv("SHOP_KEY", secret)
     with pytest.raises(ServerError, match=said) as caught:
-        sequences(Server(shop.server.url, key_env="SHOP_KEY"), shop.all())
+        sequences(RemoteLog(shop.server.url, key_env="SHOP_KEY"), shop.all())
     assert secret not in f"{caught.value!r} {caught.value.hint}"
 
 
 def test_a_key_that_is_not_there_is_told(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ABSENT_KEY, which apiKeyEnv names, is not set"):
-        Server(shop.server.url, key_env="ABSENT_KEY").ranges(0)
+        RemoteLog(shop.server.url, key_env="ABSENT_KEY").ranges(0)
     with pytest.raises(ConfigError, match="absent, which apiKeyFile names, cannot be read"):
-        Server(shop.server.url, key_file=str(tmp_path / "absent")).ranges(0)
+        RemoteLog(shop.server.url, key_file=str(tmp_path / "absent")).ranges(0)
 
 
 def test_tls_is_spoken_and_certificates_are_checked(
@@ -282,13 +282,13 @@ def test_tls_is_spoken_and_certificates_are_checked(
     trusted, context = certificate(tmp_path)
     with relaying(shop.server.url, context) as relay:
         with pytest.raises(ServerError, match=r"certificate of https://localhost:.* not trusted"):
-            Server(relay.url).ranges(0)
+            RemoteLog(relay.url).ranges(0)
         monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
-        assert table(Server(relay.url), shop.all()).equals(table(shop.disk, shop.all()))
+        assert table(RemoteLog(relay.url), shop.all()).equals(table(shop.disk, shop.all()))
 
 
 def test_a_refusal_says_what_the_server_said(shop: Shop) -> None:
     with pytest.raises(ServerError, match="answers 400: after must be a whole number"):
         shop.remote.ranges(-1)
     with pytest.raises(ServerError, match="answers 404: there is nothing at /elsewhere/v1/ranges"):
-        Server(shop.server.url + "/elsewhere").ranges(0)
+        RemoteLog(shop.server.url + "/elsewhere").ranges(0)

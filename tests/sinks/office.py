@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.retry import Backoff
 from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Event, Reply
 from headrace.sinks.push.delivery import (
     DeadLetterRange,
@@ -17,9 +18,8 @@ from headrace.sinks.push.delivery import (
     SendWindow,
     Stopped,
 )
-from headrace.sinks.push.retry import RetrySchedule
 
-POLICY = Policy(schedule=RetrySchedule(0.1, 30.0), attempts=5, batch_size=8)
+POLICY = Policy(schedule=Backoff(0.1, 30.0), attempts=5, batch_size=8)
 FAILED = Reply(DeliveryOutcome.FAILED, "it stumbled")
 REFUSED = Reply(DeliveryOutcome.REFUSED, "never this one")
 UNREACHABLE = Reply(DeliveryOutcome.UNREACHABLE, "nobody is there")

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from headrace.change.event import Op
 from headrace.config import parse
+from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sinks.kafka.sink import Kafka
 from headrace.sinks.push import Template, redrive
@@ -77,7 +78,7 @@ def kafka() -> Iterator[KafkaServer]:
 def topics(
     spark: SparkSession, tmp_path: Path, kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Topics]:
-    monkeypatch.setattr(writers, "FIRST_WAIT", 0.02)
+    monkeypatch.setattr(writers, "BACKOFF", Backoff(0.02, 60.0))
     made = Topics(spark, tmp_path, kafka)
     yield made
     made.log.close()

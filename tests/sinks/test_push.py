@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from headrace.change.event import Op
 from headrace.errors import ConfigError, SinkFenced, SinkRefused, SinkUnavailable
+from headrace.retry import Backoff
 from headrace.sinks import Progress
 from headrace.sinks.push import halt, redrive
 from headrace.sinks.push import ledger as ledgers
@@ -25,7 +26,7 @@ from tests.sinks.post import USERS, Post, opened_post
 
 @pytest.fixture
 def post(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Post]:
-    monkeypatch.setattr(writers, "FIRST_WAIT", 0.02)
+    monkeypatch.setattr(writers, "BACKOFF", Backoff(0.02, 60.0))
     with opened_post(spark, tmp_path) as made:
         yield made
 

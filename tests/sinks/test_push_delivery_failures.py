@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from headrace.retry import Backoff
 from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Event, Reply
 from headrace.sinks.push.breaker import MOST_REFUSALS
 from headrace.sinks.push.delivery import DeliveryCheckpoint, EventDelivery
-from headrace.sinks.push.retry import RetrySchedule
 from headrace.sinks.push.waiting import Pending
 from tests.sinks.courier import Courier
 from tests.sinks.office import (
@@ -175,7 +175,7 @@ def test_only_what_the_destination_refused_counts_as_a_refusal() -> None:
 
 
 def test_whoever_goes_on_is_told_to_wait_as_long_as_delivery_would() -> None:
-    policy = {"schedule": RetrySchedule(10.0, 30.0)}
+    policy = {"schedule": Backoff(10.0, 30.0)}
     done = deliver(Office(lambda _: FAILED), [event(1)], policy=policy)
     assert done.stopped is not None
     assert done.stopped.retry_after == pytest.approx(10.0)
@@ -184,7 +184,7 @@ def test_whoever_goes_on_is_told_to_wait_as_long_as_delivery_would() -> None:
 @pytest.mark.parametrize(("failures", "plain"), [(1, 0.5), (3, 2.0), (99, 30.0)])
 def test_waits_are_a_little_longer_or_shorter_at_random(failures: int, plain: float) -> None:
     """Or all tasks that failed together would come back together."""
-    waits = [RetrySchedule(0.5, 30.0, jitter=0.2).wait(failures) for _ in range(1000)]
+    waits = [Backoff(0.5, 30.0, jitter=0.2).wait(failures) for _ in range(1000)]
     assert 0.8 * plain <= min(waits) < 0.85 * plain
     assert 1.15 * plain < max(waits) <= 1.2 * plain
 
@@ -197,12 +197,12 @@ def test_the_schedule_is_that_of_the_settings() -> None:
         retry_longest_seconds=7.0,
         retry_jitter=0.3,
     )
-    assert sink.policy.schedule == RetrySchedule(0.2, 7.0, 0.3)
+    assert sink.policy.schedule == Backoff(0.2, 7.0, 0.3)
 
 
 def test_rows_that_fail_together_are_tried_again_apart_from_each_other() -> None:
     late = {each.row for each in rows(8)[1:]}
-    policy = {"schedule": RetrySchedule(1.0, 30.0, jitter=0.5)}
+    policy = {"schedule": Backoff(1.0, 30.0, jitter=0.5)}
     office = Office(failing(1, lambda each: each.row in late))
     rounds = Rounds(office.send, rows(8), DeadLetterQueue(), policy=policy)
     assert rounds.run(until=HOUR)
@@ -365,7 +365,7 @@ def test_what_was_not_sent_tells_nothing_of_who_is_there(first: bool) -> None:
         rest = [UNSENT] * (len(window) - 1)
         return [UNREACHABLE, *rest] if first else [*rest, UNREACHABLE]
 
-    policy = msgspec.structs.replace(POLICY, schedule=RetrySchedule(10.0, 30.0))
+    policy = msgspec.structs.replace(POLICY, schedule=Backoff(10.0, 30.0))
     delivery = EventDelivery(send, policy, DeadLetterQueue(), clock=Watch())
     delivery.run([rows(8)])
     assert delivery.stopped is not None

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
 from headrace.pipeline import run
+from headrace.retry import Backoff
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.sinks.push import writer as writers
 from headrace.sinks.report import PipelineFolder
@@ -31,7 +32,7 @@ def office() -> Iterator[Office]:
 @pytest.fixture
 def site(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(run, "REPORT_SECONDS", 0.1)
-    monkeypatch.setattr(writers, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(writers, "BACKOFF", Backoff(0.05, 60.0))
     return Site(tmp_path, spark)
 
 

@@ -17,6 +17,7 @@ from headrace.errors import ConfigError, PipelineError
 from headrace.pipeline import redrive as redriving
 from headrace.pipeline import supervise
 from headrace.pipeline.run import Feed, Pipeline, plans
+from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sinks import SinkPhase, SinkStatus
 from headrace.sinks.push import PushSettings, redrive
@@ -39,8 +40,8 @@ def office() -> Iterator[Office]:
 def site(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.syspath_prepend(PLUGINS)
     monkeypatch.setattr(plugins, "_installed", plugins._installed.__wrapped__)
-    monkeypatch.setattr(supervise, "FIRST_WAIT", 0.05)
-    monkeypatch.setattr(writers, "FIRST_WAIT", 0.05)
+    monkeypatch.setattr(supervise, "BACKOFF", Backoff(0.05, 60.0))
+    monkeypatch.setattr(writers, "BACKOFF", Backoff(0.05, 60.0))
     return Site(tmp_path, spark)
 
 

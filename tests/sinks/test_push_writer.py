@@ -29,6 +29,7 @@ from headrace.pipeline.options import Options
 from headrace.pipeline.query import RangesBatch
 from headrace.pipeline.reading import Disk, PipelineLog
 from headrace.pipeline.source import LOG_RANGES
+from headrace.retry import Backoff
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.sinks import LogRange
 from headrace.sinks.lake.delta import Marks
@@ -120,7 +121,7 @@ class Local(Post):
 
 @pytest.fixture
 def post(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
-    monkeypatch.setattr(writers, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(writers, "BACKOFF", Backoff(0.01, 60.0))
     with opened_office() as office:
         none: Any = None
         made = Local(none, tmp_path, office)
@@ -255,7 +256,7 @@ def test_a_long_batch_is_noted_as_it_goes_and_reads_nothing_again(
     post: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_slices(monkeypatch)
-    monkeypatch.setattr(writers, "FIRST_WAIT", 60.0)  # it would be waited for
+    monkeypatch.setattr(writers, "BACKOFF", Backoff(60.0, 60.0))  # it would be waited for
     read: list[int] = []
     pieces = LogRange.pieces
 

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from headrace import webhooks
 from headrace.config import parse
 from headrace.errors import SinkRefused
+from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sinks.push import redrive
 from headrace.sinks.push import writer as writers
@@ -68,7 +69,7 @@ class Hooks(Post):
 
 @pytest.fixture
 def hooks(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hooks]:
-    monkeypatch.setattr(writers, "FIRST_WAIT", 0.02)
+    monkeypatch.setattr(writers, "BACKOFF", Backoff(0.02, 60.0))
     with Receiver() as receiver:
         made = Hooks(spark, tmp_path, receiver)
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sources import Phase
 from headrace.sources.mysql import address
@@ -26,7 +27,7 @@ _ROWS = 5000
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A position moves at once, and nobody waits long."""
     monkeypatch.setattr("headrace.sources.mysql.stream._IDLE_SECONDS", 0.02)
-    monkeypatch.setattr("headrace.capture._LONGEST_WAIT", 0.2)
+    monkeypatch.setattr("headrace.capture.BACKOFF", Backoff(0.5, 0.2, 0.25))
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.change.event import Op
+from headrace.retry import Backoff
 from headrace.testing.mysql import MysqlServer
 from tests.mysqls import mysql_of
 from tests.sources.mycapturing import captured
@@ -17,7 +18,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A position moves at once, also by what is not captured."""
     monkeypatch.setattr("headrace.sources.mysql.stream._IDLE_SECONDS", 0.02)
     monkeypatch.setattr("headrace.sources.mysql.stream._WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("headrace.capture._LONGEST_WAIT", 0.5)
+    monkeypatch.setattr("headrace.capture.BACKOFF", Backoff(0.5, 0.5, 0.25))
 
 
 @pytest.fixture

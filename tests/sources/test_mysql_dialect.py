@@ -9,6 +9,7 @@ import pymysql
 import pytest
 
 from headrace.change.event import BeforeKind, Op
+from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
@@ -27,7 +28,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A position moves at once, also by what is not captured; nobody waits long."""
     monkeypatch.setattr("headrace.sources.mysql.stream._IDLE_SECONDS", 0.02)
     monkeypatch.setattr("headrace.sources.mysql.stream._WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("headrace.capture._LONGEST_WAIT", 0.5)
+    monkeypatch.setattr("headrace.capture.BACKOFF", Backoff(0.5, 0.5, 0.25))
 
 
 def expect_equal(feed: Captured, folder: Path, *tables: str) -> None:

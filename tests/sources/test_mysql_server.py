@@ -9,6 +9,7 @@ import pymysql
 import pytest
 
 from headrace.errors import SourceRefused
+from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sources import Phase
 from headrace.testing import wait_until
@@ -24,7 +25,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.sources.mysql.stream._IDLE_SECONDS", 0.02)
     monkeypatch.setattr("headrace.sources.mysql.stream._WAIT_SECONDS", 0.05)
     monkeypatch.setattr("headrace.sources.mysql.dump._PATIENCE", 0.5)
-    monkeypatch.setattr("headrace.capture._LONGEST_WAIT", 0.5)
+    monkeypatch.setattr("headrace.capture.BACKOFF", Backoff(0.5, 0.5, 0.25))
 
 
 def ids(feed: Captured) -> list[int]:

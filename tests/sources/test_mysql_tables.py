@@ -8,6 +8,7 @@ import pytest
 
 from headrace.change.event import Op
 from headrace.errors import DecodeError
+from headrace.retry import Backoff
 from headrace.sources import Phase
 from headrace.sources.mysql.decode import typecodes
 from headrace.sources.mysql.decode.binlog import parse
@@ -23,7 +24,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A position moves at once, also by what is not captured."""
     monkeypatch.setattr("headrace.sources.mysql.stream._IDLE_SECONDS", 0.02)
     monkeypatch.setattr("headrace.sources.mysql.stream._WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("headrace.capture._LONGEST_WAIT", 0.5)
+    monkeypatch.setattr("headrace.capture.BACKOFF", Backoff(0.5, 0.5, 0.25))
 
 
 def test_columns_that_an_index_needs_are_not_told(own_my: MysqlServer, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.change.event import Batch, Op
 from headrace.change.lsn import parse_lsn
+from headrace.retry import Backoff
 from headrace.sources import Phase, Status
 from headrace.testing import PostgresDatabase, PostgresServer, wait_until
 from tests.conftest import SETTINGS, Servers, install_of
@@ -35,7 +36,7 @@ def shop(pg: PostgresDatabase, tmp_path: Path) -> Iterator[Captured]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that comes back is found within a second."""
-    monkeypatch.setattr("headrace.capture._LONGEST_WAIT", 1.0)
+    monkeypatch.setattr("headrace.capture.BACKOFF", Backoff(0.5, 1.0, 0.25))
 
 
 def position(database: PostgresDatabase) -> int:

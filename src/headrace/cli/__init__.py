@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from ..client.client import Page
+    from ..client.client import EventPage
 
 LAST_SHOWN = 10  # changes that `tail` shows before it waits for more
 
@@ -340,14 +340,14 @@ def tail(  # noqa: PLR0913, PLR0917 - an option for each thing one may ask
     as_json: AsJson = False,
 ) -> None:
     """Print changes as they come: from the running server, or without one from the log on disk."""
-    from ..client.client import Wanted
-    from ..client.reading import DiskChanges
-    from ..client.reading import follow as following
+    from ..client.client import PageRequest
     from ..config import load
     from ..operate.commands import open_changes
+    from ..operate.tail import DiskChanges
+    from ..operate.tail import follow as following
 
     _expect_format(format, preserve_transactions=preserve_transactions)
-    wanted = Wanted(tuple(tables or ()), format or "canonical", preserve_transactions)
+    wanted = PageRequest(tuple(tables or ()), format or "canonical", preserve_transactions)
     with open_changes(load(config)) as (changes, latest):
         if isinstance(changes, DiskChanges):
             typer.echo("no server answers; reading the log on disk", err=True)
@@ -377,7 +377,7 @@ def _starting_point(after: str, latest: int) -> int:
     raise typer.BadParameter(f"{after!r} is no sequence, nor latest or earliest.")
 
 
-def _print_page(page: "Page", *, as_json: bool) -> None:
+def _print_page(page: "EventPage", *, as_json: bool) -> None:
     from ..operate.show import change_line
 
     if page.gap:

@@ -7,8 +7,9 @@
 It reconnects by itself and goes on where it was. `AsyncClient` is the same for asyncio.
 """
 
-from ._told import Event, Gap
 from .aio import AsyncClient
 from .client import Client
+from .messages import MissedChanges as Gap
+from .messages import ReceivedEvent as Event
 
 __all__ = ["AsyncClient", "Client", "Event", "Gap"]

@@ -1,18 +1,27 @@
 """The client for programs on an event loop."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from typing import Any, Unpack
 
-from ..errors import ServerAbsent, ServerError
+from ..errors import ServerError
 from ..secret import Secret
-from . import _rpc, _talk
-from ._address import SILENT_SECONDS, Address
-from ._asked import Asked, Filters, cursor_path
-from ._http import Answer, Question, ask
-from ._sse import Lines
-from ._told import Event, Gap, Opened, Progress, Told
+from . import grpc as rpc
+from . import websocket
+from .messages import (
+    ChangesRequest,
+    Filters,
+    MissedChanges,
+    Opened,
+    ReaderProgress,
+    ReceivedEvent,
+    StreamMessage,
+    cursor_path,
+)
+from .sse import SseDecoder, message_of
+from .transport import SSE, STREAM_SECONDS, HttpRequest, HttpTransport
 
 
 class AsyncClient:
@@ -26,11 +35,15 @@ class AsyncClient:
         grpc: str = "",
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.url = url.rstrip("/")
-        self._address = Address.of(url)
         self._key = Secret(key) if isinstance(key, str) else key
+        self._http = HttpTransport(url, self._key.reveal if self._key else str)
         self._grpc = grpc
         self._sleep = sleep
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._http.url
 
     def changes(
         self,
@@ -40,91 +53,104 @@ class AsyncClient:
         after: int = 0,
         format: str | None = None,
         transport: str = "sse",
-        on_gap: Callable[[Gap], None] | None = None,
+        on_gap: Callable[[MissedChanges], None] | None = None,
         **filters: Unpack[Filters],
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncIterator[ReceivedEvent]:
         """Every change after a sequence or a named cursor; see `Client.changes`."""
-        asked = Asked.of(tables, transport, format, filters)
-        return self._followed(asked, cursor, Progress(after, on_gap))
+        request = ChangesRequest.of(tables, transport, format, filters)
+        return self._followed(request, cursor, ReaderProgress(after, on_gap))
 
-    async def ack(self, cursor: str, event: Event | int) -> None:
-        """Note, durably, that everything up to an event is done: a cursor begins after it."""
+    async def ack(self, cursor: str, event: ReceivedEvent | int) -> None:
+        """Store, durably, that everything up to an event is done: a cursor begins after it."""
         sequence = event if isinstance(event, int) else event.sequence
-        progress = Progress(0, None)
+        progress = ReaderProgress(0, None)
         while True:
             try:
                 await self.put(cursor_path(cursor), {"sequence": sequence})
             except ServerError as error:
-                await self._rest(error, progress)
+                await self._sleep(progress.pause(error))
             else:
                 return
 
     async def get(self, path: str) -> Any:
         """The JSON at a path."""
-        return await self._json("GET", path)
+        return await self._http.json_async(HttpRequest("GET", path))
 
     async def put(self, path: str, body: object) -> Any:
-        """What the server answers when a thing is to be as the document says."""
-        return await self._json("PUT", path, body)
+        """The response to a JSON document that replaces what is at a path."""
+        return await self._http.json_async(HttpRequest("PUT", path, body))
 
     async def _followed(
-        self, asked: Asked, cursor: str | None, progress: Progress
-    ) -> AsyncGenerator[Event, None]:
+        self, request: ChangesRequest, cursor: str | None, progress: ReaderProgress
+    ) -> AsyncGenerator[ReceivedEvent, None]:
         while True:
             try:
                 if cursor is not None:
-                    progress.begin(await self._stands(cursor, progress.after))
+                    progress.resume(await self._cursor(cursor, progress.after))
                     cursor = None
-                async with aclosing(self._told(asked, progress)) as stream:
-                    async for told in stream:
-                        if (event := progress.take(told)) is not None:
+                async with aclosing(self._messages(request, progress)) as stream:
+                    async for message in stream:
+                        if (event := progress.take(message)) is not None:
                             yield event
             except ServerError as error:
-                await self._rest(error, progress)
+                await self._sleep(progress.pause(error))
 
-    async def _rest(self, error: ServerError, progress: Progress) -> None:
-        """Wait before another attempt; an error that would come again is raised."""
-        await self._sleep(progress.pause(error))
-
-    async def _stands(self, cursor: str, after: int) -> int:
-        """Where a cursor stands; one that is not there yet is put at `after`."""
+    async def _cursor(self, name: str, after: int) -> int:
+        """The sequence of a cursor; one that is not there yet is made, at `after`."""
         try:
-            stands: int = (await self.get(cursor_path(cursor)))["sequence"]
+            sequence: int = (await self.get(cursor_path(name)))["sequence"]
         except ServerError as error:
             if error.word != "unknown_cursor":
                 raise
-            stands = (await self.put(cursor_path(cursor), {"sequence": after}))["sequence"]
-        return stands
+            sequence = (await self.put(cursor_path(name), {"sequence": after}))["sequence"]
+        return sequence
 
-    def _told(self, asked: Asked, progress: Progress) -> AsyncGenerator[Told, None]:
+    def _messages(
+        self, request: ChangesRequest, progress: ReaderProgress
+    ) -> "_SseStream | AsyncGenerator[StreamMessage, None]":
         after = progress.after
-        if asked.transport == "grpc":
-            target = _rpc.Target(self._grpc, self._key)
-            return _rpc.subscribed_async(target, asked.message(after))
-        if asked.transport == "websocket":
-            conversation = _talk.Conversation(self._key, asked.tables, progress)
-            return _talk.talked_async(self.url, conversation)
-        return self._streamed(asked.path(after), after)
+        if request.transport == "grpc":
+            target = rpc.GrpcTarget(self._grpc, self._key)
+            return rpc.subscribe_async(target, request.message(after))
+        if request.transport == "websocket":
+            conversation = websocket.Conversation(self._key, request.tables, progress)
+            return websocket.subscribe_async(self.url, conversation)
+        return _SseStream(self._http, request.path(after), after)
 
-    async def _streamed(self, path: str, after: int) -> AsyncGenerator[Told, None]:
-        async with self._asked("GET", path, accept="text/event-stream") as answer:
-            await answer.expect_success()
-            yield Opened(answer.headers.get("x-headrace-epoch", ""))
-            lines = Lines(after)
-            async for line in answer.lines(SILENT_SECONDS):
-                if (told := lines.take(line)) is not None:
-                    yield told
-        raise ServerAbsent(f"the server at {self.url} went away")
 
-    async def _json(self, method: str, path: str, body: object = None) -> Any:
-        async with self._asked(method, path, body=body) as answer:
-            await answer.expect_success()
-            return await answer.json()
+class _SseStream:
+    """The messages of one connection.
 
-    def _asked(
-        self, method: str, path: str, *, body: object = None, accept: str = "application/json"
-    ) -> AbstractAsyncContextManager[Answer]:
-        headers = {"Accept": accept}
-        if self._key is not None:
-            headers["X-API-Key"] = self._key.reveal()
-        return ask(self._address, Question(method, path, headers, body))
+    No generator: when an event loop ends, it closes all generators at once, and one that closes
+    another one then fails.
+    """
+
+    def __init__(self, http: HttpTransport, path: str, after: int) -> None:
+        self._http = http
+        self._request = HttpRequest("GET", path, accept=SSE, seconds=STREAM_SECONDS)
+        self._decoder = SseDecoder(after)
+        self._client = http.connections_async()
+        self._pieces: AsyncIterator[bytes] | None = None
+        self._ready: deque[StreamMessage] = deque()
+
+    def __aiter__(self) -> "_SseStream":
+        return self
+
+    async def __anext__(self) -> StreamMessage:
+        while not self._ready:
+            await self._receive()
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def _receive(self) -> None:
+        if self._pieces is None:
+            response = await self._http.send_async(self._request, self._client)
+            self._pieces = response.aiter_raw()
+            self._ready.append(Opened(response.headers.get("X-Headrace-Epoch", "")))
+            return
+        piece = await self._http.next_piece(self._pieces)
+        if piece is None:
+            raise self._http.gone()
+        self._ready.extend(map(message_of, self._decoder.feed(piece)))

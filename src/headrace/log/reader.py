@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import struct
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +26,7 @@ from .ranges import Ranges, plan
 PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of records, their bytes
 
 _PIECE_BYTES = 1 << 20
+_POLL_SECONDS = 0.2  # between two looks at a log that another process may write
 _WRITE_BUFFER = 32 << 20  # bytes; up to two of them hold what is not in a table file yet
 
 
@@ -129,6 +132,14 @@ class LogReader:
         self._db.try_catch_up_with_primary()
         self._first = self._number(layout.FIRST, 1)
         self._latest = self._number(layout.SEQUENCE, 0)
+
+    def wait_beyond(self, sequence: int, seconds: float = math.inf) -> None:
+        """Wait until the log, which another process may write, has more or the time is over."""
+        until = time.monotonic() + seconds
+        self.refresh()
+        while self.latest_sequence <= sequence and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+            self.refresh()
 
     @property
     def epoch(self) -> str:

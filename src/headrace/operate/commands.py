@@ -13,7 +13,6 @@ import msgspec
 
 from ..change.event import Batch
 from ..client import Client
-from ..client.reading import Changes, DiskChanges
 from ..config import Config
 from ..errors import ConfigError, LogAbsent, LogError, ServerAbsent, ServerError, SourceError
 from ..log import Cursor, Log, LogReader, Stats, Trimmed, keys
@@ -25,6 +24,7 @@ from ..serve.keyring import Keyring
 from ..sinks import report
 from ..sinks.report import PipelineOverview
 from ..sources import Finding, Status
+from .tail import Changes, DiskChanges
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):

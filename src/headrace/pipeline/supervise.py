@@ -13,14 +13,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import HeadraceError, LogError, QueryFailed
+from ..retry import Backoff
 from ..sinks import DeliveryStatus, SinkPhase, SinkStatus, SinkWriter
 from .failures import passing, understood
 from .query import Batches, Plan, Stored
 
 logger = logging.getLogger(__name__)
 
-FIRST_WAIT = 1.0  # seconds before the second try; doubled each time
-LONGEST_WAIT = 60.0
+BACKOFF = Backoff(first=1.0, longest=60.0)
 TRIES = 10  # in a row without a batch stored, for a failure of unknown kind
 TRIES_ONCE = 3  # where somebody waits for the end
 LOOK_SECONDS = 0.25
@@ -81,7 +81,7 @@ class Supervised:
                 if self._tried():
                     if not self._redrive_requested():
                         break
-                elif self._stopping.wait(self._pause()):
+                elif self._stopping.wait(BACKOFF.wait(self._failures)):
                     break
         except BaseException:
             self._note(phase=SinkPhase.HALTED, error="the sink's thread failed")
@@ -130,9 +130,6 @@ class Supervised:
         except (HeadraceError, OSError) as error:
             # It is answered when the sink halts the next time: the request is still there.
             logger.warning("sink=%s cannot report that it halts: %s", sink.name, error)
-
-    def _pause(self) -> float:
-        return min(FIRST_WAIT * 2.0 ** (self._failures - 1), LONGEST_WAIT)
 
     def _run(self) -> None:
         plan, checkpoint, name = self.plan, self.plan.checkpoint, self.plan.sink.name

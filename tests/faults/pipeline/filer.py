@@ -24,6 +24,7 @@ from headrace.pipeline import supervise
 from headrace.pipeline.query import Batches
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.pipeline.session import opened_session
+from headrace.retry import Backoff
 from headrace.sinks import SinkPhase
 from headrace.sinks.files.ledger import Ledger
 from headrace.sinks.files.sink import Files, FilesWriter
@@ -85,7 +86,7 @@ class Killer:
 
 def main(folder: Path) -> int:
     """Run whenever told, until standard input ends."""
-    supervise.FIRST_WAIT = 0.1
+    supervise.BACKOFF = Backoff(0.1, 60.0)
     supervise.TRIES_ONCE = 20
     killer = Killer()
     journal = folder / "spark" / f"{os.getpid()}.log"

@@ -26,6 +26,7 @@ from headrace.pipeline import supervise
 from headrace.pipeline.query import Batches
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.pipeline.session import opened_session
+from headrace.retry import Backoff
 from headrace.sinks import Sink, SinkStatus
 from headrace.sinks.history import History
 from headrace.sinks.lake.delta import Delta
@@ -239,7 +240,7 @@ class Runner:
 def main(orders: Orders) -> int:
     """Run whenever told, until standard input ends."""
     compaction.MOST_SMALL_FILES = 3
-    supervise.FIRST_WAIT = 0.1
+    supervise.BACKOFF = Backoff(0.1, 60.0)
     supervise.TRIES_ONCE = 20  # on a busy machine a worker may take too long for Spark
     journal = Path(orders.folder) / "spark" / f"{os.getpid()}.log"
     with opened_session("local[2]", QUICK, journal=journal) as spark:

@@ -24,6 +24,7 @@ from headrace.pipeline import supervise
 from headrace.pipeline.query import Batches
 from headrace.pipeline.run import Feed, Pipeline, plans
 from headrace.pipeline.session import opened_session
+from headrace.retry import Backoff
 from headrace.sinks import SinkPhase
 from headrace.sinks.push import redrive
 from headrace.sinks.push import writer as writers
@@ -91,7 +92,7 @@ class Killer:
 
 def main(orders: Orders) -> int:
     """Run whenever told, until standard input ends."""
-    supervise.FIRST_WAIT = writers.FIRST_WAIT = 0.1
+    supervise.BACKOFF = writers.BACKOFF = Backoff(0.1, 60.0)
     supervise.TRIES_ONCE = 20
     killer = Killer()
     folder = Path(orders.folder)

@@ -14,6 +14,7 @@ from headrace.change.event import Op
 from headrace.errors import SinkFenced
 from headrace.pipeline import supervise
 from headrace.pipeline.run import Feed, Pipeline, plans
+from headrace.retry import Backoff
 from headrace.sinks import FailedTable, Sink, SinkPhase, SinkStatus
 from headrace.sinks.history import History
 from headrace.sinks.tables.sink import Tables
@@ -89,7 +90,7 @@ class Site:
 def site(
     spark: SparkSession, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
-    monkeypatch.setattr(supervise, "FIRST_WAIT", 0.1)
+    monkeypatch.setattr(supervise, "BACKOFF", Backoff(0.1, 60.0))
     monkeypatch.setattr(supervise, "TRIES_ONCE", 20)  # a worker of a busy machine may be too slow
     site = Site(spark, tmp_path, seed)
     yield site

@@ -25,7 +25,6 @@ was sent, `deadletters` keeps what was refused and `redrive` sends that again.
 from .broker import BrokerSettings, without_secrets
 from .contract import ACCEPTED, UNSENT, Channel, DeliveryOutcome, Event, PushDestination, Reply
 from .delivery import Policy
-from .retry import RetrySchedule
 from .routing import OperationNames, Routes, Template, escaped, token, within
 from .settings import PushSettings
 from .window import ReplyWindow, waves
@@ -44,7 +43,6 @@ __all__ = [
     "PushSettings",
     "Reply",
     "ReplyWindow",
-    "RetrySchedule",
     "Routes",
     "Template",
     "client_context",

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...retry import Backoff
 from .contract import UNSENT, DeliveryOutcome, Reply
-from .retry import RetrySchedule
 
 LONGEST_NAP = 2.0  # seconds; for longer waits delivery stops
 MOST_REFUSALS = 20  # in a row; then it is the destination that refuses, and not the event
@@ -30,7 +30,7 @@ class BreakerOpened(NamedTuple):
 class CircuitBreaker:
     """Tells a destination that fails from an event that fails."""
 
-    schedule: RetrySchedule
+    schedule: Backoff
     attempts: int
     gives_up: bool = False  # patience is over: what fails is put aside, until one is accepted
     refusals: int = 0  # in a row, with nothing accepted between them

@@ -19,10 +19,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ...errors import SinkRefused
+from ...retry import Backoff
 from .breaker import LONGEST_NAP, CircuitBreaker
 from .contract import ACCEPTED, DeliveryOutcome, Event, Reply
 from .events import reference
-from .retry import DeliveryClock, RetrySchedule, SystemClock
+from .retry import DeliveryClock, SystemClock
 from .waiting import Pending, WaitingRow, WaitingRows
 
 SendWindow = Callable[[Sequence[Event]], Sequence[Reply]]
@@ -41,7 +42,7 @@ _FULL = "dead letters cannot be kept"
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How events are handed over."""
 
-    schedule: RetrySchedule
+    schedule: Backoff
     attempts: int = 5
     batch_size: int = 500
     batch_bytes: int = 1_000_000

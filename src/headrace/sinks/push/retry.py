@@ -1,24 +1,9 @@
-"""How long to wait before trying again, and the time itself."""
+"""The time, as delivery sees it and as a test moves it."""
 
 from __future__ import annotations
 
-import random
 import time
-from typing import NamedTuple, Protocol
-
-
-class RetrySchedule(NamedTuple):
-    """Exponential backoff with jitter: waits double up to a longest one."""
-
-    first: float  # seconds
-    longest: float
-    jitter: float = 0.0
-
-    def wait(self, failures: int) -> float:
-        """Seconds until the next try, after so many failed ones."""
-        # Not 2 ** failures: it would overflow after days of retries.
-        plain = min(self.first * 2.0 ** min(failures - 1, 60), self.longest)
-        return plain * random.uniform(1 - self.jitter, 1 + self.jitter)
+from typing import Protocol
 
 
 class DeliveryClock(Protocol):

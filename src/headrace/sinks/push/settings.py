@@ -12,6 +12,7 @@ import msgspec
 from ...errors import ConfigError, PipelineError
 from ...formats import TransactionFormat
 from ...formats.catalogue import Formats
+from ...retry import Backoff
 from .. import SentEvents, SettledRange, Sink, Takes
 from ..lake.shape import expect_format
 from ..lake.storage import Folder
@@ -21,7 +22,6 @@ from .delivery import Policy
 from .events import EventRendering
 from .halt import clear_halt
 from .ledger import RenderingOptions
-from .retry import RetrySchedule
 from .writer import PushWriter
 
 _DEAD_LETTERS = "dead_letters"
@@ -116,9 +116,7 @@ class PushSettings(Sink):
     @property
     def policy(self) -> Policy:
         """How events are handed over."""
-        schedule = RetrySchedule(
-            self.retry_first_seconds, self.retry_longest_seconds, self.retry_jitter
-        )
+        schedule = Backoff(self.retry_first_seconds, self.retry_longest_seconds, self.retry_jitter)
         return Policy(
             schedule=schedule,
             attempts=self.attempts,

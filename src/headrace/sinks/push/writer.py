@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from ...errors import HeadraceError, LogReplaced, PipelineError, SinkRefused, SinkUnavailable
+from ...retry import Backoff
 from .. import DeliveryStatus, LogBatch, Progress, SinkWriter
 from ..lake.delta import Marks
 from .deadletters import DeadLetters
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-FIRST_WAIT = 1.0  # seconds, after a destination took nothing; doubled each time
-LONGEST_WAIT = 60.0
+BACKOFF = Backoff(first=1.0, longest=60.0)  # after a destination accepted nothing
 _IN_LINE = 1.0  # seconds for which a redrive waits for the batch before it, each time it is tried
 
 
@@ -215,7 +215,7 @@ class PushWriter(SinkWriter[LogBatch]):
         reason = failing[0].reason
         retry_after = min(each.stopped.retry_after if each.stopped else 0.0 for each in failing)
         self._report_waiting(reason, sending.rounds)
-        if self._closed.wait(max(_backoff(sending.rounds), retry_after)):
+        if self._closed.wait(max(BACKOFF.wait(sending.rounds), retry_after)):
             self._pause(sending, closed=True)
             raise SinkUnavailable(f"{self._sink.name}: {reason}")
 
@@ -236,7 +236,7 @@ class PushWriter(SinkWriter[LogBatch]):
                 tries += 1
                 reason = _reason(error)
                 self._report_waiting(reason, tries)
-                if self._closed.wait(_backoff(tries)):
+                if self._closed.wait(BACKOFF.wait(tries)):
                     raise SinkUnavailable(f"{self._sink.name}: {reason}") from error
                 continue
             if tries:
@@ -384,11 +384,6 @@ def _expect_all(reports: list[TaskReport], sending: _Sending) -> None:
 def _recovered(status: DeliveryStatus) -> DeliveryStatus:
     """The status after the destination has accepted something."""
     return replace(status, reason="", since=0.0, rounds=0)
-
-
-def _backoff(tries: int) -> float:
-    """Seconds to wait after so many tries."""
-    return min(FIRST_WAIT * 2.0 ** min(tries - 1, 20), LONGEST_WAIT)
 
 
 def _reason(error: SinkUnavailable | OSError) -> str:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from ...errors import SinkRefused
-from ..push import UNSENT, DeliveryOutcome, Event, Reply, RetrySchedule
+from ...retry import Backoff
+from ..push import UNSENT, DeliveryOutcome, Event, Reply
 from .address import Endpoint
 from .pool import ConnectionPool, EndpointUnreachable, ResponseLost, ResponseTimeout
 from .request import RequestEncoder, WebhookMessage, batch, single
@@ -47,7 +48,7 @@ class RequestLimits:
 
     concurrency: int  # requests at once
     seconds: float  # for a request
-    pauses: RetrySchedule  # after a 429 without Retry-After
+    pauses: Backoff  # after a 429 without Retry-After
     batch_size: int = 0  # events of a request; 0: each goes alone
     batch_bytes: int = 1 << 20
 

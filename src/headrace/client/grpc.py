@@ -9,7 +9,7 @@ from ..errors import ConfigError, ServerAbsent, ServerBusy, ServerError
 from ..secret import Secret
 from ..v1 import changefeed_pb2 as v1
 from ..v1.changefeed_pb2_grpc import ChangeFeedStub
-from ._told import Event, Gap, Opened, Scanned, Told
+from .messages import MissedChanges, Opened, ReceivedEvent, Scanned, StreamMessage
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),  # a row may have any size
@@ -22,18 +22,18 @@ _ABSENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode
 _BUSY = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
 
 
-class Target(NamedTuple):
+class GrpcTarget(NamedTuple):
     """Where gRPC answers, and the key for it."""
 
     address: str  # host:port; https://host:port means with TLS
     key: Secret | None
 
     @property
-    def place(self) -> str:
-        """As gRPC writes it."""
+    def authority(self) -> str:
+        """Host and port, as gRPC writes them."""
         if not self.address:
             raise ConfigError(
-                "transport grpc needs to know where gRPC answers",
+                "transport grpc needs the address at which gRPC answers",
                 hint='Give it to the client: Client(url, key, grpc="127.0.0.1:50051").',
             )
         return self.address.removeprefix("https://").removeprefix("http://")
@@ -47,28 +47,30 @@ class Target(NamedTuple):
         """A channel of `grpc` or of `grpc.aio`."""
         if self.address.startswith("https://"):
             credentials = grpc.ssl_channel_credentials()
-            return library.secure_channel(self.place, credentials, options=_OPTIONS)
-        return library.insecure_channel(self.place, options=_OPTIONS)
+            return library.secure_channel(self.authority, credentials, options=_OPTIONS)
+        return library.insecure_channel(self.authority, options=_OPTIONS)
 
 
-def subscribed(target: Target, request: v1.SubscribeRequest) -> Generator[Told, None, None]:
-    """What the server tells, until it goes away."""
+def subscribe(
+    target: GrpcTarget, request: v1.SubscribeRequest
+) -> Generator[StreamMessage, None, None]:
+    """What the server sends, until it goes away."""
     with target.channel(grpc) as channel:
         call = ChangeFeedStub(channel).Subscribe(request, metadata=target.metadata)
         try:
             yield from _opened(call.initial_metadata())
             for response in call:
-                yield from _told(response)
+                yield from _messages(response)
         except grpc.RpcError as error:
             raise _failed(target, error) from error
         finally:
             call.cancel()
-    raise ServerAbsent(f"the server at {target.place} went away")
+    raise ServerAbsent(f"the server at {target.authority} went away")
 
 
-async def subscribed_async(
-    target: Target, request: v1.SubscribeRequest
-) -> AsyncGenerator[Told, None]:
+async def subscribe_async(
+    target: GrpcTarget, request: v1.SubscribeRequest
+) -> AsyncGenerator[StreamMessage, None]:
     """The same on an event loop."""
     async with target.channel(grpc.aio) as channel:
         call = ChangeFeedStub(channel).Subscribe(request, metadata=target.metadata)
@@ -76,13 +78,13 @@ async def subscribed_async(
             for opened in _opened(await call.initial_metadata()):
                 yield opened
             async for response in call:
-                for told in _told(response):
-                    yield told
+                for message in _messages(response):
+                    yield message
         except grpc.RpcError as error:
             raise _failed(target, error) from error
         finally:
             call.cancel()
-    raise ServerAbsent(f"the server at {target.place} went away")
+    raise ServerAbsent(f"the server at {target.authority} went away")
 
 
 def _opened(metadata: Any) -> list[Opened]:
@@ -90,18 +92,18 @@ def _opened(metadata: Any) -> list[Opened]:
     return [Opened(value) for name, value in metadata or () if name == "x-headrace-epoch"]
 
 
-def _told(response: v1.SubscribeResponse) -> list[Told]:
+def _messages(response: v1.SubscribeResponse) -> list[StreamMessage]:
     match response.WhichOneof("told"):
         case "gap":
-            return [Gap(response.gap.first, response.gap.last)]
+            return [MissedChanges(response.gap.first, response.gap.last)]
         case "scanned":
             return [Scanned(response.scanned)]
-    return [Event(event.id, event.sequence, event) for event in response.events]
+    return [ReceivedEvent(event.id, event.sequence, event) for event in response.events]
 
 
-def _failed(target: Target, error: Any) -> ServerError:
+def _failed(target: GrpcTarget, error: Any) -> ServerError:
     code, details = error.code(), error.details()
     if code in _ABSENT:
-        return ServerAbsent(f"no Headrace answers at {target.place}: {details}")
+        return ServerAbsent(f"no Headrace server answers at {target.authority}: {details}")
     kind = ServerBusy if code in _BUSY else ServerError
-    return kind(f"{target.place} answers {code.name}: {details}")
+    return kind(f"{target.authority} answers {code.name}: {details}")

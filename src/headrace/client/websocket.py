@@ -13,8 +13,8 @@ from websockets.sync.client import connect
 
 from ..errors import ServerAbsent, ServerBusy, ServerError
 from ..secret import Secret
-from ._address import CONNECT_SECONDS
-from ._told import Event, Gap, Opened, Progress, Scanned, Told
+from .messages import MissedChanges, Opened, ReaderProgress, ReceivedEvent, Scanned, StreamMessage
+from .transport import CONNECT_SECONDS
 
 SILENT_SECONDS = 75.0  # the server pings every 30
 
@@ -31,17 +31,17 @@ _OPTIONS: dict[str, Any] = {
 _PASSING = {"service_degraded", "rate_limited", "server_error", "internal_error"}
 
 
-class Said(NamedTuple):
-    """What a message tells, and what to answer."""
+class _Turn(NamedTuple):
+    """What a message of the server brings, and what to reply."""
 
-    told: Sequence[Told] = ()
-    answer: str = ""
+    messages: Sequence[StreamMessage] = ()
+    reply: str = ""
 
 
 class Conversation:
     """Which message follows which; no input or output here."""
 
-    def __init__(self, key: Secret | None, tables: Sequence[str], progress: Progress) -> None:
+    def __init__(self, key: Secret | None, tables: Sequence[str], progress: ReaderProgress) -> None:
         self._key = key or _ANY
         self._subscribe: dict[str, Any] = {"type": "subscribe", "tables": list(tables)}
         if progress.begun:
@@ -53,52 +53,54 @@ class Conversation:
         """The first message."""
         return json.dumps({"type": "auth", "apiKey": self._key.reveal()})
 
-    def take(self, text: str | bytes) -> Said:
-        """What the server says; ServerError when it refuses."""
+    def take(self, text: str | bytes) -> _Turn:
+        """What a message of the server means; ServerError when it refuses."""
         message = msgspec.json.decode(text)
         match message["type"]:
             case "cdc_event":
                 raw = text.encode() if isinstance(text, str) else text
-                event = Event(message["eventId"], self._sequence, json.loads(raw), raw)
-                return Said([event])
+                event = ReceivedEvent(message["eventId"], self._sequence, json.loads(raw), raw)
+                return _Turn([event])
             case "ping":
-                answer = {"type": "pong", "timestamp": message["timestamp"]}
-                return Said(answer=json.dumps(answer))
+                reply = {"type": "pong", "timestamp": message["timestamp"]}
+                return _Turn(reply=json.dumps(reply))
             case "auth_success":
-                return Said(answer=json.dumps(self._subscribe))
+                return _Turn(reply=json.dumps(self._subscribe))
             case "subscription_confirmed":
-                return Said([Opened(message["epoch"]), self._reached(message["sequence"])])
+                return _Turn([Opened(message["epoch"]), self._reached(message["sequence"])])
             case "connection_status" if "sequence" in message:
-                return Said([self._reached(message["sequence"])])
+                return _Turn([self._reached(message["sequence"])])
             case "error" | "auth_failure" | "subscription_rejected":
                 return self._refused(message)
-        return Said()  # of a later version: clients pass over what they do not know
+        return _Turn()  # of a later version: clients pass over what they do not know
 
     def _reached(self, sequence: int) -> Scanned:
         self._sequence = max(self._sequence, sequence)
         return Scanned(sequence)
 
-    def _refused(self, message: dict[str, Any]) -> Said:
+    def _refused(self, message: dict[str, Any]) -> _Turn:
         details = message.get("details") or {}
         if gap := details.get("gap"):
             in_log = details.get("logFirstSequence", gap["last"] + 1) <= gap.get("first", 1)
-            return Said([Gap(gap.get("first", 1), gap["last"], in_log)])
+            return _Turn([MissedChanges(gap.get("first", 1), gap["last"], in_log)])
         kind = ServerBusy if message["error"] in _PASSING else ServerError
         raise kind(f"the server answers {message['error']}: {message['message']}")
 
 
-def talked(url: str, conversation: Conversation) -> Generator[Told, None, None]:
-    """What the server tells, until it goes away."""
+def subscribe(url: str, conversation: Conversation) -> Generator[StreamMessage, None, None]:
+    """What the server sends, until it goes away."""
     with _lost(url), connect(_address(url), **_OPTIONS) as socket:
         socket.send(conversation.opening())
         while True:
-            said = conversation.take(socket.recv(SILENT_SECONDS))
-            if said.answer:
-                socket.send(said.answer)
-            yield from said.told
+            turn = conversation.take(socket.recv(SILENT_SECONDS))
+            if turn.reply:
+                socket.send(turn.reply)
+            yield from turn.messages
 
 
-async def talked_async(url: str, conversation: Conversation) -> AsyncGenerator[Told, None]:
+async def subscribe_async(
+    url: str, conversation: Conversation
+) -> AsyncGenerator[StreamMessage, None]:
     """The same on an event loop."""
     with _lost(url):
         async with connect_async(_address(url), **_OPTIONS) as socket:
@@ -106,11 +108,11 @@ async def talked_async(url: str, conversation: Conversation) -> AsyncGenerator[T
             while True:
                 async with asyncio.timeout(SILENT_SECONDS):
                     text = await socket.recv()
-                said = conversation.take(text)
-                if said.answer:
-                    await socket.send(said.answer)
-                for told in said.told:
-                    yield told
+                turn = conversation.take(text)
+                if turn.reply:
+                    await socket.send(turn.reply)
+                for message in turn.messages:
+                    yield message
 
 
 def _address(url: str) -> str:

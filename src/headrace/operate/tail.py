@@ -1,26 +1,23 @@
 """The changes as the command line reads them: from the running server, or from the disk."""
 
 import asyncio
-import math
-import time
 from collections.abc import Iterator
 from typing import Protocol
 
+from ..client.client import EventPage, PageRequest
 from ..formats.catalogue import Formats
 from ..log import LogReader
 from ..serve.feed import Feed
 from ..serve.filter import Filter
 from ..serve.subscription import Subscription
-from .client import Page, Wanted
 
-_POLL_SECONDS = 0.2  # between two looks at a log that another process may write
 _PAGE = 1000
 
 
 class Changes(Protocol):
     """A place to read changes from."""
 
-    def pages(self, after: int, upto: int | None, wanted: Wanted) -> Iterator[Page]:
+    def pages(self, after: int, upto: int | None, wanted: PageRequest) -> Iterator[EventPage]:
         """What follows `after`, page after page, as one stream; without `upto` for ever."""
         ...
 
@@ -32,7 +29,7 @@ class DiskChanges:
         self._reader = reader
         self._formats = formats
 
-    def pages(self, after: int, upto: int | None, wanted: Wanted) -> Iterator[Page]:
+    def pages(self, after: int, upto: int | None, wanted: PageRequest) -> Iterator[EventPage]:
         """What follows `after`, page after page, as one stream; without `upto` for ever."""
         format = self._formats.named(wanted.format, markers=wanted.preserve_transactions)
         subscription = Subscription(
@@ -45,24 +42,17 @@ class DiskChanges:
         with asyncio.Runner() as loop:
             while True:
                 page = loop.run(subscription.next(_PAGE))
-                yield Page(page.payloads, f"{page.gap.first}-{page.gap.last}" if page.gap else "")
+                yield EventPage(
+                    page.payloads, f"{page.gap.first}-{page.gap.last}" if page.gap else ""
+                )
                 if subscription.complete:
                     return
-                wait_beyond(self._reader, subscription.scanned)
-
-
-def wait_beyond(log: LogReader, sequence: int, seconds: float = math.inf) -> None:
-    """Look at a log that another process may write, until it has more or the time is over."""
-    until = time.monotonic() + seconds
-    log.refresh()
-    while log.latest_sequence <= sequence and time.monotonic() < until:
-        time.sleep(_POLL_SECONDS)
-        log.refresh()
+                self._reader.wait_beyond(subscription.scanned)
 
 
 def follow(
-    changes: Changes, after: int, wanted: Wanted, *, upto: int | None = None, limit: int | None
-) -> Iterator[Page]:
+    changes: Changes, after: int, wanted: PageRequest, *, upto: int | None = None, limit: int | None
+) -> Iterator[EventPage]:
     """Page after page, until `upto` or until there were `limit` events."""
     left = limit
     if left == 0:
