@@ -130,18 +130,18 @@ class Backlog:
 
     def task(self, who: str, folder: Path) -> Task:
         """For one run."""
-        copies = who in _COPIES
+        snapshots = who in _COPIES
         return Task(
             who=who,
             url=self.database.url,
             port=self.database.server.port,
             database=self.database.name,
-            table="bench_copy" if copies else "bench_backlog",
+            table="bench_copy" if snapshots else "bench_backlog",
             folder=str(folder),
-            resume=None if copies else self.resume,
+            resume=None if snapshots else self.resume,
             file=self.file,
             position=self.position,
-            expected={"READ": self.scale.rows} if copies else self.scale.operations,
+            expected={"READ": self.scale.rows} if snapshots else self.scale.operations,
         )
 
     def measured(self, who: str, folder: Path) -> Outcome:

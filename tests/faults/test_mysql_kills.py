@@ -12,8 +12,8 @@ from headrace.change.event import Op
 from headrace.change.replay import Replay, TableName
 from headrace.errors import LogError
 from headrace.log import LogReader
-from headrace.sources.mysql.decode.path import Path as TablePath
-from headrace.sources.mysql.resume import Resume, decode, file_number
+from headrace.sources.mysql.decode.path import TablePath
+from headrace.sources.mysql.resume import MysqlResume, decode, file_number
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.faults import mysqlwork
@@ -63,7 +63,7 @@ class Captor:
         return code
 
 
-def stored(data_dir: Path) -> Resume | None:
+def stored(data_dir: Path) -> MysqlResume | None:
     """How far the log is, as another process sees it."""
     if not (data_dir / "CURRENT").exists():
         return None
@@ -73,7 +73,7 @@ def stored(data_dir: Path) -> Resume | None:
     except LogError:
         return None  # it is being made
     found = None if resume is None else decode(resume)
-    return found if isinstance(found, Resume) else None
+    return found if isinstance(found, MysqlResume) else None
 
 
 def catch_up(database: MysqlDatabase, data_dir: Path, captor: Captor) -> None:
@@ -84,7 +84,7 @@ def catch_up(database: MysqlDatabase, data_dir: Path, captor: Captor) -> None:
     def arrived() -> bool:
         captor.expect_running()
         resume = stored(data_dir)
-        return resume is not None and resume.place >= end and not resume.to_copy
+        return resume is not None and resume.offset >= end and not resume.to_snapshot
 
     wait_until(arrived, timeout=240, message=f"the log reaches {end}")
 
@@ -149,7 +149,7 @@ def test_killed_in_the_middle_of_a_copy_the_log_still_equals_the_database(
             captor.kill()
             resume = stored(data_dir)
             assert resume is not None
-            assert resume.to_copy == [(database.name, "b_half")]
+            assert resume.to_snapshot == [(database.name, "b_half")]
         captor = Captor(database, data_dir)
         catch_up(database, data_dir, captor)
         captor.stop()
@@ -173,5 +173,5 @@ def _await_copied(data_dir: Path, database: MysqlDatabase, known: tuple[int, int
 def _copied(data_dir: Path, database: MysqlDatabase) -> int:
     """How many rows of the large table the log has from the copy that goes on."""
     resume = stored(data_dir)
-    copy = None if resume is None else resume.copies.get(TablePath(database.name, "b_half"))
+    copy = None if resume is None else resume.snapshots.get(TablePath(database.name, "b_half"))
     return 0 if copy is None or not copy.begun else copy.rows

@@ -15,7 +15,7 @@ from headrace.change.replay import Replay, Row, TableName
 from headrace.log import Log
 from headrace.sources import Phase, Status
 from headrace.sources.mysql import Mysql
-from headrace.sources.mysql.resume import Resume, decode, file_number
+from headrace.sources.mysql.resume import MysqlResume, decode, file_number
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase
 from tests.sources.myplaces import mysql
@@ -49,12 +49,12 @@ class Captured:
         return self.capture.status()
 
     @property
-    def resume(self) -> Resume:
+    def resume(self) -> MysqlResume:
         """How far the log is."""
         stored = self.log.resume(self.source.name)
         assert stored is not None
         resume = decode(stored)
-        assert isinstance(resume, Resume)
+        assert isinstance(resume, MysqlResume)
         return resume
 
     def until(self, condition: Callable[[], Any], message: str, timeout: float = TIMEOUT) -> None:
@@ -81,7 +81,7 @@ class Captured:
         file, position = self.database.server.end
         end = file_number(file), position
         self.until(
-            lambda: self.resume.place >= end and not self.resume.to_copy,
+            lambda: self.resume.offset >= end and not self.resume.to_snapshot,
             f"the log holds everything up to {end}",
         )
         self.log.drop_cursor("nobody")  # waits for its turn: what is written by now is visible

@@ -11,12 +11,12 @@ from headrace.sources.mysql.decode.binlog import parse
 from headrace.sources.mysql.decode.events import (
     UNKNOWN,
     Event,
-    Format,
+    FormatDescription,
     Gtid,
     GtidList,
     Header,
     Heartbeat,
-    Ignored,
+    IgnoredEvent,
     Incident,
     Payload,
     PreviousGtids,
@@ -42,9 +42,9 @@ from tests.sources.binlogs.reading import (
     shown,
 )
 
-PLAIN = Format(Header(0, 15, 1, 0, 0, 0), "8.0.36", 0, b"", checksum=False)
-MARIADB = Format(Header(0, 15, 1, 0, 0, 0), "10.11.19-MariaDB", 0, b"", checksum=False)
-CHECKED = Format(Header(0, 15, 1, 0, 0, 0), "8.0.36", 0, b"", checksum=True)
+PLAIN = FormatDescription(Header(0, 15, 1, 0, 0, 0), "8.0.36", 0, b"", checksum=False)
+MARIADB = FormatDescription(Header(0, 15, 1, 0, 0, 0), "10.11.19-MariaDB", 0, b"", checksum=False)
+CHECKED = FormatDescription(Header(0, 15, 1, 0, 0, 0), "8.0.36", 0, b"", checksum=True)
 PARTIAL = [name for name in FILES if name.endswith(("minimal", "noblob"))]
 WHOLE = [name for name in FILES if not name.endswith("vector") and name not in PARTIAL]
 T = TypeVar("T")
@@ -94,7 +94,7 @@ def test_every_event_ends_where_the_next_begins(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_begins_with_its_format_and_the_transactions_before_it(name: str) -> None:
     form, before, *_ = events(name)
-    assert isinstance(form, Format)
+    assert isinstance(form, FormatDescription)
     assert form.mariadb is name.startswith("mariadb")
     assert form.checksum is not name.endswith("unchecked")
     assert isinstance(before, GtidList if form.mariadb else PreviousGtids)
@@ -250,7 +250,7 @@ def test_a_wrong_checksum_is_noticed() -> None:
             continue
         form, second, *_ = raw_events(file.read_bytes())
         described = parse(form, UNKNOWN)
-        assert isinstance(described, Format)
+        assert isinstance(described, FormatDescription)
         broken = bytes([second[0] ^ 1]) + second[1:]
         with pytest.raises(ProtocolError, match="checksum"):
             parse(broken, described)
@@ -259,7 +259,7 @@ def test_a_wrong_checksum_is_noticed() -> None:
 def test_a_format_is_right_whether_its_file_is_in_use_or_closed() -> None:
     form, *_ = raw_events(FILES["mariadb/full"].read_bytes())
     in_use = form[:17] + bytes([form[17] | 1]) + form[18:]
-    assert isinstance(parse(in_use, UNKNOWN), Format)
+    assert isinstance(parse(in_use, UNKNOWN), FormatDescription)
 
 
 @pytest.mark.parametrize("checksum", [True, False])
@@ -297,7 +297,7 @@ def test_an_anonymous_transaction_has_no_gtid() -> None:
 
 
 def test_an_unknown_event_is_passed_over_only_when_it_says_so() -> None:
-    assert isinstance(parse(event(99, b"new", flags=0x80), PLAIN), Ignored)
+    assert isinstance(parse(event(99, b"new", flags=0x80), PLAIN), IgnoredEvent)
     with pytest.raises(ProtocolError, match="type 99") as failed:
         parse(event(99, b"new"), PLAIN)
     assert failed.value.hint
@@ -313,7 +313,7 @@ def test_rows_that_cannot_be_made_whole_are_refused_with_the_setting() -> None:
 
 
 def test_a_server_that_encrypts_its_binlog_sends_it_decrypted() -> None:
-    assert isinstance(parse(event(164, bytes(17), flags=0x80), MARIADB), Ignored)
+    assert isinstance(parse(event(164, bytes(17), flags=0x80), MARIADB), IgnoredEvent)
     with pytest.raises(ProtocolError, match="type 164"):  # as it stands in the file
         parse(event(164, bytes(17)), MARIADB)
 

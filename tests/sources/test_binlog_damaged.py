@@ -16,21 +16,21 @@ from headrace.sources.mysql.decode.binlog import inner_events, parse
 from headrace.sources.mysql.decode.columns import ColumnType, MappedColumn, columns_of
 from headrace.sources.mysql.decode.events import (
     UNKNOWN,
-    Format,
+    FormatDescription,
     Header,
     Payload,
     RowsEvent,
     RowsKind,
     TableMap,
 )
-from headrace.sources.mysql.decode.rows import Rows
+from headrace.sources.mysql.decode.rows import BinlogRowDecoder
 from tests.sources.binlogs.reading import FILES, parsed, raw_events
 
 KINDS = [
     *range(2, 6), 9, 11, *range(13, 20), *range(23, 43), *range(160, 173),
 ]  # fmt: skip
-PLAIN = Format(Header(0, 15, 1, 0, 0, 0), "8.0.36", 0, b"", checksum=False)
-MARIADB = Format(Header(0, 15, 1, 0, 0, 0), "10.11.19-MariaDB", 0, b"", checksum=False)
+PLAIN = FormatDescription(Header(0, 15, 1, 0, 0, 0), "8.0.36", 0, b"", checksum=False)
+MARIADB = FormatDescription(Header(0, 15, 1, 0, 0, 0), "10.11.19-MariaDB", 0, b"", checksum=False)
 OURS = (ProtocolError, SourceRefused, DecodeError)
 
 WRITTEN = [
@@ -45,7 +45,7 @@ def unchecked(data: bytes, body: bytes) -> bytes:
     return data[:9] + (19 + len(body)).to_bytes(4, "little") + data[13:19] + body
 
 
-def read(data: bytes, form: Format) -> None:
+def read(data: bytes, form: FormatDescription) -> None:
     event = parse(data, form)
     if isinstance(event, Payload):
         list(inner_events(event, form))
@@ -106,10 +106,10 @@ def described_rows() -> Iterator[tuple[TableMap, RowsEvent]]:
 TABLES = list(described_rows())
 
 
-def decoder(columns: tuple[MappedColumn, ...]) -> Rows:
+def decoder(columns: tuple[MappedColumn, ...]) -> BinlogRowDecoder:
     types = columns_of(columns, None)
     shown = tuple(Column(column.name, "", at == 0) for at, column in enumerate(types))
-    return Rows(Table("s", "mysql", "o", "", "db", "t", shown), types)
+    return BinlogRowDecoder(Table("s", "mysql", "o", "", "db", "t", shown), types)
 
 
 def with_rows(event: RowsEvent, data: bytes) -> RowsEvent:
@@ -162,7 +162,7 @@ def test_any_type_of_column_is_read_or_refused(
     )  # fmt: skip
     table = Table("s", "mysql", "o", "", "db", "t", (Column("c", "", True),))
     try:
-        Rows(table, [column]).read(event)
+        BinlogRowDecoder(table, [column]).read(event)
     except OURS:
         return
 

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
-from headrace.sources.mysql.decode.path import Path
-from headrace.sources.mysql.decode.statements import Ddl, Dml, Verb, read
+from headrace.sources.mysql.decode.path import TablePath
+from headrace.sources.mysql.decode.statements import DdlStatement, DmlStatement, Verb, read
 
-T, OTHER = Path("d", "t"), Path("x", "y")
+T, OTHER = TablePath("d", "t"), TablePath("x", "y")
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ T, OTHER = Path("d", "t"), Path("x", "y")
     [
         ("create table t (a int)", Verb.CREATE, T, None),
         ("/* why */ CREATE TABLE IF NOT EXISTS `x`.`y` LIKE z", Verb.CREATE, OTHER, None),
-        ("CREATE OR REPLACE TABLE `a``b` (x int)", Verb.REPLACE, Path("d", "a`b"), None),
+        ("CREATE OR REPLACE TABLE `a``b` (x int)", Verb.REPLACE, TablePath("d", "a`b"), None),
         ("/*!50100 CREATE TABLE t (a int) */", Verb.CREATE, T, None),
         ("alter table x.y add z varchar(9) default 'rename to q'", Verb.ALTER, OTHER, None),
         ("ALTER TABLE t RENAME COLUMN a TO b, RENAME KEY a TO b", Verb.ALTER, T, None),
@@ -34,9 +34,9 @@ T, OTHER = Path("d", "t"), Path("x", "y")
         ("# a comment\n-- another\ncreate table .t (a int)", Verb.CREATE, T, None),
     ],
 )
-def test_one_effect(sql: str, verb: Verb, path: Path, to: Path | None) -> None:
+def test_one_effect(sql: str, verb: Verb, path: TablePath, to: TablePath | None) -> None:
     found = read(sql, database="d")
-    assert isinstance(found, Ddl)
+    assert isinstance(found, DdlStatement)
     (effect,) = found.effects
     assert (effect.verb, effect.path, effect.to) == (verb, path, to)
 
@@ -54,10 +54,10 @@ def test_one_effect(sql: str, verb: Verb, path: Path, to: Path | None) -> None:
 )
 def test_altering_may_rename(sql: str) -> None:
     found = read(sql, database="d", sql_mode=4)
-    assert isinstance(found, Ddl)
+    assert isinstance(found, DdlStatement)
     assert [(each.verb, each.to) for each in found.effects] == [
         (Verb.ALTER, None),
-        (Verb.RENAME, Path("d", "u")),
+        (Verb.RENAME, TablePath("d", "u")),
     ]
 
 
@@ -67,7 +67,7 @@ def test_columns_that_go_are_named() -> None:
         " DROP PRIMARY KEY, DROP FOREIGN KEY g, DROP CONSTRAINT h, DROP `key`, DROP CHECK i",
         database="d",
     )
-    assert isinstance(found, Ddl)
+    assert isinstance(found, DdlStatement)
     assert [effect.drops for effect in found.effects] == [{"a", "b c", "e", "key"}]
 
 
@@ -75,7 +75,7 @@ def test_columns_that_go_are_named() -> None:
 def test_rows_may_go_with_a_partition(what: str) -> None:
     rest = "TABLESPACE" if what == "IMPORT" else "PARTITION p"
     found = read(f"ALTER TABLE t {what} {rest}", database="d")
-    assert isinstance(found, Ddl)
+    assert isinstance(found, DdlStatement)
     assert [effect.loses for effect in found.effects] == [True]
 
 
@@ -91,7 +91,7 @@ def test_partitions_that_become_tables_and_tables_that_become_partitions(
     sql: str, verb: Verb, loses: bool
 ) -> None:
     found = read(f"ALTER TABLE t {sql}", database="d")
-    assert isinstance(found, Ddl)
+    assert isinstance(found, DdlStatement)
     first, second = found.effects
     assert (first.path, first.loses) == (T, True)
     assert (second.path, second.verb, second.loses) == (OTHER, verb, loses)
@@ -99,10 +99,10 @@ def test_partitions_that_become_tables_and_tables_that_become_partitions(
 
 def test_rows_that_are_double_go_with_ignore() -> None:
     found = read("ALTER IGNORE TABLE t ADD UNIQUE (a)", database="d")
-    assert isinstance(found, Ddl)
+    assert isinstance(found, DdlStatement)
     assert [effect.loses for effect in found.effects] == [True]
     converted = read("ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4", database="d")
-    assert isinstance(converted, Ddl)
+    assert isinstance(converted, DdlStatement)
     assert [effect.loses for effect in converted.effects] == [False]
 
 
@@ -121,7 +121,7 @@ def test_rows_that_are_double_go_with_ignore() -> None:
 )
 def test_what_is_no_table_has_no_effect(sql: str) -> None:
     found = read(sql, database="d")
-    assert isinstance(found, Ddl)
+    assert isinstance(found, DdlStatement)
     assert found.effects == ()
 
 
@@ -134,19 +134,19 @@ def test_rows_in_statements_are_recognised() -> None:
         "SET STATEMENT max_statement_time = 5 FOR INSERT INTO t VALUES (1)",
         "(SELECT 1)",
     ):
-        assert isinstance(read(sql, database="d"), Dml)
+        assert isinstance(read(sql, database="d"), DmlStatement)
     for sql in ("INSERT IGNORE INTO mysql.beat VALUES (1)", "UPDATE mysql.beat SET a = 1"):
         heartbeat = read(sql, database="d")
-        assert isinstance(heartbeat, Dml)
-        assert heartbeat.path == Path("mysql", "beat")
+        assert isinstance(heartbeat, DmlStatement)
+        assert heartbeat.path == TablePath("mysql", "beat")
     joined = read("UPDATE mysql.beat, t SET a = 1", database="d")
-    assert isinstance(joined, Dml)
+    assert isinstance(joined, DmlStatement)
     assert joined.path is None
 
 
 def test_a_server_may_keep_names_in_small_letters() -> None:
     found = read("DROP TABLE `X`.Y, T", database="D", folds=True)
-    assert isinstance(found, Ddl)
+    assert isinstance(found, DdlStatement)
     assert [effect.path for effect in found.effects] == [OTHER, T]
 
 

@@ -13,7 +13,7 @@ from headrace.change.event import BeforeKind, Column, Table
 from headrace.errors import DecodeError, ProtocolError
 from headrace.sources.mysql.decode.columns import ColumnType
 from headrace.sources.mysql.decode.events import Header, RowsEvent, RowsKind
-from headrace.sources.mysql.decode.rows import Rows
+from headrace.sources.mysql.decode.rows import BinlogRowDecoder
 from headrace.sources.mysql.decode.typecodes import BLOB, DOUBLE, LONG, LONGLONG, TINY, VARCHAR
 
 KINDS = {30: RowsKind.INSERT, 31: RowsKind.UPDATE, 32: RowsKind.DELETE}
@@ -76,10 +76,10 @@ def decoder(
     *,
     keys: Sequence[str] = (),
     shown: Sequence[str] | None = None,
-) -> Rows:
+) -> BinlogRowDecoder:
     names = [column.name for column in columns] if shown is None else shown
     described = tuple(Column(name, "", name in keys) for name in names)
-    return Rows(Table("s", "mysql", "o", "", "db", "things", described), columns)
+    return BinlogRowDecoder(Table("s", "mysql", "o", "", "db", "things", described), columns)
 
 
 def stored(column: ColumnType, value: Any) -> Any:

@@ -1,18 +1,23 @@
 """How a MySQL or MariaDB server is reached: over TLS, with the privileges of the docs, by turns."""
 
+import logging
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
+import pymysql
 import pytest
 
 from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sources import Phase
-from headrace.sources.mysql import address
+from headrace.sources.mysql import address, snapshot
+from headrace.sources.mysql.catalog import FoundTable
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.mysqls import mysql_of
 from tests.needs import missing
@@ -145,3 +150,23 @@ def test_a_copy_waits_for_a_lock_and_gives_way(
         feed.until_streaming()
         maria.execute("INSERT INTO users VALUES (2)")
         assert [row["id"] for row in feed.rows("users")] == [1, 2]
+
+
+def test_a_lock_of_some_tables_that_fails_is_logged_by_its_number(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    statements: list[str] = []
+
+    def run(connection: Any, statement: str) -> list[tuple[Any, ...]]:
+        statements.append(statement)
+        if statement.startswith("LOCK"):
+            failed = pymysql.err.OperationalError(1205, "Lock wait timeout; near 'secret'")
+            raise address.classify(failed, "refused") from failed
+        return []
+
+    monkeypatch.setattr(snapshot, "run", run)
+    with caplog.at_level(logging.WARNING, logger="headrace"):
+        snapshot._lock(MagicMock(), [FoundTable("shop", "orders", True, 1)])
+    assert statements[1:] == ["LOCK TABLES `shop`.`orders` READ", "FLUSH TABLES WITH READ LOCK"]
+    assert "error=1205" in caplog.text
+    assert "secret" not in caplog.text

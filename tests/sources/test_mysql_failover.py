@@ -9,7 +9,7 @@ import pytest
 
 from headrace.change.event import Op
 from headrace.sources import Phase
-from headrace.sources.mysql.decode.path import Path as TablePath
+from headrace.sources.mysql.decode.path import TablePath
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.mysqls import mysql_of
@@ -80,8 +80,8 @@ def feed_again(other: MysqlDatabase, folder: Path) -> None:
         feed.capture.copy_again([f"{other.name}.users"])
         feed.until(
             lambda: (
-                feed.resume.copies[TablePath(other.name, "users")].rows == 2
-                and not feed.resume.to_copy
+                feed.resume.snapshots[TablePath(other.name, "users")].rows == 2
+                and not feed.resume.to_snapshot
             ),
             "it is copied again",
         )

@@ -14,8 +14,16 @@ from headrace.secret import Secret
 from headrace.sources.mysql import Mysql
 from headrace.sources.mysql import resume as resumes
 from headrace.sources.mysql.decode.columns import DeclaredColumn
-from headrace.sources.mysql.decode.path import Path as TablePath
-from headrace.sources.mysql.resume import Copy, Declared, Encoder, Restart, Resume, decode, packed
+from headrace.sources.mysql.decode.path import TablePath
+from headrace.sources.mysql.resume import (
+    DeclaredTable,
+    MysqlRestart,
+    MysqlResume,
+    MysqlTableSnapshot,
+    ResumeEncoder,
+    decode,
+    packed,
+)
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.sources.mycapturing import captured, image
 
@@ -58,7 +66,7 @@ def test_a_database_is_not_taken_for_another_whose_name_goes_on_after_a_dot(
         dropped = [each for each in found if each.op is Op.SCHEMA and _DROPPED in image(each.after)]
         assert [(each.table.schema, each.table.name) for each in dropped] == [("my", "db.t")]
         assert rows(found, "my.db", "t") == [2, 4, 5]
-        assert list(feed.resume.copies) == [("my.db", "t")]
+        assert list(feed.resume.snapshots) == [("my.db", "t")]
 
 
 @pytest.mark.parametrize(
@@ -80,23 +88,23 @@ def test_a_bare_name_and_a_database_mean_no_other_database(
     assert {each for each in there if source.wants(*each)} == wanted
 
 
-def of_tables(count: int) -> Resume:
+def of_tables(count: int) -> MysqlResume:
     """A resume of many tables."""
     paths = [TablePath("shop", f"table_{number}") for number in range(count)]
     columns = tuple(DeclaredColumn(f"c{at}", "varchar(100)", "utf8mb4") for at in range(10))
-    return Resume(
+    return MysqlResume(
         server="mysql:1",
         origin="mysql:1",
         file="mysql-bin.000001",
         position=4,
         born=1,
         gtids="0-1-3",
-        copies={path: Copy(begun=True, done=True, rows=7) for path in paths},
+        snapshots={path: MysqlTableSnapshot(begun=True, done=True, rows=7) for path in paths},
         errored={paths[0]: "why"},
         versions=dict.fromkeys(paths, 1),
-        catalogue=packed(dict.fromkeys(paths, Declared(columns, ("c0",)))),
+        catalogue=packed(dict.fromkeys(paths, DeclaredTable(columns, ("c0",)))),
         former=(TablePath("my.db", "t"),),
-        told_later={paths[1]: [{"ddl_type": "ALTER_TABLE"}]},
+        pending_ddl={paths[1]: [{"ddl_type": "ALTER_TABLE"}]},
         prepared={"61..1": ("mysql-bin.000001", 4)},
         moved=True,
     )
@@ -105,7 +113,7 @@ def of_tables(count: int) -> Resume:
 def test_a_resume_is_read_as_it_was_written() -> None:
     resume = of_tables(3)
     assert decode(resume.encode()) == resume
-    restart = Restart(resume.former)
+    restart = MysqlRestart(resume.former)
     assert decode(restart.encode()) == restart
 
 
@@ -129,15 +137,15 @@ def test_a_resume_on_disk_stays_readable_and_is_written_in_the_same_form() -> No
         DeclaredColumn("note", "text", "utf8mb4", True),
     )
     reference = Reference(("note",), "shop", "notes", ("id",))
-    declared = Declared(columns, ("id",), (reference,), False, (7, 120), 1, True)
-    resume = Resume(
+    declared = DeclaredTable(columns, ("id",), (reference,), False, (7, 120), 1, True)
+    resume = MysqlResume(
         "mysql:3e11fa47-71ca-11e1-9e33-c80aa9429562",
         "mysql:6b6e1a2c",
         "mysql-bin.000007",
         (1 << 32) + 155,
         1_700_000_000,
         "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5",
-        {orders: Copy(True, True, 12, 10), dotted: Copy(again=True)},
+        {orders: MysqlTableSnapshot(True, True, 12, 10), dotted: MysqlTableSnapshot(replaces=True)},
         {dotted: "no key"},
         {orders: 3},
         packed({orders: declared}),
@@ -147,12 +155,12 @@ def test_a_resume_on_disk_stays_readable_and_is_written_in_the_same_form() -> No
         True,
     )
     found = decode(_STORED)
-    assert isinstance(found, Resume)
+    assert isinstance(found, MysqlResume)
     assert found == msgspec.structs.replace(resume, catalogue=found.catalogue)
     assert found.declared() == {orders: declared}
     assert uncompressed(resume.encode()) == uncompressed(_STORED)
-    assert decode(_STORED_RESTART) == Restart((orders, dotted))
-    assert Restart((orders, dotted)).encode() == _STORED_RESTART
+    assert decode(_STORED_RESTART) == MysqlRestart((orders, dotted))
+    assert MysqlRestart((orders, dotted)).encode() == _STORED_RESTART
 
 
 def uncompressed(stored: bytes) -> list[Any]:
@@ -174,7 +182,7 @@ def test_tables_that_stay_as_they_are_are_not_packed_with_every_batch(
     monkeypatch.setattr(resumes, "_compressed", counted)
     resume = of_tables(5000)
     del packs[:]
-    encoder = Encoder()
+    encoder = ResumeEncoder()
     for position in range(10):
         resume = msgspec.structs.replace(resume, position=position)
         assert len(encoder.encode(resume)) < 250_000

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.change.event import Op
-from headrace.sources.mysql.dump import Dump, Packets
-from headrace.sources.mysql.transactions import Assembler
+from headrace.sources.mysql.dump import BinlogDump, Packets
+from headrace.sources.mysql.transactions import BinlogAssembler
 from headrace.testing.mysql import MysqlDatabase
 from tests.sources.mycapturing import captured, numbers
 
@@ -90,11 +90,13 @@ def _compressed(events: list[bytes]) -> bytes:
     return event + struct.pack("<I", zlib.crc32(event))
 
 
-def _compressing(receive: Callable[[Dump, float], list[bytes]]) -> Callable[[Dump, float], Any]:
+def _compressing(
+    receive: Callable[[BinlogDump, float], list[bytes]],
+) -> Callable[[BinlogDump, float], Any]:
     """What `receive` gives, with the events of each transaction in one payload."""
     inner: list[bytes] | None = None
 
-    def compressed(dump: Dump, timeout: float) -> list[bytes]:
+    def compressed(dump: BinlogDump, timeout: float) -> list[bytes]:
         nonlocal inner
         found: list[bytes] = []
         for event in receive(dump, timeout):
@@ -117,14 +119,14 @@ def test_a_compressed_transaction_is_handed_on_in_pieces(
 ) -> None:
     """MariaDB's own events, in the wrapping that only MySQL has."""
     held: list[int] = []
-    flush = Assembler.flush
+    flush = BinlogAssembler.flush
 
-    def counted(assembler: Assembler) -> None:
+    def counted(assembler: BinlogAssembler) -> None:
         flush(assembler)
         held.append(len(assembler.open))
 
-    monkeypatch.setattr(Assembler, "flush", counted)
-    monkeypatch.setattr(Dump, "receive", _compressing(Dump.receive))
+    monkeypatch.setattr(BinlogAssembler, "flush", counted)
+    monkeypatch.setattr(BinlogDump, "receive", _compressing(BinlogDump.receive))
     maria.execute("CREATE TABLE users (id int PRIMARY KEY, name varchar(100))")
     with captured(maria, tmp_path) as feed:
         maria.execute(

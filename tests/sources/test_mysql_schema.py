@@ -66,7 +66,7 @@ def test_an_emptied_a_dropped_and_a_recreated_table(my: MysqlDatabase, tmp_path:
         my.execute("DROP TABLE users")
         assert told(feed.streamed()[-1]) == ("users", "DROP_TABLE", [], True)
         assert feed.rows("users") == []
-        assert list(feed.resume.copies) == []
+        assert list(feed.resume.snapshots) == []
         my.execute("CREATE TABLE users (id int PRIMARY KEY, x text)")
         my.execute("INSERT INTO users VALUES (3, 'x')")
         assert feed.rows("users") == [{"id": 3, "x": "x"}]
@@ -209,7 +209,7 @@ def test_a_dropped_database_takes_its_tables_along(own_my: MysqlServer, tmp_path
         )
         database.execute("INSERT INTO one.a VALUES (1); INSERT INTO two.b VALUES (2)")
         with captured(database, tmp_path, tables=("one.*", "two.*")) as feed:
-            assert sorted(feed.resume.copies) == [("one", "a"), ("two", "b")]
+            assert sorted(feed.resume.snapshots) == [("one", "a"), ("two", "b")]
             database.execute("DROP DATABASE one")
             assert [told(change)[0] for change in feed.streamed()] == ["a"]
-            assert list(feed.resume.copies) == [("two", "b")]
+            assert list(feed.resume.snapshots) == [("two", "b")]

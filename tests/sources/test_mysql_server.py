@@ -24,7 +24,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A position moves at once, also by what is not captured; nobody waits long."""
     monkeypatch.setattr("headrace.sources.mysql.stream._IDLE_SECONDS", 0.02)
     monkeypatch.setattr("headrace.sources.mysql.stream._WAIT_SECONDS", 0.05)
-    monkeypatch.setattr("headrace.sources.mysql.dump._PATIENCE", 0.5)
+    monkeypatch.setattr("headrace.sources.mysql.dump._SILENCE_MARGIN", 0.5)
     monkeypatch.setattr("headrace.capture.BACKOFF", Backoff(0.5, 0.5, 0.25))
 
 
@@ -85,7 +85,7 @@ def test_a_server_that_falls_silent_is_noticed_and_keeps_nobody(
             finally:
                 os.kill(process, signal.SIGCONT)
             feed.until_streaming()
-            monkeypatch.setattr("headrace.sources.mysql.dump._PATIENCE", 600.0)
+            monkeypatch.setattr("headrace.sources.mysql.dump._SILENCE_MARGIN", 600.0)
             feed.restart()  # now nothing is noticed
             feed.until_streaming()
             os.kill(process, signal.SIGSTOP)

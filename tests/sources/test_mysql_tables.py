@@ -106,7 +106,7 @@ def test_a_table_that_keeps_its_history_is_not_captured_and_says_so(
         feed.capture.copy_again([users])
         feed.until(
             lambda: (
-                list(feed.resume.errored) == [(maria.name, "later")] and not feed.resume.to_copy
+                list(feed.resume.errored) == [(maria.name, "later")] and not feed.resume.to_snapshot
             ),
             "copied",
         )

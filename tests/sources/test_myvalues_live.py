@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headrace.sources.mysql.decode.binlog import parse
 from headrace.sources.mysql.decode.charsets import _TABLES, decoder, is_ascii_superset
 from headrace.sources.mysql.decode.columns import DeclaredColumn
-from headrace.sources.mysql.decode.events import UNKNOWN, Event, Format
+from headrace.sources.mysql.decode.events import UNKNOWN, Event, FormatDescription
 from headrace.sources.mysql.decode.values import select_expression
 from headrace.testing.mysql import MysqlDatabase
 from tests.sources.binlogs.reading import parsed, rows, selected, taken_apart
@@ -154,7 +154,7 @@ def binlog_after(database: MysqlDatabase, file: str, position: int) -> Iterator[
     data = (database.server.data / file).read_bytes()
     size = int.from_bytes(data[13:17], "little")
     form = parse(data[4 : 4 + size], UNKNOWN)
-    assert isinstance(form, Format)
+    assert isinstance(form, FormatDescription)
     raw = []
     while position < len(data):
         size = int.from_bytes(data[position + 9 : position + 13], "little")

@@ -260,6 +260,8 @@ class MysqlDatabase:
             "database": self.name or None,
             "autocommit": True,
             "client_flag": CLIENT.MULTI_STATEMENTS,
+            # Else each connection reads the machine's certificates, slower than any query.
+            "ssl_disabled": not options.keys() & {"ssl", "password"},
         }
         return pymysql.connect(**{**given, **options})
 

@@ -11,14 +11,14 @@ from headrace.sources.mysql.decode.columns import DeclaredColumn, columns_of
 from headrace.sources.mysql.decode.events import (
     UNKNOWN,
     Event,
-    Format,
+    FormatDescription,
     Payload,
     Query,
     RowsEvent,
     RowsKind,
     TableMap,
 )
-from headrace.sources.mysql.decode.rows import Row, Rows
+from headrace.sources.mysql.decode.rows import BinlogRowDecoder, Row
 from headrace.sources.mysql.decode.values import text_encoder
 from tests.sources.binlogs.record import RecordedTable
 
@@ -41,11 +41,11 @@ def raw_events(data: bytes) -> Iterator[bytes]:
         at += size
 
 
-def parsed(raw: Iterable[bytes], form: Format = UNKNOWN) -> Iterator[Event]:
+def parsed(raw: Iterable[bytes], form: FormatDescription = UNKNOWN) -> Iterator[Event]:
     """Events, with those inside of payloads after these."""
     for data in raw:
         event = parse(data, form)
-        if isinstance(event, Format):
+        if isinstance(event, FormatDescription):
             form = event
         yield event
         if isinstance(event, Payload):
@@ -63,20 +63,24 @@ def recorded(name: str) -> dict[str, RecordedTable]:
     return msgspec.json.decode(content, type=dict[str, RecordedTable])
 
 
-def decoder(event: TableMap, declared: Sequence[DeclaredColumn], key: Sequence[str]) -> Rows:
+def decoder(
+    event: TableMap, declared: Sequence[DeclaredColumn], key: Sequence[str]
+) -> BinlogRowDecoder:
     """The decoder of a table's rows; the table map alone where the columns are others now."""
     told = [column.name for column in event.columns]
     known = told in ([None] * len(declared), [column.name for column in declared])
     types = columns_of(event.columns, tuple(declared) if known else None)
     columns = tuple(Column(each.name, "", each.name in key) for each in types)
-    return Rows(Table("s", "mysql", "o", "", event.database, event.table, columns), types)
+    return BinlogRowDecoder(
+        Table("s", "mysql", "o", "", event.database, event.table, columns), types
+    )
 
 
 def rows(
     stream: Iterable[Event], tables: dict[str, RecordedTable]
 ) -> Iterator[tuple[str, RowsKind, Row]]:
     """Every row of the tables, with what happened to it."""
-    decoders: dict[int, Rows] = {}
+    decoders: dict[int, BinlogRowDecoder] = {}
     for event in stream:
         if isinstance(event, TableMap) and event.table in tables:
             table = tables[event.table]

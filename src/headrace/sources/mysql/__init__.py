@@ -1,11 +1,11 @@
 """MySQL and MariaDB by their binary log, in ROW format.
 
-    connect -> make sure who the server is -> copy tables at a point of the stream -> stream
+    connect -> verify the server's identity -> snapshot tables at a position -> stream
 
-`stream` is that flow. Around it: `session` (identity, and what is still there), `dump` (the
-socket), `transactions`, `tables` and `ddl` (events -> changes), `binlog`, `gtid`, `columns`, `rows`
-and `values` (bytes -> events and images), `copying`, `resume` (what the log remembers),
-`catalog`, `check`.
+`stream` is that flow. Around it: `address` and `session` (the connection, the server's identity,
+and what it still has), `catalog`, `check`, `snapshot`, `dump` (the socket of the binary log),
+`transactions`, `pending` and `tables` (events -> changes), `resume` (what the log stores). `decode`
+turns bytes into events, rows and JSON, and does no I/O.
 """
 
 from typing import TYPE_CHECKING

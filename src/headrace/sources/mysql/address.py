@@ -31,7 +31,7 @@ _OFF = ("0", "off", "false", "no")
 _SCHEMES = ("mysql", "mariadb")
 _OPTIONS = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify", "unix_socket"})
 
-# Values come as they are in the binary log, and a long copy or an idle stream is no mistake.
+# Values come as they are in the binary log, and a long snapshot or an idle stream is no mistake.
 _SESSION = (
     "SET SESSION time_zone = '+00:00', sql_mode = '', wait_timeout = 31536000,"
     " net_write_timeout = 3600, net_read_timeout = 3600, lock_wait_timeout = 20,"
@@ -45,7 +45,7 @@ _SHOW_KEYS = "SET SESSION show_gipk_in_create_table_and_information_schema = ON"
 _CONNECT_SECONDS = 10  # until a new session is ready
 _READ_SECONDS = 600  # the catalogue of very many tables takes long
 
-# 1401 is what MySQL says to those who may not ask for prepared XA transactions.
+# 1401: the user may not list prepared XA transactions.
 _DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1370, 1401, 1698, 1820, 1862, 3118})
 _BINLOG = frozenset({1236, 4052})  # 4052: MariaDB's, of another reader with our server_id
 _LOST = (
@@ -74,12 +74,12 @@ _TLS_AUTHORITY = (
 _TLS_MISSING = "Set ssl_cert and ssl_key of the server, or write ssl=off in the source's url."
 
 
-class Truncated(Unavailable):
+class TruncatedBinlog(Unavailable):
     """A file of the binary log ends within a transaction: the server died while it wrote it."""
 
 
-class Sessions:
-    """The sessions of one stream, so that another thread can end whatever they wait for."""
+class OpenConnections:
+    """The connections of one stream, so that another thread can end whatever they wait for."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class Sessions:
         self._ended = False
 
     def add(self, connection: Connection[Cursor]) -> None:
-        """One more; when they have ended, it ends too."""
+        """Add a connection; after `end` it is closed at once."""
         with self._lock:
             self._open.add(connection)
             ended = self._ended
@@ -95,7 +95,7 @@ class Sessions:
             _shut(connection)
 
     def end(self) -> None:
-        """Nobody waits for the server any more."""
+        """Close all, so that no thread waits for the server any more."""
         with self._lock:
             self._ended = True
             found = list(self._open)
@@ -110,11 +110,11 @@ def _shut(connection: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class MysqlAddress:
     """Where the server is and how sessions there are set up."""
 
     url: Secret
-    sessions: Sessions | None = field(default=None, compare=False, repr=False)
+    sessions: OpenConnections | None = field(default=None, compare=False, repr=False)
 
     @property
     def plausible(self) -> bool:
@@ -216,7 +216,7 @@ def run(connection: Connection[Cursor], statement: str, *parameters: Any) -> lis
             cursor.execute(statement, parameters or None)
             return list(cursor.fetchall())
     except (MySQLError, OSError) as error:
-        raise classify(error, "the server refused a question") from error
+        raise classify(error, "the server refused a query") from error
 
 
 def quoted(*names: str) -> str:
@@ -226,8 +226,14 @@ def quoted(*names: str) -> str:
 
 def classify(error: Exception, what: str) -> SourceError:
     """Our error for one of the server's."""
-    code, message = _told(error)
+    code, message = _code_and_message(error)
     return error_for(code, f"{what}: {message}")
+
+
+def error_number(error: SourceError) -> int:
+    """The server's number of an error that `run` raised; 0: it has none."""
+    cause = error.__cause__
+    return _code_and_message(cause)[0] if isinstance(cause, Exception) else 0
 
 
 def error_for(code: int, message: str) -> SourceError:
@@ -236,15 +242,15 @@ def error_for(code: int, message: str) -> SourceError:
         return _dumping_failed(message)
     if code in _DENIED:
         return SourceRefused(message)
-    # Whatever else goes wrong on a server (it stops, a table changes under a copy, a lock is not
-    # to be had, the disk is full) may be gone the next time.
+    # Whatever else goes wrong on a server (it stops, a table changes under
+    # a snapshot, a lock is not to be had, the disk is full) may be gone the next time.
     return Unavailable(message)
 
 
 def _dumping_failed(message: str) -> SourceError:
     small = message.lower()
     if _CUT in small:
-        return Truncated(message)
+        return TruncatedBinlog(message)
     if any(words in small for words in _LOST):
         return PositionLost(message)
     if any(words in small for words in _DIVERGED):
@@ -259,7 +265,7 @@ def _dumping_failed(message: str) -> SourceError:
 
 
 def _connecting_failed(error: Exception) -> SourceError:
-    code, message = _told(error)
+    code, message = _code_and_message(error)
     message = f"cannot connect: {message}"
     if isinstance(getattr(error, "original_exception", error), ssl.SSLCertVerificationError):
         return SourceRefused(message, hint=_TLS_AUTHORITY)
@@ -271,7 +277,7 @@ def _connecting_failed(error: Exception) -> SourceError:
     return Unavailable(message)
 
 
-def _told(error: Exception) -> tuple[int, str]:
+def _code_and_message(error: Exception) -> tuple[int, str]:
     arguments = error.args
     if len(arguments) >= 2 and isinstance(arguments[0], int):
         return arguments[0], str(arguments[1]).strip().partition("\n")[0]

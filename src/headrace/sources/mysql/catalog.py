@@ -1,4 +1,4 @@
-"""What a MySQL or MariaDB server says about itself and its tables."""
+"""The catalogue of a MySQL or MariaDB server: its identity, settings, tables and binary log."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ...errors import SourceRefused
 from .address import quoted, run
 from .decode.columns import DeclaredColumn, declared_type
 from .decode.gtid import MariadbGtids, MysqlGtids
-from .decode.path import Path
+from .decode.path import TablePath
 from .dump import force_close
-from .resume import Declared, Place, file_number
+from .resume import BinlogOffset, DeclaredTable, file_number
 from .settings import SYSTEM_SCHEMAS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ _DOCUMENTS = """
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerIdentity:
     """Who the server is."""
 
     mariadb: bool
@@ -83,7 +83,7 @@ class Server:
     def identity(self) -> str:
         """What must be the same for as long as it is the same server.
 
-        A MariaDB has no name of its own: when its files were begun tells it from others.
+        A MariaDB has no name of its own: when its files were begun distinguishes it from others.
         """
         return f"mariadb:{self.number}:{self.domain}" if self.mariadb else f"mysql:{self.uuid}"
 
@@ -109,7 +109,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class BinlogEnd:
     """Where a server's binary log ends."""
 
     file: str
@@ -117,13 +117,13 @@ class End:
     gtids: str
 
     @property
-    def place(self) -> Place:
+    def offset(self) -> BinlogOffset:
         """What orders it among others."""
         return file_number(self.file), self.position
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTable:
     """A table that is there."""
 
     schema: str
@@ -132,13 +132,13 @@ class Found:
     estimated_rows: int
 
     @property
-    def path(self) -> Path:
+    def path(self) -> TablePath:
         """What it is known by."""
-        return Path(self.schema, self.name)
+        return TablePath(self.schema, self.name)
 
 
-class Catalog:
-    """Questions to a server, over a session of their own."""
+class MysqlCatalog:
+    """Queries about a server, over a session of their own."""
 
     def __init__(
         self,
@@ -146,22 +146,22 @@ class Catalog:
         *,
         source: str,
         origin: str = "",
-        patience: float = 60.0,
+        silence_limit: float = 60.0,
     ) -> None:
         self._connection = connection
-        self._patience = patience  # seconds that an answer may take which needs no work
+        self._silence_limit = silence_limit  # seconds that a response may take which needs no work
         self._source = source
         self._origin = origin
-        self._server: Server | None = None
+        self._server: ServerIdentity | None = None
 
     def close(self) -> None:
         """End the session."""
         force_close(self._connection)
 
-    def of(self, origin: str) -> Catalog:
+    def of(self, origin: str) -> MysqlCatalog:
         """The same session, for tables of this origin."""
-        return Catalog(
-            self._connection, source=self._source, origin=origin, patience=self._patience
+        return MysqlCatalog(
+            self._connection, source=self._source, origin=origin, silence_limit=self._silence_limit
         )
 
     def rows(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -171,7 +171,7 @@ class Catalog:
     def _soon(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """The rows of a query that a server answers at once, if it is there."""
         connection: Any = self._connection
-        usual, connection._read_timeout = connection._read_timeout, self._patience
+        usual, connection._read_timeout = connection._read_timeout, self._silence_limit
         try:
             return self.rows(query, *parameters)
         finally:
@@ -183,13 +183,13 @@ class Catalog:
         query = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({wanted})"
         return {str(name).lower(): str(value) for name, value in self._soon(query, *names)}
 
-    def server(self) -> Server:
+    def server(self) -> ServerIdentity:
         """Who the server is."""
         if self._server is None:
-            self._server = self._asked()
+            self._server = self._identity()
         return self._server
 
-    def _asked(self) -> Server:
+    def _identity(self) -> ServerIdentity:
         version = str(self._soon("SELECT VERSION()")[0][0])
         known = self.variables(
             "server_uuid",
@@ -199,7 +199,7 @@ class Catalog:
             "lower_case_table_names",
             "binlog_row_image",
         )
-        return Server(
+        return ServerIdentity(
             mariadb="mariadb" in version.lower(),
             version=version,
             uuid=known.get("server_uuid") or known.get("server_uid", ""),
@@ -209,7 +209,7 @@ class Catalog:
             image=known.get("binlog_row_image", "FULL").upper(),
         )
 
-    def end(self) -> End:
+    def end(self) -> BinlogEnd:
         """Where the binary log ends now."""
         # MySQL 8.4 knows only the second one, MariaDB and older servers only the first.
         newer = self.server().newer
@@ -221,13 +221,13 @@ class Catalog:
             gtids = str(self._soon("SELECT @@global.gtid_binlog_pos")[0][0] or "")
         else:
             gtids = str(rest[2] if len(rest) > 2 else "").replace("\n", "")
-        return End(str(file), int(position), gtids)
+        return BinlogEnd(str(file), int(position), gtids)
 
-    def exact_end(self) -> End:
+    def exact_end(self) -> BinlogEnd:
         """Where the binary log ends, with the transactions before that place and no others."""
         end = self.end()
         if not self.server().mariadb:
-            return end  # told in one answer
+            return end  # one response has both
         return replace(end, gtids=self.gtids_at(end.file, end.position))
 
     def gtids_at(self, file: str, position: int) -> str:
@@ -239,16 +239,16 @@ class Catalog:
         """The files of the binary log that are still there, with their sizes."""
         return {str(row[0]): int(row[1]) for row in self._soon("SHOW BINARY LOGS")}
 
-    def candidates(self, wants: Callable[[str, str], bool]) -> list[Found]:
+    def candidates(self, wants: Callable[[str, str], bool]) -> list[FoundTable]:
         """Tables that are wanted."""
         system = ", ".join(f"'{schema}'" for schema in sorted(SYSTEM_SCHEMAS))
         return [
-            Found(schema, name, engine.lower() in _TRANSACTIONAL, int(rows))
+            FoundTable(schema, name, engine.lower() in _TRANSACTIONAL, int(rows))
             for schema, name, engine, rows in self.rows(_TABLES.format(system=system))
             if wants(schema, name)
         ]
 
-    def declared(self, schema: str, name: str) -> Declared | None:
+    def declared(self, schema: str, name: str) -> DeclaredTable | None:
         """A table as it is now; None: there is none."""
         found = self._soon(_ONE, schema, name)
         if not found:
@@ -266,15 +266,15 @@ class Catalog:
         references = _references(self._soon(_REFERENCES, schema, name))
         engine, kind = (str(each).lower() for each in found[0])
         hidden = self._hidden(schema, name) if engine != "memory" else 0
-        return Declared(
+        return DeclaredTable(
             columns,
             key,
             references,
             transactional=engine in _TRANSACTIONAL,
             hidden=hidden,
             versioned=kind == "system versioned",
-            # Asked last: whatever the answers above show has happened before this.
-            read_at=self.end().place,
+            # Read last: whatever the responses above show has happened before this.
+            read_at=self.end().offset,
         )
 
     def _hidden(self, schema: str, name: str) -> int:
@@ -287,16 +287,16 @@ class Catalog:
         """Keep a table's definition as it is to the end of this session's transaction."""
         self.rows(f"SELECT 1 FROM {quoted(schema, name)} LIMIT 0")
 
-    def table(self, schema: str, name: str, declared: Declared) -> Table:
+    def table(self, schema: str, name: str, declared: DeclaredTable) -> Table:
         """The table of a description."""
         columns = [(column.name, column.type) for column in declared.columns]
         return self.table_of(schema, name, columns, declared)
 
     def table_of(
-        self, schema: str, name: str, columns: Iterable[tuple[str, str]], declared: Declared
+        self, schema: str, name: str, columns: Iterable[tuple[str, str]], declared: DeclaredTable
     ) -> Table:
         """A table with these columns, and the key and foreign keys that it is declared with."""
-        # MariaDB declares a document as text, and its values are told as documents.
+        # MariaDB declares a document as text, and its values are shown as documents.
         documents = {(column.name, column.type) for column in declared.columns if column.json}
         typed = tuple(
             Column(each, "json" if (each, kind) in documents else kind, each in declared.key)
@@ -321,7 +321,7 @@ class Catalog:
 
 
 def _is_text(kind: str) -> bool:
-    """Whether such a column can hold documents: bytes and labels are told as what they are."""
+    """Whether such a column can hold documents: bytes and labels stay what they are."""
     return declared_type(kind).base in ("char", "varchar", *_LONG_TEXTS)
 
 

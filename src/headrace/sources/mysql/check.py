@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...errors import HeadraceError, SourceRefused
 from .. import Finding
 from .address import quoted
-from .catalog import Catalog, Found
+from .catalog import FoundTable, MysqlCatalog
 from .settings import MysqlSettings
 
 _OLDEST = {True: (10, 5), False: (8, 0)}  # MariaDB, MySQL
@@ -34,13 +34,13 @@ _SETTINGS = (
 
 
 def check(source: MysqlSettings) -> list[Finding]:
-    """Every setting and privilege that capturing needs, with the statement that mends it."""
+    """Every setting and privilege that capturing needs, with the statement that fixes it."""
     try:
         connection = source.address.connect()
     except HeadraceError as error:
         fix = "Check the source's url, the user's host, and that the server listens there."
         return [Finding("connection", ok=False, detail=str(error), fix=fix)]
-    catalog = Catalog(connection, source=source.name)
+    catalog = MysqlCatalog(connection, source=source.name)
     try:
         return list(_Check(source, catalog).findings())
     finally:
@@ -50,7 +50,7 @@ def check(source: MysqlSettings) -> list[Finding]:
 class _Check:
     """The looks at one server."""
 
-    def __init__(self, source: MysqlSettings, catalog: Catalog) -> None:
+    def __init__(self, source: MysqlSettings, catalog: MysqlCatalog) -> None:
         self._source = source
         self._catalog = catalog
         self._known = catalog.variables(*_SETTINGS)
@@ -69,7 +69,7 @@ class _Check:
         if self._known.get("log_bin") == "ON":
             yield from self._status()
         yield self._gtid()
-        yield self._copying()
+        yield self._snapshot()
         if not self._catalog.server().mariadb:
             yield self._prepared()
         yield from self._tables()
@@ -123,7 +123,7 @@ class _Check:
         if found.ok:
             return found
         detail = f"{found.detail}: columns have no names in the binary log, so a table that is "
-        detail += "altered while Headrace lags behind has to be copied again"
+        detail += "altered while Headrace lags behind needs a new snapshot"
         return Finding(found.name, ok=False, detail=detail, fix=fix)
 
     def _retention(self) -> Finding:
@@ -152,21 +152,21 @@ class _Check:
             fix = f"GRANT REPLICATION CLIENT ON *.* TO {self._user()};"
             yield Finding("status privilege", ok=False, detail=str(error), fix=fix)
             return
-        yield Finding("status privilege", ok=True, detail="may ask where the binary log ends")
+        yield Finding("status privilege", ok=True, detail="may read where the binary log ends")
         yield self._filters()
         yield self._replica()
 
     def _filters(self) -> Finding:
         newer = self._catalog.server().newer
         row = self._catalog.rows("SHOW BINARY LOG STATUS" if newer else "SHOW MASTER STATUS")[0]
-        told = [
+        filters = [
             f"{name} = {value}"
             for name, value in zip(("binlog_do_db", "binlog_ignore_db"), row[2:4], strict=True)
             if value
         ]
         fix = "Remove binlog_do_db and binlog_ignore_db from my.cnf, then restart the server."
-        detail = "; ".join(told) or "none"
-        return Finding("filters", ok=not told, detail=detail, fix=fix if told else "")
+        detail = "; ".join(filters) or "none"
+        return Finding("filters", ok=not filters, detail=detail, fix=fix if filters else "")
 
     def _replica(self) -> Finding:
         logs = self._known.get("log_slave_updates") or self._known.get("log_replica_updates", "ON")
@@ -176,7 +176,7 @@ class _Check:
                 self._catalog.rows("SHOW REPLICA STATUS" if newer else "SHOW SLAVE STATUS")
             )
         except SourceRefused:
-            following = False  # it may not be asked
+            following = False  # the user may not see it
         ok = logs == "ON" or not following
         detail = "logs what it replicates" if logs == "ON" else "logs its own changes only"
         fix = "log_slave_updates = ON  # in my.cnf, then restart the server"
@@ -189,22 +189,22 @@ class _Check:
         detail = f"{mode}, followed by {self._source.follow}"
         return Finding("gtid", ok=ok, detail=detail, fix="" if ok else fix)
 
-    def _copying(self) -> Finding:
+    def _snapshot(self) -> Finding:
         grants = " ".join(str(row[0]).upper() for row in self._catalog.rows("SHOW GRANTS"))
         if self._catalog.server().mariadb:
-            return self._copying_mariadb(grants)
+            return self._snapshot_mariadb(grants)
         ok = "RELOAD" in grants or "ALL PRIVILEGES ON *.*" in grants or "LOCK TABLES" in grants
         detail = "a lock of some milliseconds" if ok else "may not lock for the moment it begins"
         fix = f"GRANT LOCK TABLES, RELOAD ON *.* TO {self._user()};"
         return Finding("snapshot", ok=ok, detail=detail, fix="" if ok else fix)
 
-    def _copying_mariadb(self, grants: str) -> Finding:
+    def _snapshot_mariadb(self, grants: str) -> Finding:
         found = self._catalog.candidates(self._source.wants)
         locked = [table for table in found if not table.transactional]
         if not locked:
             return Finding("snapshot", ok=True, detail="without a lock")
         ok = "LOCK TABLES" in grants or "ALL PRIVILEGES ON" in grants
-        detail = f"{locked[0].path} has no transactions, so it is locked while it is copied"
+        detail = f"{locked[0].path} has no transactions, so it is locked during its snapshot"
         schema = quoted(locked[0].schema)
         fix = f"GRANT LOCK TABLES ON {schema}.* TO {self._user()};"
         return Finding("snapshot", ok=ok, detail=detail, fix="" if ok else fix)
@@ -213,12 +213,12 @@ class _Check:
         try:
             self._catalog.rows("XA RECOVER")
         except SourceRefused:
-            detail = "may not ask for them: one that is prepared when a copy begins is noticed "
-            detail += "only when it commits, and then a new copy is needed"
+            detail = "may not list them: one that is prepared when a snapshot begins is noticed "
+            detail += "only when it commits, and then a new snapshot is needed"
             fix = f"GRANT XA_RECOVER_ADMIN ON *.* TO {self._user()};"
             return Finding("XA transactions", ok=False, detail=detail, fix=fix)
         return Finding(
-            "XA transactions", ok=True, detail="a copy waits for those that are prepared"
+            "XA transactions", ok=True, detail="a snapshot waits for those that are prepared"
         )
 
     def _tables(self) -> Iterator[Finding]:
@@ -232,7 +232,7 @@ class _Check:
         for schema in sorted({table.schema for table in found}):
             yield from self._cascades(schema)
 
-    def _table(self, table: Found) -> Finding:
+    def _table(self, table: FoundTable) -> Finding:
         what, name = f"table {table.path}", quoted(table.schema, table.name)
         try:
             self._catalog.hold(table.schema, table.name)
@@ -241,7 +241,7 @@ class _Check:
             return Finding(what, ok=False, detail=str(error), fix=fix)
         declared = self._catalog.declared(table.schema, table.name)
         if declared is not None and declared.versioned:
-            detail = "keeps its history, which the binary log tells as rows: it is not captured"
+            detail = "keeps its history, which the binary log shows as rows: it is not captured"
             fix = f"ALTER TABLE {name} DROP SYSTEM VERSIONING;"
             return Finding(what, ok=False, detail=detail, fix=fix)
         if declared is None or declared.key:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pymysql.err import MySQLError
 
 from ...errors import SourceError, SourceUnavailable
-from .address import Address, classify, error_for, run
+from .address import MysqlAddress, classify, error_for, run
 from .decode.gtid import MariadbGtids, MysqlGtids
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ _WHOLE = 0xFFFFFF  # bytes of a packet that goes on in the next one
 _RECEIVE = 1 << 18
 _OK, _END, _ERROR = 0x00, 0xFE, 0xFF
 _MOST_POSITION = (1 << 32) - 1  # the command has 32 bits for it
-_PATIENCE = 20.0  # seconds beyond the heartbeats that did not come
+_SILENCE_MARGIN = 20.0  # seconds beyond the heartbeats that did not come
 FIRST = 4  # where the first event of a file begins
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class DumpStart:
     """Where in the binary log to begin."""
 
     file: str
@@ -104,7 +104,7 @@ class Packets:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-class Dump:
+class BinlogDump:
     """The binary log as it comes, event by event."""
 
     def __init__(self, connection: Connection[Cursor], *, stale_seconds: float) -> None:
@@ -113,24 +113,24 @@ class Dump:
         self._stale_seconds = stale_seconds
         self._heard = time.monotonic()
         self._closed = False
-        self._last: bytes | None = None  # what the server said instead of an event
+        self._last: bytes | None = None  # a packet of the server that is no event
 
     @classmethod
     def open(
-        cls, address: Address, start: Start, *, replica_id: int, heartbeat_seconds: float
-    ) -> Dump:
+        cls, address: MysqlAddress, start: DumpStart, *, replica_id: int, heartbeat_seconds: float
+    ) -> BinlogDump:
         """Ask for everything from a place on."""
         connection = address.connect()
         try:
             _prepare(connection, start, replica_id, heartbeat_seconds)
-            _ask(connection, start, replica_id)
+            _request(connection, start, replica_id)
         except (MySQLError, OSError) as error:
             connection.close()
             raise classify(error, "cannot read the binary log") from error
         except Exception:
             connection.close()
             raise
-        return cls(connection, stale_seconds=patience(heartbeat_seconds))
+        return cls(connection, stale_seconds=silence_limit(heartbeat_seconds))
 
     def receive(self, timeout: float) -> list[bytes]:
         """Events that have arrived, header and checksum included; none: nothing in time."""
@@ -145,7 +145,7 @@ class Dump:
         if packets is None:
             if time.monotonic() - self._heard > self._stale_seconds:
                 raise SourceUnavailable(
-                    f"the server has said nothing for {self._stale_seconds:.0f} s"
+                    f"the server has sent nothing for {self._stale_seconds:.0f} s"
                 )
             return []
         self._heard = time.monotonic()
@@ -178,7 +178,7 @@ class Dump:
 
 
 def refused(packet: bytes, what: str) -> SourceError:
-    """Our error for a packet that tells one of the server's."""
+    """Our error for a packet that has one of the server's."""
     (code,) = struct.unpack_from("<H", packet, 1)
     message = packet[3:].decode(errors="replace")
     if message.startswith("#"):
@@ -186,18 +186,18 @@ def refused(packet: bytes, what: str) -> SourceError:
     return error_for(code, f"{what}: {message}")
 
 
-def patience(heartbeat_seconds: float) -> float:
+def silence_limit(heartbeat_seconds: float) -> float:
     """Seconds of silence after which a server is taken to be gone."""
-    return heartbeat_seconds * 3 + _PATIENCE
+    return heartbeat_seconds * 3 + _SILENCE_MARGIN
 
 
 def force_close(connection: Connection[Cursor]) -> None:
-    """End a session without asking: in the middle of an answer nothing can be said."""
+    """Close the socket without a COM_QUIT, which cannot be sent in the middle of a response."""
     connection._force_close()  # type: ignore[attr-defined]
 
 
 def _prepare(
-    connection: Connection[Cursor], start: Start, replica_id: int, heartbeat_seconds: float
+    connection: Connection[Cursor], start: DumpStart, replica_id: int, heartbeat_seconds: float
 ) -> None:
     nanoseconds = round(heartbeat_seconds * 1e9)
     identity = uuid.uuid5(uuid.NAMESPACE_OID, f"headrace {replica_id}")
@@ -216,7 +216,7 @@ def _prepare(
     run(connection, f"SET {', '.join(settings)}")
 
 
-def _ask(connection: Any, start: Start, replica_id: int) -> None:
+def _request(connection: Any, start: DumpStart, replica_id: int) -> None:
     registration = struct.pack("<IBBBHII", replica_id, 0, 0, 0, 0, 0, 0)
     connection._execute_command(_COM_REGISTER_SLAVE, registration)
     connection._read_ok_packet()

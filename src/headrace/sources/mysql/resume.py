@@ -10,36 +10,39 @@ import msgspec
 from ...change.event import Reference
 from .. import CopyProgress, Phase, Status
 from .decode.columns import DeclaredColumn
-from .decode.path import Path
+from .decode.path import TablePath
 
-Place = tuple[int, int]
-"""A file's number and a position in it: what orders places in a binary log."""
+BinlogOffset = tuple[int, int]
+"""A file's number and a position in it: these order the events of a binary log."""
 
 
-class Declared(msgspec.Struct, frozen=True, array_like=True):
+class DeclaredTable(msgspec.Struct, frozen=True, array_like=True):
     """A table as the catalogue showed it."""
 
     columns: tuple[DeclaredColumn, ...]
     key: tuple[str, ...] = ()  # the primary key's columns
     references: tuple[Reference, ...] = ()
     transactional: bool = True  # whether a snapshot shows its rows
-    read_at: Place = (0, 0)  # the binary log ended here, or earlier, when the catalogue was read
+    read_at: BinlogOffset = (
+        0,
+        0,
+    )  # the binary log ended here, or earlier, when the catalogue was read
     hidden: int = 0  # columns behind these that an index needs and only the binary log shows
-    versioned: bool = False  # WITH SYSTEM VERSIONING: the binary log tells its history as rows
+    versioned: bool = False  # WITH SYSTEM VERSIONING: the binary log shows its history as rows
 
 
-class Copy(msgspec.Struct, frozen=True, array_like=True):
-    """The copy of one table's rows."""
+class MysqlTableSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """How far the snapshot of one table is."""
 
-    begun: bool = False  # from then on its changes count; what happened before is in the copy
+    begun: bool = False  # from then on its changes count; what happened before is in the snapshot
     done: bool = False
     rows: int = 0
     estimated_rows: int = -1
-    again: bool = False  # whether rows of an earlier copy must be forgotten first
+    replaces: bool = False  # rows of an earlier snapshot must be forgotten first
 
 
-class Resume(msgspec.Struct, frozen=True):
-    """Which server, how far, and what is left to copy."""
+class MysqlResume(msgspec.Struct, frozen=True):
+    """Which server, how far, and which snapshots are left."""
 
     server: str  # its identity
     origin: str  # the identity that its tables carry
@@ -47,12 +50,12 @@ class Resume(msgspec.Struct, frozen=True):
     position: int  # end of the last transaction that is in the log
     born: int  # when the file was begun, by the server's clock; 0: not known
     gtids: str  # what has been executed up to there
-    copies: dict[Path, Copy]
-    errored: dict[Path, str]  # the reason
-    versions: dict[Path, int]  # the version that the last SCHEMA change told
+    snapshots: dict[TablePath, MysqlTableSnapshot]
+    errored: dict[TablePath, str]  # the reason
+    versions: dict[TablePath, int]  # the version of the last SCHEMA change
     catalogue: bytes  # the tables' columns at `position`, packed
-    former: tuple[Path, ...] = ()  # captured before and not now: their rows are in the log
-    told_later: dict[Path, list[dict[str, str]]] = {}  # DDL whose columns the next row shows
+    former: tuple[TablePath, ...] = ()  # captured before and not now: their rows are in the log
+    pending_ddl: dict[TablePath, list[dict[str, str]]] = {}  # DDL whose columns the next row shows
     # XA transactions that are prepared and not decided: where they begin.
     prepared: dict[str, tuple[str, int]] = {}
     # It was read on another server first. The files of this one have transactions that are in the
@@ -61,48 +64,48 @@ class Resume(msgspec.Struct, frozen=True):
 
     def encode(self) -> bytes:
         """As the log stores it."""
-        return Encoder().encode(self)
+        return ResumeEncoder().encode(self)
 
     @property
-    def to_copy(self) -> list[Path]:
+    def to_snapshot(self) -> list[TablePath]:
         """Tables that have rows left to read."""
-        return [path for path, copy in self.copies.items() if not copy.done]
+        return [path for path, progress in self.snapshots.items() if not progress.done]
 
     @property
-    def place(self) -> Place:
+    def offset(self) -> BinlogOffset:
         """What orders its position among others of the server."""
         return file_number(self.file), self.position
 
     def status(self, source: str, phase: Phase) -> Status:
-        """As far as it tells how the source is doing."""
+        """How the source is doing, as far as the resume shows."""
         return Status(
             source=source,
             phase=phase,
             position=f"{self.file}:{self.position}",
             copies=tuple(
-                CopyProgress(str(path), copy.rows, copy.estimated_rows, copy.done)
-                for path, copy in self.copies.items()
+                CopyProgress(str(path), progress.rows, progress.estimated_rows, progress.done)
+                for path, progress in self.snapshots.items()
             ),
             errored={str(path): why for path, why in self.errored.items()},
         )
 
-    def with_copy(self, path: Path, copy: Copy) -> Resume:
-        """The same with another state of one table's copy."""
-        return msgspec.structs.replace(self, copies=self.copies | {path: copy})
+    def with_snapshot(self, path: TablePath, progress: MysqlTableSnapshot) -> MysqlResume:
+        """The same with another state of one table's snapshot."""
+        return msgspec.structs.replace(self, snapshots=self.snapshots | {path: progress})
 
-    def with_error(self, path: Path, reason: str) -> Resume:
+    def with_error(self, path: TablePath, reason: str) -> MysqlResume:
         """The same with one table in the errored state."""
         return msgspec.structs.replace(self, errored=self.errored | {path: reason})
 
-    def declared(self) -> dict[Path, Declared]:
+    def declared(self) -> dict[TablePath, DeclaredTable]:
         """The tables' columns at its position."""
         return unpacked(self.catalogue)
 
 
-class Restart(msgspec.Struct, frozen=True, array_like=True, tag="restart"):
+class MysqlRestart(msgspec.Struct, frozen=True, array_like=True, tag="restart"):
     """Start anew; the tables named were captured before."""
 
-    tables: tuple[Path, ...]
+    tables: tuple[TablePath, ...]
 
     def encode(self) -> bytes:
         """As the log stores it."""
@@ -125,33 +128,35 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
 
 
 class _Tables(msgspec.Struct, frozen=True, array_like=True):
-    """What a resume says of the tables and seldom changes, beside their columns."""
+    """The part of a resume about tables, which seldom changes, beside their columns."""
 
-    copies: dict[Path, Copy]
-    errored: dict[Path, str]
-    versions: dict[Path, int]
-    former: tuple[Path, ...]
-    told_later: dict[Path, list[dict[str, str]]]
+    snapshots: dict[TablePath, MysqlTableSnapshot]
+    errored: dict[TablePath, str]
+    versions: dict[TablePath, int]
+    former: tuple[TablePath, ...]
+    pending_ddl: dict[TablePath, list[dict[str, str]]]
 
     @classmethod
-    def of(cls, resume: Resume) -> _Tables:
+    def of(cls, resume: MysqlResume) -> _Tables:
         """Those of a resume."""
-        return cls(resume.copies, resume.errored, resume.versions, resume.former, resume.told_later)
+        return cls(
+            resume.snapshots, resume.errored, resume.versions, resume.former, resume.pending_ddl
+        )
 
     def same_as(self, other: _Tables) -> bool:
-        """Whether these are the very same values, which is soon asked also of many tables."""
+        """Whether these are the very same values, which is a quick test also for many tables."""
         ours, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
         return all(one is another for one, another in zip(ours, theirs, strict=True))
 
 
-class Encoder:
+class ResumeEncoder:
     """Resumes, one after the other, as the log stores them; packs only what has changed."""
 
     def __init__(self) -> None:
         self._tables: _Tables | None = None
         self._packed = b""
 
-    def encode(self, resume: Resume) -> bytes:
+    def encode(self, resume: MysqlResume) -> bytes:
         """One of them."""
         tables = _Tables.of(resume)
         if self._tables is None or not tables.same_as(self._tables):
@@ -172,50 +177,52 @@ class Encoder:
         )
 
 
-def decode(stored: bytes) -> Resume | Restart:
+def decode(stored: bytes) -> MysqlResume | MysqlRestart:
     """What `encode` wrote."""
-    found = msgspec.msgpack.decode(stored, type=_Stored | Restart)
-    if isinstance(found, Restart):
+    found = msgspec.msgpack.decode(stored, type=_Stored | MysqlRestart)
+    if isinstance(found, MysqlRestart):
         return found
     tables = msgspec.msgpack.decode(zlib.decompress(found.tables), type=_Tables)
-    return Resume(
+    return MysqlResume(
         found.server,
         found.origin,
         found.file,
         found.position,
         found.born,
         found.gtids,
-        tables.copies,
+        tables.snapshots,
         tables.errored,
         tables.versions,
         found.catalogue,
         tables.former,
-        tables.told_later,
+        tables.pending_ddl,
         found.prepared,
         found.moved,
     )
 
 
-def copied_again(resume: Resume | Restart, tables: set[str]) -> Resume | Restart:
-    """Forget that these tables were copied, which are database.table; no tables: start anew."""
-    if isinstance(resume, Restart):
+def snapshot_again(
+    resume: MysqlResume | MysqlRestart, tables: set[str]
+) -> MysqlResume | MysqlRestart:
+    """Take new snapshots of these tables, which are database.table; no tables: start anew."""
+    if isinstance(resume, MysqlRestart):
         return resume
     if not tables:
-        return Restart((*resume.copies, *resume.former))
-    copies = {
-        path: Copy(again=True) if str(path) in tables else copy
-        for path, copy in resume.copies.items()
+        return MysqlRestart((*resume.snapshots, *resume.former))
+    snapshots = {
+        path: MysqlTableSnapshot(replaces=True) if str(path) in tables else progress
+        for path, progress in resume.snapshots.items()
     }
     errored = {path: why for path, why in resume.errored.items() if str(path) not in tables}
-    return msgspec.structs.replace(resume, copies=copies, errored=errored)
+    return msgspec.structs.replace(resume, snapshots=snapshots, errored=errored)
 
 
-def packed(tables: Mapping[Path, Declared]) -> bytes:
+def packed(tables: Mapping[TablePath, DeclaredTable]) -> bytes:
     """Columns of many tables, small enough to be stored with every commit."""
     return _compressed(tables)
 
 
-def unpacked(data: bytes) -> dict[Path, Declared]:
+def unpacked(data: bytes) -> dict[TablePath, DeclaredTable]:
     """What `packed` wrote."""
     return _tables.decode(zlib.decompress(data))
 
@@ -224,7 +231,7 @@ def _compressed(value: object) -> bytes:
     return zlib.compress(msgspec.msgpack.encode(value), level=1)
 
 
-_tables = msgspec.msgpack.Decoder(dict[Path, Declared])
+_tables = msgspec.msgpack.Decoder(dict[TablePath, DeclaredTable])
 
 
 def file_number(file: str) -> int:

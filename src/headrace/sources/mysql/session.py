@@ -9,43 +9,43 @@ from dataclasses import dataclass
 import msgspec
 
 from ...errors import PositionLost, SourceRefused, SourceReplaced
-from .address import Address
-from .catalog import Catalog, End, Found, Server
+from .address import MysqlAddress
+from .catalog import BinlogEnd, FoundTable, MysqlCatalog, ServerIdentity
 from .decode.binlog import parse
-from .decode.events import UNKNOWN, Format
+from .decode.events import UNKNOWN, FormatDescription
 from .decode.gtid import MariadbGtids, MysqlGtids
-from .dump import FIRST, Dump, Start, patience
-from .resume import Copy, Restart, Resume, file_number, packed
+from .dump import FIRST, BinlogDump, DumpStart, silence_limit
+from .resume import MysqlRestart, MysqlResume, MysqlTableSnapshot, file_number, packed
 from .settings import MysqlSettings, matches
 
 _PURGED = (
-    "Run `headrace snapshot SOURCE` to start again from a full copy. A longer "
+    "Run `headrace snapshot SOURCE` to start again from a new snapshot. A longer "
     "binlog_expire_logs_seconds keeps the binary log for as long as Headrace may stand still."
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """A server that has turned out to be the right one."""
+class MysqlSession:
+    """A connection to a server whose identity is verified."""
 
     source: MysqlSettings
-    address: Address
-    catalog: Catalog
-    server: Server
-    resume: Resume  # where to go on
-    fresh: bool  # nothing was read yet: the position is where the first copy will be
+    address: MysqlAddress
+    catalog: MysqlCatalog
+    server: ServerIdentity
+    resume: MysqlResume  # where to go on
+    fresh: bool  # nothing was read yet: the position is where the first snapshot will be
 
     @classmethod
     def open(
-        cls, source: MysqlSettings, stored: Resume | Restart | None, address: Address
-    ) -> Session:
+        cls, source: MysqlSettings, stored: MysqlResume | MysqlRestart | None, address: MysqlAddress
+    ) -> MysqlSession:
         """Connect, make sure who the server is, and that it has what follows our position."""
         with ExitStack() as stack:
-            catalog = Catalog(
+            catalog = MysqlCatalog(
                 address.connect(),
                 source=source.name,
-                origin=stored.origin if isinstance(stored, Resume) else "",
-                patience=patience(source.heartbeat_seconds),
+                origin=stored.origin if isinstance(stored, MysqlResume) else "",
+                silence_limit=silence_limit(source.heartbeat_seconds),
             )
             stack.callback(catalog.close)
             server = catalog.server()
@@ -53,7 +53,7 @@ class Session:
             found = catalog.candidates(source.wants)
             if not found and stored is None:
                 raise _nothing_matches(source)
-            if isinstance(stored, Resume):
+            if isinstance(stored, MysqlResume):
                 resume = verified(source, stored, catalog)
                 if resume.file:
                     _verify_birth(source, resume, address)
@@ -61,36 +61,36 @@ class Session:
             else:
                 resume = _begin(server, catalog.exact_end(), stored)
                 catalog = catalog.of(resume.origin)
-            # Without a snapshot, what is not copied is what was there before the first start.
-            copying = source.snapshot or stored is not None
-            resume = with_tables(resume, found, copying=copying)
-            if not copying:
+            # Without a snapshot, only what was there before the first start is left out.
+            takes_snapshot = source.snapshot or stored is not None
+            resume = with_tables(resume, found, takes_snapshot=takes_snapshot)
+            if not takes_snapshot:
                 resume = _with_columns(resume, found, catalog)
             stack.pop_all()
-        return cls(source, address, catalog, server, resume, not isinstance(stored, Resume))
+        return cls(source, address, catalog, server, resume, not isinstance(stored, MysqlResume))
 
-    def dump(self, resume: Resume) -> Dump:
+    def dump(self, resume: MysqlResume) -> BinlogDump:
         """The binary log from where the resume stands."""
-        return Dump.open(
+        return BinlogDump.open(
             self.address,
             self._start(resume),
             replica_id=self.source.replica_id,
             heartbeat_seconds=self.source.heartbeat_seconds,
         )
 
-    def _start(self, resume: Resume) -> Start:
+    def _start(self, resume: MysqlResume) -> DumpStart:
         if resume.prepared:
             # Their rows have to be read again, wherever they begin.
             file, position = min(
                 [(resume.file, resume.position), *resume.prepared.values()],
-                key=lambda place: (file_number(place[0]), place[1]),
+                key=lambda offset: (file_number(offset[0]), offset[1]),
             )
-            return Start(file, position)
+            return DumpStart(file, position)
         gtids = self.server.parse_gtids(resume.gtids) if resume.moved else None
-        return Start(resume.file, resume.position, gtids)
+        return DumpStart(resume.file, resume.position, gtids)
 
 
-def expect_rows(catalog: Catalog) -> None:
+def expect_rows(catalog: MysqlCatalog) -> None:
     """Halt where the server's settings would leave rows out of the binary log."""
     known = catalog.variables("log_bin", "binlog_format")
     if known.get("log_bin", "OFF") != "ON":
@@ -99,7 +99,7 @@ def expect_rows(catalog: Catalog) -> None:
         raise SourceRefused(f"binlog_format is {known['binlog_format']}, and must be ROW")
 
 
-def verified(source: MysqlSettings, stored: Resume, catalog: Catalog) -> Resume:
+def verified(source: MysqlSettings, stored: MysqlResume, catalog: MysqlCatalog) -> MysqlResume:
     """Make sure that the server is the one we know, and still has what follows our position.
 
     Another server that has the same transactions will do, where these are followed by GTID; the
@@ -120,7 +120,7 @@ def verified(source: MysqlSettings, stored: Resume, catalog: Catalog) -> Resume:
     )
 
 
-def _verify_files(stored: Resume, files: dict[str, int]) -> None:
+def _verify_files(stored: MysqlResume, files: dict[str, int]) -> None:
     needed = [stored.file, *(file for file, _ in stored.prepared.values())]
     newest = max(map(file_number, files), default=0)
     for file in needed:
@@ -135,11 +135,11 @@ def _verify_files(stored: Resume, files: dict[str, int]) -> None:
         )
 
 
-def _verify_birth(source: MysqlSettings, stored: Resume, address: Address) -> None:
+def _verify_birth(source: MysqlSettings, stored: MysqlResume, address: MysqlAddress) -> None:
     """A file that was begun at another time is another file, even if it has the same name."""
-    dump = Dump.open(
+    dump = BinlogDump.open(
         address,
-        Start(stored.file, FIRST),
+        DumpStart(stored.file, FIRST),
         replica_id=source.replica_id,
         heartbeat_seconds=source.heartbeat_seconds,
     )
@@ -147,14 +147,14 @@ def _verify_birth(source: MysqlSettings, stored: Resume, address: Address) -> No
         while True:
             for event in dump.receive(1.0):
                 form = parse(event, UNKNOWN)
-                if not isinstance(form, Format):
+                if not isinstance(form, FormatDescription):
                     continue
                 if stored.born not in (0, form.header.timestamp):
                     raise SourceReplaced(f"{stored.file} is not the file that was read before")
                 return
 
 
-def _verify_gtids(stored: Resume, catalog: Catalog) -> None:
+def _verify_gtids(stored: MysqlResume, catalog: MysqlCatalog) -> None:
     if catalog.server().mariadb:
         _verify_domains(stored, catalog)
         return
@@ -168,7 +168,7 @@ def _verify_gtids(stored: Resume, catalog: Catalog) -> None:
         raise PositionLost("the server has purged transactions that follow", hint=_PURGED)
 
 
-def _verify_domains(stored: Resume, catalog: Catalog) -> None:
+def _verify_domains(stored: MysqlResume, catalog: MysqlCatalog) -> None:
     """A server refuses what it lacks of a domain, but not a domain that it has never heard of."""
     (state,) = catalog.rows("SELECT @@global.gtid_binlog_state")[0]
     # The last of each domain and server; a replica that writes no log has executed more.
@@ -186,15 +186,15 @@ def _nothing_matches(source: MysqlSettings) -> SourceRefused:
     )
 
 
-def _begin(server: Server, end: End, stored: Restart | None) -> Resume:
-    return Resume(
+def _begin(server: ServerIdentity, end: BinlogEnd, stored: MysqlRestart | None) -> MysqlResume:
+    return MysqlResume(
         server=server.identity,
         origin=server.origin,
         file=end.file,
         position=end.position,
         born=0,
         gtids=end.gtids,
-        copies={},
+        snapshots={},
         errored={},
         versions={},
         catalogue=packed({}),
@@ -202,37 +202,45 @@ def _begin(server: Server, end: End, stored: Restart | None) -> Resume:
     )
 
 
-def _narrowed(resume: Resume, source: MysqlSettings) -> Resume:
-    """Let go of tables that the config does not name any more; begin halves of copies anew."""
-    gone = [path for path in resume.copies if not matches(path, source.tables, source.database)]
-    copies = {
-        path: Copy(again=True) if copy.begun and not copy.done else copy
-        for path, copy in resume.copies.items()
+def _narrowed(resume: MysqlResume, source: MysqlSettings) -> MysqlResume:
+    """Let go of tables that the config does not name any more; begin unfinished snapshots anew."""
+    gone = [path for path in resume.snapshots if not matches(path, source.tables, source.database)]
+    snapshots = {
+        path: MysqlTableSnapshot(replaces=True)
+        if progress.begun and not progress.done
+        else progress
+        for path, progress in resume.snapshots.items()
         if path not in gone
     }
     return msgspec.structs.replace(
         resume,
-        copies=copies,
+        snapshots=snapshots,
         errored={path: why for path, why in resume.errored.items() if path not in gone},
         former=(*resume.former, *gone),
     )
 
 
-def with_tables(resume: Resume, found: Sequence[Found], *, copying: bool) -> Resume:
+def with_tables(
+    resume: MysqlResume, found: Sequence[FoundTable], *, takes_snapshot: bool
+) -> MysqlResume:
     """Add tables that are not known yet."""
-    copies = dict(resume.copies)
+    snapshots = dict(resume.snapshots)
     for table in found:
-        if table.path not in copies:
-            again = table.path in resume.former
+        if table.path not in snapshots:
+            replaces = table.path in resume.former
             guess = table.estimated_rows
-            copies[table.path] = (
-                Copy(again=again, estimated_rows=guess) if copying else Copy(begun=True, done=True)
+            snapshots[table.path] = (
+                MysqlTableSnapshot(replaces=replaces, estimated_rows=guess)
+                if takes_snapshot
+                else MysqlTableSnapshot(begun=True, done=True)
             )
-    former = tuple(path for path in resume.former if path not in copies)
-    return msgspec.structs.replace(resume, copies=copies, former=former)
+    former = tuple(path for path in resume.former if path not in snapshots)
+    return msgspec.structs.replace(resume, snapshots=snapshots, former=former)
 
 
-def _with_columns(resume: Resume, found: Sequence[Found], catalog: Catalog) -> Resume:
+def _with_columns(
+    resume: MysqlResume, found: Sequence[FoundTable], catalog: MysqlCatalog
+) -> MysqlResume:
     declared = {table.path: catalog.declared(table.schema, table.name) for table in found}
     known = {path: each for path, each in declared.items() if each is not None}
     return msgspec.structs.replace(resume, catalogue=packed(known))

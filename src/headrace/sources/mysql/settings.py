@@ -12,8 +12,8 @@ from msgspec import Meta
 
 from ...errors import ConfigError
 from ...secret import Secret
-from .address import Address
-from .decode.path import Path
+from .address import MysqlAddress
+from .decode.path import TablePath
 
 ANNOTATIONS = "headrace_annotations"
 
@@ -22,19 +22,19 @@ _SERVER_IDS = range(2_000_000_000, 4_000_000_000)  # far from what people give t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MysqlSettings:
-    """What the config says, and what follows from it."""
+    """The settings of the config, and what follows from them."""
 
     name: str
     url: Secret
     tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("*",)
     server_id: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0  # 0: made of the name and the url
     follow: Literal["position", "gtid"] = "position"  # how a place in the binary log is found again
-    snapshot: bool = True  # whether to copy the rows that are there already
+    snapshot: bool = True  # whether to capture the rows that are there already
     xa_memory_mb: Annotated[int, Meta(ge=1)] = 256  # for rows of prepared XA transactions
     heartbeat_seconds: Annotated[float, Meta(gt=0, le=600)] = 10.0
 
     def __post_init__(self) -> None:
-        if not Address(self.url).plausible:
+        if not MysqlAddress(self.url).plausible:
             # Without the text: what cannot be read may be the password.
             raise ConfigError(
                 f"the url of source {self.name} is no address of a MySQL or MariaDB server; "
@@ -57,9 +57,9 @@ class MysqlSettings:
         return self.address.database
 
     @property
-    def address(self) -> Address:
+    def address(self) -> MysqlAddress:
         """How to reach the server."""
-        return Address(self.url)
+        return MysqlAddress(self.url)
 
     @property
     def replica_id(self) -> int:
@@ -73,13 +73,13 @@ class MysqlSettings:
         """Whether a table is to be captured."""
         if table == ANNOTATIONS or schema in SYSTEM_SCHEMAS:
             return False
-        return matches(Path(schema, table), self.tables, self.database)
+        return matches(TablePath(schema, table), self.tables, self.database)
 
 
 SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
 
 
-def matches(path: Path, globs: Sequence[str], database: str) -> bool:
+def matches(path: TablePath, globs: Sequence[str], database: str) -> bool:
     """Whether a table matches one of the globs; a bare name is of the url's database."""
     return any(
         _matches(path, glob)
@@ -89,7 +89,7 @@ def matches(path: Path, globs: Sequence[str], database: str) -> bool:
     )
 
 
-def _matches(path: Path, glob: str) -> bool:
+def _matches(path: TablePath, glob: str) -> bool:
     """Names may have dots, so each dot of the glob may be the one between database and table."""
     dots = [at for at, letter in enumerate(glob) if letter == "."]
     return any(

@@ -11,9 +11,9 @@ from ...change.event import Table
 from ...errors import TableUnknown
 from .. import Finding, Phase, Register, Status
 from . import check
-from .catalog import Catalog
+from .catalog import MysqlCatalog
 from .connector import MYSQL
-from .resume import Restart, Resume, copied_again, decode
+from .resume import MysqlRestart, MysqlResume, decode, snapshot_again
 from .settings import MysqlSettings
 from .stream import MysqlStream
 
@@ -29,24 +29,26 @@ class Mysql(MysqlSettings):
         return MysqlStream(self, None if resume is None else decode(resume), register)
 
     def copy_again(self, resume: bytes | None, tables: Sequence[str]) -> bytes | None:
-        """A resume that copies these tables anew; no tables: all, from a new start."""
+        """A resume that takes new snapshots of these tables; no tables: all, from a new start."""
         if resume is None:
             return None
         known = decode(resume)
         paths = {table if "." in table else f"{self.database}.{table}" for table in tables}
-        copies = set(map(str, known.tables if isinstance(known, Restart) else known.copies))
-        unknown = paths - copies
+        snapshots = set(
+            map(str, known.tables if isinstance(known, MysqlRestart) else known.snapshots)
+        )
+        unknown = paths - snapshots
         if unknown:
             raise TableUnknown(
                 f"source {self.name} has no table {', '.join(sorted(unknown))}",
-                hint=f"It captures: {', '.join(sorted(copies))}.",
+                hint=f"It captures: {', '.join(sorted(snapshots))}.",
             )
-        return copied_again(known, paths).encode()
+        return snapshot_again(known, paths).encode()
 
     def describe(self, resume: bytes | None) -> Status:
-        """What a stored resume tells, without asking the server."""
+        """The status in a stored resume, without a connection to the server."""
         known = None if resume is None else decode(resume)
-        if isinstance(known, Resume):
+        if isinstance(known, MysqlResume):
             return known.status(self.name, Phase.STOPPED)
         return Status(source=self.name, phase=Phase.STOPPED)
 
@@ -56,7 +58,7 @@ class Mysql(MysqlSettings):
 
     def captured_tables(self) -> list[Table]:
         """The tables that would be captured now, as the server's catalogue shows them."""
-        with closing(Catalog(self.address.connect(), source=self.name)) as catalog:
+        with closing(MysqlCatalog(self.address.connect(), source=self.name)) as catalog:
             found = catalog.candidates(self.wants)
             declared = [(table, catalog.declared(table.schema, table.name)) for table in found]
             return [

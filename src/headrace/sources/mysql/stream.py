@@ -1,9 +1,9 @@
 """The flow of a MySQL or MariaDB source, from connecting to closing.
 
-A copy always happens at a point: a snapshot and the place in the binary log that it shows. The
-stream is followed up to that place, the rows are read, and the stream goes on. The first copy of a
-database, a copy begun anew after a crash, a renamed table and a table copied again are all this
-one case. A table that is created while the stream is followed is empty, and needs no copy.
+A snapshot belongs to a position in the binary log. The stream is followed up to that position, the
+rows are read, and the stream goes on. The first snapshot of a database, one begun anew after a
+crash, that of a renamed table and one that was requested are all this one case. A table that is
+created while the stream is followed is empty, and needs no snapshot.
 """
 
 from __future__ import annotations
@@ -19,18 +19,27 @@ import msgspec
 from ...change.event import Batch, Change, Op, Table, Transaction
 from ...errors import DecodeError, SourceUnavailable
 from .. import Phase, Register, Status
-from .address import Sessions, Truncated
-from .catalog import End, Found
-from .copying import Copier
-from .decode.path import Path
-from .dump import Dump
+from .address import OpenConnections, TruncatedBinlog
+from .catalog import BinlogEnd, FoundTable
+from .decode.path import TablePath
+from .dump import BinlogDump
+from .pending import change_without_row
 from .position import MysqlPosition
-from .resume import Copy, Declared, Encoder, Place, Restart, Resume, file_number, packed
-from .session import Session
+from .resume import (
+    BinlogOffset,
+    DeclaredTable,
+    MysqlRestart,
+    MysqlResume,
+    MysqlTableSnapshot,
+    ResumeEncoder,
+    file_number,
+    packed,
+)
+from .session import MysqlSession
 from .settings import MysqlSettings
-from .tables import Tables, expect_no_history, schema
-from .transactions import Assembler, Held
-from .waiting import spoken
+from .snapshot import MysqlSnapshot
+from .tables import CapturedTables, expect_no_history, schema
+from .transactions import BinlogAssembler, XaMemory
 
 _PIECE = 8192  # changes; a longer transaction is handed over in pieces
 _PIECE_BYTES = 8 << 20
@@ -43,13 +52,13 @@ class MysqlStream:
     """An open MySQL or MariaDB source."""
 
     def __init__(
-        self, source: MysqlSettings, stored: Resume | Restart | None, register: Register
+        self, source: MysqlSettings, stored: MysqlResume | MysqlRestart | None, register: Register
     ) -> None:
         self._source = source
         self._stored = stored
         self._register = register
         self._closing = threading.Event()
-        self._sessions = Sessions()
+        self._sessions = OpenConnections()
         self._flow: _Flow | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -61,7 +70,7 @@ class MysqlStream:
 
     def _batches(self) -> Iterator[Batch]:
         address = replace(self._source.address, sessions=self._sessions)
-        session = Session.open(self._source, self._stored, address)
+        session = MysqlSession.open(self._source, self._stored, address)
         flow = self._flow = _Flow(session, self._register, self._closing)
         try:
             yield from flow.batches()
@@ -89,34 +98,34 @@ class MysqlStream:
 
 
 class _Flow:
-    """Batches of one session: copy what is not copied, then stream."""
+    """Batches of one session: snapshot what is not complete, then stream."""
 
-    def __init__(self, session: Session, register: Register, closing: threading.Event) -> None:
+    def __init__(self, session: MysqlSession, register: Register, closing: threading.Event) -> None:
         self._session = session
         self._source = session.source
         self._register = register
         self._closing = closing
         self._phase = Phase.STARTING
         self._resume = session.resume
-        self._encoder = Encoder()
-        self._copier: Copier | None = None
-        self._dump: Dump | None = None
+        self._encoder = ResumeEncoder()
+        self._snapshot: MysqlSnapshot | None = None
+        self._dump: BinlogDump | None = None
         self._stored_at = self._heard_at = 0
         self._commit_time = 0  # of the newest change that was handed over; 0: none since caught up
-        self._caught_up = time.time()  # when the log last had all that the server had told of
-        self._server_end: Place = session.resume.place
+        self._caught_up = time.time()  # when the log last had all that the server had sent
+        self._server_end: BinlogOffset = session.resume.offset
         self._lag = 0
         self._looked = 0.0
 
     def batches(self) -> Iterator[Batch]:
         """Everything, for ever."""
-        if not self._session.fresh or not self._resume.to_copy:
+        if not self._session.fresh or not self._resume.to_snapshot:
             yield self._batch([])  # remembers the server before anything is read from it
         first = self._session.fresh
         while not self._closing.is_set():
-            while self._resume.to_copy and not self._closing.is_set():
+            while self._resume.to_snapshot and not self._closing.is_set():
                 self._phase = Phase.SNAPSHOT
-                yield from self._copy(first=first)
+                yield from self._take_snapshot(first=first)
                 first = False
             self._phase = Phase.STREAMING
             yield from self._follow(None)
@@ -126,12 +135,12 @@ class _Flow:
         self._stored_at = time.time_ns() // 1000
 
     def interrupt(self) -> None:
-        """End waiting and copying."""
-        dump, copier = self._dump, self._copier
+        """End waiting, and a snapshot."""
+        dump, snapshot = self._dump, self._snapshot
         if dump is not None:
             dump.wake()
-        if copier is not None:
-            copier.wake()
+        if snapshot is not None:
+            snapshot.wake()
 
     def release(self) -> None:
         """Let go of the server."""
@@ -153,9 +162,9 @@ class _Flow:
 
     # -- streaming ------------------------------------------------------------------------------
 
-    def _follow(self, until: Place | None) -> Iterator[Batch]:
-        """The stream: up to a place, or until a table has to be copied."""
-        if until is not None and self._resume.place >= until:
+    def _follow(self, until: BinlogOffset | None) -> Iterator[Batch]:
+        """The stream: up to an offset, or until a table needs a snapshot."""
+        if until is not None and self._resume.offset >= until:
             return
         with closing(self._session.dump(self._resume)) as dump:
             self._dump = dump
@@ -164,11 +173,11 @@ class _Flow:
             assembler = self._assembler()
             try:
                 yield from self._batches(dump, assembler, until)
-            except Truncated as error:
+            except TruncatedBinlog as error:
                 yield self._passed_over(assembler, error)
             self._dump = None
 
-    def _passed_over(self, assembler: Assembler, error: Truncated) -> Batch:
+    def _passed_over(self, assembler: BinlogAssembler, error: TruncatedBinlog) -> Batch:
         """A transaction that the server died in was undone when it came back, with a new file."""
         number = file_number(assembler.file)
         later = [file for file in self._session.catalog.files() if file_number(file) > number]
@@ -177,23 +186,25 @@ class _Flow:
         assembler.cut(min(later, key=file_number))
         return self._handed(assembler)
 
-    def _assembler(self) -> Assembler:
+    def _assembler(self) -> BinlogAssembler:
         session, resume = self._session, self._resume
         catalog, server = session.catalog, session.server
         known = catalog.variables("binlog_row_metadata")
-        tables = Tables(
+        tables = CapturedTables(
             catalog,
             self._register,
             resume,
             wants=self._source.wants,
             named=known.get("binlog_row_metadata") == "FULL",
         )
-        nowhere = self._register(catalog.sourceless(self._source.database))
+        no_table = self._register(catalog.sourceless(self._source.database))
         gtids = server.parse_gtids(resume.gtids)
-        held = Held(self._source.xa_memory_mb)
-        return Assembler(tables, resume, gtids, nowhere=nowhere, held=held)
+        xa_memory = XaMemory(self._source.xa_memory_mb)
+        return BinlogAssembler(tables, resume, gtids, no_table=no_table, xa_memory=xa_memory)
 
-    def _batches(self, dump: Dump, assembler: Assembler, until: Place | None) -> Iterator[Batch]:
+    def _batches(
+        self, dump: BinlogDump, assembler: BinlogAssembler, until: BinlogOffset | None
+    ) -> Iterator[Batch]:
         offered = time.monotonic()
         size = 0
         while not self._closing.is_set():
@@ -219,7 +230,7 @@ class _Flow:
             yield self._handed(assembler)
 
     def _fed(
-        self, events: list[bytes], assembler: Assembler, until: Place | None
+        self, events: list[bytes], assembler: BinlogAssembler, until: BinlogOffset | None
     ) -> Iterator[Batch]:
         """Take events; gives the pieces of what is unpacked on the way."""
         for event in events:
@@ -232,12 +243,12 @@ class _Flow:
             if ended and _ends(assembler, until):
                 return
 
-    def _passed(self, assembler: Assembler) -> bool:
+    def _passed(self, assembler: BinlogAssembler) -> bool:
         """Whether the position moves, if only by what is not captured."""
         here = (self._resume.file, self._resume.position)
         return assembler.between_transactions and assembler.after != here
 
-    def _pieces(self, assembler: Assembler) -> Iterator[Batch]:
+    def _pieces(self, assembler: BinlogAssembler) -> Iterator[Batch]:
         """A large transaction: first what was complete before it, then a part of it."""
         if assembler.done:
             yield self._handed(assembler)
@@ -246,7 +257,7 @@ class _Flow:
             self._commit_time = piece[-1].transaction.commit_time
             yield Batch(piece, None)
 
-    def _handed(self, assembler: Assembler) -> Batch:
+    def _handed(self, assembler: BinlogAssembler) -> Batch:
         """What is complete, and how to go on after it."""
         assembler.flush()
         changes, assembler.done = assembler.done, []
@@ -259,29 +270,29 @@ class _Flow:
             position=position,
             born=assembler.born_of(file),
             gtids=str(assembler.gtids),
-            copies=state.copies,
+            snapshots=state.snapshots,
             errored=state.errored,
             versions=state.versions,
             former=state.former,
             catalogue=state.catalogue,
-            told_later=state.told_later,
+            pending_ddl=state.pending_ddl,
             prepared=assembler.undecided,
         )
         return self._batch(changes)
 
-    def _look(self, assembler: Assembler, *, idle: bool) -> None:
+    def _look(self, assembler: BinlogAssembler, *, idle: bool) -> None:
         """Now and then: how far the server has come."""
         now = time.monotonic()
         if now - self._looked > _LOOK_SECONDS:
             self._looked = now
             end = self._session.catalog.end()
-            self._server_end = end.place
+            self._server_end = end.offset
             self._lag = self._behind(end)
-        if idle and assembler.between_transactions and assembler.place >= self._server_end:
+        if idle and assembler.between_transactions and assembler.offset >= self._server_end:
             self._lag = 0
             self._caught_up, self._commit_time = time.time(), 0
 
-    def _behind(self, end: End) -> int:
+    def _behind(self, end: BinlogEnd) -> int:
         """Bytes of the binary log that the log has not."""
         resume = self._resume
         if end.file == resume.file:
@@ -292,117 +303,125 @@ class _Flow:
         ]
         return max(sum(between) - resume.position, 0)
 
-    # -- copying --------------------------------------------------------------------------------
+    # -- snapshots ------------------------------------------------------------------------------
 
-    def _copy(self, *, first: bool) -> Iterator[Batch]:
-        """Take a point, follow the stream up to it, and copy there what it shows."""
+    def _take_snapshot(self, *, first: bool) -> Iterator[Batch]:
+        """Begin a snapshot, follow the stream up to its position, and read its rows."""
         found = {
             table.path: table for table in self._session.catalog.candidates(self._source.wants)
         }
-        gone = [path for path in self._resume.to_copy if path not in found]
+        gone = [path for path in self._resume.to_snapshot if path not in found]
         for path in gone:
             self._resume = _without(self._resume, path)
-        tables = _round([found[path] for path in self._resume.to_copy])
+        tables = _round([found[path] for path in self._resume.to_snapshot])
         if not tables:
             yield self._batch([])
             return
-        with closing(Copier.open(self._session.address, self._session.catalog, tables)) as copier:
-            self._copier = copier
-            yield from self._reach(copier.end, first=first)
+        with closing(
+            MysqlSnapshot.open(self._session.address, self._session.catalog, tables)
+        ) as snapshot:
+            self._snapshot = snapshot
+            yield from self._reach(snapshot.end, first=first)
             if not self._closing.is_set():
-                yield from self._copied(copier, tables)
-            self._copier = None
+                yield from self._snapshot_tables(snapshot, tables)
+            self._snapshot = None
 
-    def _reach(self, end: End, *, first: bool) -> Iterator[Batch]:
+    def _reach(self, end: BinlogEnd, *, first: bool) -> Iterator[Batch]:
         if first:
             self._resume = msgspec.structs.replace(
                 self._resume, file=end.file, position=end.position, born=0, gtids=end.gtids
             )
             yield self._batch([])
             return
-        while self._resume.place < end.place and not self._closing.is_set():
-            yield from self._follow(end.place)
+        while self._resume.offset < end.offset and not self._closing.is_set():
+            yield from self._follow(end.offset)
 
-    def _copied(self, copier: Copier, tables: list[Found]) -> Iterator[Batch]:
-        wanted = [table for table in tables if table.path in self._resume.to_copy]
+    def _snapshot_tables(
+        self, snapshot: MysqlSnapshot, tables: list[FoundTable]
+    ) -> Iterator[Batch]:
+        wanted = [table for table in tables if table.path in self._resume.to_snapshot]
         for table in wanted:
             if table.transactional:
-                copier.hold(table)
+                snapshot.hold(table)
         declared = {each.path: self._declared(each) for each in wanted}
         for table in wanted:
             columns = declared[table.path]
             if columns is None:
                 self._resume = _without(self._resume, table.path)
             else:
-                yield from self._copy_table(copier, table, columns)
+                yield from self._snapshot_table(snapshot, table, columns)
 
-    def _declared(self, table: Found) -> Declared | None:
+    def _declared(self, table: FoundTable) -> DeclaredTable | None:
         return self._session.catalog.declared(table.schema, table.name)
 
-    def _copy_table(self, copier: Copier, found: Found, declared: Declared) -> Iterator[Batch]:
+    def _snapshot_table(
+        self, snapshot: MysqlSnapshot, found: FoundTable, declared: DeclaredTable
+    ) -> Iterator[Batch]:
         path = found.path
         catalog = self._session.catalog
         table = self._register(catalog.table(found.schema, found.name, declared))
-        copy = self._resume.copies[path]
-        told: list[Change] = []
-        at = MysqlPosition(copier.end.file, copier.end.position, "", copier.end.position)
+        progress = self._resume.snapshots[path]
+        changes: list[Change] = []
+        at = MysqlPosition(snapshot.end.file, snapshot.end.position, "", snapshot.end.position)
         now = time.time_ns() // 1000
-        name = f"snapshot-{copier.end.file}:{copier.end.position}-{path.label}"
+        name = f"snapshot-{snapshot.end.file}:{snapshot.end.position}-{path.label}"
         transaction = Transaction(name, now, now)
         if self._resume.versions.get(path) != table.version:
-            told.append(spoken(Op.SCHEMA, table, schema(table), (transaction, 1, at)))
-        if copy.again:
+            changes.append(
+                change_without_row(Op.SCHEMA, table, schema(table), (transaction, 1, at))
+            )
+        if progress.replaces:
             emptied = {"snapshot": True, "relations": []}
-            where = (transaction, len(told) + 1, at)
-            told.append(spoken(Op.TRUNCATE, table, emptied, where))
-        if told:
-            msgspec.structs.force_setattr(told[-1], "last", True)
+            where = (transaction, len(changes) + 1, at)
+            changes.append(change_without_row(Op.TRUNCATE, table, emptied, where))
+        if changes:
+            msgspec.structs.force_setattr(changes[-1], "last", True)
         self._resume = msgspec.structs.replace(
             self._resume,
-            copies=self._resume.copies
-            | {path: Copy(begun=True, estimated_rows=found.estimated_rows)},
+            snapshots=self._resume.snapshots
+            | {path: MysqlTableSnapshot(begun=True, estimated_rows=found.estimated_rows)},
             versions=self._resume.versions | {path: table.version},
             catalogue=packed(self._resume.declared() | {path: declared}),
         )
-        yield self._batch(told)
-        yield from self._rows(copier, table, declared, path)
+        yield self._batch(changes)
+        yield from self._rows(snapshot, table, declared, path)
 
     def _rows(
-        self, copier: Copier, table: Table, declared: Declared, path: Path
+        self, snapshot: MysqlSnapshot, table: Table, declared: DeclaredTable, path: TablePath
     ) -> Iterator[Batch]:
         try:
             expect_no_history(declared)
-            for changes in copier.rows(table, declared):
-                copy = self._resume.copies[path]
-                copy = msgspec.structs.replace(copy, rows=copy.rows + len(changes))
-                self._resume = self._resume.with_copy(path, copy)
+            for changes in snapshot.rows(table, declared):
+                progress = self._resume.snapshots[path]
+                progress = msgspec.structs.replace(progress, rows=progress.rows + len(changes))
+                self._resume = self._resume.with_snapshot(path, progress)
                 yield self._batch(changes)
         except DecodeError as error:
             self._resume = self._resume.with_error(path, str(error))
         if self._closing.is_set():
             return
-        copy = msgspec.structs.replace(self._resume.copies[path], done=True)
-        self._resume = self._resume.with_copy(path, copy)
+        progress = msgspec.structs.replace(self._resume.snapshots[path], done=True)
+        self._resume = self._resume.with_snapshot(path, progress)
         yield self._batch([])
 
 
-def _ends(assembler: Assembler, until: Place | None) -> bool:
+def _ends(assembler: BinlogAssembler, until: BinlogOffset | None) -> bool:
     """Whether the stream has come as far as it should."""
     if not assembler.between_transactions:
         return False
     if until is not None:
-        return assembler.place >= until
-    return assembler.settled.to_copy
+        return assembler.offset >= until
+    return assembler.settled.to_snapshot
 
 
-def _round(tables: list[Found]) -> list[Found]:
-    """Tables that are copied together: all that a snapshot shows, or one that none does."""
+def _round(tables: list[FoundTable]) -> list[FoundTable]:
+    """Tables of one snapshot: all that a transaction shows, or one that none does."""
     transactional = [table for table in tables if table.transactional]
     return transactional or tables[:1]
 
 
-def _without(resume: Resume, path: Path) -> Resume:
-    """A table that is not there any more; the stream tells of its end."""
-    copies = {each: copy for each, copy in resume.copies.items() if each != path}
-    former = (*resume.former, path) if resume.copies[path].again else resume.former
-    return msgspec.structs.replace(resume, copies=copies, former=former)
+def _without(resume: MysqlResume, path: TablePath) -> MysqlResume:
+    """A table that is not there any more; the stream has its DROP."""
+    snapshots = {each: progress for each, progress in resume.snapshots.items() if each != path}
+    former = (*resume.former, path) if resume.snapshots[path].replaces else resume.former
+    return msgspec.structs.replace(resume, snapshots=snapshots, former=former)

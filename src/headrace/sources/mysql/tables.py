@@ -1,7 +1,7 @@
 """The tables of a stream: how their rows are read, and what DDL makes of them.
 
-What a table's columns are is known by position: what the table map itself tells counts first, and
-what it leaves out comes from the catalogue as it was read at the copy and after each DDL.
+What a table's columns are is known by position: what the table map itself has counts first, and
+what it leaves out comes from the catalogue as it was read at the snapshot and after each DDL.
 """
 
 from __future__ import annotations
@@ -15,74 +15,74 @@ import msgspec
 from ...change.event import Op, Table
 from ...errors import DecodeError
 from .. import Register
-from .catalog import Server
+from .catalog import ServerIdentity
 from .decode.columns import ColumnType, DeclaredColumn, MappedColumn, columns_of, type_text
 from .decode.events import TableMap
-from .decode.path import Path
-from .decode.rows import Rows
-from .decode.statements import Ddl, Effect, Verb
-from .resume import Copy, Declared, Place, Resume, packed
+from .decode.path import TablePath
+from .decode.rows import BinlogRowDecoder
+from .decode.statements import DdlStatement, Effect, Verb
+from .resume import BinlogOffset, DeclaredTable, MysqlResume, MysqlTableSnapshot, packed
 from .settings import ANNOTATIONS
 
 # Columns that MySQL makes for an index on an expression, and MariaDB for a unique one on texts.
 _hidden = re.compile(r"!hidden!|DB_ROW_HASH_\d+$").match
 
 T = TypeVar("T")
-Told = tuple[Op, Table, dict[str, Any]]
-"""Something to say that is not about a row."""
+TableEvent = tuple[Op, Table, dict[str, Any]]
+"""A change that is not about a row: operation, table, content."""
 
 
-class Describes(Protocol):
-    """Who knows what tables are now: the catalog."""
+class TableDescriber(Protocol):
+    """Describes tables as they are now: the catalog does."""
 
-    def server(self) -> Server:
+    def server(self) -> ServerIdentity:
         """Who the server is."""
         ...
 
-    def declared(self, schema: str, name: str) -> Declared | None:
+    def declared(self, schema: str, name: str) -> DeclaredTable | None:
         """A table as it is now; None: there is none."""
         ...
 
     def table_of(
-        self, schema: str, name: str, columns: list[tuple[str, str]], declared: Declared
+        self, schema: str, name: str, columns: list[tuple[str, str]], declared: DeclaredTable
     ) -> Table:
         """A table with these columns, and the key and foreign keys that it is declared with."""
         ...
 
 
-class State(msgspec.Struct, frozen=True):
+class TablesState(msgspec.Struct, frozen=True):
     """What the resume keeps of the tables. Replaced, never altered."""
 
-    copies: dict[Path, Copy]
-    errored: dict[Path, str]
-    versions: dict[Path, int]
-    former: tuple[Path, ...]
+    snapshots: dict[TablePath, MysqlTableSnapshot]
+    errored: dict[TablePath, str]
+    versions: dict[TablePath, int]
+    former: tuple[TablePath, ...]
     catalogue: bytes
-    told_later: dict[Path, list[dict[str, str]]]
+    pending_ddl: dict[TablePath, list[dict[str, str]]]
 
     @property
-    def to_copy(self) -> bool:
+    def to_snapshot(self) -> bool:
         """Whether a table has rows left to read."""
-        return any(not copy.done for copy in self.copies.values())
+        return any(not progress.done for progress in self.snapshots.values())
 
 
-class Reading(msgspec.Struct, frozen=True):
+class MappedTable(msgspec.Struct, frozen=True):
     """How the rows after a table map are read."""
 
-    path: Path
+    path: TablePath
     table: Table | None = None  # None: not captured
-    rows: Rows | None = None  # None: passed over
+    rows: BinlogRowDecoder | None = None  # None: passed over
     annotates: bool = False
 
 
-class Tables:
+class CapturedTables:
     """Which tables count, and how to read each."""
 
     def __init__(
         self,
-        catalog: Describes,
+        catalog: TableDescriber,
         register: Register,
-        resume: Resume,
+        resume: MysqlResume,
         *,
         wants: Callable[[str, str], bool],
         named: bool,
@@ -90,18 +90,18 @@ class Tables:
         self._catalog = catalog
         self._register = register
         self._wants = wants
-        self._named = named  # whether table maps tell names; looked at again with each
+        self._named = named  # whether table maps have names; looked at again with each
         self._declared = resume.declared()
-        self._used: set[Path] = set()  # tables of which rows were read as they are declared
-        self._readings: dict[bytes, Reading] = {}
-        self._latest: dict[Path, Table] = {}  # as each was described last
-        self.state = State(
-            resume.copies,
+        self._used: set[TablePath] = set()  # tables of which rows were read as they are declared
+        self._readings: dict[bytes, MappedTable] = {}
+        self._latest: dict[TablePath, Table] = {}  # as each was described last
+        self.state = TablesState(
+            resume.snapshots,
             resume.errored,
             resume.versions,
             resume.former,
             resume.catalogue,
-            resume.told_later,
+            resume.pending_ddl,
         )
 
     @property
@@ -109,53 +109,55 @@ class Tables:
         """Whether the server keeps names in small letters."""
         return self._catalog.server().folds
 
-    def known(self, content: bytes) -> Reading | None:
+    def known(self, content: bytes) -> MappedTable | None:
         """The reading for a table map that was there before, by all that follows its number."""
         return self._readings.get(content)
 
-    def mapped(self, event: TableMap) -> tuple[Reading, list[Told]]:
-        """How to read what a table map announces, and what has to be said first."""
-        path = Path(event.database, event.table)
-        if event.columns and path in self.state.copies:
+    def mapped(self, event: TableMap) -> tuple[MappedTable, list[TableEvent]]:
+        """How to read what a table map announces, and the events that come first."""
+        path = TablePath(event.database, event.table)
+        if event.columns and path in self.state.snapshots:
             self._named = event.columns[0].name is not None
-        told: list[Told] = []
+        events: list[TableEvent] = []
         if event.table == ANNOTATIONS:
             reading = self._annotations(event, path)
-        elif path not in self.state.copies or not self.state.copies[path].begun:
-            reading = Reading(path)
+        elif path not in self.state.snapshots or not self.state.snapshots[path].begun:
+            reading = MappedTable(path)
         else:
-            reading, told = self._captured(event, path)
+            reading, events = self._captured(event, path)
         self._readings[event.content] = reading
-        return reading, told
+        return reading, events
 
-    def cannot_read(self, path: Path, reason: str) -> None:
+    def cannot_read(self, path: TablePath, reason: str) -> None:
         """Put a table into the errored state."""
         self._set(errored=self.state.errored | {path: reason})
 
-    def _captured(self, event: TableMap, path: Path) -> tuple[Reading, list[Told]]:
+    def _captured(self, event: TableMap, path: TablePath) -> tuple[MappedTable, list[TableEvent]]:
         try:
             table, types = self._described(event, path)
         except DecodeError as error:
             if path not in self.state.errored:
                 self.cannot_read(path, str(error))
-            return Reading(path, self._last_known(path)), []
+            return MappedTable(path, self._last_known(path)), []
         table = self._latest[path] = self._register(table)
         self._used.add(path)
-        told: list[Told] = []
-        later = self.state.told_later.get(path, [])
+        events: list[TableEvent] = []
+        later = self.state.pending_ddl.get(path, [])
         if self.state.versions.get(path) != table.version or later:
             self._set(
                 versions=self.state.versions | {path: table.version},
-                told_later=_left_out(self.state.told_later, path),
+                pending_ddl=_left_out(self.state.pending_ddl, path),
             )
-            told += [(Op.SCHEMA, table, schema(table) | said) for said in later or [{}]]
+            events += [(Op.SCHEMA, table, schema(table) | ddl) for ddl in later or [{}]]
         if path in self.state.former:
-            told.append(self._forgotten(path, table))
+            events.append(self._forgotten(path, table))
         readable = path not in self.state.errored
-        return Reading(path, table, Rows(table, types) if readable else None), told
+        return MappedTable(
+            path, table, BinlogRowDecoder(table, types) if readable else None
+        ), events
 
-    def _described(self, event: TableMap, path: Path) -> tuple[Table, list[ColumnType]]:
-        declared = self._declared.get(path) or Declared(())
+    def _described(self, event: TableMap, path: TablePath) -> tuple[Table, list[ColumnType]]:
+        declared = self._declared.get(path) or DeclaredTable(())
         expect_no_history(declared)
         shown = event.columns
         if len(shown) == len(declared.columns) + declared.hidden:
@@ -167,7 +169,7 @@ class Tables:
         except DecodeError:
             if not event.columns or event.columns[0].name is None:
                 raise
-            # The table map is of another time than the catalogue, and tells enough by itself.
+            # The table map is of another time than the catalogue, and has enough by itself.
             types = [_merged(mapped, declared) for mapped in event.columns]
             columns = [_text(mapped, declared) for mapped in event.columns]
             keys = [each for each in event.columns if each.key is not None]
@@ -177,97 +179,103 @@ class Tables:
         table = self._catalog.table_of(event.database, event.table, columns, declared)
         return table, types
 
-    def _annotations(self, event: TableMap, path: Path) -> Reading:
-        schemas = {known.schema for known in self.state.copies}
+    def _annotations(self, event: TableMap, path: TablePath) -> MappedTable:
+        schemas = {known.schema for known in self.state.snapshots}
         if event.database not in schemas:
-            return Reading(path)
+            return MappedTable(path)
         if path not in self._declared:
             declared = self._catalog.declared(event.database, event.table)
-            self._declared = self._declared | {path: declared or Declared(())}
+            self._declared = self._declared | {path: declared or DeclaredTable(())}
         try:
             table, types = self._described(event, path)
         except DecodeError:
-            return Reading(path)
-        return Reading(path, table, Rows(table, types), annotates=True)
+            return MappedTable(path)
+        return MappedTable(path, table, BinlogRowDecoder(table, types), annotates=True)
 
     # -- DDL ------------------------------------------------------------------------------------
 
-    def defined(self, ddl: Ddl, sql: str, end: Place) -> list[Told]:
+    def defined(self, statement: DdlStatement, sql: str, end: BinlogOffset) -> list[TableEvent]:
         """What a statement makes of the tables; `end`: where it ends in the binary log."""
-        if not ddl.effects and not ddl.drops_schema:
+        if not statement.effects and not statement.drops_schema:
             return []
-        said = {"ddl_type": ddl.kind, "ddl_command": sql}
-        told: list[Told] = []
-        if ddl.drops_schema:
-            for path in [each for each in self.state.copies if each.schema == ddl.drops_schema]:
-                told += self._dropped(path, said)
-        if self._stayed(ddl):
-            (effect,) = ddl.effects
-            self._set(copies=self.state.copies | {effect.path: Copy(again=True)})
+        ddl = {"ddl_type": statement.kind, "ddl_command": sql}
+        events: list[TableEvent] = []
+        if statement.drops_schema:
+            for path in [
+                each for each in self.state.snapshots if each.schema == statement.drops_schema
+            ]:
+                events += self._dropped(path, ddl)
+        if self._stayed(statement):
+            (effect,) = statement.effects
+            self._set(
+                snapshots=self.state.snapshots | {effect.path: MysqlTableSnapshot(replaces=True)}
+            )
             return []
-        for effect in ddl.effects:
-            told += self._effect(effect, said, end)
-        return told
+        for effect in statement.effects:
+            events += self._effect(effect, ddl, end)
+        return events
 
-    def _stayed(self, ddl: Ddl) -> bool:
+    def _stayed(self, ddl: DdlStatement) -> bool:
         """Whether a table may be there still: MariaDB logs the RENAME of a temporary one alike.
 
-        The same is seen where it went and came back since; a new copy is right for both.
+        The same is seen where it went and came back since; a new snapshot is right for both.
         """
         if len(ddl.effects) != 1 or ddl.effects[0].to is None:
             return False
         path, to = ddl.effects[0].path, ddl.effects[0].to
-        copy = self.state.copies.get(path)
-        if copy is None or not (copy.begun or copy.again):
+        progress = self.state.snapshots.get(path)
+        if progress is None or not (progress.begun or progress.replaces):
             return False
         return self._catalog.declared(*path) is not None and self._catalog.declared(*to) is None
 
-    def _effect(self, effect: Effect, said: dict[str, Any], end: Place) -> list[Told]:
+    def _effect(self, effect: Effect, ddl: dict[str, Any], end: BinlogOffset) -> list[TableEvent]:
         if effect.path.table == ANNOTATIONS:
             self._declare(effect.path, None)
             return []
         path = effect.path
         match effect.verb:
             case Verb.CREATE | Verb.REPLACE:
-                return self._created(effect, said, end)
+                return self._created(effect, ddl, end)
             case Verb.ALTER | Verb.INDEX:
-                return self._altered(effect, said, end)
+                return self._altered(effect, ddl, end)
             case Verb.DROP:
-                return self._dropped(path, said)
+                return self._dropped(path, ddl)
             case Verb.RENAME:
-                return self._renamed(effect, said)
+                return self._renamed(effect, ddl)
             case Verb.TRUNCATE:
-                return self._truncated(path, said)
+                return self._truncated(path, ddl)
 
-    def _created(self, effect: Effect, said: dict[str, Any], end: Place) -> list[Told]:
+    def _created(self, effect: Effect, ddl: dict[str, Any], end: BinlogOffset) -> list[TableEvent]:
         path = effect.path
-        copy = self.state.copies.get(path)
+        progress = self.state.snapshots.get(path)
         if not self._wants(effect.path.schema, effect.path.table):
             return []
-        if copy is not None and not copy.begun:
-            return []  # what it holds is in the copy that is to come
-        if copy is not None and effect.maybe:
-            return self._altered(effect, said, end)
-        told = self._dropped(path, said) if copy is not None else []
+        if progress is not None and not progress.begun:
+            return []  # what it holds is in the snapshot that is to come
+        if progress is not None and effect.maybe:
+            return self._altered(effect, ddl, end)
+        events = self._dropped(path, ddl) if progress is not None else []
         if effect.loses:
             self._appeared(path)
-            return told
-        # A new table is empty, so it needs no copy: its rows come in the stream.
-        self._set(copies=self.state.copies | {path: Copy(begun=True, done=True)})
+            return events
+        # A new table is empty, so it needs no snapshot: its rows come in the stream.
+        self._set(
+            snapshots=self.state.snapshots | {path: MysqlTableSnapshot(begun=True, done=True)}
+        )
         self._declare(path, self._catalog.declared(effect.path.schema, effect.path.table))
         if path in self.state.former and (table := self._now(effect.path)) is not None:
-            told.append(self._forgotten(path, table))
-        return told + self._columns_told(effect, said, end)
+            events.append(self._forgotten(path, table))
+        return events + self._schema_events(effect, ddl, end)
 
-    def _forgotten(self, path: Path, table: Table) -> Told:
+    def _forgotten(self, path: TablePath, table: Table) -> TableEvent:
         """Rows of an earlier table of the name are in the log: these are none of the new one's."""
         self._set(former=tuple(each for each in self.state.former if each != path))
         return Op.TRUNCATE, table, {"snapshot": True, "relations": []}
 
-    def _altered(self, effect: Effect, said: dict[str, Any], end: Place) -> list[Told]:
+    def _altered(self, effect: Effect, ddl: dict[str, Any], end: BinlogOffset) -> list[TableEvent]:
         path = effect.path
-        copy = self.state.copies.get(path)
-        if copy is None or not copy.begun:
+        progress = self.state.snapshots.get(path)
+        if progress is None or not progress.begun:
             return []
         known = self._declared.get(path)
         ahead = known is not None and known.read_at >= end and path in self._used
@@ -278,13 +286,13 @@ class Tables:
         self._declare(path, now or known)
         # By another key the rows that are in the log would not be found again.
         if effect.loses or (known is not None and now is not None and known.key != now.key):
-            self._set(copies=self.state.copies | {path: Copy(again=True)})
-        return self._gone(effect, before, end) + self._columns_told(effect, said, end)
+            self._set(snapshots=self.state.snapshots | {path: MysqlTableSnapshot(replaces=True)})
+        return self._gone(effect, before, end) + self._schema_events(effect, ddl, end)
 
-    def _gone(self, effect: Effect, before: Table | None, end: Place) -> list[Told]:
+    def _gone(self, effect: Effect, before: Table | None, end: BinlogOffset) -> list[TableEvent]:
         """A table without the columns that go, where another of the name may be there already.
 
-        Else nobody would learn that the values of the old one have gone.
+        Else no reader would learn that the values of the old one have gone.
         """
         path = effect.path
         declared = self._declared.get(path)
@@ -300,7 +308,9 @@ class Tables:
         self._set(versions=self.state.versions | {path: table.version})
         return [(Op.SCHEMA, table, schema(table))]
 
-    def _columns_told(self, effect: Effect, said: dict[str, Any], end: Place) -> list[Told]:
+    def _schema_events(
+        self, effect: Effect, ddl: dict[str, Any], end: BinlogOffset
+    ) -> list[TableEvent]:
         """A table's columns after a statement, where they are known; else the next row shows them.
 
         What the catalogue shows may be of a later statement, unless the binary log ends here.
@@ -311,52 +321,55 @@ class Tables:
         before = self.state.versions.get(path)
         if self._named and not certain:
             if effect.verb is not Verb.INDEX:
-                later = [*self.state.told_later.get(path, []), said]
-                self._set(told_later=self.state.told_later | {path: later})
+                later = [*self.state.pending_ddl.get(path, []), ddl]
+                self._set(pending_ddl=self.state.pending_ddl | {path: later})
             return []
         table = self._now(effect.path)
         if table is None or (effect.verb is Verb.INDEX and table.version == before):
             return []
-        later = [*self.state.told_later.get(path, []), said]
-        self._set(told_later=_left_out(self.state.told_later, path))
+        later = [*self.state.pending_ddl.get(path, []), ddl]
+        self._set(pending_ddl=_left_out(self.state.pending_ddl, path))
         return [(Op.SCHEMA, table, schema(table) | each) for each in later]
 
-    def _dropped(self, path: Path, said: dict[str, Any]) -> list[Told]:
-        copy = self.state.copies.get(path)
-        if copy is None:
+    def _dropped(self, path: TablePath, ddl: dict[str, Any]) -> list[TableEvent]:
+        progress = self.state.snapshots.get(path)
+        if progress is None:
             return []
-        rows_in_log = copy.begun or copy.again
+        rows_in_log = progress.begun or progress.replaces
         table = self._last_known(path) if rows_in_log else None
         self._forget(path)
         if table is not None:
-            return [(Op.SCHEMA, table, said | {"dropped": True})]
+            return [(Op.SCHEMA, table, ddl | {"dropped": True})]
         if rows_in_log:
             self._set(former=(*self.state.former, path))
         return []
 
-    def _renamed(self, effect: Effect, said: dict[str, Any]) -> list[Told]:
+    def _renamed(self, effect: Effect, ddl: dict[str, Any]) -> list[TableEvent]:
         assert effect.to is not None
-        told = self._dropped(effect.path, said)
+        events = self._dropped(effect.path, ddl)
         if self._wants(effect.to.schema, effect.to.table):
             self._appeared(effect.to)
-        return told
+        return events
 
-    def _appeared(self, path: Path) -> None:
+    def _appeared(self, path: TablePath) -> None:
         """A table is there with rows that are in the log under another name, or nowhere."""
-        copy = self.state.copies.get(path)
-        again = path in self.state.former or (copy is not None and copy.again)
+        progress = self.state.snapshots.get(path)
+        replaces = path in self.state.former or (progress is not None and progress.replaces)
         former = tuple(each for each in self.state.former if each != path)
-        self._set(copies=self.state.copies | {path: Copy(again=again)}, former=former)
+        self._set(
+            snapshots=self.state.snapshots | {path: MysqlTableSnapshot(replaces=replaces)},
+            former=former,
+        )
 
-    def _truncated(self, path: Path, said: dict[str, Any]) -> list[Told]:
-        copy = self.state.copies.get(path)
+    def _truncated(self, path: TablePath, ddl: dict[str, Any]) -> list[TableEvent]:
+        progress = self.state.snapshots.get(path)
         table = self._last_known(path)
-        if copy is None or not copy.begun or table is None:
+        if progress is None or not progress.begun or table is None:
             return []
         emptied = {"cascade": False, "restart_identity": True, "relations": []}
-        return [(Op.TRUNCATE, table, emptied | said)]
+        return [(Op.TRUNCATE, table, emptied | ddl)]
 
-    def _now(self, path: Path) -> Table | None:
+    def _now(self, path: TablePath) -> Table | None:
         """A table as the catalogue shows it, in the log's version; None: nothing is known."""
         declared = self._declared.get(path)
         if declared is None or not declared.columns:
@@ -367,22 +380,22 @@ class Tables:
         self._set(versions=self.state.versions | {path: table.version})
         return table
 
-    def _last_known(self, path: Path) -> Table | None:
+    def _last_known(self, path: TablePath) -> Table | None:
         if path in self._latest:
             return self._latest[path]
         return self._now(path)
 
-    def _forget(self, path: Path) -> None:
+    def _forget(self, path: TablePath) -> None:
         self._latest.pop(path, None)
         self._declare(path, None)
         self._set(
-            copies=_left_out(self.state.copies, path),
+            snapshots=_left_out(self.state.snapshots, path),
             errored=_left_out(self.state.errored, path),
             versions=_left_out(self.state.versions, path),
-            told_later=_left_out(self.state.told_later, path),
+            pending_ddl=_left_out(self.state.pending_ddl, path),
         )
 
-    def _declare(self, path: Path, declared: Declared | None) -> None:
+    def _declare(self, path: TablePath, declared: DeclaredTable | None) -> None:
         kept = _left_out(self._declared, path)
         self._used.discard(path)
         self._declared = kept if declared is None else kept | {path: declared}
@@ -400,23 +413,23 @@ _TWICE_ALTERED = (
 )
 
 
-def _left_out(known: dict[Path, T], path: Path) -> dict[Path, T]:
+def _left_out(known: dict[TablePath, T], path: TablePath) -> dict[TablePath, T]:
     return {each: value for each, value in known.items() if each != path}
 
 
 def schema(table: Table) -> dict[str, Any]:
-    """What a SCHEMA change says."""
+    """The content of a SCHEMA change."""
     columns = [
         {"name": column.name, "type": column.type, "key": column.key} for column in table.columns
     ]
     return {"columns": columns}
 
 
-def expect_no_history(declared: Declared) -> None:
-    """DecodeError for a table whose old rows would be told like new ones."""
+def expect_no_history(declared: DeclaredTable) -> None:
+    """DecodeError for a table whose old rows would look like new ones."""
     if declared.versioned:
         raise DecodeError(
-            "it keeps its history (WITH SYSTEM VERSIONING), which the binary log tells as rows of "
+            "it keeps its history (WITH SYSTEM VERSIONING), which the binary log shows as rows of "
             "the table itself",
             hint="ALTER TABLE … DROP SYSTEM VERSIONING; then run `headrace snapshot SOURCE TABLE`.",
         )
@@ -427,7 +440,7 @@ def _unshown(mapped: MappedColumn) -> ColumnType:
     return columns_of((named,), None)[0]
 
 
-def _fitting(mapped: MappedColumn, declared: Declared) -> DeclaredColumn | None:
+def _fitting(mapped: MappedColumn, declared: DeclaredTable) -> DeclaredColumn | None:
     """The declared column of the same name, if it has the same type."""
     for column in declared.columns:
         if column.name == mapped.name:
@@ -439,11 +452,11 @@ def _fitting(mapped: MappedColumn, declared: Declared) -> DeclaredColumn | None:
     return None
 
 
-def _merged(mapped: MappedColumn, declared: Declared) -> ColumnType:
+def _merged(mapped: MappedColumn, declared: DeclaredTable) -> ColumnType:
     column = _fitting(mapped, declared)
     return columns_of((mapped,), None if column is None else (column,))[0]
 
 
-def _text(mapped: MappedColumn, declared: Declared) -> tuple[str, str]:
+def _text(mapped: MappedColumn, declared: DeclaredTable) -> tuple[str, str]:
     column = _fitting(mapped, declared)
     return str(mapped.name), type_text(mapped) if column is None else column.type

@@ -11,13 +11,13 @@ import msgspec
 from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError, PositionLost, ProtocolError, SourceRefused, SourceReplaced
 from .._annotations import annotated
-from .address import Truncated
+from .address import TruncatedBinlog
 from .catalog import Gtids
 from .decode.binlog import inner_events, parse
 from .decode.events import (
     UNKNOWN,
     Event,
-    Format,
+    FormatDescription,
     Gtid,
     Header,
     Heartbeat,
@@ -30,14 +30,23 @@ from .decode.events import (
     XaPrepare,
     Xid,
 )
-from .decode.path import Path
-from .decode.statements import ROLLBACK_TO, SAVEPOINT, XA, Dml, kept_by, read, savepoint, xid
+from .decode.path import TablePath
+from .decode.statements import (
+    ROLLBACK_TO,
+    SAVEPOINT,
+    XA,
+    DmlStatement,
+    changes_kept_by,
+    read,
+    savepoint,
+    xid,
+)
 from .dump import FIRST
+from .pending import OpenTransaction, PendingRows, annotation, change_without_row, decoded
 from .position import MysqlPosition
-from .resume import Place, Resume, file_number
+from .resume import BinlogOffset, MysqlResume, file_number
 from .settings import SYSTEM_SCHEMAS
-from .tables import Reading, Tables, Told
-from .waiting import Begun, Waiting, annotation, decoded, spoken
+from .tables import CapturedTables, MappedTable, TableEvent
 
 _TABLE_MAP = 19
 _HEAD = 19  # bytes of an event's header
@@ -48,7 +57,7 @@ _CHANGE = 500  # bytes that a change takes beside its images, about
 _set = msgspec.structs.force_setattr
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class PreparedXa(msgspec.Struct, frozen=True):
     """An XA transaction whose rows are known and whose end is not."""
 
     changes: list[Change]
@@ -57,8 +66,8 @@ class Prepared(msgspec.Struct, frozen=True):
     size: int = 0  # bytes that its changes take, about
 
 
-class Held:
-    """The room for rows that are known before it is decided whether they count."""
+class XaMemory:
+    """The memory for rows of XA transactions that are prepared and not decided."""
 
     def __init__(self, limit_mb: int) -> None:
         self._limit_mb = limit_mb
@@ -76,7 +85,7 @@ class Held:
                 f"{where}: the rows of XA transactions that are prepared and not decided take more "
                 f"than xa_memory_mb, which is {self._limit_mb}",
                 hint="Give the source a larger xa_memory_mb, and the machine the memory, or run "
-                "`headrace snapshot SOURCE` for a full copy when they are decided.",
+                "`headrace snapshot SOURCE` for a new snapshot when they are decided.",
             )
 
     def prepare(self) -> int:
@@ -90,8 +99,8 @@ class Held:
         self._prepared -= size
 
 
-class Assembler:
-    """Collects what the stream says into changes.
+class BinlogAssembler:
+    """Collects the events of the stream into changes.
 
     Rows wait until `flush`, since many events decoded together cost much less than one by one.
 
@@ -102,32 +111,38 @@ class Assembler:
     """
 
     def __init__(
-        self, tables: Tables, resume: Resume, gtids: Gtids, *, nowhere: Table, held: Held
+        self,
+        tables: CapturedTables,
+        resume: MysqlResume,
+        gtids: Gtids,
+        *,
+        no_table: Table,
+        xa_memory: XaMemory,
     ) -> None:
         self.tables = tables
         self.done: list[Change] = []
         self.open: list[Change] = []
-        self._waiting: list[Waiting | None] = []  # None: the transaction before it ends
+        self._waiting: list[PendingRows | None] = []  # None: the transaction before it ends
         self.file, self.end = resume.file, resume.position  # where the next event begins
         self.born = resume.born
         self.gtids = gtids
         self.settled = tables.state
-        self.prepared: dict[str, Prepared] = {}
+        self.prepared: dict[str, PreparedXa] = {}
         self._pending = dict(resume.prepared)
-        self._held = held
+        self._xa_memory = xa_memory
         # Where the last complete transaction ends: what stands before it is in the log already.
         self.after: tuple[str, int] = (resume.file, resume.position)
-        self._skip = resume.place
-        # By GTID the server passes over what is in the log, and says where only when that is over.
+        self._skip = resume.offset
+        # By GTID the server passes over what is in the log; events have positions only after that.
         self._by_gtid = resume.moved
         self._passing = resume.moved and not resume.file
-        self._form: Format = UNKNOWN
-        self._begun: Begun | None = None
+        self._form: FormatDescription = UNKNOWN
+        self._begun: OpenTransaction | None = None
         self._inner: Iterator[Event] = iter(())  # what is left of a compressed transaction
         self.unpacking = False
-        self._readings: dict[int, Reading] = {}
+        self._readings: dict[int, MappedTable] = {}
         self._at = 0  # where the event at hand begins
-        self._nowhere = nowhere
+        self._no_table = no_table
         self._known = (resume.file, resume.born)  # the file whose birth is known, for a look at it
         self._gtid: Any = None
 
@@ -137,7 +152,7 @@ class Assembler:
         return self._begun is None
 
     @property
-    def place(self) -> Place:
+    def offset(self) -> BinlogOffset:
         """How far everything has been read."""
         return file_number(self.file), self.end
 
@@ -154,7 +169,7 @@ class Assembler:
         return self._begun is None
 
     def unpack(self) -> bool:
-        """Take more of a compressed transaction, while `unpacking`; says the same as `feed`."""
+        """Take more of a compressed transaction, while `unpacking`; returns the same as `feed`."""
         size = 0
         for event in self._inner:
             self._happened(event, b"")
@@ -172,7 +187,7 @@ class Assembler:
             raise SourceRefused(
                 f"{self.file} ends within a transaction of which a part is stored: the server died "
                 "while it wrote it",
-                hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
+                hint="Run `headrace snapshot SOURCE` to start again from a new snapshot.",
             )
         self._begun, self.open = None, []
         self.file, self.end, self.born = file, FIRST, 0
@@ -182,8 +197,8 @@ class Assembler:
         """The changes of the open transaction so far, but one: the last must be known as such."""
         begun = self._begun
         self.flush()
-        if begun is not None and begun.holds:
-            self._held.look(self.open, f"{self.file}:{self._at}")
+        if begun is not None and begun.is_xa:
+            self._xa_memory.look(self.open, f"{self.file}:{self._at}")
             return []
         if begun is None:
             return []
@@ -208,7 +223,7 @@ class Assembler:
         self._reached(header.end, header.size, artificial=header.artificial)
 
     def _reached(self, low: int, size: int, *, artificial: bool) -> None:
-        """Note where the event at hand stands, of which only 32 bits are told, or nothing."""
+        """Note where the event at hand stands; its header has 32 bits of that, or nothing."""
         self._at = self.end
         if artificial:
             return
@@ -225,7 +240,7 @@ class Assembler:
         match event:
             case Rotate():
                 self._rotated(event)
-            case Format():
+            case FormatDescription():
                 self._described(event)
             case Heartbeat():
                 self._heard(event)
@@ -236,7 +251,7 @@ class Assembler:
             case _:
                 self._moved(event.header)
                 self._happened(event, data)
-        if self._begun is None and self.place > self._skip and not self._passing:
+        if self._begun is None and self.offset > self._skip and not self._passing:
             self.after = (self.file, self.end)  # nothing of a transaction stands before here
 
     def _happened(self, event: Event, data: bytes) -> None:
@@ -256,17 +271,17 @@ class Assembler:
             case Incident():
                 raise SourceRefused(
                     f"the server lost events at {self.file}:{self._at}: {event.message}",
-                    hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
+                    hint="Run `headrace snapshot SOURCE` to start again from a new snapshot.",
                 )
 
     def _rotated(self, event: Rotate) -> None:
         if self._begun is not None and event.file != self.file:
-            raise Truncated(f"{self.file} ends within a transaction")
+            raise TruncatedBinlog(f"{self.file} ends within a transaction")
         if event.file != self.file:
             self.born = 0
         self.file, self.end = event.file, event.position
 
-    def _described(self, event: Format) -> None:
+    def _described(self, event: FormatDescription) -> None:
         self._form = event
         if event.header.end and not event.header.artificial:
             self._moved(event.header)
@@ -291,19 +306,21 @@ class Assembler:
         begun = self._begin("" if event.gtid is None else str(event.gtid), event.header)
         if event.commit_time:
             _set(begun.transaction, "commit_time", event.commit_time)
-        begun.holds = event.prepared_xa
+        begun.is_xa = event.prepared_xa
         # MariaDB begins with this event what ends with a COMMIT.
         begun.committing = self._form.mariadb and not event.standalone
 
-    def _begin(self, gtid: str, header: Header) -> Begun:
+    def _begin(self, gtid: str, header: Header) -> OpenTransaction:
         name = gtid or f"{self.file}:{self._at}"
         now = time.time_ns() // 1000
         transaction = Transaction(name, header.timestamp * 1_000_000, now)
         skipped = (file_number(self.file), self._at) < self._skip
-        self._begun = Begun(self.file, self._at, gtid, skipped, transaction, savepoints={})
+        self._begun = OpenTransaction(
+            self.file, self._at, gtid, skipped, transaction, savepoints={}
+        )
         return self._begun
 
-    def _expect_begun(self, header: Header) -> Begun:
+    def _expect_begun(self, header: Header) -> OpenTransaction:
         # Servers without GTIDs begin with BEGIN, and a statement by itself with nothing.
         return self._begun or self._begin("", header)
 
@@ -328,29 +345,29 @@ class Assembler:
             begun.savepoints[savepoint(found["name"])] = begun.handed + len(self.open)
         elif found := ROLLBACK_TO.fullmatch(sql):
             where = f"{self.file}:{self._at}"
-            self._rolled_back(begun, kept_by(begun.savepoints, found["name"], where))
+            self._rolled_back(begun, changes_kept_by(begun.savepoints, found["name"], where))
         else:
             self._stated(begun, event)
 
-    def _rolled_back(self, begun: Begun, kept: int) -> None:
+    def _rolled_back(self, begun: OpenTransaction, kept: int) -> None:
         """Forget changes of the open transaction, all but the first `kept`."""
         self.flush()
         if kept < begun.handed:
             raise ProtocolError(
                 f"{self.file}:{self._at}: a transaction is rolled back of which a part is stored",
-                hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
+                hint="Run `headrace snapshot SOURCE` to start again from a new snapshot.",
             )
         del self.open[kept - begun.handed :]
         begun.ordinal = kept
 
-    def _stated(self, begun: Begun, event: Query) -> None:
+    def _stated(self, begun: OpenTransaction, event: Query) -> None:
         """A statement that is not about the transaction itself."""
         if not begun.skipped:
             statement = self._read(event)
-            if isinstance(statement, Dml):
+            if isinstance(statement, DmlStatement):
                 self._refuse(statement, event)
             else:
-                self._say(self.tables.defined(statement, event.sql, self.place))
+                self._emit(self.tables.defined(statement, event.sql, self.offset))
                 self._readings = {}
         if not begun.committing:
             self._committed()
@@ -368,13 +385,13 @@ class Assembler:
                 f"{self.file}:{self._at}: a statement cannot be read: {event.sql[:200]!r}"
             ) from error
 
-    def _refuse(self, statement: Dml, event: Query) -> None:
+    def _refuse(self, statement: DmlStatement, event: Query) -> None:
         if statement.path is not None and statement.path.schema in SYSTEM_SCHEMAS:
             return  # hosted servers write their own heartbeats so
         raise SourceRefused(
             f"{self.file}:{self._at}: {statement.verb} was logged as a statement, without its rows",
             hint="SET GLOBAL binlog_format = ROW; let the sessions that write connect anew, and "
-            "run `headrace snapshot SOURCE` for a full copy.",
+            "run `headrace snapshot SOURCE` for a new snapshot.",
         )
 
     def _committed(self) -> None:
@@ -393,7 +410,7 @@ class Assembler:
             self.done += self.open
             self.open = []
 
-    def _ended(self, begun: Begun) -> None:
+    def _ended(self, begun: OpenTransaction) -> None:
         if not begun.skipped:
             self.after = (self.file, self.end)
             self._passing = False
@@ -405,10 +422,10 @@ class Assembler:
 
     # -- XA -------------------------------------------------------------------------------------
 
-    def _branch(self, begun: Begun, verb: str, name: str) -> None:
+    def _branch(self, begun: OpenTransaction, verb: str, name: str) -> None:
         match verb:
             case "START" | "BEGIN":
-                begun.committing = begun.holds = True
+                begun.committing = begun.is_xa = True
             case "COMMIT" | "ROLLBACK":
                 self._decided(begun, name, commits=verb == "COMMIT")
 
@@ -417,26 +434,26 @@ class Assembler:
         begun = self._begun
         if begun is None:
             raise ProtocolError("an XA transaction was prepared that had not begun")
-        self._held.look(self.open, f"{self.file}:{self._at}")
-        size = self._held.prepare()
+        self._xa_memory.look(self.open, f"{self.file}:{self._at}")
+        size = self._xa_memory.prepare()
         name = f"{event.gtrid.hex()}.{event.bqual.hex()}.{event.format_id}"
         waits = not event.one_phase and (not begun.skipped or name in self._pending)
         if not waits:
-            self._held.decide(size)
+            self._xa_memory.decide(size)
         if event.one_phase and not begun.skipped:
-            begun.holds = False
+            begun.is_xa = False
             self._committed()
             return
         if waits:
-            self.prepared[name] = Prepared(self.open, begun.file, begun.position, size)
+            self.prepared[name] = PreparedXa(self.open, begun.file, begun.position, size)
         self.open = []
         self._ended(begun)
 
-    def _decided(self, begun: Begun, name: str, *, commits: bool) -> None:
+    def _decided(self, begun: OpenTransaction, name: str, *, commits: bool) -> None:
         """Rows are logged when they are prepared, and are changes when they are committed."""
         prepared = self.prepared.pop(name, None) if not begun.skipped else None
         if prepared is not None:
-            self._held.decide(prepared.size)
+            self._xa_memory.decide(prepared.size)
         if prepared is None and commits and not begun.skipped:
             raise PositionLost(
                 f"{self.file}:{self._at}: an XA transaction is committed that was prepared before "
@@ -464,8 +481,8 @@ class Assembler:
     # -- rows -----------------------------------------------------------------------------------
 
     def _mapped(self, event: TableMap) -> None:
-        reading, told = self.tables.mapped(event)
-        self._say(told)
+        reading, events = self.tables.mapped(event)
+        self._emit(events)
         self._readings[event.id] = reading
 
     def _changed(self, event: RowsEvent, data: bytes) -> None:
@@ -473,13 +490,13 @@ class Assembler:
         reading = self._readings.get(event.table_id)
         if reading is None:
             raise ProtocolError(f"rows of table {event.table_id}, which was not described")
-        if reading.table is None or (begun.skipped and not begun.holds):
+        if reading.table is None or (begun.skipped and not begun.is_xa):
             return
         if reading.annotates:
             self._annotated(reading, event)
             return
         position = MysqlPosition(self.file, self._at, begun.gtid, begun.position)
-        self._waiting.append(Waiting(begun, reading, reading.table, event, position, data))
+        self._waiting.append(PendingRows(begun, reading, reading.table, event, position, data))
 
     def flush(self) -> None:
         """Turn the rows that wait into changes."""
@@ -495,27 +512,27 @@ class Assembler:
                 continue
             if isinstance(rows, DecodeError):
                 self._cannot_read(each.reading.path, rows)
-            self.open.append(each.kept(self.tables.state.errored.get(each.reading.path, "")))
+            self.open.append(each.undecoded(self.tables.state.errored.get(each.reading.path, "")))
 
-    def _cannot_read(self, path: Path, error: DecodeError) -> None:
+    def _cannot_read(self, path: TablePath, error: DecodeError) -> None:
         if path in self.tables.state.errored:
             return
         self.tables.cannot_read(path, str(error))
         self._readings = {
-            number: Reading(known.path, known.table) if known.path == path else known
+            number: MappedTable(known.path, known.table) if known.path == path else known
             for number, known in self._readings.items()
         }
         errored = self.tables.state.errored
         self.settled = msgspec.structs.replace(self.settled, errored=errored)
 
-    def _annotated(self, reading: Reading, event: RowsEvent) -> None:
+    def _annotated(self, reading: MappedTable, event: RowsEvent) -> None:
         begun = self._begun
         assert begun is not None
         assert reading.rows is not None
         try:
             rows = reading.rows.read(event)
         except DecodeError:
-            rows = [(None, None, BeforeKind.NONE, b"{}", None, ())]  # told as no annotation
+            rows = [(None, None, BeforeKind.NONE, b"{}", None, ())]  # counts as no annotation
         for _, _, _, after, _, _ in rows:
             if after is None:
                 continue  # the row was deleted again
@@ -525,16 +542,18 @@ class Assembler:
             _set(begun.transaction, "metadata", metadata)
             if not whole:
                 text = content.decode(errors="replace")
-                said = {"prefix": "headrace", "transactional": True, "content": text}
-                self._say([(Op.MESSAGE, self._nowhere, said)])
+                message = {"prefix": "headrace", "transactional": True, "content": text}
+                self._emit([(Op.MESSAGE, self._no_table, message)])
 
-    def _say(self, told: list[Told]) -> None:
+    def _emit(self, events: list[TableEvent]) -> None:
         """Add changes that are not about a row."""
         begun = self._begun
-        if not told or begun is None or begun.skipped:
+        if not events or begun is None or begun.skipped:
             return
         self.flush()
         position = MysqlPosition(self.file, self._at, begun.gtid, begun.position)
-        for op, table, said in told:
+        for op, table, content in events:
             begun.ordinal += 1
-            self.open.append(spoken(op, table, said, (begun.transaction, begun.ordinal, position)))
+            self.open.append(
+                change_without_row(op, table, content, (begun.transaction, begun.ordinal, position))
+            )

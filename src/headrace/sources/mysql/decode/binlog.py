@@ -24,12 +24,12 @@ from ....errors import DecodeError, ProtocolError, SourceRefused
 from .charsets import charset_of, decoder
 from .events import (
     Event,
-    Format,
+    FormatDescription,
     Gtid,
     GtidList,
     Header,
     Heartbeat,
-    Ignored,
+    IgnoredEvent,
     Incident,
     Payload,
     PreviousGtids,
@@ -54,7 +54,7 @@ _IGNORABLE = 0x80
 _STATEMENT_ENDS = 0x01  # in the flags of rows
 
 
-def parse(data: bytes, form: Format) -> Event:
+def parse(data: bytes, form: FormatDescription) -> Event:
     """The event in `data`, which begins with its header."""
     try:
         header = Header(*_HEADER.unpack_from(data))
@@ -71,14 +71,14 @@ def parse(data: bytes, form: Format) -> Event:
         raise ProtocolError(f"malformed binlog event of type {kind}") from error
 
 
-def inner_events(payload: Payload, form: Format) -> Iterator[Event]:
+def inner_events(payload: Payload, form: FormatDescription) -> Iterator[Event]:
     """The events inside a payload; they have no checksums and no positions of their own."""
     inner = msgspec.structs.replace(form, checksum=False)
     for data in _unpacked(payload):
         yield parse(data, inner)
 
 
-def _unchecked(data: bytes, header: Header, form: Format) -> bytes:
+def _unchecked(data: bytes, header: Header, form: FormatDescription) -> bytes:
     """The event without its checksum, where none was expected or it is not the usual one."""
     if form.checksum is False and header.kind != _FORMAT:
         return data
@@ -89,7 +89,7 @@ def _unchecked(data: bytes, header: Header, form: Format) -> bytes:
     if found in (zlib.crc32(body), _crc_when_closed(body, header)):
         return body
     if form.checksum is None and header.kind != _FORMAT:
-        return data  # the server has not told yet, and this one has none
+        return data  # the format is not known yet, and this one has none
     if header.kind == _FORMAT and body[-1] == 0:
         return body  # with checksums off the place stays empty
     raise ProtocolError(
@@ -99,15 +99,15 @@ def _unchecked(data: bytes, header: Header, form: Format) -> bytes:
 
 
 def _crc_when_closed(data: bytes, header: Header) -> int | None:
-    """The flag that says that a file is in use is set and cleared without a new checksum."""
+    """The flag of a file that is in use is set and cleared without a new checksum."""
     if header.kind != _FORMAT:
         return None
     return zlib.crc32(data[:17] + bytes([data[17] & ~_IN_USE]) + data[18:])
 
 
-def _unknown(header: Header) -> Ignored:
+def _unknown(header: Header) -> IgnoredEvent:
     if header.flags & _IGNORABLE:
-        return Ignored(header)
+        return IgnoredEvent(header)
     raise ProtocolError(
         f"the server sent a binlog event of type {header.kind}, which is not known here and must "
         "not be passed over",
@@ -115,47 +115,47 @@ def _unknown(header: Header) -> Ignored:
     )
 
 
-def _ignored(header: Header, data: bytes, form: Format) -> Ignored:
-    return Ignored(header)
+def _ignored(header: Header, data: bytes, form: FormatDescription) -> IgnoredEvent:
+    return IgnoredEvent(header)
 
 
-def _format(header: Header, data: bytes, form: Format) -> Format:
+def _format(header: Header, data: bytes, form: FormatDescription) -> FormatDescription:
     version, server, created, header_size = struct.unpack_from("<H50sIB", data, HEADER_SIZE)
     if (version, header_size) != (4, HEADER_SIZE):
         raise ValueError(f"a binlog of version {version}")
     lengths, checksum = data[HEADER_SIZE + 57 : -1], data[-1]
     name = server.rstrip(b"\0").decode("ascii")
-    return Format(header, name, created, lengths, checksum=checksum == 1)
+    return FormatDescription(header, name, created, lengths, checksum=checksum == 1)
 
 
-def _rotate(header: Header, data: bytes, form: Format) -> Rotate:
+def _rotate(header: Header, data: bytes, form: FormatDescription) -> Rotate:
     (position,) = struct.unpack_from("<Q", data, HEADER_SIZE)
     return Rotate(header, data[HEADER_SIZE + 8 :].decode(), position)
 
 
-def _xid(header: Header, data: bytes, form: Format) -> Xid:
+def _xid(header: Header, data: bytes, form: FormatDescription) -> Xid:
     return Xid(header, *struct.unpack_from("<Q", data, HEADER_SIZE))
 
 
-def _xa_prepare(header: Header, data: bytes, form: Format) -> XaPrepare:
+def _xa_prepare(header: Header, data: bytes, form: FormatDescription) -> XaPrepare:
     one_phase, format_id, gtrid, bqual = struct.unpack_from("<BIII", data, HEADER_SIZE)
     at = HEADER_SIZE + 13
     branch = part(data, at + gtrid, bqual)
     return XaPrepare(header, bool(one_phase), format_id, part(data, at, gtrid), branch)
 
 
-def _incident(header: Header, data: bytes, form: Format) -> Incident:
+def _incident(header: Header, data: bytes, form: FormatDescription) -> Incident:
     (number,) = struct.unpack_from("<H", data, HEADER_SIZE)
     size = data[HEADER_SIZE + 2]
     message = part(data, HEADER_SIZE + 3, size).decode("utf-8", "replace")
     return Incident(header, number, message)
 
 
-def _heartbeat(header: Header, data: bytes, form: Format) -> Heartbeat:
+def _heartbeat(header: Header, data: bytes, form: FormatDescription) -> Heartbeat:
     return Heartbeat(header, data[HEADER_SIZE:].decode(), header.end)
 
 
-def _heartbeat_v2(header: Header, data: bytes, form: Format) -> Heartbeat:
+def _heartbeat_v2(header: Header, data: bytes, form: FormatDescription) -> Heartbeat:
     """The file and the position as fields, because positions may need more than 32 bits."""
     at, file, position = HEADER_SIZE, "", 0
     while data[at] != 0:
@@ -169,12 +169,12 @@ def _heartbeat_v2(header: Header, data: bytes, form: Format) -> Heartbeat:
     return Heartbeat(header, file, position)
 
 
-def _rows_query(header: Header, data: bytes, form: Format) -> RowsQuery:
+def _rows_query(header: Header, data: bytes, form: FormatDescription) -> RowsQuery:
     # A length of one byte stands first, which is wrong for long statements.
     return RowsQuery(header, data[HEADER_SIZE + 1 :].decode("utf-8", "replace"))
 
 
-def _annotate_rows(header: Header, data: bytes, form: Format) -> RowsQuery:
+def _annotate_rows(header: Header, data: bytes, form: FormatDescription) -> RowsQuery:
     return RowsQuery(header, data[HEADER_SIZE:].decode("utf-8", "replace"))
 
 
@@ -184,22 +184,22 @@ _QUERY = struct.Struct("<IIBHH")
 _AFTER_LOAD = 13  # bytes that EXECUTE_LOAD_QUERY puts between
 
 
-def _query(header: Header, data: bytes, form: Format, *, between: int = 0) -> Query:
+def _query(header: Header, data: bytes, form: FormatDescription, *, between: int = 0) -> Query:
     thread, _seconds, size, error, status = _QUERY.unpack_from(data, HEADER_SIZE)
     at = HEADER_SIZE + _QUERY.size + between
-    told = _statuses(part(data, at, status))
+    variables = _statuses(part(data, at, status))
     at += status
     database = part(data, at, size).decode()
     sql = data[at + size + 1 :]
     if header.kind == _QUERY_COMPRESSED:
         sql = _uncompressed(sql)
-    sql_mode = int.from_bytes(told.get(1, b""), "little")
-    microseconds = int.from_bytes(told.get(13) or told.get(128, b""), "little")
-    text = _sql(sql, int.from_bytes(told.get(4, b"")[:2], "little"))
+    sql_mode = int.from_bytes(variables.get(1, b""), "little")
+    microseconds = int.from_bytes(variables.get(13) or variables.get(128, b""), "little")
+    text = _sql(sql, int.from_bytes(variables.get(4, b"")[:2], "little"))
     return Query(header, database, text, sql_mode, error, microseconds, thread)
 
 
-def _load_query(header: Header, data: bytes, form: Format) -> Query:
+def _load_query(header: Header, data: bytes, form: FormatDescription) -> Query:
     return _query(header, data, form, between=_AFTER_LOAD)
 
 
@@ -252,7 +252,7 @@ def _sql(sql: bytes, collation: int) -> str:
 _SECOND_FOLLOWS = 1 << 55  # the original commit's time, when it is another
 
 
-def _gtid(header: Header, data: bytes, form: Format) -> Gtid:
+def _gtid(header: Header, data: bytes, form: FormatDescription) -> Gtid:
     _flags, uuid, number = struct.unpack_from("<B16sq", data, HEADER_SIZE)
     gtid = None if header.kind == _ANONYMOUS else MysqlGtid(str(UUID(bytes=uuid)), number)
     at = HEADER_SIZE + 42  # after last_committed and sequence_number
@@ -273,8 +273,8 @@ def _varied(data: bytes, at: int) -> tuple[int, int]:
     return number >> (8 if more == 8 else more + 1), end
 
 
-def _tagged_gtid(header: Header, data: bytes, form: Format) -> Gtid:
-    """GTID_TAGGED: numbered fields, each a varied integer; those not asked for come later."""
+def _tagged_gtid(header: Header, data: bytes, form: FormatDescription) -> Gtid:
+    """GTID_TAGGED: numbered fields, each a varied integer; optional ones come later."""
     _version, at = _varied(data, HEADER_SIZE)
     size, at = _varied(data, at)
     _last, at = _varied(data, at)
@@ -303,11 +303,11 @@ def _varied_bytes(data: bytes, at: int) -> tuple[bytes, int]:
     return bytes(found), at
 
 
-def _previous_gtids(header: Header, data: bytes, form: Format) -> PreviousGtids:
+def _previous_gtids(header: Header, data: bytes, form: FormatDescription) -> PreviousGtids:
     return PreviousGtids(header, MysqlGtids.decode(data[HEADER_SIZE:]))
 
 
-def _mariadb_gtid(header: Header, data: bytes, form: Format) -> Gtid:
+def _mariadb_gtid(header: Header, data: bytes, form: FormatDescription) -> Gtid:
     sequence, domain, flags = struct.unpack_from("<QIB", data, HEADER_SIZE)
     return Gtid(
         header,
@@ -317,7 +317,7 @@ def _mariadb_gtid(header: Header, data: bytes, form: Format) -> Gtid:
     )
 
 
-def _gtid_list(header: Header, data: bytes, form: Format) -> GtidList:
+def _gtid_list(header: Header, data: bytes, form: FormatDescription) -> GtidList:
     (count,) = struct.unpack_from("<I", data, HEADER_SIZE)
     count &= (1 << 28) - 1  # the bits above are flags
     entries = part(data, HEADER_SIZE + 4, 16 * count)
@@ -325,17 +325,17 @@ def _gtid_list(header: Header, data: bytes, form: Format) -> GtidList:
     return GtidList(header, gtids)
 
 
-def _payload(header: Header, data: bytes, form: Format) -> Payload:
-    at, told = HEADER_SIZE, dict[int, int]()
+def _payload(header: Header, data: bytes, form: FormatDescription) -> Payload:
+    at, fields = HEADER_SIZE, dict[int, int]()
     while True:
         field, at = integer(data, at)
         if field == 0:
             break
         size, at = integer(data, at)
-        told[field], _ = integer(part(data, at, size), 0)
+        fields[field], _ = integer(part(data, at, size), 0)
         at += size
-    compressed = part(data, at, told[1])
-    return Payload(header, compressed, told[2], told.get(3, 0))
+    compressed = part(data, at, fields[1])
+    return Payload(header, compressed, fields[2], fields.get(3, 0))
 
 
 # --- compressed transactions ----------------------------------------------------------------------
@@ -381,7 +381,7 @@ def _packed_events(stream: _Readable) -> Iterator[bytes]:
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _table_map(header: Header, data: bytes, form: Format) -> TableMap:
+def _table_map(header: Header, data: bytes, form: FormatDescription) -> TableMap:
     number = int.from_bytes(part(data, HEADER_SIZE, 6), "little")
     content = data[HEADER_SIZE + 8 :]
     database, table, columns = table_map(content, mariadb=form.mariadb)
@@ -393,7 +393,7 @@ def _table_map(header: Header, data: bytes, form: Format) -> TableMap:
 def _rows(kind: RowsKind, *, second: bool, compressed: bool = False) -> _Reader:
     """The reader of rows: of the second version, which may bring more data in front."""
 
-    def read(header: Header, data: bytes, form: Format) -> RowsEvent:
+    def read(header: Header, data: bytes, form: FormatDescription) -> RowsEvent:
         # The table's number has six bytes; the two before it belong to the header.
         number, flags = struct.unpack_from("<QH", data, HEADER_SIZE - 2)
         at = HEADER_SIZE + 8
@@ -428,14 +428,14 @@ def _uncompressed(data: bytes) -> bytes:
     return found
 
 
-def _partial_rows(header: Header, data: bytes, form: Format) -> Event:
+def _partial_rows(header: Header, data: bytes, form: FormatDescription) -> Event:
     raise SourceRefused(
         "the binlog has partial JSON values, from which a row cannot be made whole",
         hint="SET PERSIST binlog_row_value_options = ''; then run `headrace snapshot SOURCE`.",
     )
 
 
-_Reader = Callable[[Header, bytes, Format], "Event"]
+_Reader = Callable[[Header, bytes, FormatDescription], "Event"]
 
 _FORMAT, _ANONYMOUS, _QUERY_COMPRESSED = 15, 34, 165
 _READERS: dict[int, _Reader] = {

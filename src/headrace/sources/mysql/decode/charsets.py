@@ -196,7 +196,7 @@ def is_ascii_superset(charset: str) -> bool:
     """Whether bytes below 128 mean the same as in ASCII, and are never part of another character.
 
     In big5, gbk, sjis and their kin the second byte of a character may be below 128, so there only
-    text that is ASCII alone is the same: which is what one asks first.
+    text that is ASCII alone is the same: test for that first.
     """
     return charset not in ("swe7", "ucs2", "utf16", "utf16le", "utf32", "binary")
 

@@ -1,7 +1,7 @@
-"""Columns of MySQL and MariaDB: what the catalogue declares and what the binlog tells.
+"""Columns of MySQL and MariaDB: what the catalogue declares and what the binlog has.
 
-A table map says how the bytes of a row are laid out. With the servers' default settings it says
-nothing of names, labels and character sets, and it never says the declared width: these come from
+A table map has the layout of a row's bytes. With the servers' default settings it has no names,
+labels and character sets, and it never has the declared width: these come from
 the catalogue as it was when the rows were written.
 """
 
@@ -17,7 +17,7 @@ from .charsets import charset_of, decoder
 
 
 class MappedColumn(msgspec.Struct, frozen=True):
-    """A column as a table map describes it; None: the server did not tell."""
+    """A column as a table map describes it; None: the server left it out."""
 
     code: int  # the type's number, protocol's MYSQL_TYPE_…
     meta: int  # length, precision …, packed as the type packs them
@@ -26,7 +26,7 @@ class MappedColumn(msgspec.Struct, frozen=True):
     collation: int | None = None  # the number of a collation, which names a character set
     name: str | None = None
     labels: tuple[bytes, ...] | None = None  # of ENUM and SET, in the column's character set
-    key: int | None = None  # place in the primary key, from 0; None: not in it, or not told
+    key: int | None = None  # place in the primary key, from 0; None: not in it, or not known
     visible: bool | None = None
     geometry: int | None = None
     dimensions: int | None = None  # of a VECTOR
@@ -57,7 +57,7 @@ class ColumnType(msgspec.Struct, frozen=True):
 
 
 class DeclaredType(msgspec.Struct, frozen=True):
-    """What COLUMN_TYPE says."""
+    """COLUMN_TYPE, taken apart."""
 
     base: str  # "int", "enum", "point"
     arguments: str = ""  # what stands in the brackets
@@ -143,12 +143,12 @@ _CODES: dict[str, frozenset[int]] = {
 def columns_of(
     mapped: tuple[MappedColumn, ...], declared: tuple[DeclaredColumn, ...] | None
 ) -> tuple[ColumnType, ...]:
-    """Both put together; `declared` may be None where the table map tells names and labels.
+    """Both put together; `declared` may be None where the table map has names and labels.
 
     Raises DecodeError where the two do not describe the same columns.
     """
     if declared is None:
-        return tuple(map(_told, mapped))
+        return tuple(map(_from_map_alone, mapped))
     if len(mapped) != len(declared):
         raise DecodeError(
             f"its rows have {len(mapped)} columns in the binlog and {len(declared)} in the "
@@ -164,11 +164,11 @@ _ROW_METADATA = "SET GLOBAL binlog_row_metadata = FULL; then run `headrace snaps
 _SIGNED = frozenset((t.TINY, t.SHORT, t.INT24, t.LONG, t.LONGLONG))
 
 
-def _told(mapped: MappedColumn) -> ColumnType:
+def _from_map_alone(mapped: MappedColumn) -> ColumnType:
     if mapped.name is None:
-        raise DecodeError("the binlog does not tell the names of columns", hint=_ROW_METADATA)
+        raise DecodeError("the binlog does not have the names of columns", hint=_ROW_METADATA)
     if mapped.unsigned is None and mapped.code in _SIGNED:
-        raise DecodeError(f"the binlog does not tell whether {mapped.name} has a sign")
+        raise DecodeError(f"the binlog does not show whether {mapped.name} has a sign")
     charset = "binary" if mapped.collation is None else charset_of(mapped.collation)
     return ColumnType(
         name=mapped.name,
@@ -221,7 +221,7 @@ def _agree(mapped: MappedColumn, declared: DeclaredColumn, kind: DeclaredType) -
 def _refuse_old_fractions(
     mapped: MappedColumn, declared: DeclaredColumn, kind: DeclaredType
 ) -> None:
-    """The binlog does not tell how many digits such a column has."""
+    """The binlog does not have the number of digits of such a column."""
     if mapped.code in (t.TIME, t.DATETIME, t.TIMESTAMP) and kind.arguments not in ("", "0"):
         raise DecodeError(
             f"the column {declared.name} keeps fractions of seconds in the format of MariaDB 5.3",
@@ -252,7 +252,7 @@ _BINARY = 63  # the collation of bytes
 
 
 def type_text(column: MappedColumn) -> str:
-    """As far as a table map tells what information_schema would show."""
+    """The type as information_schema would show it, as far as the table map has it."""
     return _mapped_base(column) + (" unsigned" if column.unsigned else "")
 
 

@@ -20,7 +20,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     kind: int  # the event's number
     server_id: int
     size: int  # bytes, header and checksum included
-    end: int  # log_pos: where the event ends in its file, 32 bits; 0: not told
+    end: int  # log_pos: where the event ends in its file, 32 bits; 0: not known
     flags: int
 
     @property
@@ -29,7 +29,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
         return bool(self.flags & _ARTIFICIAL)
 
 
-class Format(msgspec.Struct, frozen=True):
+class FormatDescription(msgspec.Struct, frozen=True):
     """FORMAT_DESCRIPTION: how the events that follow are written."""
 
     header: Header
@@ -45,7 +45,7 @@ class Format(msgspec.Struct, frozen=True):
 
     @property
     def counts_years(self) -> bool:
-        """Whether a YEAR is surely among the numbers whose signs a table map tells.
+        """Whether a YEAR is surely among the numbers whose signs a table map has.
 
         8.0.15 does not count them, and 8.0.29 does; between them nothing is known.
         """
@@ -97,8 +97,8 @@ class Gtid(msgspec.Struct, frozen=True):
     gtid: MysqlGtid | MariadbGtid | None  # None: ANONYMOUS_GTID
     standalone: bool = False  # MariaDB: one statement (DDL), no COMMIT follows
     prepared_xa: bool = False  # MariaDB: rows of an XA branch, its XA PREPARE follows
-    commit_time: int = 0  # MySQL: microseconds since 1970; 0: not told
-    length: int = 0  # MySQL: bytes of the whole transaction, this event included; 0: not told
+    commit_time: int = 0  # MySQL: microseconds since 1970; 0: not known
+    length: int = 0  # MySQL: bytes of the whole transaction, this event included; 0: not known
 
 
 class PreviousGtids(msgspec.Struct, frozen=True):
@@ -160,7 +160,7 @@ class Payload(msgspec.Struct, frozen=True):
     header: Header
     compressed: bytes
     compression: int  # 0: zstd, 255: none
-    size: int  # bytes when uncompressed; 0: not told
+    size: int  # bytes when uncompressed; 0: not known
 
 
 class Incident(msgspec.Struct, frozen=True):
@@ -186,15 +186,15 @@ class RowsQuery(msgspec.Struct, frozen=True):
     sql: str
 
 
-class Ignored(msgspec.Struct, frozen=True):
+class IgnoredEvent(msgspec.Struct, frozen=True):
     """An event that changes nothing for us; its `header.end` still counts."""
 
     header: Header
 
 
 Event = (
-    Format | Rotate | Query | Xid | XaPrepare | Gtid | PreviousGtids | GtidList | TableMap
-    | RowsEvent | Payload | Incident | Heartbeat | RowsQuery | Ignored
+    FormatDescription | Rotate | Query | Xid | XaPrepare | Gtid | PreviousGtids | GtidList
+    | TableMap | RowsEvent | Payload | Incident | Heartbeat | RowsQuery | IgnoredEvent
 )  # fmt: skip
 
-UNKNOWN = Format(Header(0, 0, 0, 0, 0, 0), "", 0, b"", None)
+UNKNOWN = FormatDescription(Header(0, 0, 0, 0, 0, 0), "", 0, b"", None)

@@ -1,9 +1,9 @@
 """Columns of the binlog's rows: how their bytes lie, and their JSON.
 
-`layout` says how many bytes a column takes in a row, and its `convert` turns the values that the
+`layout` knows how many bytes a column takes in a row, and its `convert` turns the values that the
 column has in many rows into JSON at once: what can be decided for all of them (is there anything
-to escape?) is asked once. A value that cannot be read raises DecodeError, which names the column
-and never shows the value. `values` says what each type becomes.
+to escape?) is decided once. A value that cannot be read raises DecodeError, which names the column
+and never shows the value. `values` lists what each type becomes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _SPECIAL = bytes(range(32)) + b'"\\'
 
 
-class Layout(NamedTuple):
+class ColumnLayout(NamedTuple):
     """How a column stands in a row."""
 
     code: str  # struct's, of a fixed size, the lowest byte first; "": its length stands in front
@@ -49,7 +49,7 @@ class Layout(NamedTuple):
     convert: Convert
 
 
-def layout(column: ColumnType) -> Layout:
+def layout(column: ColumnType) -> ColumnLayout:
     """How to read a column; DecodeError: its type cannot be read here."""
     build = _LAYOUTS.get(column.code)
     if build is None:
@@ -80,48 +80,48 @@ def _booleans(values: Values) -> tuple[bytes, Sequence[bytes]]:
     return PLAIN, [b"true" if value else b"false" for value in values]
 
 
-def _integer(signed: str) -> Callable[[ColumnType], Layout]:
-    def build(column: ColumnType) -> Layout:
+def _integer(signed: str) -> Callable[[ColumnType], ColumnLayout]:
+    def build(column: ColumnType) -> ColumnLayout:
         code = signed.upper() if column.unsigned else signed
-        return Layout(code, 0, _booleans if column.boolean else _numbers)
+        return ColumnLayout(code, 0, _booleans if column.boolean else _numbers)
 
     return build
 
 
-def _int24(column: ColumnType) -> Layout:
+def _int24(column: ColumnType) -> ColumnLayout:
     iterate = Struct("<HB" if column.unsigned else "<Hb").iter_unpack
 
     def convert(values: Values) -> tuple[bytes, Sequence[bytes]]:
         return _numbers([high << 16 | low for low, high in iterate(b"".join(values))])
 
-    return Layout("3s", 0, convert)
+    return ColumnLayout("3s", 0, convert)
 
 
-def _year(column: ColumnType) -> Layout:
-    return Layout("B", 0, lambda values: _numbers([1900 + v if v else 0 for v in values]))
+def _year(column: ColumnType) -> ColumnLayout:
+    return ColumnLayout("B", 0, lambda values: _numbers([1900 + v if v else 0 for v in values]))
 
 
-def _bit(column: ColumnType) -> Layout:
+def _bit(column: ColumnType) -> ColumnLayout:
     size = (column.meta >> 8) + (1 if column.meta & 0xFF else 0)
     if not 0 < size <= 8:
         raise ValueError(f"{size} bytes")
-    return Layout(
+    return ColumnLayout(
         f"{size}s", 0, lambda values: _numbers([int.from_bytes(v, "big") for v in values])
     )
 
 
-def _decimal(column: ColumnType) -> Layout:
+def _decimal(column: ColumnType) -> ColumnLayout:
     precision, scale = column.meta & 0xFF, column.meta >> 8
     size, read = decimal_size(precision, scale), decimals(precision, scale)
-    return Layout(f"{size}s", 0, lambda values: (QUOTED, read(values)))
+    return ColumnLayout(f"{size}s", 0, lambda values: (QUOTED, read(values)))
 
 
-def _double(column: ColumnType) -> Layout:
-    return Layout("d", 0, _numbers)
+def _double(column: ColumnType) -> ColumnLayout:
+    return ColumnLayout("d", 0, _numbers)
 
 
-def _float(column: ColumnType) -> Layout:
-    return Layout("f", 0, lambda values: _numbers([shortest(value) for value in values]))
+def _float(column: ColumnType) -> ColumnLayout:
+    return ColumnLayout("f", 0, lambda values: _numbers([shortest(value) for value in values]))
 
 
 def shortest(value: float) -> float:
@@ -177,7 +177,7 @@ def _is_utf8(whole: bytes) -> bool:
     try:
         whole.decode()
     except UnicodeDecodeError:
-        return False  # decoding value by value says so
+        return False  # decoding value by value raises
     return True
 
 
@@ -195,7 +195,7 @@ def document(value: bytes) -> bytes:
 
 
 def _are_documents(values: Values) -> bool:
-    """Whether each is one as it stands, asked of all at once."""
+    """Whether each is one as it stands, tested for all at once."""
     whole = b"[%b]" % b",".join(values)
     if len(whole.translate(None, b"\n\r\t")) != len(whole):
         return False
@@ -204,7 +204,7 @@ def _are_documents(values: Values) -> bool:
         # Only where each of them is a value do they come back as they are.
         return list(map(bytes, _array(whole))) == list(values)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False  # looking at them one by one says which
+        return False  # looking at them one by one shows which
 
 
 def _documents(column: ColumnType) -> Convert:
@@ -240,12 +240,12 @@ def _content(column: ColumnType) -> Convert:
     return _texts(column)
 
 
-def _variable(column: ColumnType) -> Layout:
-    return Layout("", 1 if column.meta < 256 else 2, _content(column))
+def _variable(column: ColumnType) -> ColumnLayout:
+    return ColumnLayout("", 1 if column.meta < 256 else 2, _content(column))
 
 
-def _blob(column: ColumnType) -> Layout:
-    return Layout("", _blob_prefix(column), _content(column))
+def _blob(column: ColumnType) -> ColumnLayout:
+    return ColumnLayout("", _blob_prefix(column), _content(column))
 
 
 def _blob_prefix(column: ColumnType) -> int:
@@ -254,14 +254,16 @@ def _blob_prefix(column: ColumnType) -> int:
     return column.meta
 
 
-def _string(column: ColumnType) -> Layout:
+def _string(column: ColumnType) -> ColumnLayout:
     prefix, size = (1 if column.meta < 256 else 2), column.meta
     special = _SPECIAL_TYPES.get(column.base)
     if special is not None:
-        return Layout("", prefix, _padded(column, size, special))
+        return ColumnLayout("", prefix, _padded(column, size, special))
     if column.charset == "binary":
-        return Layout("", prefix, _padded(column, size, lambda v: b2a_base64(v, newline=False)))
-    return Layout("", prefix, _content(column))
+        return ColumnLayout(
+            "", prefix, _padded(column, size, lambda v: b2a_base64(v, newline=False))
+        )
+    return ColumnLayout("", prefix, _content(column))
 
 
 def _padded(column: ColumnType, size: int, text: Callable[[bytes], bytes]) -> Convert:
@@ -310,10 +312,12 @@ _SPECIAL_TYPES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def _compressed(plain: Callable[[ColumnType], Layout]) -> Callable[[ColumnType], Layout]:
+def _compressed(
+    plain: Callable[[ColumnType], ColumnLayout],
+) -> Callable[[ColumnType], ColumnLayout]:
     """MariaDB's COMPRESSED columns."""
 
-    def build(column: ColumnType) -> Layout:
+    def build(column: ColumnType) -> ColumnLayout:
         _, prefix, inner = plain(column)
 
         def convert(values: Values) -> tuple[bytes, Sequence[bytes]]:
@@ -322,7 +326,7 @@ def _compressed(plain: Callable[[ColumnType], Layout]) -> Callable[[ColumnType],
             except (zlib.error, ValueError):
                 raise _unreadable(column, "a value that cannot be uncompressed") from None
 
-        return Layout("", prefix, convert)
+        return ColumnLayout("", prefix, convert)
 
     return build
 
@@ -341,27 +345,27 @@ def _inflated(value: bytes) -> bytes:
     return found
 
 
-def _geometry(column: ColumnType) -> Layout:
+def _geometry(column: ColumnType) -> ColumnLayout:
     def convert(values: Values) -> tuple[bytes, Sequence[bytes]]:
         return _base64([value[4:] for value in values])  # the number of its reference system
 
-    return Layout("", _blob_prefix(column), convert)
+    return ColumnLayout("", _blob_prefix(column), convert)
 
 
-def _json(column: ColumnType) -> Layout:
+def _json(column: ColumnType) -> ColumnLayout:
     def convert(values: Values) -> tuple[bytes, Sequence[bytes]]:
         try:
             return PLAIN, [json_text(value) for value in values]
         except DecodeError as error:
             raise _unreadable(column, "a document that does not read as one") from error
 
-    return Layout("", _blob_prefix(column), convert)
+    return ColumnLayout("", _blob_prefix(column), convert)
 
 
 # --- labels --------------------------------------------------------------------------------------
 
 
-def _enum(column: ColumnType) -> Layout:
+def _enum(column: ColumnType) -> ColumnLayout:
     # 0 stands for a value that was not among the labels.
     texts = [b'""', *map(_quote, column.labels)]
 
@@ -371,7 +375,7 @@ def _enum(column: ColumnType) -> Layout:
         except IndexError:
             raise _unreadable(column, "a value beyond its labels") from None
 
-    return Layout({1: "B", 2: "H"}[_choice_size(column, (1, 2))], 0, convert)
+    return ColumnLayout({1: "B", 2: "H"}[_choice_size(column, (1, 2))], 0, convert)
 
 
 class _Sets(dict[int, bytes]):
@@ -391,13 +395,13 @@ class _Sets(dict[int, bytes]):
         return text
 
 
-def _set(column: ColumnType) -> Layout:
+def _set(column: ColumnType) -> ColumnLayout:
     sets, size = _Sets(column), _choice_size(column, (1, 2, 3, 4, 8))
 
     def convert(values: Values) -> tuple[bytes, Sequence[bytes]]:
         return PLAIN, [sets[int.from_bytes(value, "little")] for value in values]
 
-    return Layout(f"{size}s", 0, convert)
+    return ColumnLayout(f"{size}s", 0, convert)
 
 
 def _choice_size(column: ColumnType, sizes: tuple[int, ...]) -> int:
@@ -410,22 +414,22 @@ def _choice_size(column: ColumnType, sizes: tuple[int, ...]) -> int:
 # --- dates and times -----------------------------------------------------------------------------
 
 
-def _moment(size: int, convert: Callable[[int], Convert]) -> Callable[[ColumnType], Layout]:
+def _moment(size: int, convert: Callable[[int], Convert]) -> Callable[[ColumnType], ColumnLayout]:
     """A type with fractions of a second."""
 
-    def build(column: ColumnType) -> Layout:
+    def build(column: ColumnType) -> ColumnLayout:
         if column.meta > 6:
             raise ValueError(f"{column.meta} digits")
-        return Layout(f"{size + (column.meta + 1) // 2}s", 0, convert(column.meta))
+        return ColumnLayout(f"{size + (column.meta + 1) // 2}s", 0, convert(column.meta))
 
     return build
 
 
-def _fixed(code: str, convert: Convert) -> Callable[[ColumnType], Layout]:
-    return lambda column: Layout(code, 0, convert)
+def _fixed(code: str, convert: Convert) -> Callable[[ColumnType], ColumnLayout]:
+    return lambda column: ColumnLayout(code, 0, convert)
 
 
-_LAYOUTS: dict[int, Callable[[ColumnType], Layout]] = {
+_LAYOUTS: dict[int, Callable[[ColumnType], ColumnLayout]] = {
     t.TINY: _integer("b"),
     t.SHORT: _integer("h"),
     t.INT24: _int24,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Path(NamedTuple):
-    """A table's database and name; both may have dots, so the text alone does not tell them."""
+class TablePath(NamedTuple):
+    """A table's database and name; both may have dots, so the text alone is ambiguous."""
 
     schema: str
     table: str

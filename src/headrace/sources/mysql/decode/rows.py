@@ -21,10 +21,10 @@ from ....change.event import BeforeKind, Table
 from ....errors import DecodeError, ProtocolError
 from .columns import ColumnType
 from .events import RowsEvent, RowsKind
-from .layouts import PLAIN, QUOTED, Convert, Layout, layout
+from .layouts import PLAIN, QUOTED, ColumnLayout, Convert, layout
 from .tablemap import bits
 
-# What a row says: key, before, before_kind, after, changed, unchanged, in the order of Change's
+# A row: key, before, before_kind, after, changed, unchanged, in the order of Change's
 # fields.
 Row = tuple[
     bytes | None,
@@ -44,7 +44,7 @@ _Columns = dict[int, _Texts]
 _Values = list[Any]  # of an image's columns, row by row
 
 
-class Rows:
+class BinlogRowDecoder:
     """Turns the rows of one version of a table into JSON."""
 
     def __init__(self, table: Table, columns: Sequence[ColumnType]) -> None:
@@ -78,7 +78,7 @@ class Rows:
             any_null = False
             ends = []  # of each event's rows, counted
             for each in events:
-                end, nulls = reader.walk(each.data, each.at, each.end, *images)
+                end, nulls = reader._walk(each.data, each.at, each.end, *images)
                 if end != each.end or len(first) % per_row:
                     raise ValueError("rows do not end where their event does")
                 any_null = any_null or nulls
@@ -101,7 +101,7 @@ class Rows:
     def _build(self, event: RowsEvent) -> _Reader:
         old, new = self._image(event.present), self._image(event.present_after or event.present)
         if not old.width and not new.width:
-            # Nothing would say how many rows there are.
+            # The number of rows would be unknown.
             raise DecodeError(
                 f"{self.table.schema}.{self.table.name}: a row without any column",
                 hint="SET GLOBAL binlog_row_image = FULL; then run `headrace snapshot`.",
@@ -121,9 +121,9 @@ class _Reader(Protocol):
     """Reads events of one kind with one set of columns."""
 
     images: int  # that the walk reads of a row
-    counted: int  # the one that tells how many rows there are
+    counted: int  # the one by which rows are counted
     per_row: int  # values of that one
-    walk: Walk
+    _walk: _Walk
 
     def read(self, images: tuple[_Values, ...], count: int, *, nulls: bool) -> list[Row]: ...
 
@@ -132,7 +132,7 @@ class _Image:
     """The columns that an image of an event has, and how they lie."""
 
     def __init__(
-        self, there: list[int], layouts: Sequence[Layout], nullable: Sequence[bool]
+        self, there: list[int], layouts: Sequence[ColumnLayout], nullable: Sequence[bool]
     ) -> None:
         self.there = there
         self.width = len(there)
@@ -140,7 +140,7 @@ class _Image:
         # 0.0 and -0.0 are the same number, but not the same text.
         self.comparable = [layouts[at].code not in ("f", "d") for at in there]
         self.fields = [
-            Field(layouts[at].code, layouts[at].prefix, null)
+            _Field(layouts[at].code, layouts[at].prefix, null)
             for at, null in zip(there, nullable, strict=True)
         ]
 
@@ -230,7 +230,7 @@ class _Inserts:
     images, counted = 1, 0
 
     def __init__(self, table: _Described, image: _Image) -> None:
-        self.walk = walk([image.fields])
+        self._walk = _walk([image.fields])
         self.per_row = image.width
         self._image = image
         self._writer = table.writer(table.of(image))
@@ -250,7 +250,7 @@ class _Deletes:
     images, counted = 1, 0
 
     def __init__(self, table: _Described, image: _Image) -> None:
-        self.walk = walk([image.fields])
+        self._walk = _walk([image.fields])
         self.per_row = image.width
         self._image = image
         self._writer = None if table.missing(image) else table.writer(table.of(image))
@@ -284,7 +284,7 @@ class _Updates:
     images, counted = 1, 0
 
     def __init__(self, table: _Described, image: _Image) -> None:
-        self.walk = walk([image.fields])
+        self._walk = _walk([image.fields])
         self.per_row = 2 * image.width
         self._image = image
         self._chosen = table.of(image)
@@ -297,7 +297,7 @@ class _Updates:
         old, new = self._texts(images[0], count, nulls=nulls)
         before: Sequence[bytes | None]
         if self._missing:
-            # Without all columns, as little is said of the old row as of a row's key.
+            # Without all columns, the old row is shown as its key.
             before, kind = _keys(self._key, old, count), _KEY if self._key else _NONE
         else:
             before, kind = self._writer.write(old, count), _FULL
@@ -338,7 +338,7 @@ class _PartialUpdates:
     images = 2
 
     def __init__(self, table: _Described, old: _Image, new: _Image) -> None:
-        self.walk = walk([old.fields, new.fields])
+        self._walk = _walk([old.fields, new.fields])
         self.counted = 0 if old.width else 1
         self.per_row = old.width or new.width
         self._old, self._new = old, new
@@ -381,12 +381,12 @@ class _PartialUpdates:
 
 # --- the walk ------------------------------------------------------------------------------------
 
-# A row begins with a bit for each of its columns that says whether it is NULL; the others follow,
+# A row begins with a bit for each of its columns that marks a NULL; the others follow,
 # each with a fixed size or with its length in front. Neighbours of fixed size, and the length that
 # follows them, are read in one step. A row without NULL takes the short way, for which this is
 # known beforehand; any other row tests each of its columns that may be NULL.
 
-Walk = Callable[..., tuple[int, bool]]
+_Walk = Callable[..., tuple[int, bool]]
 """The rows from one place to another, and a list for each image of a row (one, or the old and the
 new one), which gets the columns' values one after the other -> where the rows end, and whether
 there was a NULL."""
@@ -394,7 +394,7 @@ there was a NULL."""
 _PREFIXES = {1: "B", 2: "H", 4: "I"}
 
 
-class Field(NamedTuple):
+class _Field(NamedTuple):
     """A column of an image, as far as the walk must know."""
 
     code: str  # struct's; "": its length stands in front
@@ -402,7 +402,7 @@ class Field(NamedTuple):
     nullable: bool
 
 
-def walk(images: Sequence[Sequence[Field]]) -> Walk:
+def _walk(images: Sequence[Sequence[_Field]]) -> _Walk:
     """The function for rows of these images, which come in turn."""
     source = _Source()
     lists = ", ".join(f"values{number}" for number in range(len(images)))
@@ -425,12 +425,12 @@ class _Source:
     def add(self, line: str) -> None:
         self._lines.append(line)
 
-    def compiled(self) -> Walk:
+    def compiled(self) -> _Walk:
         exec("\n".join(self._lines), self._names)
-        function: Walk = self._names["walk"]
+        function: _Walk = self._names["walk"]
         return function
 
-    def image(self, number: int, fields: Sequence[Field]) -> None:
+    def image(self, number: int, fields: Sequence[_Field]) -> None:
         """One image of a row: its bits, and both ways to read it."""
         size = (len(fields) + 7) // 8
         # Bits beyond the last column may be anything.
@@ -440,16 +440,16 @@ class _Source:
             bits[-1] += f" & {rest}"
         if any(field.nullable for field in fields):
             self.add(f"  if {' or '.join(bits)}:")
-            self._asking(fields, size)
+            self._with_nulls(fields, size)
             self.add("  else:")
-            self._straight(fields, size)
+            self._without_nulls(fields, size)
         else:
             self.add("  if True:")
-            self._straight(fields, size)
+            self._without_nulls(fields, size)
         values = "".join(f"c{at}, " for at in range(len(fields)))
         self.add(f"  values{number} += ({values})")
 
-    def _straight(self, fields: Sequence[Field], skip: int) -> None:
+    def _without_nulls(self, fields: Sequence[_Field], skip: int) -> None:
         """Without NULL: runs of fixed columns, each with the length of what follows."""
         names: list[str] = []
         codes = f"{skip}x"
@@ -464,7 +464,7 @@ class _Source:
         if codes:
             self._unpack(names, codes, 0)
 
-    def _asking(self, fields: Sequence[Field], skip: int) -> None:
+    def _with_nulls(self, fields: Sequence[_Field], skip: int) -> None:
         self.add("   nulls = True")
         self.add("   bits = at")
         self.add(f"   at += {skip}")

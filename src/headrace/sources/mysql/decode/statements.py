@@ -1,7 +1,7 @@
 """What a statement of the binary log does to tables: SQL text -> effects.
 
 Only as much is read as capturing needs: which tables are created, altered, dropped, renamed or
-emptied. What the columns are afterwards is asked from the catalogue or told by the table map.
+emptied. The columns afterwards come from the catalogue or the table map.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 import msgspec
 
 from ....errors import DecodeError, ProtocolError
-from .path import Path
+from .path import TablePath
 
 NO_BACKSLASH_ESCAPES = 0x100000
 # MariaDB writes sequences and packages with the same words, and events, users, functions … too.
@@ -49,14 +49,14 @@ class Effect(msgspec.Struct, frozen=True):
     """What a statement does to one table."""
 
     verb: Verb
-    path: Path
-    to: Path | None = None  # of RENAME
+    path: TablePath
+    to: TablePath | None = None  # of RENAME
     maybe: bool = False  # CREATE … IF NOT EXISTS: it may have been there
-    loses: bool = False  # rows may have come or gone that no event tells of
+    loses: bool = False  # rows may have come or gone without an event
     drops: frozenset[str] = frozenset()  # columns that go, in small letters
 
 
-class Ddl(msgspec.Struct, frozen=True):
+class DdlStatement(msgspec.Struct, frozen=True):
     """A statement that defines something."""
 
     kind: str  # CREATE_TABLE, ALTER_TABLE …
@@ -64,14 +64,14 @@ class Ddl(msgspec.Struct, frozen=True):
     drops_schema: str = ""  # DROP DATABASE
 
 
-class Dml(msgspec.Struct, frozen=True):
+class DmlStatement(msgspec.Struct, frozen=True):
     """A statement that changes rows, which ROW format never has."""
 
     verb: str
-    path: Path | None = None  # the table, where it is plain to see
+    path: TablePath | None = None  # the table, where it is plain to see
 
 
-Statement = Ddl | Dml
+Statement = DdlStatement | DmlStatement
 
 
 def read(sql: str, *, database: str, sql_mode: int = 0, folds: bool = False) -> Statement:
@@ -95,8 +95,8 @@ def read(sql: str, *, database: str, sql_mode: int = 0, folds: bool = False) -> 
             return _rename(words)
         case "TRUNCATE":
             words.skip("TABLE")
-            return Ddl("TRUNCATE_TABLE", (Effect(Verb.TRUNCATE, words.path()),))
-    return Ddl(first) if not first or first in _HARMLESS else _dml(words, first)
+            return DdlStatement("TRUNCATE_TABLE", (Effect(Verb.TRUNCATE, words.path()),))
+    return DdlStatement(first) if not first or first in _HARMLESS else _dml(words, first)
 
 
 def _dml(words: _Words, verb: str) -> Statement:
@@ -104,21 +104,21 @@ def _dml(words: _Words, verb: str) -> Statement:
     if verb == "DELETE" and words.skip("FROM"):
         path = words.path()
         if words.ended:
-            return Ddl("TRUNCATE_TABLE", (Effect(Verb.TRUNCATE, path),))
-        return Dml(verb, path)
+            return DdlStatement("TRUNCATE_TABLE", (Effect(Verb.TRUNCATE, path),))
+        return DmlStatement(verb, path)
     if verb in ("INSERT", "REPLACE"):
         while words.peek() in ("LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "INTO"):
             words.next()
-        return Dml(verb, words.path())
+        return DmlStatement(verb, words.path())
     if verb == "UPDATE":
         words.skip("LOW_PRIORITY")
         words.skip("IGNORE")
         path = words.path()
-        return Dml(verb, path if words.peek() == "SET" else None)
-    return Dml(verb)
+        return DmlStatement(verb, path if words.peek() == "SET" else None)
+    return DmlStatement(verb)
 
 
-def _create(words: _Words) -> Ddl:
+def _create(words: _Words) -> DdlStatement:
     replaces = words.skip("OR") and words.skip("REPLACE")
     temporary = words.skip("TEMPORARY")
     kind = words.word()
@@ -127,26 +127,26 @@ def _create(words: _Words) -> Ddl:
     if kind == "INDEX":
         return _index(words, "CREATE_INDEX")
     if kind not in _TABLES or temporary:
-        return Ddl(f"CREATE_{kind}")
+        return DdlStatement(f"CREATE_{kind}")
     maybe = words.skip("IF") and words.skip("NOT") and words.skip("EXISTS")
     verb = Verb.REPLACE if replaces else Verb.CREATE
-    return Ddl("CREATE_TABLE", (Effect(verb, words.path(), maybe=maybe),))
+    return DdlStatement("CREATE_TABLE", (Effect(verb, words.path(), maybe=maybe),))
 
 
-def _index(words: _Words, kind: str) -> Ddl:
+def _index(words: _Words, kind: str) -> DdlStatement:
     if not words.pass_over("ON"):
-        return Ddl(kind)
-    return Ddl(kind, (Effect(Verb.INDEX, words.path()),))
+        return DdlStatement(kind)
+    return DdlStatement(kind, (Effect(Verb.INDEX, words.path()),))
 
 
-def _alter(words: _Words) -> Ddl:
+def _alter(words: _Words) -> DdlStatement:
     kind = words.word()
     ignores = False
     while kind in ("ONLINE", "OFFLINE", "IGNORE"):
         ignores = ignores or kind == "IGNORE"
         kind = words.word()
     if kind not in _TABLES:
-        return Ddl(f"ALTER_{kind}")
+        return DdlStatement(f"ALTER_{kind}")
     words.skip("IF") and words.skip("EXISTS")
     path = words.path()
     words.skip_waiting()
@@ -156,15 +156,15 @@ def _alter(words: _Words) -> Ddl:
     effects += clauses.others
     if clauses.to is not None and clauses.to != path:
         effects.append(Effect(Verb.RENAME, path, to=clauses.to))
-    return Ddl("ALTER_TABLE", tuple(effects))
+    return DdlStatement("ALTER_TABLE", tuple(effects))
 
 
 class _Clauses:
     """What the clauses of ALTER TABLE do."""
 
     def __init__(self, words: _Words) -> None:
-        self.to: Path | None = None  # where they move the table
-        self.loses = False  # whether rows come or go that no event tells of
+        self.to: TablePath | None = None  # where they move the table
+        self.loses = False  # whether rows come or go without an event
         self.drops: set[str] = set()  # columns, in small letters
         self.others: list[Effect] = []  # on tables that give or take its partitions
         begins = True  # whether a clause begins here
@@ -198,34 +198,34 @@ class _Clauses:
             self.others.append(Effect(Verb.CREATE, words.path(), loses=True))
 
 
-def _renamed(words: _Words) -> Path | None:
+def _renamed(words: _Words) -> TablePath | None:
     if words.peek() in ("COLUMN", "INDEX", "KEY"):
         return None
     words.skip("TO") or words.skip("AS") or words.skip("=")
     return words.path()
 
 
-def _drop(words: _Words) -> Ddl:
+def _drop(words: _Words) -> DdlStatement:
     temporary = words.skip("TEMPORARY")
     kind = words.word()
     if kind in ("DATABASE", "SCHEMA"):
         words.skip("IF") and words.skip("EXISTS")
-        return Ddl("DROP_DATABASE", drops_schema=words.name())
+        return DdlStatement("DROP_DATABASE", drops_schema=words.name())
     if kind == "INDEX":
         return _index(words, "DROP_INDEX")
     if kind not in _TABLES or temporary:
-        return Ddl(f"DROP_{kind}")
+        return DdlStatement(f"DROP_{kind}")
     words.skip("IF") and words.skip("EXISTS")
     paths = [words.path()]
     while words.skip(","):
         paths.append(words.path())
-    return Ddl("DROP_TABLE", tuple(Effect(Verb.DROP, path) for path in paths))
+    return DdlStatement("DROP_TABLE", tuple(Effect(Verb.DROP, path) for path in paths))
 
 
-def _rename(words: _Words) -> Ddl:
+def _rename(words: _Words) -> DdlStatement:
     kind = words.word()
     if kind not in _TABLES:
-        return Ddl(f"RENAME_{kind}")
+        return DdlStatement(f"RENAME_{kind}")
     words.skip("IF") and words.skip("EXISTS")
     effects = []
     while True:
@@ -234,7 +234,7 @@ def _rename(words: _Words) -> Ddl:
         words.skip("TO")
         effects.append(Effect(Verb.RENAME, path, to=words.path()))
         if not words.skip(","):
-            return Ddl("RENAME_TABLE", tuple(effects))
+            return DdlStatement("RENAME_TABLE", tuple(effects))
 
 
 class _Token(str):
@@ -334,14 +334,14 @@ class _Words:
             raise DecodeError("a statement ends where a name is expected")
         return str(token.lower() if self._folds else token)
 
-    def path(self) -> Path:
+    def path(self) -> TablePath:
         """The next words as a table's name."""
         name = self.name()
         if name == ".":  # .table, of the default database
-            return Path(self._database, self.name())
+            return TablePath(self._database, self.name())
         if not self.skip("."):
-            return Path(self._database, name)
-        return Path(name, self.name())
+            return TablePath(self._database, name)
+        return TablePath(name, self.name())
 
     def _look(self) -> _Token | None:
         if not self._ahead:
@@ -372,13 +372,13 @@ def savepoint(text: str) -> str:
     return "".join(letter for letter in letters if not unicodedata.combining(letter))
 
 
-def kept_by(known: Mapping[str, int], text: str, where: str) -> int:
+def changes_kept_by(known: Mapping[str, int], text: str, where: str) -> int:
     """How many changes of a transaction a ROLLBACK TO leaves."""
     name = savepoint(text)
     if name not in known:
         raise ProtocolError(
             f"{where}: nothing is known of the savepoint {name}",
-            hint="Run `headrace snapshot SOURCE` to start again from a full copy.",
+            hint="Run `headrace snapshot SOURCE` to start again from a new snapshot.",
         )
     return known[name]
 

@@ -57,7 +57,7 @@ _TEXTS = frozenset(
     (VARCHAR, VAR_STRING, STRING, TINY_BLOB, MEDIUM_BLOB, LONG_BLOB, BLOB, BLOB_COMPRESSED,
      VARCHAR_COMPRESSED)
 )  # fmt: skip
-_MARIADB_TEXTS = _TEXTS | {GEOMETRY}  # tells a collation of geometries as well
+_MARIADB_TEXTS = _TEXTS | {GEOMETRY}  # has a collation of geometries as well
 _CHOICES = frozenset((ENUM, SET))
 
 MOST_COLUMNS = 4096  # more than either server allows
@@ -105,7 +105,7 @@ def table_map(data: bytes, *, mariadb: bool) -> tuple[str, str, tuple[MappedColu
         MappedColumn(code, meta, null) for (code, meta), null in zip(metas, nullable, strict=True)
     ]
     fields = _MARIADB_FIELDS if mariadb else _FIELDS
-    return database, table, tuple(_told(columns, data[at + (count + 7) // 8 :], fields))
+    return database, table, tuple(_with_fields(columns, data[at + (count + 7) // 8 :], fields))
 
 
 def without_doubtful_signs(columns: tuple[MappedColumn, ...]) -> tuple[MappedColumn, ...]:
@@ -121,7 +121,7 @@ def _name(data: bytes, at: int) -> tuple[str, int]:
 
 
 def _metas(codes: bytes, data: bytes) -> list[tuple[int, int]]:
-    """The types with what says more about each; STRING may stand for ENUM and SET."""
+    """The types with what describes each further; STRING may stand for ENUM and SET."""
     found: list[tuple[int, int]] = []
     at = 0
     for code in codes:
@@ -154,11 +154,11 @@ def _string(raw: bytes) -> tuple[int, int]:
 
 
 _Fields = list[MappedColumn]
-_Told = Callable[[_Fields, bytes], _Fields]
+_FieldReader = Callable[[_Fields, bytes], _Fields]
 
 
-def _told(columns: _Fields, data: bytes, fields: Mapping[int, _Told]) -> _Fields:
-    """The columns with everything that the server tells beside the layout."""
+def _with_fields(columns: _Fields, data: bytes, fields: Mapping[int, _FieldReader]) -> _Fields:
+    """The columns with everything that the server sends beside the layout."""
     at = 0
     while at < len(data):
         kind = data[at]
@@ -166,7 +166,7 @@ def _told(columns: _Fields, data: bytes, fields: Mapping[int, _Told]) -> _Fields
         value = part(data, at, size)
         at += size
         read = fields.get(kind)
-        if read is not None:  # others are of servers to come, and say nothing about the layout
+        if read is not None:  # others are of servers to come, and do not change the layout
             columns = read(columns, value)
     return columns
 
@@ -208,7 +208,7 @@ def _unsigned(columns: _Fields, value: bytes) -> _Fields:
     return _set(columns, "unsigned", list(zip(numbers, flags, strict=True)))
 
 
-def _default_collations(codes: frozenset[int]) -> _Told:
+def _default_collations(codes: frozenset[int]) -> _FieldReader:
     def read(columns: _Fields, value: bytes) -> _Fields:
         default, at = integer(value, 0)
         texts = _chosen(columns, codes)
@@ -218,7 +218,7 @@ def _default_collations(codes: frozenset[int]) -> _Told:
     return read
 
 
-def _collations(codes: frozenset[int]) -> _Told:
+def _collations(codes: frozenset[int]) -> _FieldReader:
     def read(columns: _Fields, value: bytes) -> _Fields:
         every = zip(_chosen(columns, codes), _integers(value), strict=True)
         return _set(columns, "collation", list(every))
@@ -244,9 +244,9 @@ def _strings(value: bytes, count: int) -> list[bytes]:
     return found
 
 
-def _labels(code: int) -> _Told:
+def _labels(code: int) -> _FieldReader:
     def read(columns: _Fields, value: bytes) -> _Fields:
-        at, told = 0, list[tuple[int, object]]()
+        at, found = 0, list[tuple[int, object]]()
         for column in _chosen(columns, frozenset((code,))):
             count, at = integer(value, at)
             labels = []
@@ -254,8 +254,8 @@ def _labels(code: int) -> _Told:
                 size, at = integer(value, at)
                 labels.append(part(value, at, size))
                 at += size
-            told.append((column, tuple(labels)))
-        return _set(columns, "labels", told)
+            found.append((column, tuple(labels)))
+        return _set(columns, "labels", found)
 
     return read
 
@@ -282,7 +282,7 @@ def _visible(columns: _Fields, value: bytes) -> _Fields:
     return _set(columns, "visible", list(enumerate(_high_bits(value, len(columns)))))
 
 
-_FIELDS: dict[int, _Told] = {
+_FIELDS: dict[int, _FieldReader] = {
     1: _unsigned,
     2: _default_collations(_TEXTS),
     3: _collations(_TEXTS),

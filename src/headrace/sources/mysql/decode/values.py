@@ -30,7 +30,7 @@ _quote = msgspec.json.Encoder().encode
 
 
 def select_expression(column: DeclaredColumn, quoted: str) -> str:
-    """How a SELECT asks for a column so that nothing of its value is lost; `quoted`: its name."""
+    """The expression that selects a column without any loss; `quoted`: its name."""
     base = declared_type(column.type).base
     if base in ("float", "double"):
         return f"{quoted} * 1e0"  # FLOAT alone is shown with six digits; + 0 would lose a -0

@@ -1,4 +1,4 @@
-"""Rows of a binary log on their way to becoming changes. No I/O.
+"""Rows of a binary log that are not decoded yet. No I/O.
 
 Many events decoded together cost much less than one by one, so rows wait until enough are there.
 """
@@ -15,7 +15,7 @@ from ...errors import DecodeError
 from .decode.events import RowsEvent, RowsKind
 from .decode.rows import Row
 from .position import MysqlPosition
-from .tables import Reading
+from .tables import MappedTable
 
 _OPERATIONS = {
     RowsKind.INSERT: Op.INSERT,
@@ -27,26 +27,26 @@ Read = list[Row] | DecodeError
 """The rows of an event, or why they cannot be read."""
 
 
-class Begun(msgspec.Struct):
-    """What has begun and not ended."""
+class OpenTransaction(msgspec.Struct):
+    """A transaction that has begun and not ended."""
 
     file: str
     position: int  # where it begins
     gtid: str
     skipped: bool  # it is in the log already
     transaction: Transaction
-    holds: bool = False  # an XA branch: nothing of it may go before its end is known
+    is_xa: bool = False  # an XA branch: nothing of it may go before its end is known
     committing: bool = False  # it goes on until a COMMIT
     ordinal: int = 0
     savepoints: dict[str, int] = {}
     handed: int = 0  # changes that were handed over already
 
 
-class Waiting(msgspec.Struct, frozen=True, gc=False):
+class PendingRows(msgspec.Struct, frozen=True, gc=False):
     """Rows that are not decoded yet."""
 
-    begun: Begun
-    reading: Reading
+    begun: OpenTransaction
+    reading: MappedTable
     table: Table
     event: RowsEvent
     position: MysqlPosition
@@ -65,22 +65,22 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
             for at, (key, before, kind, after, changed, unchanged) in enumerate(rows, ordinal + 1)
         ]  # fmt: skip
 
-    def kept(self, error: str) -> Change:
-        """Its bytes, so that nothing is passed over that is not in the log."""
+    def undecoded(self, error: str) -> Change:
+        """A MESSAGE with its bytes, so that nothing is passed over that is not in the log."""
         event, begun = self.event, self.begun
-        said = {
+        content = {
             "error": error,
             "operation": _OPERATIONS[event.kind],
             "binlog": base64.b64encode(self.data or event.data[event.at : event.end]).decode(),
         }
         begun.ordinal += 1
         where = (begun.transaction, begun.ordinal, self.position)
-        return spoken(Op.MESSAGE, self.table, said, where)
+        return change_without_row(Op.MESSAGE, self.table, content, where)
 
 
-def decoded(waiting: list[Waiting | None]) -> dict[int, Read]:
+def decoded(waiting: list[PendingRows | None]) -> dict[int, Read]:
     """The rows of each event that is read at all, by its place; alike ones are read at once."""
-    alike: dict[tuple[object, ...], list[tuple[int, Waiting]]] = {}
+    alike: dict[tuple[object, ...], list[tuple[int, PendingRows]]] = {}
     for at, each in enumerate(waiting):
         if each is not None and each.reading.rows is not None:
             event = each.event
@@ -92,7 +92,7 @@ def decoded(waiting: list[Waiting | None]) -> dict[int, Read]:
     return found
 
 
-def _read(alike: list[tuple[int, Waiting]]) -> dict[int, Read]:
+def _read(alike: list[tuple[int, PendingRows]]) -> dict[int, Read]:
     """The rows of events of one kind; where one cannot be read, the others can."""
     rows = alike[0][1].reading.rows
     assert rows is not None
@@ -108,18 +108,18 @@ def _read(alike: list[tuple[int, Waiting]]) -> dict[int, Read]:
     return one_by_one
 
 
-def spoken(
-    op: Op, table: Table, said: dict[str, Any], where: tuple[Transaction, int, MysqlPosition]
+def change_without_row(
+    op: Op, table: Table, content: dict[str, Any], at: tuple[Transaction, int, MysqlPosition]
 ) -> Change:
-    """A change that is not about a row; `where`: transaction, ordinal, position."""
-    content = msgspec.json.encode(said)
-    return Change(op, table, None, None, BeforeKind.NONE, content, None, (), *where)
+    """A change that is not about a row; `at`: transaction, ordinal, position."""
+    image = msgspec.json.encode(content)
+    return Change(op, table, None, None, BeforeKind.NONE, image, None, (), *at)
 
 
 def annotation(image: bytes) -> bytes:
-    """What a row of the table of annotations says: its column `metadata`."""
+    """The annotation in a row of the table of annotations: its column `metadata`."""
     row = msgspec.json.decode(image, type=dict[str, msgspec.Raw])
-    said = bytes(row.get("metadata", b"null"))
-    if said.startswith(b'"'):
-        return msgspec.json.decode(said, type=str).encode()
-    return said
+    metadata = bytes(row.get("metadata", b"null"))
+    if metadata.startswith(b'"'):
+        return msgspec.json.decode(metadata, type=str).encode()
+    return metadata

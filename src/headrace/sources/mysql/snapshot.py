@@ -1,7 +1,8 @@
-"""Copying tables at a point: a snapshot, and the place in the binary log that it shows."""
+"""A snapshot of tables, and the position in the binary log that it shows."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,17 +13,19 @@ from pymysql.err import MySQLError
 
 from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
-from .address import Address, classify, quoted, run
-from .catalog import Catalog, End, Found
-from .decode.path import Path
+from .address import MysqlAddress, classify, error_number, quoted, run
+from .catalog import BinlogEnd, FoundTable, MysqlCatalog
+from .decode.path import TablePath
 from .decode.values import Encode, select_expression, text_encoder
 from .dump import Packets, force_close, refused
 from .position import MysqlPosition
-from .resume import Declared
+from .resume import DeclaredTable
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
     from pymysql.cursors import Cursor
+
+logger = logging.getLogger(__name__)
 
 _COM_QUERY = 0x03
 _BATCH_ROWS = 4096
@@ -38,10 +41,10 @@ _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 
 
-class Copier:
-    """A session that shows tables as they were at one place of the binary log."""
+class MysqlSnapshot:
+    """A session that shows tables as they were at one position of the binary log."""
 
-    def __init__(self, connection: Connection[Cursor], end: End) -> None:
+    def __init__(self, connection: Connection[Cursor], end: BinlogEnd) -> None:
         self._connection = connection
         self.end = end
         self._packets: Packets | None = None
@@ -49,7 +52,9 @@ class Copier:
         self._heard = time.monotonic()
 
     @classmethod
-    def open(cls, address: Address, catalog: Catalog, tables: Sequence[Found]) -> Copier:
+    def open(
+        cls, address: MysqlAddress, catalog: MysqlCatalog, tables: Sequence[FoundTable]
+    ) -> MysqlSnapshot:
         """Begin a snapshot, or keep a table that has none from being written."""
         connection = address.connect()
         try:
@@ -66,26 +71,26 @@ class Copier:
             raise
         return cls(connection, end)
 
-    def hold(self, table: Found) -> None:
-        """Keep a table's definition as it is until the copy is done."""
+    def hold(self, table: FoundTable) -> None:
+        """Keep a table's definition as it is until the snapshot is done."""
         run(self._connection, f"SELECT 1 FROM {quoted(table.schema, table.name)} LIMIT 0")
 
-    def rows(self, table: Table, declared: Declared) -> Iterator[list[Change]]:
+    def rows(self, table: Table, declared: DeclaredTable) -> Iterator[list[Change]]:
         """The rows, some thousands at a time; each list is a transaction of its own."""
-        reading = _Reading(table, declared, self.end)
+        batches = _RowBatches(table, declared, self.end)
         answer = self._query(_statement(table, declared))
         try:
             try:
                 for packets in answer:
-                    yield from reading.take(packets)
-                yield reading.cut()
+                    yield from batches.take(packets)
+                yield batches.cut()
             except DecodeError:
                 # The snapshot has other tables to show: the rest of this answer must be gone.
                 for _ in answer:
                     pass
                 raise
         except OSError as error:
-            raise SourceUnavailable("the connection to the server broke in a copy") from error
+            raise SourceUnavailable("the connection to the server broke in a snapshot") from error
 
     def _query(self, statement: str) -> Iterator[list[bytes]]:
         """The rows of a statement as the server sends them."""
@@ -93,10 +98,10 @@ class Copier:
         try:
             connection._execute_command(_COM_QUERY, statement.encode())
         except MySQLError as error:
-            raise classify(error, "copy failed") from error
+            raise classify(error, "the snapshot failed") from error
         self._heard = time.monotonic()
         packets_of = self._packets = self._packets or Packets(connection)
-        head = 2  # the columns are told, then an end, then come the rows
+        head = 2  # the columns come first, then an end, then the rows
         while not self._closed:
             packets = packets_of.receive(_WAIT_SECONDS)
             if packets is None:
@@ -106,7 +111,7 @@ class Copier:
             rows: list[bytes] = []
             for packet in packets:
                 if packet[0] == _ERROR:
-                    raise refused(packet, "copy failed")
+                    raise refused(packet, "the snapshot failed")
                 if packet[0] == _EOF and len(packet) < _LONGEST_EOF:
                     head -= 1
                     if not head:
@@ -121,7 +126,7 @@ class Copier:
             raise SourceUnavailable(f"the server has sent no row for {_SILENCE:.0f} s")
 
     def wake(self) -> None:
-        """End a copy from another thread."""
+        """End the snapshot from another thread."""
         self._closed = True
 
     def close(self) -> None:
@@ -131,8 +136,11 @@ class Copier:
 
 
 def _snapshot(
-    connection: Connection[Cursor], address: Address, catalog: Catalog, tables: Sequence[Found]
-) -> End:
+    connection: Connection[Cursor],
+    address: MysqlAddress,
+    catalog: MysqlCatalog,
+    tables: Sequence[FoundTable],
+) -> BinlogEnd:
     run(connection, _ISOLATION)
     if catalog.server().mariadb:
         run(connection, _SNAPSHOT)
@@ -146,7 +154,7 @@ def _snapshot(
         force_close(locking)  # unlocks
 
 
-def _snapshot_end(connection: Connection[Cursor], catalog: Catalog) -> End:
+def _snapshot_end(connection: Connection[Cursor], catalog: MysqlCatalog) -> BinlogEnd:
     """MariaDB knows where in the binary log a snapshot stands, so nothing has to be locked."""
     status = {
         str(name).lower(): str(value)
@@ -155,10 +163,10 @@ def _snapshot_end(connection: Connection[Cursor], catalog: Catalog) -> End:
     file, position = status.get("binlog_snapshot_file", ""), status["binlog_snapshot_position"]
     if not file:
         raise SourceRefused("the server writes no binary log (log_bin is off)")
-    return End(file, int(position), catalog.gtids_at(file, int(position)))
+    return BinlogEnd(file, int(position), catalog.gtids_at(file, int(position)))
 
 
-def _lock(connection: Connection[Cursor], tables: Sequence[Found]) -> None:
+def _lock(connection: Connection[Cursor], tables: Sequence[FoundTable]) -> None:
     """Keep everybody from writing, for as long as it takes to begin a snapshot.
 
     Whoever waits for a lock keeps writers waiting too, so none is waited for long. A transaction
@@ -169,23 +177,28 @@ def _lock(connection: Connection[Cursor], tables: Sequence[Found]) -> None:
     names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
     try:
         run(connection, f"LOCK TABLES {names}")
-    except SourceError:
+    except SourceError as error:
+        # By its number: the server's own text of an error may have values.
+        logger.warning(
+            "cannot lock the tables of a snapshot, so all tables are locked error=%s",
+            error_number(error),
+        )
         run(connection, "FLUSH TABLES WITH READ LOCK")
 
 
-def _expect_nothing_prepared(catalog: Catalog) -> None:
+def _expect_nothing_prepared(catalog: MysqlCatalog) -> None:
     """The rows of an XA transaction stand where it was prepared, and count when it commits."""
-    with suppress(SourceRefused):  # MySQL lets not everybody ask
+    with suppress(SourceRefused):  # MySQL needs a privilege for it
         if prepared := catalog.rows("XA RECOVER"):
             raise SourceUnavailable(
-                f"{len(prepared)} XA transactions are prepared: a copy begins when they are decided"
+                f"{len(prepared)} XA transactions are prepared: a snapshot waits for their end"
             )
 
 
-class _Reading:
+class _RowBatches:
     """Rows of one table, collected into batches."""
 
-    def __init__(self, table: Table, declared: Declared, end: End) -> None:
+    def __init__(self, table: Table, declared: DeclaredTable, end: BinlogEnd) -> None:
         self._table = table
         self._encoders = [text_encoder(column) for column in declared.columns]
         self._image = _template([column.name for column in declared.columns])
@@ -211,7 +224,7 @@ class _Reading:
         if not packets:
             return []
         self._number += 1
-        label = Path(self._table.schema, self._table.name).label
+        label = TablePath(self._table.schema, self._table.name).label
         name = f"snapshot-{self._end.file}:{self._end.position}-{label}-{self._number}"
         now = time.time_ns() // 1000
         transaction = Transaction(name, now, now)
@@ -256,6 +269,6 @@ def _template(names: Sequence[str]) -> bytes:
     return b"{%b}" % b",".join(labels)
 
 
-def _statement(table: Table, declared: Declared) -> str:
+def _statement(table: Table, declared: DeclaredTable) -> str:
     columns = ", ".join(select_expression(each, quoted(each.name)) for each in declared.columns)
     return f"SELECT {columns} FROM {quoted(table.schema, table.name)}"
