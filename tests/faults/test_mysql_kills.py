@@ -18,7 +18,7 @@ from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.faults import mysqlwork
 from tests.faults.mysqlwork import TABLES, Workload
-from tests.sources.mycapturing import copied_rows, numbers, ordered
+from tests.sources.mycapturing import numbers, ordered, snapshot_rows
 
 ROOT = Path(__file__).parents[2]
 ROWS = 100_000  # whose copy takes much longer than to look how far it is
@@ -120,7 +120,7 @@ def test_killed_again_and_again_the_log_still_equals_the_database(
         with LogReader.open(data_dir) as log:
             replay = Replay.of(log.read(0, limit=1 << 30))
         assert replay.surprises == []
-        expected = copied_rows(database, tmp_path / "other")
+        expected = snapshot_rows(database, tmp_path / "other")
         for table in (*TABLES, "last"):
             rows = replay.rows(TableName("faults", database.name, table))
             assert ordered(rows) == expected.get(table, []), table
@@ -157,7 +157,7 @@ def test_killed_in_the_middle_of_a_copy_the_log_still_equals_the_database(
             changes = log.read(0, limit=1 << 30)
         replay = Replay.of(changes)
         assert replay.surprises == []
-        expected = copied_rows(database, tmp_path / "other")
+        expected = snapshot_rows(database, tmp_path / "other")
         for table in ("a_done", "b_half"):
             rows = replay.rows(TableName("faults", database.name, table))
             assert ordered(rows) == expected[table], table

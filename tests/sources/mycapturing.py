@@ -31,7 +31,7 @@ class Captured:
         self.log = log
         self.source = source
         self.capture = Capture(source, log)
-        self.copied_to = 0  # the last sequence of the first copy
+        self.snapshot_end = 0  # the last sequence of the first snapshot
 
     def start(self) -> None:
         """Begin, without waiting."""
@@ -68,16 +68,16 @@ class Captured:
         wait_until(holds, timeout=timeout, message=message)
 
     def until_streaming(self) -> None:
-        """Wait until everything is copied."""
+        """Wait until every snapshot is complete."""
         self.until(lambda: self.status.phase is Phase.STREAMING, "the capture streams")
 
     def until_halted(self) -> Status:
-        """Wait until the capture has given up, and say why."""
+        """Wait until the capture has given up, and return its status."""
         wait_until(lambda: self.status.phase is Phase.HALTED, timeout=TIMEOUT, message="halted")
         return self.status
 
     def until_caught_up(self) -> None:
-        """Wait until everything that is committed now is in the log, and copied."""
+        """Wait until everything that is committed now is in the log, snapshots included."""
         file, position = self.database.server.end
         end = file_number(file), position
         self.until(
@@ -96,8 +96,8 @@ class Captured:
         ]
 
     def streamed(self, *ops: Op, table: str = "") -> list[Change]:
-        """What came after the first copy."""
-        return self.changes(*ops, table=table, after=self.copied_to)
+        """What came after the first snapshot."""
+        return self.changes(*ops, table=table, after=self.snapshot_end)
 
     def rows(self, table: str, *, surprises: bool = False) -> list[Row]:
         """The rows of a table that the log adds up to."""
@@ -115,14 +115,14 @@ class Captured:
 def captured(
     database: MysqlDatabase, folder: Path, *, start: bool = True, **settings: Any
 ) -> Iterator[Captured]:
-    """Capture a database; the block begins when what was there is copied."""
+    """Capture a database; the block begins after the first snapshot."""
     with Log.open(folder / "log") as log:
         feed = Captured(database, log, mysql(database, **settings))
         try:
             if start:
                 feed.start()
                 feed.until_streaming()
-                feed.copied_to = log.latest_sequence
+                feed.snapshot_end = log.latest_sequence
             yield feed
         finally:
             feed.capture.stop()
@@ -149,8 +149,8 @@ def numbers(count: int) -> str:
     return f"(SELECT 1 + {number} AS seq FROM {tables} HAVING seq <= {count}) AS numbers"
 
 
-def copied_rows(database: MysqlDatabase, folder: Path) -> dict[str, list[Row]]:
-    """The rows of every table as a copy of its own, made now, tells them."""
+def snapshot_rows(database: MysqlDatabase, folder: Path) -> dict[str, list[Row]]:
+    """The rows of every table as a snapshot of its own, taken now, shows them."""
     with captured(database, folder, name="other") as feed:
         replay = Replay.of(feed.changes(Op.READ))
         return {name.name: ordered(replay.rows(name)) for name in replay.tables}

@@ -88,7 +88,7 @@ class MysqlPlace:
         return Connected(self.database.connect(autocommit=False))
 
     def altered(self) -> None:
-        """The binary log tells by itself."""
+        """The binary log shows it by itself."""
 
     @contextmanager
     def another(self) -> Iterator[MysqlPlace]:

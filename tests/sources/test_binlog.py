@@ -72,14 +72,14 @@ def test_the_changes_of_a_binlog_add_up_to_what_select_shows(name: str) -> None:
 
 @pytest.mark.parametrize("name", PARTIAL)
 def test_what_images_leave_out_is_absent_and_never_null(name: str) -> None:
-    told, there = replayed(name)["shop"], shown(name)["shop"]
-    assert told.keys() == there.keys()
-    for key, row in told.items():
+    rows, there = replayed(name)["shop"], shown(name)["shop"]
+    assert rows.keys() == there.keys()
+    for key, row in rows.items():
         assert row.items() <= there[key].items()
     # A default that no statement names is not sent, and no other value is missing.
-    missing = {column for key in told for column in there[key].keys() - told[key].keys()}
+    missing = {column for key in rows for column in there[key].keys() - rows[key].keys()}
     assert missing <= {"paid", "note", "picture", "n"}
-    assert told[b'{"id":1}'].keys() == there[b'{"id":1}'].keys()
+    assert rows[b'{"id":1}'].keys() == there[b'{"id":1}'].keys()
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -213,7 +213,7 @@ def test_an_image_without_blobs_has_all_else() -> None:
         assert changed == ("name",)
         assert unchanged == ("note", "picture")
         assert updates[1][5] == ("picture",)
-        assert updates[1][4] is None  # whether the note differs was not told
+        assert updates[1][4] is None  # whether the note differs is not known
 
 
 def test_a_full_image_tells_what_changed() -> None:

@@ -93,7 +93,7 @@ def test_a_damaged_event_is_an_event_or_an_error(
 
 
 def described_rows() -> Iterator[tuple[TableMap, RowsEvent]]:
-    """Rows whose table map tells all that is needed to read them."""
+    """Rows whose table map has all that is needed to read them."""
     for file in FILES.values():
         every = list(parsed(raw_events(file.read_bytes())))
         for table_map, event in pairwise(every):

@@ -122,11 +122,11 @@ def test_rows_say_what_was_packed(case: tuple[list[ColumnType], list[list[Any]]]
         for row, (key, before, before_kind, after, changed, unchanged) in zip(
             rows, found, strict=True
         ):
-            said = after if kind == 30 else before
-            assert said is not None
-            assert b"\n" not in said
-            told = msgspec.json.decode(said)
-            assert list(told.items()) == list(expected(columns, row).items())
+            image = after if kind == 30 else before
+            assert image is not None
+            assert b"\n" not in image
+            values = msgspec.json.decode(image)
+            assert list(values.items()) == list(expected(columns, row).items())
             assert key is not None
             assert msgspec.json.decode(key) == {columns[0].name: stored(columns[0], row[0])}
             assert (changed, unchanged) == (None, ())

@@ -1,4 +1,4 @@
-"""What `headrace check` finds on a MySQL or MariaDB server, and that its fixes mend it."""
+"""What `headrace check` finds on a MySQL or MariaDB server, and that its fixes work."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_privileges_are_mended_by_their_fixes(own_my: MysqlServer, tmp_path: Pat
         own_my.execute(f"GRANT INSERT ON {database.name}.* TO reader@'127.0.0.1'")
         url = Secret(database.url.replace("root@", "reader:x@"))
         source = mysql(database, url=url)
-        for _ in range(2):  # what may not be asked is seen when it may
+        for _ in range(2):  # what the user may not see shows after the grant
             for finding in failed(source).values():
                 own_my.execute(finding.fix)
         assert failed(source) == {}

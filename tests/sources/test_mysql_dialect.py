@@ -14,7 +14,7 @@ from headrace.secret import Secret
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.mysqls import MYSQLS, mysql_of
-from tests.sources.mycapturing import Captured, captured, copied_rows, image, numbers
+from tests.sources.mycapturing import Captured, captured, image, numbers, snapshot_rows
 
 
 @pytest.fixture(params=MYSQLS)
@@ -34,7 +34,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def expect_equal(feed: Captured, folder: Path, *tables: str) -> None:
     """The log adds up to what a copy made now shows, types included."""
     found = {table: feed.rows(table) for table in tables}
-    shown = copied_rows(feed.database, folder / "other")
+    shown = snapshot_rows(feed.database, folder / "other")
     assert found == {table: shown.get(table, []) for table in tables}
 
 
@@ -90,8 +90,8 @@ def test_columns_that_are_hidden_or_computed_are_told(my: MysqlDatabase, tmp_pat
     with captured(my, tmp_path) as feed:
         my.execute("INSERT INTO users (id, secret, a) VALUES (2, 6, 20)")
         my.execute("UPDATE users SET a = 11 WHERE id = 1")
-        told = {"id": 2, "secret": 6, "a": 20, "twice": 40, "thrice": 60}
-        assert image(feed.streamed(Op.INSERT)[0].after) == told
+        expected = {"id": 2, "secret": 6, "a": 20, "twice": 40, "thrice": 60}
+        assert image(feed.streamed(Op.INSERT)[0].after) == expected
         expect_equal(feed, tmp_path, "users")
 
 
@@ -229,9 +229,9 @@ def test_another_name_of_the_server_halts(own_my: MysqlServer, tmp_path: Path) -
             (own_my.data / "auto.cnf").unlink()
             own_my.start()
             feed.start()
-            said = feed.until_halted().error
-            assert f"mysql:{_uuid(own_my)}" in said
-            assert f"mysql:{known}" in said
+            error = feed.until_halted().error
+            assert f"mysql:{_uuid(own_my)}" in error
+            assert f"mysql:{known}" in error
             assert "headrace snapshot shop" in feed.status.hint
             feed.capture.copy_again([])
             feed.until_streaming()
@@ -279,8 +279,8 @@ def test_a_password_is_believed_with_and_without_encryption(
         f"CREATE USER {name}@'%' IDENTIFIED WITH caching_sha2_password BY 's3cret/é';"
         f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT, RELOAD ON *.* TO {name}@'%'"
     )
-    told = options.format(ca=my.server.data / "ca.pem")
-    url = my.url.replace("root@", f"{name}:s3cret%2F%C3%A9@") + told
+    expected = options.format(ca=my.server.data / "ca.pem")
+    url = my.url.replace("root@", f"{name}:s3cret%2F%C3%A9@") + expected
     with captured(my, tmp_path, url=Secret(url)) as feed:
         my.execute("INSERT INTO users VALUES (2)")
         assert [row["id"] for row in feed.rows("users")] == [1, 2]
@@ -300,8 +300,8 @@ def test_a_copy_begins_beside_a_query_that_goes_on(own_my: MysqlServer, tmp_path
         asking = threading.Thread(target=_run, args=(busy, "SELECT sleep(600) FROM users"))
         asking.start()
         try:
-            asked = f"SELECT 1 FROM information_schema.processlist WHERE id = {number} AND state"
-            wait_until(lambda: database.execute(f"{asked} = 'User sleep'"))
+            query = f"SELECT 1 FROM information_schema.processlist WHERE id = {number} AND state"
+            wait_until(lambda: database.execute(f"{query} = 'User sleep'"))
             with captured(database, tmp_path) as feed:
                 database.execute("INSERT INTO users VALUES (2)")
                 assert [row["id"] for row in feed.rows("users")] == [1, 2]

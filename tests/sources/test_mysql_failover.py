@@ -160,8 +160,8 @@ def ids(feed: Captured) -> list[int]:
 
 def assert_told_once(feed: Captured) -> None:
     """No row is in the log a second time."""
-    told = [change.after for change in feed.changes(Op.READ, Op.INSERT)]
-    assert len(told) == len(set(told))
+    images = [change.after for change in feed.changes(Op.READ, Op.INSERT)]
+    assert len(images) == len(set(images))
 
 
 def replicate(first: MysqlServer, second: MysqlServer) -> None:

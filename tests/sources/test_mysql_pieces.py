@@ -82,8 +82,8 @@ def _compressed(events: list[bytes]) -> bytes:
     inner = b"".join(map(_without_checksum, events))
     small = pa.compress(inner, codec="zstd", asbytes=True)
     fields = [_length_encoded(len(small)), b"\0", _length_encoded(len(inner))]
-    told = b"".join(_field(number, value) for number, value in enumerate(fields, 1))
-    body = told + b"\0" + small
+    head = b"".join(_field(number, value) for number, value in enumerate(fields, 1))
+    body = head + b"\0" + small
     head = events[-1][:4] + bytes((_PAYLOAD,)) + events[-1][5:9]
     size = 19 + len(body) + _CHECKSUM
     event: bytes = head + struct.pack("<I", size) + events[-1][13:19] + body

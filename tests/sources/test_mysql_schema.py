@@ -7,7 +7,7 @@ import pytest
 
 from headrace.change.event import Change, Op
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
-from tests.sources.mycapturing import captured, copied_rows, image
+from tests.sources.mycapturing import captured, image, snapshot_rows
 
 
 @pytest.fixture(autouse=True)
@@ -17,11 +17,11 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.sources.mysql.stream._WAIT_SECONDS", 0.05)
 
 
-def told(change: Change) -> tuple[Any, ...]:
-    """What a SCHEMA change says."""
-    said = image(change.after)
-    columns = [each["name"] for each in said.get("columns", ())]
-    return change.table.name, said.get("ddl_type"), columns, said.get("dropped", False)
+def schema_of(change: Change) -> tuple[Any, ...]:
+    """Table, DDL, columns and drop of a SCHEMA change."""
+    content = image(change.after)
+    columns = [each["name"] for each in content.get("columns", ())]
+    return change.table.name, content.get("ddl_type"), columns, content.get("dropped", False)
 
 
 def test_an_altered_table_is_told_at_once_with_its_sql(my: MysqlDatabase, tmp_path: Path) -> None:
@@ -29,14 +29,14 @@ def test_an_altered_table_is_told_at_once_with_its_sql(my: MysqlDatabase, tmp_pa
     with captured(my, tmp_path) as feed:
         my.execute("ALTER TABLE users ADD COLUMN age int unsigned")
         (change,) = feed.streamed()
-        assert told(change) == ("users", "ALTER_TABLE", ["id", "name", "age"], False)
+        assert schema_of(change) == ("users", "ALTER_TABLE", ["id", "name", "age"], False)
         assert image(change.after)["ddl_command"] == "ALTER TABLE users ADD COLUMN age int unsigned"
         assert change.table.columns[2].type in ("int(10) unsigned", "int unsigned")
         assert change.last
         my.execute("ALTER TABLE users CHANGE name title varchar(5) CHARACTER SET latin1 FIRST")
         my.execute("INSERT INTO users VALUES ('é', 1, 4000000000)")
         *_, schema, insert = feed.streamed()
-        assert told(schema) == ("users", "ALTER_TABLE", ["title", "id", "age"], False)
+        assert schema_of(schema) == ("users", "ALTER_TABLE", ["title", "id", "age"], False)
         assert image(insert.after) == {"title": "é", "id": 1, "age": 4_000_000_000}
 
 
@@ -64,7 +64,7 @@ def test_an_emptied_a_dropped_and_a_recreated_table(my: MysqlDatabase, tmp_path:
         truncate, _ = feed.streamed()
         assert (truncate.op, image(truncate.after)["relations"]) == (Op.TRUNCATE, [])
         my.execute("DROP TABLE users")
-        assert told(feed.streamed()[-1]) == ("users", "DROP_TABLE", [], True)
+        assert schema_of(feed.streamed()[-1]) == ("users", "DROP_TABLE", [], True)
         assert feed.rows("users") == []
         assert list(feed.resume.snapshots) == []
         my.execute("CREATE TABLE users (id int PRIMARY KEY, x text)")
@@ -145,7 +145,9 @@ def test_names_may_be_anything(my: MysqlDatabase, tmp_path: Path) -> None:
     with captured(my, tmp_path) as feed:
         my.execute("""INSERT INTO `a.b"``%` VALUES (1, 'x')""")
         my.execute('SET sql_mode = ANSI_QUOTES; ALTER TABLE "a.b""`%" ADD COLUMN n int')
-        assert [told(change)[2] for change in feed.streamed(Op.SCHEMA)] == [['%s "c"', "水", "n"]]
+        assert [schema_of(change)[2] for change in feed.streamed(Op.SCHEMA)] == [
+            ['%s "c"', "水", "n"]
+        ]
         assert feed.rows('a.b"`%') == [{'%s "c"': 1, "水": "x", "n": None}]
 
 
@@ -197,7 +199,8 @@ def test_columns_that_cannot_be_told_stop_their_table_alone(
             )
             database.execute("INSERT INTO users VALUES ('y', 4, 4)")
             assert (
-                feed.rows("users", surprises=True) == copied_rows(database, tmp_path / "b")["users"]
+                feed.rows("users", surprises=True)
+                == snapshot_rows(database, tmp_path / "b")["users"]
             )
 
 
@@ -211,5 +214,5 @@ def test_a_dropped_database_takes_its_tables_along(own_my: MysqlServer, tmp_path
         with captured(database, tmp_path, tables=("one.*", "two.*")) as feed:
             assert sorted(feed.resume.snapshots) == [("one", "a"), ("two", "b")]
             database.execute("DROP DATABASE one")
-            assert [told(change)[0] for change in feed.streamed()] == ["a"]
+            assert [schema_of(change)[0] for change in feed.streamed()] == ["a"]
             assert list(feed.resume.snapshots) == [("two", "b")]

@@ -34,7 +34,7 @@ def ids(feed: Captured) -> list[int]:
 
 
 def assert_mended_by_a_full_copy(feed: Captured) -> None:
-    """What the hint says helps."""
+    """The advice of the hint helps."""
     assert "headrace snapshot shop" in feed.status.hint
     feed.capture.copy_again([])
     feed.until_streaming()

@@ -1,4 +1,4 @@
-"""Statements whose rows no event tells of, however they are written: log state = database."""
+"""Statements without events for their rows, however they are written: log state = database."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from headrace.change.event import Op
 from headrace.change.replay import Replay, TableName
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
-from tests.sources.mycapturing import Captured, captured, copied_rows, image, ordered
+from tests.sources.mycapturing import Captured, captured, image, ordered, snapshot_rows
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def assert_alike(feed: Captured, folder: Path) -> None:
     replay = Replay.of(feed.changes())
     assert replay.surprises == []
     name, schema = feed.source.name, feed.database.name
-    shown = copied_rows(feed.database, folder / "other")
+    shown = snapshot_rows(feed.database, folder / "other")
     for table, rows in shown.items():
         assert ordered(replay.rows(TableName(name, schema, table))) == rows
     left = [each.name for each in replay.tables if replay.rows(each)]

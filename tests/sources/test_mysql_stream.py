@@ -1,4 +1,4 @@
-"""What the binary log tells, told once, in whole transactions."""
+"""Every change of the binary log comes once, in whole transactions."""
 
 import dataclasses
 from pathlib import Path
@@ -35,8 +35,8 @@ def test_a_transaction_is_named_by_its_gtid_and_stands_at_its_place(
         assert {first.transaction.id, second.transaction.id} == {gtid}
         assert (first.ordinal, first.last, second.ordinal, second.last) == (1, False, 2, True)
         assert isinstance(first.position, MysqlPosition)
-        told = first.position.to_json()
-        assert (told["file"], told["gtid"], told["begin"]) == (file, gtid, begin)
+        found = first.position.to_json()
+        assert (found["file"], found["gtid"], found["begin"]) == (file, gtid, begin)
         assert isinstance(second.position, MysqlPosition)
         assert begin < first.position.position < second.position.position
         assert first.transaction.commit_time > 1_700_000_000_000_000
@@ -161,10 +161,10 @@ def test_annotations_are_metadata_of_their_transaction_and_no_changes(
             "DELETE FROM headrace_annotations; INSERT INTO users VALUES (2); COMMIT;"
             "INSERT INTO users VALUES (3)"
         )
-        told = [
+        found = [
             (image(each.after)["id"], image(each.transaction.metadata)) for each in feed.streamed()
         ]
-        assert told == [(1, {"session_id": "sess_1"}), (2, {"session_id": "sess_1"}), (3, None)]
+        assert found == [(1, {"session_id": "sess_1"}), (2, {"session_id": "sess_1"}), (3, None)]
         assert feed.changes(table="headrace_annotations") == []
         my.execute(
             "BEGIN; INSERT INTO headrace_annotations (metadata) VALUES ('[1]');"

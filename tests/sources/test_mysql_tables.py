@@ -1,4 +1,4 @@
-"""Tables that are not what their columns in the catalogue say, and readers in each other's way."""
+"""Tables that differ from their columns in the catalogue, and readers in each other's way."""
 
 import struct
 from pathlib import Path
@@ -16,7 +16,7 @@ from headrace.sources.mysql.decode.columns import DeclaredColumn, columns_of
 from headrace.sources.mysql.decode.events import UNKNOWN, TableMap
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
-from tests.sources.mycapturing import captured, copied_rows, image
+from tests.sources.mycapturing import captured, image, snapshot_rows
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_numbers_behind_a_year_are_read_as_they_are_copied(
     my.execute(f"CREATE TABLE users (id int PRIMARY KEY, y year, {', '.join(numbers)})")
     with captured(my, tmp_path) as feed:
         my.execute(f"INSERT INTO users VALUES (1, 2024{', 255' * 6})")
-        assert feed.rows("users") == copied_rows(my, tmp_path / "other")["users"]
+        assert feed.rows("users") == snapshot_rows(my, tmp_path / "other")["users"]
 
 
 def test_a_table_that_keeps_its_history_is_not_captured_and_says_so(
@@ -121,7 +121,7 @@ def test_a_table_that_gets_another_key_is_copied_again(my: MysqlDatabase, tmp_pa
         my.execute("ALTER TABLE users ADD COLUMN row_id bigint AUTO_INCREMENT PRIMARY KEY")
         my.execute("UPDATE users SET name = 'c' WHERE name = 'a'; DELETE FROM users LIMIT 1")
         rows = feed.rows("users")
-        assert rows == copied_rows(my, tmp_path / "other")["users"]
+        assert rows == snapshot_rows(my, tmp_path / "other")["users"]
         assert len(rows) == 1
 
 

@@ -1,4 +1,4 @@
-"""Types become the JSON that the documents ask for, and what the catalogue says is understood."""
+"""Types become the JSON that the documents require, and the catalogue's types are understood."""
 
 import struct
 from decimal import Decimal
@@ -218,7 +218,7 @@ def test_zeros_that_fill_a_number_are_not_part_of_it() -> None:
     assert selected("year(4)", b"0000") == b"0"
 
 
-# --- what the catalogue says ---------------------------------------------------------------------
+# --- what the catalogue has ----------------------------------------------------------------------
 
 
 def test_a_declared_type_is_taken_apart() -> None:
@@ -235,8 +235,8 @@ def test_a_declared_type_is_taken_apart() -> None:
         declared_type("")
 
 
-def mapped(code: int, **told: Any) -> MappedColumn:
-    return MappedColumn(code, 0, True, **told)
+def mapped(code: int, **fields: Any) -> MappedColumn:
+    return MappedColumn(code, 0, True, **fields)
 
 
 def test_what_the_table_map_tells_counts_before_the_catalogue() -> None:

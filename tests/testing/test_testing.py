@@ -54,13 +54,13 @@ def test_a_restarted_server_keeps_its_url(own_server: PostgresServer, mode: str)
 
 def test_settings_are_those_asked_for() -> None:
     settings: dict[str, Setting] = {"work_mem": "7MB", "fsync": True, "cluster_name": "it's ours"}
-    asked = "SELECT current_setting('work_mem'), current_setting('fsync')"
+    settings_query = "SELECT current_setting('work_mem'), current_setting('fsync')"
     named = "SELECT current_setting('cluster_name'), current_setting('application_name')"
     with (
         PostgresServer(install_of(16), settings=settings) as server,
         psycopg.connect(server.url(application_name="a b&c")) as connection,
     ):
-        assert connection.execute(asked).fetchone() == ("7MB", "on")
+        assert connection.execute(settings_query).fetchone() == ("7MB", "on")
         assert connection.execute(named).fetchone() == ("it's ours", "a b&c")
 
 

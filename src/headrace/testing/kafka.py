@@ -89,8 +89,8 @@ class KafkaServer(ServerProcess):
         return [*self._java, "kafka.Kafka", str(self._file)]
 
     def answers(self) -> bool:
-        """Whether it tells of its brokers."""
-        # What a client logs while nobody answers yet is of no interest.
+        """Whether it lists its brokers."""
+        # What a client logs before the broker answers is of no interest.
         admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
         try:
             return bool(admin.list_topics(timeout=1).brokers)

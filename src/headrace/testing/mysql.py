@@ -5,7 +5,7 @@ with MysqlServer() as server, server.database() as database:
     capture(database.url)
 
 `HEADRACE_MYSQLD` names the server's program, or several of them; else it is looked for where
-programs are. `headrace.testing.mariadb` starts a MariaDB, which is the same to whoever uses it.
+programs are. `headrace.testing.mariadb` starts a MariaDB, which is used in the same way.
 """
 
 import functools
@@ -252,7 +252,7 @@ class MysqlDatabase:
         return self.server.url(self.name)
 
     def connect(self, **options: Any) -> pymysql.Connection:
-        """A new connection, in autocommit mode unless `options` say otherwise."""
+        """A new connection, in autocommit mode unless `options` set another."""
         given = {
             "host": "127.0.0.1",
             "port": self.server.port,

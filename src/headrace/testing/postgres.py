@@ -148,7 +148,7 @@ class PostgresServer(ServerProcess):
         return [str(self.install.bin / "postgres"), "-D", str(self.data)]
 
     def answers(self) -> bool:
-        """Whether it accepts connections, as its file of state says."""
+        """Whether it accepts connections, by its postmaster.pid."""
         lines = (self.data / "postmaster.pid").read_text().splitlines()
         # Line 1 is the process id (a killed server leaves its own behind), line 8 the state.
         ours = lines[:1] == [str(self.process_id)]
@@ -235,7 +235,7 @@ class PostgresDatabase:
         return self.server.url(self.name)
 
     def connect(self, **options: Any) -> psycopg.Connection[tuple[Any, ...]]:
-        """A new connection, in autocommit mode unless `options` say otherwise."""
+        """A new connection, in autocommit mode unless `options` set another."""
         return psycopg.connect(self.url, **{"autocommit": True, **options})
 
     def execute(
@@ -248,7 +248,7 @@ class PostgresDatabase:
             return cursor.fetchall() if cursor.description else []
 
     def drop_slots(self) -> None:
-        """Drop the database's replication slots, ending whoever reads them."""
+        """Drop the database's replication slots, ending the sessions that read them."""
         mine = "FROM pg_replication_slots WHERE database = current_database()"
         with self.connect() as connection:
 

@@ -43,13 +43,13 @@ def wait_until(
     deadline = time.monotonic() + timeout
     while not (result := predicate()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {timeout:g} s, but not so: {message}")
+            raise TimeoutError(f"waited {timeout:g} s in vain: {message}")
         time.sleep(0.01)
     return result
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """A port of this machine that no process listens on."""
     # Not from the shared generator: tests seed it, and then every run would try the same ports.
     for port in random.SystemRandom().sample(PORTS, k=100):
         with socket.socket() as probe:

@@ -15,7 +15,7 @@ from .processes import ServerFailed, ServerProcess
 
 HINT = "Run `scripts/setup.sh redis`, or install it (Debian: apt-get install redis-server)."
 
-# A killed server has what it said to have: it writes before it answers.
+# A killed server has what it acknowledged: it writes before it replies.
 DEFAULT_SETTINGS: Mapping[str, str] = {"appendonly": "yes", "appendfsync": "no", "save": '""'}
 
 
@@ -46,7 +46,7 @@ class RedisServer(ServerProcess):
         return [self._program, os.fspath(file)]
 
     def answers(self) -> bool:
-        """Whether it has read its data and says so, or asks for a password."""
+        """Whether it has read its data and replies, if only that it needs a password."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
             connection.sendall(b"PING\r\n")
             return connection.recv(100).startswith((b"+PONG", b"-NOAUTH"))

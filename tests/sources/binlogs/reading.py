@@ -67,8 +67,8 @@ def decoder(
     event: TableMap, declared: Sequence[DeclaredColumn], key: Sequence[str]
 ) -> BinlogRowDecoder:
     """The decoder of a table's rows; the table map alone where the columns are others now."""
-    told = [column.name for column in event.columns]
-    known = told in ([None] * len(declared), [column.name for column in declared])
+    names = [column.name for column in event.columns]
+    known = names in ([None] * len(declared), [column.name for column in declared])
     types = columns_of(event.columns, tuple(declared) if known else None)
     columns = tuple(Column(each.name, "", each.name in key) for each in types)
     return BinlogRowDecoder(

@@ -3,7 +3,7 @@
     python -m tests.sources.binlogs.record NAME SOCKET DATA
 
 NAME is the folder to write to, SOCKET the server's, DATA the folder in which its binlog stands.
-Beside each binlog stands what SELECT shows at its end, with what the catalogue says of the columns.
+Beside each binlog stands what SELECT shows at its end, with the columns as the catalogue has them.
 """
 
 import sys

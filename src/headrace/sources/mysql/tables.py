@@ -207,9 +207,7 @@ class CapturedTables:
                 events += self._dropped(path, ddl)
         if self._stayed(statement):
             (effect,) = statement.effects
-            self._set(
-                snapshots=self.state.snapshots | {effect.path: MysqlTableSnapshot(replaces=True)}
-            )
+            self._track(effect.path, MysqlTableSnapshot(replaces=True))
             return []
         for effect in statement.effects:
             events += self._effect(effect, ddl, end)
@@ -259,9 +257,7 @@ class CapturedTables:
             self._appeared(path)
             return events
         # A new table is empty, so it needs no snapshot: its rows come in the stream.
-        self._set(
-            snapshots=self.state.snapshots | {path: MysqlTableSnapshot(begun=True, done=True)}
-        )
+        self._track(path, MysqlTableSnapshot(begun=True, done=True))
         self._declare(path, self._catalog.declared(effect.path.schema, effect.path.table))
         if path in self.state.former and (table := self._now(effect.path)) is not None:
             events.append(self._forgotten(path, table))
@@ -286,7 +282,7 @@ class CapturedTables:
         self._declare(path, now or known)
         # By another key the rows that are in the log would not be found again.
         if effect.loses or (known is not None and now is not None and known.key != now.key):
-            self._set(snapshots=self.state.snapshots | {path: MysqlTableSnapshot(replaces=True)})
+            self._track(path, MysqlTableSnapshot(replaces=True))
         return self._gone(effect, before, end) + self._schema_events(effect, ddl, end)
 
     def _gone(self, effect: Effect, before: Table | None, end: BinlogOffset) -> list[TableEvent]:
@@ -356,10 +352,8 @@ class CapturedTables:
         progress = self.state.snapshots.get(path)
         replaces = path in self.state.former or (progress is not None and progress.replaces)
         former = tuple(each for each in self.state.former if each != path)
-        self._set(
-            snapshots=self.state.snapshots | {path: MysqlTableSnapshot(replaces=replaces)},
-            former=former,
-        )
+        self._set(former=former)
+        self._track(path, MysqlTableSnapshot(replaces=replaces))
 
     def _truncated(self, path: TablePath, ddl: dict[str, Any]) -> list[TableEvent]:
         progress = self.state.snapshots.get(path)
@@ -400,6 +394,9 @@ class CapturedTables:
         self._used.discard(path)
         self._declared = kept if declared is None else kept | {path: declared}
         self._set(catalogue=packed(self._declared))
+
+    def _track(self, path: TablePath, snapshot: MysqlTableSnapshot) -> None:
+        self._set(snapshots=self.state.snapshots | {path: snapshot})
 
     def _set(self, **changed: Any) -> None:
         self.state = msgspec.structs.replace(self.state, **changed)
