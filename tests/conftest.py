@@ -160,15 +160,15 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     session.stop()
 
 
-@pytest.hookimpl(trylast=True)  # after the order was made random
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Mark what follows from a test's folder and fixtures, and begin with the longest files."""
-    slow: Counter[Path] = Counter()
     for item in items:
         if {"servers", "own_server", "mysqls", "my_kind"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("live")
         if FAULTS in item.path.parents:
             item.add_marker("faults")
-        slow[item.path] += item.get_closest_marker("slow") is not None
+    yield  # others choose by the marks, and make the order random
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     # Each file is one worker's, so one that began last would keep the others waiting.
     items.sort(key=lambda item: -slow[item.path])

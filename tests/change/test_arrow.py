@@ -27,6 +27,7 @@ from headrace.change.arrow import (
 from headrace.change.event import Column, Reference, Table
 from headrace.errors import ConfigError, DecodeError
 from headrace.sources.postgres.values import SESSION_SETTINGS, TYPES_SQL, PgType, encoder, pg_types
+from tests.effort import times
 
 decode = partial(arrows.decode, connector="postgres")
 arrow_schema = partial(arrows.arrow_schema, connector="postgres")
@@ -424,7 +425,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.parametrize("type_text", VALUES)
-@settings(max_examples=25)
+@settings(max_examples=times(8, nightly=75))
 @given(data=st.data())
 def test_what_the_server_prints_is_the_value_the_driver_reads(
     server: Server, type_text: str, data: st.DataObject
@@ -447,14 +448,14 @@ def _in_utc(value: Any) -> Any:
 
 
 @given(st.lists(st.floats(width=32), min_size=1))
-@settings(max_examples=25)
+@settings(max_examples=times(8, nightly=75))
 def test_a_real_is_the_same_number_as_a_double(server: Server, values: list[float]) -> None:
     images, _ = server.row("real", values)
     assert repr(decode(images, [Column("v", "real")])["v"].to_pylist()) == repr(values)
 
 
 @pytest.mark.parametrize("type_text", ["json", "jsonb"])
-@settings(max_examples=25)
+@settings(max_examples=times(8, nightly=75))
 @given(value=documents)
 def test_documents_keep_their_text(server: Server, type_text: str, value: Any) -> None:
     images, [expected] = server.row(type_text, [json.dumps(value)])
@@ -463,7 +464,7 @@ def test_documents_keep_their_text(server: Server, type_text: str, value: Any) -
 
 
 @given(st.lists(st.decimals(min_value=-(10**40), max_value=10**40), max_size=8))
-@settings(max_examples=25)
+@settings(max_examples=times(8, nightly=75))
 def test_an_unbounded_numeric_keeps_its_text(server: Server, values: list[Decimal]) -> None:
     images, expected = server.row("numeric", [None, *map(Decimal, ("NaN", "Infinity")), *values])
     got = decode(images, [Column("v", "numeric")])["v"].to_pylist()

@@ -24,6 +24,7 @@ from headrace.formats.protobuf import Protobuf
 from headrace.formats.savegress import Savegress
 from headrace.v1.changefeed_pb2 import DESCRIPTOR, CDCEvent, Operation, PollResponse
 from tests.changes import make_change, make_table
+from tests.effort import times
 from tests.formats.generated import transactions
 from tests.formats.savegress_document import SEEDS, seed
 
@@ -154,7 +155,7 @@ def test_a_reader_with_the_documents_definition_reads_our_event(documents_event:
 
 
 @pytest.mark.requirement("S0-43", "C-16")
-@settings(max_examples=200)
+@settings(max_examples=times(60, nightly=600))
 @given(transactions())
 def test_the_message_says_what_the_json_says(changes: list[Change]) -> None:
     for change in changes:
@@ -308,7 +309,7 @@ ROWS = st.dictionaries(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(90, nightly=900))
 @given(ROWS)
 def test_a_row_is_the_struct_that_the_library_makes_of_it(row: dict[str, Any]) -> None:
     expected = Struct()

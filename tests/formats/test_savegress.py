@@ -23,6 +23,7 @@ from headrace.formats.savegress import (
 )
 from headrace.sources.postgres.position import PostgresPosition
 from tests.changes import COMMIT_TIME, make_change, make_table
+from tests.effort import times
 from tests.formats.generated import transactions
 from tests.formats.savegress_document import BATCH, EVENT, KEYS, completed, seed
 
@@ -256,7 +257,7 @@ def test_a_transaction_stands_between_its_markers() -> None:
 
 
 @pytest.mark.requirement("S0-13")
-@settings(max_examples=50)
+@settings(max_examples=times(15, nightly=150))
 @given(transactions())
 def test_without_markers_the_same_events_come_alone(changes: list[Change]) -> None:
     plain = [Savegress(FACTS).encode(change) for change in changes]
@@ -265,7 +266,7 @@ def test_without_markers_the_same_events_come_alone(changes: list[Change]) -> No
     assert [event["operation"] for event in (events[0], events[-1])] == ["BEGIN", "COMMIT"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=times(8, nightly=75))
 @given(transactions())
 def test_markers_come_whether_or_not_the_changes_are_wanted(changes: list[Change]) -> None:
     events = marked(changes, wanted=False)
@@ -311,7 +312,7 @@ def test_a_batch_is_named_after_its_events_alone() -> None:
     assert all(re.fullmatch(r"batch-[0-9a-f]{32}", name) for name in names)
 
 
-@settings(max_examples=50)
+@settings(max_examples=times(15, nightly=150))
 @given(transactions())
 def test_any_events_make_a_batch(changes: list[Change]) -> None:
     stream = SavegressTransactions(FACTS).open()
@@ -331,7 +332,7 @@ def test_a_batch_of_nothing_is_refused() -> None:
 
 @pytest.mark.requirement("S0-01", "C-04")
 @pytest.mark.slow
-@settings(max_examples=700)  # some two thousand changes
+@settings(max_examples=times(210, nightly=2100))  # of some three changes each
 @given(transactions())
 def test_every_event_is_what_the_schema_says(changes: list[Change]) -> None:
     stream = SavegressTransactions(FACTS).open()

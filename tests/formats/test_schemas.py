@@ -15,6 +15,7 @@ from headrace.formats import AnyFormat, StreamFormat, TransactionFormat
 from headrace.formats.catalogue import Formats, names, schemas
 from headrace.formats.facts import Facts, SourceServer
 from tests.changes import COMMIT_TIME, make_change, make_table
+from tests.effort import times
 from tests.formats.generated import transactions
 
 Event = dict[str, Any]
@@ -85,7 +86,7 @@ def test_a_schema_is_one_and_says_where_it_is_served(name: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=600)
+@settings(max_examples=times(180, nightly=1800))
 @given(transactions())
 def test_every_event_keeps_to_its_schema(transaction: list[Change]) -> None:
     for name, format in FORMATS:

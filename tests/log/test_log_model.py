@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.change.event import Batch
 from headrace.log import Log
+from tests.effort import times
 from tests.log.transactions import ids, known_table, transaction
 
 SOURCES = ("one", "two")
@@ -110,4 +111,6 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogModel = LogMachine.TestCase
-TestLogModel.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+TestLogModel.settings = settings(
+    max_examples=times(6, nightly=36), stateful_step_count=25, deadline=None
+)

@@ -13,6 +13,7 @@ from headrace.change.event import Batch
 from headrace.change.record import Place
 from headrace.log import Log, LogReader, Piece
 from headrace.log import ranges as log_ranges
+from tests.effort import times
 from tests.log.transactions import SOURCE, known_table, piece, stored, transaction
 
 Sizes = list[int]
@@ -39,7 +40,7 @@ queries = st.builds(Query, st.integers(0, 120), st.none() | st.integers(1, 40), 
 @pytest.mark.usefixtures("small_ranges")
 def test_ranges_end_with_transactions_and_hold_no_more_than_asked() -> None:
     # Opening a log is slow, so each is asked many questions.
-    @settings(max_examples=20)
+    @settings(max_examples=times(6, nightly=60))
     @given(st.lists(st.integers(1, 12), min_size=1, max_size=12), st.lists(queries, min_size=30))
     def check(sizes: Sizes, asked: list[Query]) -> None:
         with TemporaryDirectory() as folder, Log.open(folder) as log:
@@ -66,7 +67,7 @@ def check_ranges(log: Log, ends: list[int], query: Query) -> None:
         assert found[-1] == (within or beyond[:1])[-1]
 
 
-@settings(max_examples=20)
+@settings(max_examples=times(6, nightly=60))
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=8), st.data())
 def test_ranges_of_a_trimmed_log_begin_with_what_is_left(sizes: Sizes, data: st.DataObject) -> None:
     first = data.draw(st.integers(1, sum(sizes) + 1), "first")

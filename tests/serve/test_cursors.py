@@ -27,6 +27,7 @@ from headrace.serve.groups import Consumer, Group, Question
 from headrace.serve.subscription import Subscription
 from headrace.serve.touch import Touch
 from tests.changes import Writer, make_change, opened_writer
+from tests.effort import times
 from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader
 
@@ -559,7 +560,7 @@ def test_every_event_is_acked_in_its_rows_order_whatever_happens(
     monkeypatch.setattr(sharing, "WINDOW", window)
     with opened_writer(tmp_path / "log") as writer:
 
-        @settings(max_examples=150, deadline=None)
+        @settings(max_examples=times(45, nightly=450), deadline=None)
         @given(st.lists(STEPS, max_size=30))
         def check(steps: list[Any]) -> None:
             asyncio.run(live(Shared(writer), steps))

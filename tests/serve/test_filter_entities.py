@@ -13,6 +13,7 @@ from headrace.formats.entities import Entities
 from headrace.formats.entity import Entity, EntityFilter
 from headrace.serve.filter import Filter
 from tests.changes import make_change
+from tests.effort import times
 from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader
 from tests.serve.tenants import (
@@ -166,7 +167,9 @@ def test_a_change_passes_exactly_where_its_own_event_does(sites: Sites) -> None:
     site, format = sites(), Entity(MODEL)
 
     @settings(
-        max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        max_examples=times(30, nightly=300),
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(HISTORIES, FILTERS)
     def check(history: Any, by: EntityFilter) -> None:

@@ -14,6 +14,7 @@ from headrace.change.event import Change, Op
 from headrace.formats import AnyFormat
 from headrace.formats.catalogue import Formats, names
 from tests.changes import make_change
+from tests.effort import times
 from tests.serve.conftest import Site
 from tests.serve.histories import HISTORIES, Told, parsed, told, without_relations, write
 from tests.serve.sse import parse
@@ -24,7 +25,9 @@ FORMATS = [*names(), MARKED]
 SIZES = (1, 2, 3, 7, 1000)
 
 several = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=times(6, nightly=45),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

@@ -19,6 +19,7 @@ from headrace.testing import wait_until
 from headrace.v1 import changefeed_pb2 as v1
 from headrace.v1.changefeed_pb2_grpc import ChangeFeedStub
 from tests.changes import COMMIT_TIME
+from tests.effort import times
 from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader
 from tests.serve.tenants import (
@@ -79,7 +80,9 @@ def test_a_tenants_key_sees_all_of_its_own_and_nothing_of_others(shop: Site) -> 
     shop.http.put("/v1/cursors/mine", json={"sequence": 0}, headers=key).raise_for_status()
 
     @settings(
-        max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        max_examples=times(36, nightly=360),
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(HISTORIES, st.data())
     def check(history: Any, data: st.DataObject) -> None:
@@ -326,7 +329,9 @@ def test_marks_are_told_only_of_transactions_with_a_row_that_may_be_seen(
     visible = ours if "tenant" in held else lambda change: change.table.name == "users"
 
     @settings(
-        max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        max_examples=times(9, nightly=90),
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(HISTORIES, st.data())
     def check(history: Any, data: st.DataObject) -> None:

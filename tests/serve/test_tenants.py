@@ -14,6 +14,7 @@ from headrace.config import WebSocketSection
 from headrace.serve import ServerSettings
 from headrace.v1 import changefeed_pb2 as v1
 from headrace.v1.changefeed_pb2_grpc import ChangeFeedStub
+from tests.effort import times
 from tests.serve.conftest import Site, Sites
 from tests.serve.tenants import (
     COLOURS,
@@ -32,7 +33,9 @@ from tests.serve.ws import Message, Talk
 TABLES = ("users", "orders", "colours")
 
 trying = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=times(18, nightly=180),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

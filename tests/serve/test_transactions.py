@@ -23,6 +23,7 @@ from headrace.serve.filter import Filter
 from headrace.serve.renderings import Rendering
 from headrace.serve.subscription import Gap, Subscription
 from tests.changes import Writer, make_change, opened_writer
+from tests.effort import times
 
 EVERY = Filter()
 
@@ -83,7 +84,9 @@ def test_pages_of_any_size_from_anywhere_hold_the_same_events(writer: Writer) ->
     feed, log = Feed(writer.log), writer.log
 
     @settings(
-        max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+        max_examples=times(18, nightly=180),
+        deadline=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
     )
     @given(st.lists(st.integers(1, 12), min_size=1, max_size=8), st.data())
     def check(sizes: list[int], data: st.DataObject) -> None:

@@ -27,6 +27,7 @@ from headrace.serve.keyring import Keyring
 from headrace.serve.ws.messages import LARGEST_MESSAGE
 from headrace.testing import wait_until
 from tests.changes import make_change
+from tests.effort import times
 from tests.serve import tenants
 from tests.serve.conftest import Site, Sites
 from tests.serve.ws import ANY_KEY, Message, Talk
@@ -598,7 +599,9 @@ def test_a_server_that_stops_says_so(shop: Site, talk: Talk) -> None:
 
 @pytest.mark.slow
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=times(9, nightly=90),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(history=tenants.HISTORIES)
 def test_a_tenant_gets_its_own_rows_and_nothing_of_others(

@@ -24,6 +24,7 @@ from headrace.serve.ws.messages import Resume
 from headrace.serve.ws.resume import Kept, KeptSubscriptions, Window
 from headrace.testing import wait_until
 from tests.changes import Writer, make_change, opened_writer
+from tests.effort import times
 from tests.serve.conftest import Site, Sites
 from tests.serve.ws import ANY_KEY, Message, Talk
 
@@ -325,7 +326,7 @@ def histories(draw: st.DrawFn) -> History:
 NOW = 1_800_000_000_000_000
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=times(18, nightly=180), deadline=None)
 @given(histories(), st.booleans())
 def test_what_is_held_is_the_newest_and_every_loss_is_told(
     tmp_path_factory: pytest.TempPathFactory, history: History, by_id: bool

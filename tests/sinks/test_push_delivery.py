@@ -15,6 +15,7 @@ from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Event, Reply
 from headrace.sinks.push import waiting as waiting_rows
 from headrace.sinks.push.breaker import MOST_REFUSALS
 from headrace.sinks.push.delivery import DeliveryCheckpoint, EventDelivery, Stopped
+from tests.effort import times
 from tests.sinks.office import (
     FAILED,
     POLICY,
@@ -433,7 +434,7 @@ def scripts(draw: st.DrawFn) -> tuple[list[Event], Script]:
     return events, Script(draw(st.lists(moods, max_size=30)), poison)
 
 
-@settings(max_examples=300)
+@settings(max_examples=times(90, nightly=900))
 @given(
     scripts(),
     st.integers(1, 12),

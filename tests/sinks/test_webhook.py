@@ -19,6 +19,7 @@ from headrace.secret import Secret
 from headrace.sinks.push import DeliveryOutcome
 from headrace.sinks.webhook.sink import Webhook
 from headrace.testing import wait_until
+from tests.effort import times
 from tests.formats.savegress_document import BATCH
 from tests.sinks.hooks import PREVIOUS, SECRET, answers, channel, event, rendered, sink
 from tests.sinks.receiver import OK, Receiver, Request, Script, reply
@@ -124,7 +125,7 @@ def sequences(requests: Sequence[Request]) -> list[int]:
 ROWS = st.lists(st.integers(0, 5), min_size=1, max_size=60)
 
 
-@settings(max_examples=20)
+@settings(max_examples=times(6, nightly=60))
 @given(ROWS, st.booleans(), st.integers(1, 8))
 def test_events_of_a_row_arrive_in_order_and_each_once(
     rows: list[int], batch: bool, size: int
@@ -214,7 +215,7 @@ def refusing(bad: set[int], status: int = 422) -> tuple[list[int], Script]:
     return taken, script
 
 
-@settings(max_examples=20)
+@settings(max_examples=times(6, nightly=60))
 @given(st.sets(st.integers(0, 39), max_size=6), ROWS)
 def test_a_refused_batch_is_parted_until_the_bad_events_are_found(
     bad: set[int], rows: list[int]

@@ -24,6 +24,7 @@ from headrace.sources.mysql.decode.events import (
     TableMap,
 )
 from headrace.sources.mysql.decode.rows import BinlogRowDecoder
+from tests.effort import times
 from tests.sources.binlogs.reading import FILES, parsed, raw_events
 
 KINDS = [
@@ -52,7 +53,7 @@ def read(data: bytes, form: FormatDescription) -> None:
 
 
 @given(st.sampled_from(KINDS), st.binary(max_size=120), st.booleans())
-@settings(max_examples=500)
+@settings(max_examples=times(150, nightly=1500))
 def test_any_body_is_an_event_or_an_error(kind: int, body: bytes, mariadb: bool) -> None:
     head = bytes(4) + bytes([kind]) + bytes(14)
     try:
@@ -72,7 +73,7 @@ def test_any_bytes_are_an_event_or_an_error(data: bytes) -> None:
 
 
 @given(st.sampled_from(WRITTEN), st.data())
-@settings(max_examples=500)
+@settings(max_examples=times(150, nightly=1500))
 def test_a_damaged_event_is_an_event_or_an_error(
     written: tuple[bool, bytes], choices: st.DataObject
 ) -> None:
@@ -120,7 +121,7 @@ def with_rows(event: RowsEvent, data: bytes) -> RowsEvent:
 
 
 @given(st.sampled_from(TABLES), st.data())
-@settings(max_examples=700)
+@settings(max_examples=times(210, nightly=2100))
 def test_damaged_rows_are_rows_or_an_error(
     written: tuple[TableMap, RowsEvent], choices: st.DataObject
 ) -> None:
@@ -151,7 +152,7 @@ def test_rows_cut_anywhere_but_at_their_end_are_refused() -> None:
 
 
 @given(st.integers(0, 255), st.integers(0, 65535), st.binary(max_size=40), st.booleans())
-@settings(max_examples=500)
+@settings(max_examples=times(150, nightly=1500))
 def test_any_type_of_column_is_read_or_refused(
     code: int, meta: int, data: bytes, unsigned: bool
 ) -> None:
@@ -171,7 +172,7 @@ def test_any_type_of_column_is_read_or_refused(
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=500)
+@settings(max_examples=times(150, nightly=1500))
 def test_any_bytes_are_a_document_or_an_error(data: bytes) -> None:
     try:
         assert json_text(data)

@@ -16,6 +16,7 @@ from headrace.sources.mysql.decode.columns import DeclaredColumn
 from headrace.sources.mysql.decode.events import UNKNOWN, Event, FormatDescription
 from headrace.sources.mysql.decode.values import select_expression
 from headrace.testing.mysql import MysqlDatabase
+from tests.effort import times
 from tests.sources.binlogs.reading import parsed, rows, selected, taken_apart
 from tests.sources.binlogs.record import RecordedTable
 
@@ -181,7 +182,7 @@ def declared(cursor: Any, table: str, *, mariadb: bool) -> tuple[DeclaredColumn,
 @pytest.mark.requirement("S0-28", "S0-29", "S0-30")
 @given(written=ROWS)
 @settings(
-    max_examples=40,
+    max_examples=times(12, nightly=120),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
