@@ -21,8 +21,7 @@ from headrace.formats.facts import Facts
 from headrace.formats.protobuf import Protobuf
 from headrace.log import Log
 from headrace.serve import BackgroundServer, ServerSettings, create_app
-from headrace.serve.grpc import NAME
-from headrace.serve.rpcs import Events
+from headrace.serve.grpc import NAME, EventMessages
 from headrace.v1 import changefeed_pb2 as v1
 
 from .formats import updates
@@ -139,7 +138,7 @@ async def _serve_bare(task: Task) -> None:
 
 def _messages(task: Task) -> Sequence[bytes]:
     """What Headrace sends, made before anybody asks."""
-    format = Events(Protobuf(Facts()))
+    format = EventMessages(Protobuf(Facts()))
     changes = [change for some in updates(task.events) for change in some]
     events = [event for event in map(format.encode, changes) if event is not None]
     if not task.together:

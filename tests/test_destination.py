@@ -16,13 +16,13 @@ from headrace.destination import Checkpoint, Events, LogEvents, ServerEvents, de
 from headrace.errors import LogError, ServerAbsent, ServerError
 from headrace.formats.etl import Begin, Commit, Event, Insert, Relation, Truncate, events
 from headrace.log import LogReader
-from headrace.log.keys import Wanted
+from headrace.log.keys import KeyRequest
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing.processes import free_port
 from tests.changes import Writer, make_change, make_table, opened_writer
 
 
-class Listed:
+class ListedKey:
     """Keeps what it gets."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def place(request: pytest.FixtureRequest, writer: Writer) -> Iterator[Place]:
 def test_a_list_holds_events_of_several_tables_and_transactions(
     writer: Writer, place: Place
 ) -> None:
-    destination = Listed()
+    destination = ListedKey()
     [reached] = deliver(place(), destination, upto=5)
     assert reached == Checkpoint(5, writer.log.epoch)
     [batch] = destination.batches
@@ -85,12 +85,12 @@ def test_a_list_holds_events_of_several_tables_and_transactions(
 @pytest.mark.requirement("S2-21")
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_it_goes_on_after_the_last_checkpoint(place: Place, limit: int) -> None:
-    whole = Listed()
+    whole = ListedKey()
     reached = list(deliver(place(), whole, upto=5, limit=limit))
     assert len(reached) > 1
     assert whole.names == ["ann", "1", "2", "3", "bob"]
     for checkpoint in reached:
-        rest = Listed()
+        rest = ListedKey()
         list(deliver(place(), rest, after=checkpoint, upto=5))
         told = [event for event in whole.events if event.sequence > checkpoint.sequence]
         markers = [event for event in rest.events if not isinstance(event, Relation)]
@@ -98,7 +98,7 @@ def test_it_goes_on_after_the_last_checkpoint(place: Place, limit: int) -> None:
 
 
 def test_what_stands_at_one_sequence_comes_in_one_list(place: Place) -> None:
-    destination = Listed()
+    destination = ListedKey()
     list(deliver(place(), destination, upto=5, limit=1))
     ends = [batch[-1].sequence for batch in destination.batches]
     assert len(ends) == len(set(ends))
@@ -107,7 +107,7 @@ def test_what_stands_at_one_sequence_comes_in_one_list(place: Place) -> None:
 
 
 def test_what_a_destination_raises_ends_the_delivery_and_comes_again(place: Place) -> None:
-    class Broken(Listed):
+    class Broken(ListedKey):
         def write_events(self, events: list[Event]) -> None:
             super().write_events(events)
             if len(self.batches) == 2:
@@ -116,7 +116,7 @@ def test_what_a_destination_raises_ends_the_delivery_and_comes_again(place: Plac
     broken, kept = Broken(), [Checkpoint()]
     with pytest.raises(OSError, match="lost the line"):
         kept.extend(deliver(place(), broken, upto=5, limit=3))
-    mended = Listed()
+    mended = ListedKey()
     list(deliver(place(), mended, after=kept[-1], upto=5))
     again = {event.key for event in broken.batches[1]}
     assert again <= {event.key for event in mended.events}
@@ -124,7 +124,7 @@ def test_what_a_destination_raises_ends_the_delivery_and_comes_again(place: Plac
 
 
 def test_only_tables_that_are_wanted_come(place: Place) -> None:
-    destination = Listed()
+    destination = ListedKey()
     list(deliver(place(tables=["public.u*"]), destination, upto=5))
     assert destination.names == ["ann", "bob"]
 
@@ -159,7 +159,7 @@ def test_a_truncate_is_the_same_event_at_any_page_size(
     latest = writer.log.latest_sequence
     expected = tuple(number for name, number in numbers.items() if not wanted or name in wanted)
     for limit in (1, 2, 3, 1000):
-        destination = Listed()
+        destination = ListedKey()
         source = place(tables=wanted)
         list(deliver(source, destination, after=Checkpoint(5), upto=latest, limit=limit))
         emptied = [event for event in destination.events if isinstance(event, Truncate)]
@@ -176,7 +176,7 @@ def test_a_stream_may_be_of_one_source(writer: Writer, place: Place) -> None:
     writer.append([make_change(table=writer.log.register(other), after={"id": "eve"})])
     found = {}
     for source in ("", "shop", "crm", "none"):
-        destination = Listed()
+        destination = ListedKey()
         list(deliver(place(source=source), destination, upto=6, limit=2))
         told = {e.table_schema.source for e in destination.events if isinstance(e, Relation)}
         begun = sum(isinstance(event, Begin) for event in destination.events)
@@ -191,7 +191,7 @@ def test_a_stream_may_be_of_one_source(writer: Writer, place: Place) -> None:
 
 
 def test_it_waits_for_more(writer: Writer, place: Place) -> None:
-    destination = Listed()
+    destination = ListedKey()
     delivery = deliver(place(), destination)
     assert next(delivery).sequence == 5
     writer.put("users", "cyn", Op.UPDATE)
@@ -201,7 +201,7 @@ def test_it_waits_for_more(writer: Writer, place: Place) -> None:
 
 def test_trimmed_changes_are_not_passed_over_in_silence(writer: Writer, place: Place) -> None:
     writer.log.trim(4, force=True)
-    destination = Listed()
+    destination = ListedKey()
     with pytest.raises(LogError, match="2-3 were trimmed") as caught:
         list(deliver(place(), destination, after=Checkpoint(1), upto=5))
     assert "headrace snapshot" in caught.value.hint
@@ -210,7 +210,7 @@ def test_trimmed_changes_are_not_passed_over_in_silence(writer: Writer, place: P
 
 def test_another_log_is_noticed(place: Place) -> None:
     with pytest.raises(LogError, match="another one"):
-        list(deliver(place(), Listed(), after=Checkpoint(1, "elsewhere"), upto=5))
+        list(deliver(place(), ListedKey(), after=Checkpoint(1, "elsewhere"), upto=5))
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
@@ -233,7 +233,7 @@ def test_a_server_says_why_it_refuses(tmp_path: Path) -> None:
 def test_a_server_that_asks_for_a_key_gets_it(writer: Writer) -> None:
     settings = ServerSettings(port=0, require_key=True)
     app = create_app(writer.log, statuses=list, copy_again=None, settings=settings)
-    key = app.state.service.keyring.create(Wanted()).secret
+    key = app.state.service.keyring.create(KeyRequest()).secret
     with BackgroundServer(app, settings) as server:
         with pytest.raises(ServerError, match="401"):
             ServerEvents(server.url).page(0, limit=10, wait=0)

@@ -21,7 +21,7 @@ from .errors import ConfigError, LogError, SourceError
 from .formats.catalogue import Formats
 from .formats.facts import Facts, SourceServer
 from .log import Log, Trimmed, keys
-from .log.keys import Key, Scope, Wanted
+from .log.keys import Key, KeyRequest, Scope
 from .model import Model
 from .retry import Backoff
 from .serve import BackgroundServer, ServerSettings, create_app
@@ -89,7 +89,7 @@ def operator_key(folder: Path) -> Iterator[Key]:
 
     Whoever may read it in the log's folder may read and write the log anyway.
     """
-    wanted = Wanted(name="operator", scopes=frozenset({Scope.ADMIN}))
+    wanted = KeyRequest(name="operator", scopes=frozenset({Scope.ADMIN}))
     made = keys.make(wanted, now=time.time_ns() // 1000)
     file = folder / OPERATOR_KEY
     file.unlink(missing_ok=True)  # a process that was killed leaves it behind

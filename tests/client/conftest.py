@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.client import AsyncClient, Client, Event
-from headrace.log.keys import Made, Wanted
+from headrace.log.keys import IssuedKey, KeyRequest
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.service import Service
 from tests.changes import Writer, opened_writer
@@ -52,12 +52,12 @@ class Place:
         self.stop()
         self.start()
 
-    def require_key(self) -> Made:
+    def require_key(self) -> IssuedKey:
         """Serve only those with a key; a new one comes back."""
         self.stop()
         self.settings = ServerSettings(port=0, grpc_port=0, require_key=True)
         self.start()
-        return self.service.keyring.create(Wanted())
+        return self.service.keyring.create(KeyRequest())
 
     def replace_log(self) -> None:
         """Serve another log, as after a disk was lost."""

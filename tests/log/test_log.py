@@ -330,7 +330,7 @@ def test_waiting_ends_with_the_next_change_or_when_the_time_is_over(log: Log) ->
 
 
 def test_api_keys_survive_and_other_processes_see_them(tmp_path: Path) -> None:
-    made = keys.make(keys.Wanted(name="billing", tenant="t1", seconds=60), now=1)
+    made = keys.make(keys.KeyRequest(name="billing", tenant="t1", seconds=60), now=1)
     with Log.open(tmp_path / "log") as log:
         log.put_key(made.key)
         revoked = msgspec.structs.replace(made.key, revoked_at=2)

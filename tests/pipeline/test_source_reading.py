@@ -19,7 +19,7 @@ from headrace.errors import (
     ServerError,
 )
 from headrace.log import Log
-from headrace.log.keys import Limits, Wanted
+from headrace.log.keys import KeyLimits, KeyRequest
 from headrace.pipeline import remote
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import Disk, Range, Reading, read
@@ -223,7 +223,7 @@ def test_a_connection_that_went_stale_is_replaced_at_once(shop: Shop) -> None:
 def test_the_key_is_sent_from_the_environment_or_a_file(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = (shop.keyring.create(Wanted()).secret for _ in range(2))
+    one, other = (shop.keyring.create(KeyRequest()).secret for _ in range(2))
     monkeypatch.setenv("SHOP_KEY", one)
     (tmp_path / "key").write_text(f"{other}\n")
     with relaying(shop.server.url) as relay:
@@ -237,13 +237,13 @@ def test_a_key_for_everything_reads_ranges_records_and_tables(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.writer.put_many("users", 3)
-    monkeypatch.setenv("SHOP_KEY", shop.keyring.create(Wanted()).secret)
+    monkeypatch.setenv("SHOP_KEY", shop.keyring.create(KeyRequest()).secret)
     assert sequences(RemoteLog(shop.server.url, key_env="SHOP_KEY"), shop.all()) == [1, 2, 3]
 
 
 def test_a_key_that_reads_too_fast_is_patient(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.writer.put_many("users", 3)
-    made = shop.keyring.create(Wanted(limits=Limits(requests_per_second=4.0)))
+    made = shop.keyring.create(KeyRequest(limits=KeyLimits(requests_per_second=4.0)))
     monkeypatch.setenv("SHOP_KEY", made.secret)
     server = RemoteLog(shop.server.url, key_env="SHOP_KEY")
     assert [server.ranges(0).latest_sequence for _ in range(6)] == [3] * 6
@@ -252,13 +252,13 @@ def test_a_key_that_reads_too_fast_is_patient(shop: Shop, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        (Wanted(tables=("users",)), "403: this route tells of all tables"),
-        (Wanted(tenant="t1"), "403: this route tells of all tables"),
+        (KeyRequest(tables=("users",)), "403: this route tells of all tables"),
+        (KeyRequest(tenant="t1"), "403: this route tells of all tables"),
         (None, "401: a valid API key is needed"),
     ],
 )
 def test_another_key_is_refused_with_the_reason(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, wanted: Wanted | None, said: str
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, wanted: KeyRequest | None, said: str
 ) -> None:
     shop.writer.put_many("users", 3)
     secret = shop.keyring.create(wanted).secret if wanted else "cdc_" + "0" * 64

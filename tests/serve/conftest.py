@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from headrace.formats.catalogue import Formats
-from headrace.log.keys import Wanted
+from headrace.log.keys import KeyRequest
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.feed import Feed
 from headrace.serve.service import Service
@@ -68,7 +68,7 @@ class Site:
 
     def key(self, **wanted: Any) -> dict[str, str]:
         """The header of a new API key."""
-        return {"X-API-Key": self.service.keyring.create(Wanted(**wanted)).secret}
+        return {"X-API-Key": self.service.keyring.create(KeyRequest(**wanted)).secret}
 
     def await_waiting(self, count: int = 1) -> None:
         """Return once so many subscriptions wait for a change."""

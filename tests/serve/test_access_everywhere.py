@@ -8,10 +8,10 @@ import grpc
 import httpx
 import pytest
 
-from headrace.log.keys import Limits, Made, Wanted
+from headrace.log.keys import IssuedKey, KeyLimits, KeyRequest
 from headrace.serve import ServerSettings
-from headrace.serve.live import LOOK_SECONDS
-from headrace.serve.subscription import GRANT_SECONDS
+from headrace.serve.keyring import LOOK_SECONDS
+from headrace.serve.subscription import RECHECK_SECONDS
 from headrace.testing import wait_until
 from headrace.v1 import changefeed_pb2 as v1
 from headrace.v1.changefeed_pb2_grpc import ChangeFeedStub
@@ -67,7 +67,7 @@ def test_one_key_opens_every_protocol_until_it_is_revoked(
     site: Site, stub: ChangeFeedStub, way: Callable[[Site, ChangeFeedStub, str], bool]
 ) -> None:
     keyring = site.service.keyring
-    made = keyring.create(Wanted())
+    made = keyring.create(KeyRequest())
     assert way(site, stub, made.secret)
     assert not way(site, stub, "cdc_" + "0" * 64)
     keyring.revoke(made.key.id)
@@ -75,11 +75,11 @@ def test_one_key_opens_every_protocol_until_it_is_revoked(
 
 
 def test_whoever_waits_looks_at_its_key_often_enough_to_end_within_a_second() -> None:
-    assert max(GRANT_SECONDS, LOOK_SECONDS) <= 0.5
+    assert max(RECHECK_SECONDS, LOOK_SECONDS) <= 0.5
 
 
 def test_a_revocation_ends_what_is_live_on_every_protocol(site: Site, stub: ChangeFeedStub) -> None:
-    made = site.service.keyring.create(Wanted())
+    made = site.service.keyring.create(KeyRequest())
     with ExitStack() as stack:
         reader = stack.enter_context(
             Reader(f"{site.url}/v1/changes/stream", {"X-API-Key": made.secret})
@@ -115,8 +115,8 @@ def test_a_keys_connections_are_counted_over_all_protocols(
     wait_until(lambda: by_header(site, stub, made.secret), message="the connections are given back")
 
 
-def _limited(site: Site, **limits: int) -> Made:
-    return site.service.keyring.create(Wanted(limits=Limits(**limits)))
+def _limited(site: Site, **limits: int) -> IssuedKey:
+    return site.service.keyring.create(KeyRequest(limits=KeyLimits(**limits)))
 
 
 def _watch(end: Callable[[], object]) -> threading.Event:

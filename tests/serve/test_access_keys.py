@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from headrace.log import keys
-from headrace.log.keys import Limits, Scope, Wanted
+from headrace.log.keys import KeyLimits, KeyRequest, Scope
 from headrace.serve import ServerSettings
 from headrace.sources import Phase, Status
 from headrace.testing import wait_until
@@ -102,10 +102,10 @@ def test_unknown_expired_and_revoked_keys_are_answered_alike(
     closed: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keyring = closed.service.keyring
-    revoked, expired = (keyring.create(Wanted()) for _ in range(2))
+    revoked, expired = (keyring.create(KeyRequest()) for _ in range(2))
     keyring.revoke(revoked.key.id)
     keyring.rotate(expired.key.id, overlap=0)
-    valid = keyring.create(Wanted())
+    valid = keyring.create(KeyRequest())
     compared: list[str] = []
     compare = hmac.compare_digest
 
@@ -303,7 +303,7 @@ def test_nothing_the_server_writes_down_holds_a_key(
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_live_stream_ends_with_its_revoked_key(closed: Site, path: str) -> None:
-    made, other = (closed.service.keyring.create(Wanted()) for _ in range(2))
+    made, other = (closed.service.keyring.create(KeyRequest()) for _ in range(2))
     closed.writer.put("users", "1")
     with (
         Reader(closed.url + path, {"X-API-Key": made.secret}) as reader,
@@ -320,7 +320,7 @@ def test_a_live_stream_ends_with_its_revoked_key(closed: Site, path: str) -> Non
 
 @pytest.mark.parametrize("path", STREAMS)
 def test_a_live_stream_ends_with_its_expired_key(closed: Site, path: str) -> None:
-    made = closed.service.keyring.create(Wanted(seconds=3.0))
+    made = closed.service.keyring.create(KeyRequest(seconds=3.0))
     closed.writer.put("users", "1")
     with Reader(closed.url + path, {"X-API-Key": made.secret}) as reader:
         reader.await_events(1)
@@ -330,7 +330,7 @@ def test_a_live_stream_ends_with_its_expired_key(closed: Site, path: str) -> Non
 
 
 def test_a_change_after_the_revocation_is_not_delivered_any_more(closed: Site) -> None:
-    made = closed.service.keyring.create(Wanted())
+    made = closed.service.keyring.create(KeyRequest())
     with Reader(closed.url + STREAMS[1], {"X-API-Key": made.secret}) as reader:
         closed.await_waiting(1)
         closed.service.keyring.revoke(made.key.id)
@@ -341,7 +341,7 @@ def test_a_change_after_the_revocation_is_not_delivered_any_more(closed: Site) -
 
 def test_both_keys_of_a_rotation_open_until_the_overlap_is_over(closed: Site) -> None:
     keyring = closed.service.keyring
-    old = keyring.create(Wanted(tables=("orders",)))
+    old = keyring.create(KeyRequest(tables=("orders",)))
     new = keyring.rotate(old.key.id, overlap=1.0)
     assert new is not None
     for made in (old, new):
@@ -360,7 +360,7 @@ def test_both_keys_of_a_rotation_open_until_the_overlap_is_over(closed: Site) ->
 
 
 def test_requests_beyond_a_keys_rate_are_told_when_to_come_back(closed: Site) -> None:
-    key = closed.key(limits=Limits(requests_per_second=0.1))
+    key = closed.key(limits=KeyLimits(requests_per_second=0.1))
     assert closed.http.get("/changefeed", headers=key).status_code == 200
     refused = closed.http.get("/changefeed", headers=key)
     assert (refused.status_code, refused.json()["error"]) == (429, "rate_limited")
@@ -371,7 +371,7 @@ def test_requests_beyond_a_keys_rate_are_told_when_to_come_back(closed: Site) ->
 @pytest.mark.parametrize("path", ["/changefeed?limit=50", "/v1/changes?limit=50"])
 def test_whoever_has_had_too_many_events_must_wait(closed: Site, path: str) -> None:
     closed.writer.put_many("users", 50)
-    key = closed.key(limits=Limits(events_per_second=5.0))
+    key = closed.key(limits=KeyLimits(events_per_second=5.0))
     assert closed.http.get(path, headers=key).json()["count"] == 50
     refused = closed.http.get(path, headers=key)
     assert (refused.status_code, refused.json()["error"]) == (429, "rate_limited")
@@ -379,7 +379,7 @@ def test_whoever_has_had_too_many_events_must_wait(closed: Site, path: str) -> N
 
 
 def test_a_stream_is_slowed_down_and_loses_nothing(closed: Site) -> None:
-    key = closed.key(limits=Limits(events_per_second=20.0))
+    key = closed.key(limits=KeyLimits(events_per_second=20.0))
     with Reader(closed.url + STREAMS[1], key) as reader:
         closed.await_waiting(1)
         began = time.monotonic()
@@ -391,7 +391,7 @@ def test_a_stream_is_slowed_down_and_loses_nothing(closed: Site) -> None:
 
 
 def test_a_stream_that_waits_for_its_turn_ends_with_its_key(closed: Site) -> None:
-    made = closed.service.keyring.create(Wanted(limits=Limits(events_per_second=1.0)))
+    made = closed.service.keyring.create(KeyRequest(limits=KeyLimits(events_per_second=1.0)))
     closed.writer.put_many("users", 50)
     with Reader(closed.url + STREAMS[1], {"X-API-Key": made.secret}) as reader:
         reader.await_events(50)
@@ -400,7 +400,7 @@ def test_a_stream_that_waits_for_its_turn_ends_with_its_key(closed: Site) -> Non
 
 
 def test_connections_beyond_a_keys_limit_are_refused_while_the_others_stand(closed: Site) -> None:
-    key = closed.key(limits=Limits(connections=1))
+    key = closed.key(limits=KeyLimits(connections=1))
     with Reader(closed.url + STREAMS[1], key) as reader:
         assert reader.response.status == 200
         refused = closed.http.get("/changefeed", headers=key)
@@ -413,14 +413,14 @@ def test_connections_beyond_a_keys_limit_are_refused_while_the_others_stand(clos
 
 
 def test_a_connection_is_given_back_however_its_answer_ended(closed: Site) -> None:
-    key = closed.key(limits=Limits(connections=1))
+    key = closed.key(limits=KeyLimits(connections=1))
     for path in ("/nothing", "/v1/changes?limit=x", "/v1/keys", "/changefeed"):
         closed.http.get(path, headers=key)
     assert closed.http.get("/changefeed", headers=key).status_code == 200
 
 
 def test_many_clients_at_once_are_counted_right(closed: Site) -> None:
-    key = closed.key(limits=Limits(connections=3))
+    key = closed.key(limits=KeyLimits(connections=3))
     readers = [Reader(closed.url + STREAMS[1], key) for _ in range(8)]
     for reader in readers:
         reader.__enter__()
@@ -438,9 +438,9 @@ def test_many_clients_at_once_are_counted_right(closed: Site) -> None:
 
 
 def test_keys_outlive_the_server_and_the_operators_does_not(sites: Sites) -> None:
-    operator = keys.make(Wanted(scopes=ADMIN), now=time.time_ns() // 1000)
+    operator = keys.make(KeyRequest(scopes=ADMIN), now=time.time_ns() // 1000)
     site = sites(CLOSED)
-    made = site.service.keyring.create(Wanted())
+    made = site.service.keyring.create(KeyRequest())
     again = type(site.service.keyring)(site.log, operator=operator.key)
     assert again.find(made.secret) == made.key
     assert again.find(operator.secret) == operator.key

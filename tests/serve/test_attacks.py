@@ -14,7 +14,7 @@ import websocket
 
 from headrace.change.event import Op
 from headrace.errors import LogError
-from headrace.serve.body import LARGEST_BODY
+from headrace.serve.query import LARGEST_BODY
 from tests.serve.conftest import Site, Sites
 from tests.serve.tenants import FORMATS, OURS, THEIRS, USERS, Draft, append
 from tests.serve.ws import Talk

@@ -20,12 +20,12 @@ from headrace.log import Cursor, Log, LogReader
 from headrace.log.keys import Scope
 from headrace.serve import BackgroundServer, ServerSettings, create_app, cursors
 from headrace.serve import groups as sharing
+from headrace.serve.affected import AffectedRows
 from headrace.serve.feed import Feed
 from headrace.serve.filter import Filter
-from headrace.serve.grant import Grant
-from headrace.serve.groups import Consumer, Group, Question
+from headrace.serve.groups import Consumer, Group, LeaseSubscription
+from headrace.serve.permissions import Permissions
 from headrace.serve.subscription import Subscription
-from headrace.serve.touch import Touch
 from tests.changes import Writer, make_change, opened_writer
 from tests.effort import times
 from tests.serve.conftest import Site, Sites
@@ -481,7 +481,7 @@ def test_a_group_that_was_cut_off_loses_nothing(
 # --- whatever happens ----------------------------------------------------------------------------
 
 
-EVERYTHING = Question(Canonical(), Filter(), Grant())
+EVERYTHING = LeaseSubscription(Canonical(), Filter(), Permissions())
 
 
 class Shared:
@@ -506,7 +506,7 @@ class Shared:
     async def lease(self, limit: int, seconds: float) -> bool:
         leased = await self.group.lease(Consumer("x"), limit=limit, seconds=seconds, wait=0)
         assert leased.gap is None
-        handed = [delivery.sequence for delivery in leased.deliveries]
+        handed = [delivery.sequence for delivery in leased.events]
         self.expect_order(handed)
         if handed:
             self.leases[leased.id] = handed
@@ -538,7 +538,7 @@ class Shared:
 
 
 def touched(change: Change) -> set[Any]:
-    return set(Touch.of(change).rows)
+    return set(AffectedRows.of(change).rows)
 
 
 STEPS = st.one_of(

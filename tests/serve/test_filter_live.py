@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from headrace.formats.catalogue import Formats, names
-from headrace.log.keys import Wanted
+from headrace.log.keys import KeyRequest
 from headrace.model import Model
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing import PostgresDatabase
@@ -43,7 +43,7 @@ def test_a_tenants_key_sees_its_own_rows_of_a_real_database(
         app = create_app(
             feed.log, statuses=list, copy_again=None, settings=options, formats=formats
         )
-        made = app.state.service.keyring.create(Wanted(tenant="1"))
+        made = app.state.service.keyring.create(KeyRequest(tenant="1"))
         key = {"X-API-Key": made.secret}
         with BackgroundServer(app, options) as server, httpx.Client(base_url=server.url) as http:
 

@@ -13,18 +13,18 @@ import pytest
 from headrace.change.event import BeforeKind, Op
 from headrace.formats import Canonical
 from headrace.log import Cursor, Log
+from headrace.serve import affected
 from headrace.serve import groups as sharing
-from headrace.serve import touch
 from headrace.serve.feed import Feed
 from headrace.serve.filter import Filter
-from headrace.serve.grant import Grant
-from headrace.serve.groups import Consumer, Group, Groups, Question
+from headrace.serve.groups import Consumer, Group, Groups, LeaseSubscription
+from headrace.serve.permissions import Permissions
 from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
 from tests.serve.conftest import Site, Sites
 from tests.serve.tenants import FORMATS, ORDERS, USERS, Draft, append
 
-EVERYTHING = Question(Canonical(), Filter(), Grant())
+EVERYTHING = LeaseSubscription(Canonical(), Filter(), Permissions())
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_key_that_ends_while_it_leases_passes_over_nothing(writer: Writer, loo
     async def run() -> tuple[list[int], list[int]]:
         got = await group.lease(ending, limit=600, seconds=60, wait=0.2)
         rest = await group.lease(Consumer("other"), limit=1000, seconds=60, wait=0)
-        return [d.sequence for d in got.deliveries], [d.sequence for d in rest.deliveries]
+        return [d.sequence for d in got.events], [d.sequence for d in rest.events]
 
     got, rest = asyncio.run(run())
     assert got + rest == list(range(1, 601))
@@ -128,7 +128,7 @@ def test_rows_that_were_deleted_together_can_be_shared(shop: Site) -> None:
 def test_an_event_of_very_many_rows_stands_for_their_tables(
     shop: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(touch, "MOST_ROWS", 3)
+    monkeypatch.setattr(affected, "MOST_ROWS", 3)
     orders = [ORDER | {"id": f"o{number}"} for number in range(5)]
     append(shop.writer, [*(deleted(ORDERS, order) for order in orders), deleted(USERS, USER)])
     append(shop.writer, [Draft(Op.INSERT, ORDERS, None, OTHER)])
@@ -200,15 +200,15 @@ def test_what_was_handed_out_is_not_kept_and_read_again_when_it_is_handed_on(
         nonlocal clock
         asyncio.get_running_loop().time = lambda: clock  # type: ignore[method-assign]
         first = await group.lease(one, limit=2, seconds=10, wait=0)
-        assert [each.sequence for each in first.deliveries] == [1, 2]
+        assert [each.sequence for each in first.events] == [1, 2]
         second = await group.lease(one, limit=100, seconds=100, wait=0)
         # The others are of a row that somebody holds; all have been read by now.
-        assert [each.sequence for each in second.deliveries] == list(range(3, 20, 2))
+        assert [each.sequence for each in second.events] == list(range(3, 20, 2))
         assert payloads(group) <= sharing.AHEAD_BYTES
         clock = 20.0
         again = await group.lease(two, limit=100, seconds=10, wait=0)
-        assert again.deliveries[:2] == first.deliveries
-        assert [each.sequence for each in again.deliveries] == [1, *range(2, 21, 2)]
+        assert again.events[:2] == first.events
+        assert [each.sequence for each in again.events] == [1, *range(2, 21, 2)]
         assert payloads(group) == 0
 
     asyncio.run(run())
@@ -246,6 +246,6 @@ def test_a_group_that_nobody_uses_is_forgotten_unless_somebody_holds_a_lease(
         assert (await idle.ack(expired.id, [1])).lost == [1]  # it comes again
         anew = kept.begin(cursors[0], EVERYTHING)
         again = await anew.lease(Consumer("x"), limit=3, seconds=60, wait=0)
-        assert [each.sequence for each in again.deliveries] == [1, 2, 3]
+        assert [each.sequence for each in again.events] == [1, 2, 3]
 
     asyncio.run(run())

@@ -26,10 +26,11 @@ from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts
 from headrace.formats.protobuf import Protobuf
 from headrace.log import Log
-from headrace.log.keys import Limits, Wanted
+from headrace.log.keys import KeyLimits, KeyRequest
 from headrace.model import Model
 from headrace.run import server_settings
-from headrace.serve import BackgroundServer, ServerSettings, create_app, rpcs
+from headrace.serve import BackgroundServer, ServerSettings, create_app
+from headrace.serve import grpc as rpcs
 from headrace.serve.service import Service
 from headrace.serve.subscription import Subscription
 from headrace.testing import wait_until
@@ -75,7 +76,7 @@ class Place:
 
     def key(self, **wanted: Any) -> tuple[tuple[str, str], str]:
         """A new key as metadata, and its id."""
-        made = self.service.keyring.create(Wanted(**wanted))
+        made = self.service.keyring.create(KeyRequest(**wanted))
         return ("x-api-key", made.secret), made.key.id
 
 
@@ -455,7 +456,7 @@ def test_a_key_of_some_tables_sees_no_others(keyed: Place, writer: Writer) -> No
 
 
 def test_limits_of_a_key_hold(keyed: Place) -> None:
-    key, _ = keyed.key(limits=Limits(connections=2))
+    key, _ = keyed.key(limits=KeyLimits(connections=2))
     calls = [keyed.subscribe(key) for _ in range(2)]
     for call in calls:
         call.initial_metadata()
@@ -463,13 +464,13 @@ def test_limits_of_a_key_hold(keyed: Place) -> None:
     calls[0].cancel()
     wait_until(lambda: keyed.service.feed.waiting == 1, message="one has gone")
     keyed.subscribe(key).initial_metadata()
-    often, _ = keyed.key(limits=Limits(requests_per_second=0.01))
+    often, _ = keyed.key(limits=KeyLimits(requests_per_second=0.01))
     keyed.poll(often)
     assert refusal(lambda: keyed.poll(often))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_events_come_no_faster_than_the_key_may_have_them(keyed: Place, writer: Writer) -> None:
-    key, name = keyed.key(limits=Limits(events_per_second=60.0))
+    key, name = keyed.key(limits=KeyLimits(events_per_second=60.0))
     writer.put_many("users", 256)
     began = time.monotonic()
     call = keyed.subscribe(key)

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import LogError
 from headrace.log import Log
-from headrace.log.keys import Key, Wanted
+from headrace.log.keys import Key, KeyRequest
 from headrace.serve.access import Access
 from headrace.serve.keyring import Keyring
 from headrace.testing import wait_until
@@ -41,7 +41,7 @@ def keyring(log: Log, clock: Clock) -> Keyring:
 
 
 def test_access_ends_the_moment_its_key_expires(keyring: Keyring, clock: Clock) -> None:
-    made = keyring.create(Wanted(seconds=90))
+    made = keyring.create(KeyRequest(seconds=90))
     access = Access(made.key, keyring)
     clock.now += 90 * SECOND - 1
     assert access.valid()
@@ -52,7 +52,7 @@ def test_access_ends_the_moment_its_key_expires(keyring: Keyring, clock: Clock) 
 
 
 def test_access_ends_the_moment_its_key_is_revoked(keyring: Keyring) -> None:
-    made, other = keyring.create(Wanted()), keyring.create(Wanted())
+    made, other = keyring.create(KeyRequest()), keyring.create(KeyRequest())
     access, bystander = Access(made.key, keyring), Access(other.key, keyring)
     keyring.revoke(made.key.id)
     assert not access.valid()
@@ -60,7 +60,7 @@ def test_access_ends_the_moment_its_key_is_revoked(keyring: Keyring) -> None:
 
 
 def test_access_by_a_rotated_key_lasts_for_the_overlap(keyring: Keyring, clock: Clock) -> None:
-    old = keyring.create(Wanted())
+    old = keyring.create(KeyRequest())
     access = Access(old.key, keyring)
     new = keyring.rotate(old.key.id, overlap=60)
     assert new is not None
@@ -81,7 +81,7 @@ def test_access_without_a_key_is_for_everything_and_for_ever() -> None:
 
 def test_what_became_of_keys_outlives_the_process(log: Log, clock: Clock) -> None:
     keyring = Keyring(log, clock=clock)
-    valid, revoked = keyring.create(Wanted()), keyring.create(Wanted())
+    valid, revoked = keyring.create(KeyRequest()), keyring.create(KeyRequest())
     clock.now += 1
     keyring.revoke(revoked.key.id)
     again = Keyring(log, clock=clock)
@@ -92,7 +92,7 @@ def test_what_became_of_keys_outlives_the_process(log: Log, clock: Clock) -> Non
 
 def test_a_server_is_usable_while_one_key_is_valid(keyring: Keyring, clock: Clock) -> None:
     usable = [keyring.usable]
-    keyring.create(Wanted(seconds=10))
+    keyring.create(KeyRequest(seconds=10))
     usable.append(keyring.usable)
     clock.now += 10 * SECOND
     usable.append(keyring.usable)
@@ -102,14 +102,14 @@ def test_a_server_is_usable_while_one_key_is_valid(keyring: Keyring, clock: Cloc
 def test_a_key_that_could_not_be_stored_opens_nothing(
     keyring: Keyring, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = keyring.create(Wanted())
+    made = keyring.create(KeyRequest())
 
     def refuse(key: Key) -> None:
         raise LogError("the disk is full")
 
     monkeypatch.setattr(log, "put_key", refuse)
     with pytest.raises(LogError):
-        keyring.create(Wanted())
+        keyring.create(KeyRequest())
     with pytest.raises(LogError):
         keyring.revoke(made.key.id)
     # Nobody is told of a revocation that a restart would forget.
@@ -119,7 +119,7 @@ def test_a_key_that_could_not_be_stored_opens_nothing(
 def test_a_rotation_does_not_bring_back_a_key_that_is_revoked_meanwhile(
     keyring: Keyring, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = keyring.create(Wanted())
+    made = keyring.create(KeyRequest())
     storing, go_on = threading.Event(), threading.Event()
     put_key = log.put_key
 

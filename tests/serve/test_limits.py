@@ -3,8 +3,8 @@
 import pytest
 
 from headrace.log import keys
-from headrace.log.keys import Key, Limits, Wanted
-from headrace.serve.limits import Bucket, Limiter
+from headrace.log.keys import Key, KeyLimits, KeyRequest
+from headrace.serve.keyring import Bucket, Limiter
 
 
 class Clock:
@@ -21,7 +21,7 @@ def clock() -> Clock:
 
 
 def key(**limits: float) -> Key:
-    return keys.make(Wanted(limits=Limits(**limits)), now=0).key  # type: ignore[arg-type]
+    return keys.make(KeyRequest(limits=KeyLimits(**limits)), now=0).key  # type: ignore[arg-type]
 
 
 def test_a_bucket_gives_a_seconds_worth_at_once_and_then_its_rate(clock: Clock) -> None:

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from headrace.log.keys import Key, Made, Wanted
+from headrace.log.keys import IssuedKey, Key, KeyRequest
 from headrace.serve import ServerSettings
-from headrace.serve.limits import Limiter
+from headrace.serve.keyring import Limiter
 from headrace.testing import wait_until
 from tests.serve.conftest import Site, Sites
 from tests.serve.ws import Talk
@@ -41,7 +41,7 @@ SMALL = (socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
 
 
 @contextmanager
-def unread(site: Site, made: Made, path: str, accept: str) -> Iterator[None]:
+def unread(site: Site, made: IssuedKey, path: str, accept: str) -> Iterator[None]:
     with socket.socket() as client:
         client.setsockopt(*SMALL)
         client.connect(site.address)
@@ -50,27 +50,27 @@ def unread(site: Site, made: Made, path: str, accept: str) -> Iterator[None]:
         yield
 
 
-def sse(site: Site, made: Made) -> AbstractContextManager[None]:
+def sse(site: Site, made: IssuedKey) -> AbstractContextManager[None]:
     return unread(site, made, "/v1/changes/stream", "text/event-stream")
 
 
-def changefeed(site: Site, made: Made) -> AbstractContextManager[None]:
+def changefeed(site: Site, made: IssuedKey) -> AbstractContextManager[None]:
     return unread(site, made, "/changefeed/stream?keep_alive=true", "text/event-stream")
 
 
-def ndjson(site: Site, made: Made) -> AbstractContextManager[None]:
+def ndjson(site: Site, made: IssuedKey) -> AbstractContextManager[None]:
     return unread(site, made, "/v1/changes", "application/x-ndjson")
 
 
 @contextmanager
-def websocket(site: Site, made: Made) -> Iterator[None]:
+def websocket(site: Site, made: IssuedKey) -> Iterator[None]:
     with Talk(site.url, sockopt=(SMALL,)) as talk:
         talk.auth(made.secret).say(type="subscribe", tables=["users"], resume={"lastSequence": 0})
         yield
 
 
 @contextmanager
-def grpc_call(site: Site, made: Made) -> Iterator[None]:
+def grpc_call(site: Site, made: IssuedKey) -> Iterator[None]:
     asked = [sys.executable, "-c", CALL, site.server.grpc_target, made.secret]
     with subprocess.Popen(
         asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -84,7 +84,7 @@ def grpc_call(site: Site, made: Made) -> Iterator[None]:
             process.kill()
 
 
-Reader = Callable[[Site, Made], AbstractContextManager[None]]
+Reader = Callable[[Site, IssuedKey], AbstractContextManager[None]]
 
 
 class Sent:
@@ -115,7 +115,7 @@ def test_a_key_that_ends_drops_a_client_that_reads_nothing(
         site.writer.put("users", str(number), photo=ROW)
     keyring = site.service.keyring
     now, limiter = keyring._clock, keyring.limiter
-    made = keyring.create(Wanted(seconds=3600))
+    made = keyring.create(KeyRequest(seconds=3600))
     sent = Sent(limiter)
     monkeypatch.setattr(limiter, "spend", sent.spend)
 

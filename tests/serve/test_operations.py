@@ -7,7 +7,7 @@ import pytest
 
 from headrace.errors import LogFailed
 from headrace.serve import ServerSettings, create_app
-from headrace.serve.health import Health, Verdict
+from headrace.serve.health import HealthCheck, HealthStatus
 from headrace.serve.run import BackgroundServer
 from headrace.sources import CopyProgress, Phase, Status
 from headrace.testing import wait_until
@@ -66,30 +66,30 @@ def test_a_source_that_waits_for_its_server_is_degraded_at_first_and_then_unheal
     site: Site,
 ) -> None:
     now = [NOW]
-    judge = Health(ServerSettings(stall_seconds=90.0), clock=lambda: now[0])
+    judge = HealthCheck(ServerSettings(stall_seconds=90.0), clock=lambda: now[0])
     waiting = status(Phase.WAITING, heard_at=0, error="connection refused")
 
-    def verdict() -> Verdict:
+    def verdict() -> HealthStatus:
         return judge.report([waiting], site.log).status
 
-    assert verdict() is Verdict.DEGRADED
+    assert verdict() is HealthStatus.DEGRADED
     now[0] += 89
-    assert verdict() is Verdict.DEGRADED
+    assert verdict() is HealthStatus.DEGRADED
     now[0] += 2
-    assert verdict() is Verdict.UNHEALTHY
+    assert verdict() is HealthStatus.UNHEALTHY
 
 
 def test_a_source_that_forgot_when_it_was_heard_is_judged_by_what_it_said_before(
     site: Site,
 ) -> None:
     now = [NOW]
-    judge = Health(ServerSettings(stall_seconds=90.0), clock=lambda: now[0])
+    judge = HealthCheck(ServerSettings(stall_seconds=90.0), clock=lambda: now[0])
     now[0] += 3600
     streaming = status(heard_at=int(now[0] * 1e6))
-    assert judge.report([streaming], site.log).status is Verdict.HEALTHY
+    assert judge.report([streaming], site.log).status is HealthStatus.HEALTHY
     now[0] += 10
     waiting = status(Phase.WAITING, heard_at=0, error="connection refused")
-    assert judge.report([waiting], site.log).status is Verdict.DEGRADED
+    assert judge.report([waiting], site.log).status is HealthStatus.DEGRADED
 
 
 def test_an_errored_table_makes_it_degraded_with_the_reason(site: Site) -> None:

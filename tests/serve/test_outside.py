@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import websocket
 
-from headrace.log.keys import Wanted
+from headrace.log.keys import KeyRequest
 from headrace.serve import ServerSettings
 from headrace.testing import free_port, wait_until
 from tests.changes import Writer, opened_writer
@@ -75,7 +75,7 @@ def test_the_example_page_shows_changes_through_a_restart(
     page: Page, restarting: Restarting
 ) -> None:
     site = restarting.start()
-    key = site.service.keyring.create(Wanted(tables=("orders",))).secret
+    key = site.service.keyring.create(KeyRequest(tables=("orders",))).secret
     with Front(EXAMPLES, restarting.address) as front:
         page.open(f"{front.url}/browser.html")
         page.run(f"document.forms[0].key.value = '{key}', document.forms[0].requestSubmit()")
@@ -191,7 +191,7 @@ def test_ws_follows_a_table_through_a_restart_and_hears_of_what_is_lost(
     folder: Path, restarting: Restarting
 ) -> None:
     site = restarting.start()
-    key = site.service.keyring.create(Wanted()).secret
+    key = site.service.keyring.create(KeyRequest()).secret
     with node(folder, site.url, key) as process:
         try:
             following = Following(process)

@@ -1,4 +1,4 @@
-"""Pages that readers share: the same for those who want the same, and for nobody else."""
+"""PageCache that readers share: the same for those who want the same, and for nobody else."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from headrace.formats.notification import Notification
 from headrace.serve import page as pages
 from headrace.serve.feed import Feed
 from headrace.serve.filter import Filter
-from headrace.serve.grant import Grant
-from headrace.serve.page import Delivery, Page, Pages, Place
+from headrace.serve.page import FeedPage, PageCache, PageEvent, PageKey
+from headrace.serve.permissions import Permissions
 from headrace.serve.subscription import Subscription
 from tests.changes import Writer, opened_writer
 
@@ -33,10 +33,10 @@ def feed(writer: Writer) -> Feed:
     return Feed(writer.log)
 
 
-def live(*subscriptions: Subscription) -> list[Page]:
+def live(*subscriptions: Subscription) -> list[FeedPage]:
     """What each gets, one after another."""
 
-    async def read() -> list[Page]:
+    async def read() -> list[FeedPage]:
         return [await each.live() for each in subscriptions]
 
     return asyncio.run(read())
@@ -46,11 +46,11 @@ def test_readers_who_want_the_same_from_the_same_place_get_one_page(feed: Feed) 
     readers = [Subscription(feed, Notification(), filter=ORDERS, after=2) for _ in range(3)]
     first, second, third = live(*readers)
     assert first is second is third
-    assert [each.sequence for each in first.deliveries] == [4, 6, 8, 10]
+    assert [each.sequence for each in first.events] == [4, 6, 8, 10]
     assert [each.scanned for each in readers] == [10, 10, 10]
-    calls: list[Page] = []
+    calls: list[FeedPage] = []
 
-    def make(page: Page) -> bytes:
+    def make(page: FeedPage) -> bytes:
         calls.append(page)
         return b"frames"
 
@@ -61,20 +61,22 @@ def test_readers_who_want_the_same_from_the_same_place_get_one_page(feed: Feed) 
 @pytest.mark.parametrize(
     ("filter", "grant", "after"),
     [
-        (Filter(tables=("users",)), Grant(), 0),
-        (Filter(), Grant(), 0),
-        (ORDERS, Grant(tables=("users",)), 0),
-        (ORDERS, Grant(tenant="t1"), 0),
-        (ORDERS, Grant(tenant="t2"), 0),
-        (ORDERS, Grant(), 1),
+        (Filter(tables=("users",)), Permissions(), 0),
+        (Filter(), Permissions(), 0),
+        (ORDERS, Permissions(tables=("users",)), 0),
+        (ORDERS, Permissions(tenant="t1"), 0),
+        (ORDERS, Permissions(tenant="t2"), 0),
+        (ORDERS, Permissions(), 1),
     ],
 )
 def test_whoever_wants_or_may_see_something_else_gets_another_page(
-    feed: Feed, filter: Filter, grant: Grant, after: int
+    feed: Feed, filter: Filter, grant: Permissions, after: int
 ) -> None:
     one = Subscription(feed, Notification(), filter=ORDERS, after=0)
-    other = Subscription(feed, Notification(), filter=filter, after=after, grant=grant)
-    alone = Subscription(Feed(feed.log), Notification(), filter=filter, after=after, grant=grant)
+    other = Subscription(feed, Notification(), filter=filter, after=after, permissions=grant)
+    alone = Subscription(
+        Feed(feed.log), Notification(), filter=filter, after=after, permissions=grant
+    )
     first, second = live(one, other)
     assert first is not second
     assert second == live(alone)[0]
@@ -93,7 +95,7 @@ def test_another_format_gets_another_page(feed: Feed) -> None:
 def test_a_stream_that_remembers_what_it_told_is_not_shared(feed: Feed) -> None:
     first, second = live(*(Subscription(feed, Etl(), filter=ORDERS, after=0) for _ in range(2)))
     assert first is not second
-    assert len(first.deliveries) == len(second.deliveries) > 0
+    assert len(first.events) == len(second.events) > 0
 
 
 def test_what_was_trimmed_meanwhile_is_told_as_a_gap(feed: Feed, writer: Writer) -> None:
@@ -102,7 +104,7 @@ def test_what_was_trimmed_meanwhile_is_told_as_a_gap(feed: Feed, writer: Writer)
     writer.log.trim(5)
     (page,) = live(late)
     assert page.gap == (1, 4)
-    assert [each.sequence for each in page.deliveries] == [6, 8, 10]
+    assert [each.sequence for each in page.events] == [6, 8, 10]
 
 
 def test_readers_go_as_far_as_they_were_woken_for(feed: Feed, writer: Writer) -> None:
@@ -118,16 +120,16 @@ def test_readers_go_as_far_as_they_were_woken_for(feed: Feed, writer: Writer) ->
 def test_no_more_pages_are_kept_than_the_bounds_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "PAGES_KEPT", 3)
     monkeypatch.setattr(pages, "BYTES_KEPT", 100)
-    kept = Pages()
-    kind = kept.kind("everything")
-    assert kept.kind("everything") is kind
-    assert kept.kind("something else") is not kind
+    kept = PageCache()
+    kind = kept.reader_class("everything")
+    assert kept.reader_class("everything") is kind
+    assert kept.reader_class("something else") is not kind
 
-    def place(number: int) -> Place:
-        return Place(kind, number, number + 1, 256, 1024)
+    def place(number: int) -> PageKey:
+        return PageKey(kind, number, number + 1, 256, 1024)
 
     def keep(number: int, size: int) -> None:
-        kept.keep(place(number), Page([Delivery(number + 1, b"x" * size)], number + 1))
+        kept.keep(place(number), FeedPage([PageEvent(number + 1, b"x" * size)], number + 1))
 
     for number in range(5):
         keep(number, 10)

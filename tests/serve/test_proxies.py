@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.log.keys import Wanted
+from headrace.log.keys import KeyRequest
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing import free_port, wait_until
 from tests.changes import Writer, opened_writer
@@ -59,7 +59,7 @@ class Site:
         self.writer: Writer = stack.enter_context(opened_writer(folder / "log"))
         app = create_app(self.writer.log, statuses=list, copy_again=None, settings=settings)
         self._server = stack.enter_context(BackgroundServer(app, settings))
-        self.key = app.state.service.keyring.create(Wanted()).secret
+        self.key = app.state.service.keyring.create(KeyRequest()).secret
         self.certificate, self._private = folder / "feed.crt", folder / "feed.key"
         self._certify()
         self.port = free_port()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.log.keys import Wanted
+from headrace.log.keys import KeyRequest
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from tests.changes import opened_writer
 
@@ -54,7 +54,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
         writer.put("orders", "2")
         app = create_app(writer.log, statuses=list, copy_again=None, settings=settings)
         server = stack.enter_context(BackgroundServer(app, settings))
-        key = app.state.service.keyring.create(Wanted()).secret if keyed else ""
+        key = app.state.service.keyring.create(KeyRequest()).secret if keyed else ""
         yield Site(server, key)
 
 

@@ -15,9 +15,9 @@ from headrace.formats.etl import Etl
 from headrace.serve.access import Access
 from headrace.serve.feed import BLOCK, Feed
 from headrace.serve.filter import Filter
-from headrace.serve.grant import Grant
+from headrace.serve.permissions import Permissions
 from headrace.serve.sse import Pace, frames, gap_event
-from headrace.serve.subscription import Gap, Page, Subscription
+from headrace.serve.subscription import FeedPage, LogGap, Subscription
 from tests.changes import Writer, make_change, opened_writer
 
 CHANGES = 5 * BLOCK
@@ -29,13 +29,13 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
         yield writer
 
 
-def ending(looks: int) -> Grant:
+def ending(looks: int) -> Permissions:
     """A grant that ends after it was looked at so often."""
     left = itertools.count(looks, -1)
-    return Grant(valid=lambda: next(left) > 0)
+    return Permissions(valid=lambda: next(left) > 0)
 
 
-def attempts(run: Callable[[Grant], tuple[int, int]]) -> None:
+def attempts(run: Callable[[Permissions], tuple[int, int]]) -> None:
     """Let it end at every place there is; it must have handed over all that it says it has."""
     looks = 0
     while True:
@@ -50,11 +50,11 @@ def test_a_page_whose_key_ends_passes_over_nothing(writer: Writer) -> None:
     writer.put_many("users", CHANGES)
     feed = Feed(writer.log)
 
-    def run(grant: Grant) -> tuple[int, int]:
-        subscription = Subscription(feed, Canonical(), filter=Filter(), after=0, grant=grant)
+    def run(grant: Permissions) -> tuple[int, int]:
+        subscription = Subscription(feed, Canonical(), filter=Filter(), after=0, permissions=grant)
         page = asyncio.run(subscription.page(10_000))
         assert page.scanned == subscription.scanned
-        return len(page.deliveries), page.scanned
+        return len(page.events), page.scanned
 
     attempts(run)
 
@@ -63,8 +63,8 @@ def test_a_page_of_a_format_with_a_memory_passes_over_nothing_either(writer: Wri
     writer.put_many("users", CHANGES)
     feed = Feed(writer.log)
 
-    def run(grant: Grant) -> tuple[int, int]:
-        subscription = Subscription(feed, Etl(), filter=Filter(), after=0, grant=grant)
+    def run(grant: Permissions) -> tuple[int, int]:
+        subscription = Subscription(feed, Etl(), filter=Filter(), after=0, permissions=grant)
         page = asyncio.run(subscription.page(10_000))
         kinds = [json.loads(payload)["type"] for payload in page.payloads]
         return kinds.count("Insert"), page.scanned
@@ -81,14 +81,14 @@ def test_a_stream_whose_key_ends_names_no_sequence_beyond_what_it_sent(writer: W
     writer.append(changes)
     feed, filter = Feed(writer.log), Filter(tables=("users",))
 
-    async def streamed(grant: Grant) -> bytes:
+    async def streamed(grant: Permissions) -> bytes:
         subscription = Subscription(
-            feed, Canonical(), filter=filter, after=0, upto=CHANGES, grant=grant
+            feed, Canonical(), filter=filter, after=0, upto=CHANGES, permissions=grant
         )
         sent = frames(subscription, Access(), pace=Pace(idle=60.0), gap=gap_event)
         return b"".join([frame async for frame in sent])
 
-    def run(grant: Grant) -> tuple[int, int]:
+    def run(grant: Permissions) -> tuple[int, int]:
         told = asyncio.run(streamed(grant))
         named = [int(id) for id in re.findall(rb"^id: (\d+)$", told, re.MULTILINE)]
         return 2 * told.count(b"data: "), named[-1] if named else 0
@@ -108,10 +108,10 @@ def test_nothing_that_was_read_goes_out_after_the_key_has_ended(writer: Writer) 
         return entries
 
     feed.read = reading  # type: ignore[method-assign, assignment]
-    grant = Grant(valid=lambda: not ended)
-    subscription = Subscription(feed, Canonical(), filter=Filter(), after=0, grant=grant)
+    grant = Permissions(valid=lambda: not ended)
+    subscription = Subscription(feed, Canonical(), filter=Filter(), after=0, permissions=grant)
     page = asyncio.run(subscription.page(10_000))
-    assert (page.deliveries, page.scanned) == ([], 0)
+    assert (page.events, page.scanned) == ([], 0)
 
 
 def test_a_second_gap_is_told_with_the_first(writer: Writer) -> None:
@@ -131,6 +131,6 @@ def test_a_second_gap_is_told_with_the_first(writer: Writer) -> None:
         return waits == 1
 
     subscription._arrival = arrival  # type: ignore[method-assign]
-    page: Page = asyncio.run(subscription.page(10, wait=60))
-    assert page.gap == Gap(1, 13)
-    assert (page.deliveries, page.scanned) == ([], 15)
+    page: FeedPage = asyncio.run(subscription.page(10, wait=60))
+    assert page.gap == LogGap(1, 13)
+    assert (page.events, page.scanned) == ([], 15)

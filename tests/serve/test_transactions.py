@@ -20,8 +20,8 @@ from headrace.log import Log
 from headrace.serve import renderings
 from headrace.serve.feed import BLOCK, Feed
 from headrace.serve.filter import Filter
-from headrace.serve.renderings import Rendering
-from headrace.serve.subscription import Gap, Subscription
+from headrace.serve.renderings import RenderedTransaction
+from headrace.serve.subscription import LogGap, Subscription
 from tests.changes import Writer, make_change, opened_writer
 from tests.effort import times
 
@@ -69,7 +69,7 @@ def read(subscription: Subscription, limit: int) -> list[Any]:
     async def pages() -> list[Any]:
         deliveries: list[Any] = []
         while subscription.scanned < subscription.end:
-            deliveries += (await subscription.next(limit)).deliveries
+            deliveries += (await subscription.next(limit)).events
         return deliveries
 
     return asyncio.run(pages())
@@ -125,7 +125,7 @@ def test_two_that_ask_at_once_wait_for_one_rendering(writer: Writer) -> None:
         return await asyncio.gather(*(each.next(10_000) for each in subscriptions))
 
     whole, *_ = asyncio.run(both())
-    assert of(whole.deliveries) == [2 * BLOCK] * (BLOCK + 1)
+    assert of(whole.events) == [2 * BLOCK] * (BLOCK + 1)
     assert format.seen == [(1, 2 * BLOCK)]
 
 
@@ -190,7 +190,7 @@ def test_what_no_memory_could_hold_is_refused_after_what_stands_before_it(
         subscription = Subscription(Feed(writer.log), Folded(), filter=EVERY, after=after)
         found: list[Any] = []
         while subscription.scanned < 3:
-            found += asyncio.run(subscription.next(limit)).deliveries
+            found += asyncio.run(subscription.next(limit)).events
         assert of(found) == [3, 3, 3][after:]
         with pytest.raises(LogError, match="transaction 2, from change 4 on") as caught:
             asyncio.run(subscription.next(limit))
@@ -216,7 +216,7 @@ def test_what_is_kept_is_bounded_in_bytes(writer: Writer, monkeypatch: pytest.Mo
 def test_what_is_kept_is_bounded_in_number() -> None:
     kept = renderings.Renderings(log=None)  # type: ignore[arg-type]
     for begin in range(1, renderings.KEPT + 11):
-        kept.keep(0, Rendering(begin, begin, begin, {}, 0))
+        kept.keep(0, RenderedTransaction(begin, begin, begin, {}, 0))
     assert kept.get(0, make_change(sequence=10)) is None
     assert kept.get(0, make_change(sequence=11)) is not None
     assert len(kept._kept) == renderings.KEPT
@@ -225,7 +225,7 @@ def test_what_is_kept_is_bounded_in_number() -> None:
 def test_one_that_is_kept_twice_counts_once() -> None:
     kept = renderings.Renderings(log=None)  # type: ignore[arg-type]
     for _ in range(2):
-        kept.keep(0, Rendering(1, 1, 2, {}, 700))
+        kept.keep(0, RenderedTransaction(1, 1, 2, {}, 700))
     assert kept._size == 700
 
 
@@ -260,8 +260,8 @@ def test_the_rest_of_a_trimmed_transaction_is_rendered_as_it_is(writer: Writer) 
     for limit in (1, 3, 100):
         feed, format = Feed(writer.log), Folded()
         page = asyncio.run(Subscription(feed, format, filter=EVERY, after=1).next(limit))
-        assert page.gap == Gap(2, 3)
-        assert set(of(page.deliveries)) == {6}
+        assert page.gap == LogGap(2, 3)
+        assert set(of(page.events)) == {6}
         rest = Subscription(feed, format, filter=EVERY, after=page.scanned)
         assert set(of(read(rest, limit))) <= {6}
         assert format.seen == [(4, 9)]
@@ -275,15 +275,15 @@ def test_what_is_trimmed_while_it_is_read_is_announced(
     feed = Feed(writer.log)
     reading = feed.renderings.read
 
-    async def after_a_trim(*asked: Any) -> Rendering | None:
+    async def after_a_trim(*asked: Any) -> RenderedTransaction | None:
         writer.log.trim(6)
         return await reading(*asked)
 
     monkeypatch.setattr(feed.renderings, "read", after_a_trim)
     page = asyncio.run(Subscription(feed, Folded(), filter=EVERY, after=2).next(100))
-    assert page.gap == Gap(3, 5)
-    assert [delivery.sequence for delivery in page.deliveries] == [7, 9]
-    assert set(of(page.deliveries)) == {4}
+    assert page.gap == LogGap(3, 5)
+    assert [delivery.sequence for delivery in page.events] == [7, 9]
+    assert set(of(page.events)) == {4}
 
 
 @pytest.mark.requirement("C-05")
@@ -293,15 +293,15 @@ def test_what_has_begun_to_be_told_goes_on_as_it_began(writer: Writer, count: in
     feed, format = Feed(writer.log), Folded()
     subscription = Subscription(feed, format, filter=EVERY, after=0)
     begun = asyncio.run(subscription.next(1))
-    assert of(begun.deliveries) == [count] * 2
+    assert of(begun.events) == [count] * 2
     writer.log.trim(3)
     # For this reader, for one that asks for the next page, and for one that trims meet again.
-    assert set(of(asyncio.run(subscription.next(1)).deliveries)) == {count}
+    assert set(of(asyncio.run(subscription.next(1)).events)) == {count}
     following = Subscription(feed, format, filter=EVERY, after=2)
-    assert set(of(asyncio.run(following.next(2)).deliveries)) == {count}
+    assert set(of(asyncio.run(following.next(2)).events)) == {count}
     writer.log.trim(6)
     gap = asyncio.run(subscription.next(1000))
-    assert (gap.gap, set(of(gap.deliveries))) == (Gap(4, 5), {count})
+    assert (gap.gap, set(of(gap.events))) == (LogGap(4, 5), {count})
     assert set(of(read(Subscription(feed, format, filter=EVERY, after=6), 1000))) == {count}
     assert format.seen == [(1, count)]
 
@@ -312,7 +312,7 @@ def test_a_rest_that_was_rendered_stays_as_it_is_when_more_is_trimmed(writer: Wr
     writer.log.trim(3)
     feed, format = Feed(writer.log), Folded()
     first = asyncio.run(Subscription(feed, format, filter=EVERY, after=2).next(1))
-    assert of(first.deliveries) == [7]
+    assert of(first.events) == [7]
     writer.log.trim(5)
     rest = read(Subscription(feed, format, filter=EVERY, after=4), 100)
     assert set(of(rest)) == {7}
@@ -323,7 +323,7 @@ def test_a_log_that_is_trimmed_whole_is_a_gap(writer: Writer) -> None:
     writer.put_many("users", 9)
     writer.log.trim(10)
     page = asyncio.run(Subscription(Feed(writer.log), Folded(), filter=EVERY, after=2).next(100))
-    assert (page.gap, page.deliveries, page.scanned) == (Gap(3, 9), [], 9)
+    assert (page.gap, page.events, page.scanned) == (LogGap(3, 9), [], 9)
 
 
 def test_changes_apart_from_their_transaction_are_told_of_as_an_error(writer: Writer) -> None:

@@ -21,7 +21,7 @@ from headrace.change.event import Op
 from headrace.config import WebSocketSection
 from headrace.errors import LogError
 from headrace.formats.catalogue import schemas
-from headrace.log.keys import Limits, Wanted
+from headrace.log.keys import KeyLimits, KeyRequest
 from headrace.serve import ServerSettings
 from headrace.serve.keyring import Keyring
 from headrace.serve.ws.messages import LARGEST_MESSAGE
@@ -49,7 +49,7 @@ def keyring(site: Site) -> Keyring:
 
 def key(site: Site, **wanted: Any) -> str:
     """A new key of the server."""
-    return keyring(site).create(Wanted(**wanted)).secret
+    return keyring(site).create(KeyRequest(**wanted)).secret
 
 
 @pytest.fixture
@@ -329,8 +329,8 @@ def test_a_table_named_twice_is_subscribed_to_once(shop: Site, talk: Talk) -> No
 
 @pytest.mark.requirement("S3-05", "C-27")
 def test_bad_keys_are_all_answered_alike_and_the_connection_closed(shop: Site) -> None:
-    made = keyring(shop).create(Wanted())
-    short = keyring(shop).create(Wanted(seconds=1.0))
+    made = keyring(shop).create(KeyRequest())
+    short = keyring(shop).create(KeyRequest(seconds=1.0))
     wait_until(lambda: not keyring(shop).valid(short.key), message="the key expires")
     keyring(shop).revoke(made.key.id)
     answers = []
@@ -365,7 +365,7 @@ def test_a_server_that_requires_keys_takes_no_other(sites: Sites) -> None:
 @pytest.mark.requirement("S3-19")
 @pytest.mark.parametrize("subscribed", [False, True])
 def test_a_revoked_key_ends_the_connection_within_a_second(shop: Site, subscribed: bool) -> None:
-    made = keyring(shop).create(Wanted())
+    made = keyring(shop).create(KeyRequest())
     with Talk(shop.url) as talk:
         talk.auth(made.secret)
         if subscribed:
@@ -389,7 +389,7 @@ def test_an_expired_key_ends_the_connection(shop: Site) -> None:
 
 @pytest.mark.requirement("S3-25")
 def test_a_keys_limits_are_kept(shop: Site) -> None:
-    one = key(shop, limits=Limits(connections=1))
+    one = key(shop, limits=KeyLimits(connections=1))
     with Talk(shop.url) as first:
         first.auth(one)
         with Talk(shop.url) as second:
@@ -397,11 +397,11 @@ def test_a_keys_limits_are_kept(shop: Site) -> None:
             assert second.closed()[0] == 1013
     wait_until(lambda: _opens(shop, one), message="the connection is given back")
     with Talk(shop.url) as talk:
-        talk.auth(key(shop, limits=Limits(requests_per_second=1.0)))
+        talk.auth(key(shop, limits=KeyLimits(requests_per_second=1.0)))
         talk.subscribe("orders")
         assert talk.ask(type="subscribe", tables=["orders"])["error"] == "rate_limited"
     with Talk(shop.url) as talk:
-        talk.auth(key(shop, limits=Limits(events_per_second=100.0))).subscribe("orders")
+        talk.auth(key(shop, limits=KeyLimits(events_per_second=100.0))).subscribe("orders")
         began = time.monotonic()
         for _ in range(3):
             shop.writer.put_many("orders", 100)

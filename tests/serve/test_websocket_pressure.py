@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from headrace.config import WebSocketSection
-from headrace.log.keys import Wanted
+from headrace.log.keys import KeyRequest
 from headrace.serve import ServerSettings
 from headrace.serve.ws.frames import FramesProtocol
 from headrace.testing import wait_until
@@ -116,7 +116,7 @@ def test_a_client_that_vanished_while_nothing_happened_is_found(sites: Sites) ->
 def test_a_revoked_key_drops_a_client_that_reads_nothing(sites: Sites) -> None:
     site = sites()
     site.writer.table("orders")
-    made = site.service.keyring.create(Wanted())
+    made = site.service.keyring.create(KeyRequest())
     small = ((socket.SOL_SOCKET, socket.SO_RCVBUF, 4096),)
     with Talk(site.url, sockopt=small) as talk:
         talk.auth(made.secret).subscribe("orders")

@@ -18,10 +18,10 @@ from websockets.asyncio.client import ClientConnection, connect
 from headrace.change.event import Change, Transaction
 from headrace.config import WebSocketSection
 from headrace.log import Log
-from headrace.log.keys import Wanted
+from headrace.log.keys import KeyRequest
 from headrace.serve import ServerSettings
-from headrace.serve.ws.messages import Resume
-from headrace.serve.ws.resume import Kept, KeptSubscriptions, Window
+from headrace.serve.ws.messages import ResumeRequest
+from headrace.serve.ws.resume import ClientSubscription, ClientSubscriptions, ReplayWindow
 from headrace.testing import wait_until
 from tests.changes import Writer, make_change, opened_writer
 from tests.effort import times
@@ -170,7 +170,7 @@ def test_a_replaced_subscription_leaves_nothing_unsent(shop: Site) -> None:
 @pytest.mark.requirement("C-21")
 def test_a_rotated_key_takes_up_the_subscription(shop: Site) -> None:
     keyring = shop.service.keyring
-    old = keyring.create(Wanted())
+    old = keyring.create(KeyRequest())
     with Talk(shop.url) as talk:
         confirmed = talk.auth(old.secret).subscribe("orders")
     put(shop, 1)
@@ -186,7 +186,7 @@ def test_a_rotated_key_takes_up_the_subscription(shop: Site) -> None:
 @pytest.mark.requirement("C-21")
 def test_a_subscription_belongs_to_its_key(shop: Site) -> None:
     keyring = shop.service.keyring
-    mine, other = (keyring.create(Wanted()).secret for _ in range(2))
+    mine, other = (keyring.create(KeyRequest()).secret for _ in range(2))
     with Talk(shop.url) as talk:
         confirmed = talk.auth(mine).subscribe("orders")
     put(shop, 1)
@@ -335,10 +335,10 @@ def test_what_is_held_is_the_newest_and_every_loss_is_told(
     with opened_writer(tmp_path_factory.mktemp("log")) as writer:
         changes = [_put(writer, table, age) for table, age in history.changes]
         writer.log.trim(history.trimmed + 1)
-        resume, position = Resume(last_sequence=history.position), history.position
+        resume, position = ResumeRequest(last_sequence=history.position), history.position
         if by_id and history.position and changes[history.position - 1].table.name == "orders":
-            resume = Resume(last_event_id=changes[history.position - 1].id)
-        start = Window(writer.log, _wants, settings, NOW).start(resume, None, "e")
+            resume = ResumeRequest(last_event_id=changes[history.position - 1].id)
+        start = ReplayWindow(writer.log, _wants, settings, NOW).start(resume, None, "e")
     mine = [change for change in changes if _wants(change) and change.sequence > position]
     if resume.last_event_id and position <= history.trimmed:
         assert start.lost is not None  # its last event is gone, so nobody knows
@@ -378,8 +378,11 @@ def _put(writer: Writer, table: str, age: int) -> Change:
 @pytest.mark.requirement("S3-31")
 def test_a_subscription_is_kept_for_five_minutes() -> None:
     now = [0.0]
-    kept = KeptSubscriptions(FOREVER, lambda: now[0])
-    mine, standing = Kept("sub_1", "key", 5, 5), Kept("sub_2", "key", 5, 5)
+    kept = ClientSubscriptions(FOREVER, lambda: now[0])
+    mine, standing = (
+        ClientSubscription("sub_1", "key", 5, 5),
+        ClientSubscription("sub_2", "key", 5, 5),
+    )
     kept.begin(mine)
     kept.begin(standing)
     now[0] = 1000.0
@@ -394,9 +397,9 @@ def test_a_subscription_is_kept_for_five_minutes() -> None:
 
 def test_one_owners_subscriptions_push_out_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.serve.ws.resume.MOST_KEPT", 2)
-    kept = KeptSubscriptions(FOREVER, lambda: 0.0)
+    kept = ClientSubscriptions(FOREVER, lambda: 0.0)
     for id, owner in [("a", "one"), *((str(number), "other") for number in range(4))]:
-        ended = Kept(id, owner, 5, 5)
+        ended = ClientSubscription(id, owner, 5, 5)
         kept.begin(ended)
         kept.end(ended)
     assert kept.find("a", "one") is not None

@@ -13,14 +13,14 @@ from headrace.serve.ws.messages import Confirmed, Rejected, parse
 from headrace.serve.ws.session import (
     MESSAGES_AT_ONCE,
     Act,
-    Check,
-    Clock,
-    Close,
-    Open,
-    Report,
-    Send,
-    Session,
-    Wait,
+    CheckKey,
+    CloseConnection,
+    OpenSubscription,
+    PauseReading,
+    SendMessage,
+    SendStatus,
+    SessionClock,
+    WebSocketSession,
 )
 
 CONFIRMED = Confirmed(id="sub_1", tables=("orders",), sequence=5, epoch="e")
@@ -31,8 +31,8 @@ class Conversation:
 
     def __init__(self, *, admitted: bool = True) -> None:
         self.now = 1000.0
-        clock = Clock(lambda: self.now, lambda: int(self.now * 1_000_000))
-        self.session = Session(WebSocketSection(), clock)
+        clock = SessionClock(lambda: self.now, lambda: int(self.now * 1_000_000))
+        self.session = WebSocketSession(WebSocketSection(), clock)
         if admitted:
             self.session.admit()
 
@@ -48,13 +48,13 @@ class Conversation:
         return self.session.elapse(sent)
 
     def ping(self, sent: int | None = None) -> str:
-        """Wait for a ping; returns its time."""
+        """PauseReading for a ping; returns its time."""
         acts = self.elapse(self.session.next_at - self.now, sent)
-        return str(next(said(act)["timestamp"] for act in acts if isinstance(act, Send)))
+        return str(next(said(act)["timestamp"] for act in acts if isinstance(act, SendMessage)))
 
 
 def said(act: Act) -> dict[str, Any]:
-    assert isinstance(act, Send)
+    assert isinstance(act, SendMessage)
     message: dict[str, Any] = json.loads(act.message)
     return message
 
@@ -65,7 +65,7 @@ def said(act: Act) -> dict[str, Any]:
 @pytest.mark.requirement("S3-03")
 def test_auth_is_checked_and_its_key_never_shown() -> None:
     (act,) = Conversation(admitted=False).say(type="auth", apiKey="cdc_" + "a" * 64)
-    assert isinstance(act, Check)
+    assert isinstance(act, CheckKey)
     assert act.auth.api_key == "cdc_" + "a" * 64
     assert act.auth.well_formed
     assert "aaa" not in repr(act)
@@ -98,7 +98,7 @@ def test_who_says_nothing_for_ten_seconds_must_go() -> None:
     assert conversation.elapse(9.9) == []
     error, close = conversation.elapse(0.1)
     assert said(error)["error"] == "unauthenticated"
-    assert isinstance(close, Close)
+    assert isinstance(close, CloseConnection)
 
 
 @pytest.mark.requirement("S3-05")
@@ -110,7 +110,7 @@ def test_a_refused_key_is_answered_and_the_connection_closed() -> None:
         "message": "The provided API key is invalid or has expired",
         "timestamp": "1970-01-01T00:16:40.000000Z",
     }
-    assert isinstance(close, Close)
+    assert isinstance(close, CloseConnection)
 
 
 # --- what it says --------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_a_malformed_message_is_refused_and_the_conversation_goes_on(text: str) 
     assert error["message"]
     assert error["requestId"].startswith("req_")
     (opened,) = conversation.say(type="subscribe", tables=["orders"])
-    assert isinstance(opened, Open)
+    assert isinstance(opened, OpenSubscription)
 
 
 @pytest.mark.requirement("S3-06")
@@ -164,7 +164,7 @@ def test_from_one_table_to_a_hundred() -> None:
     for count in (1, 100):
         tables = [f"t{n}" for n in range(count)]
         (act,) = Conversation().say(type="subscribe", tables=tables)
-        assert isinstance(act, Open)
+        assert isinstance(act, OpenSubscription)
         assert act.wanted.tables == tables
 
 
@@ -181,7 +181,7 @@ def test_unknown_fields_are_passed_over() -> None:
     (act,) = Conversation().say(
         type="subscribe", tables=["orders"], colour="blue", resume={"lastSequence": 1, "x": []}
     )
-    assert isinstance(act, Open)
+    assert isinstance(act, OpenSubscription)
     assert act.wanted.resume is not None
     assert act.wanted.resume.last_sequence == 1
 
@@ -210,10 +210,10 @@ def test_who_says_too_much_is_told_and_waits() -> None:
         assert conversation.say(type="pong", timestamp="now") == []
     error, wait = conversation.say(type="subscribe", tables=["orders"])
     assert said(error)["error"] == "rate_limited"
-    assert isinstance(wait, Wait)
+    assert isinstance(wait, PauseReading)
     conversation.now += wait.seconds
     (act,) = conversation.say(type="subscribe", tables=["orders"])
-    assert isinstance(act, Open)
+    assert isinstance(act, OpenSubscription)
 
 
 # --- versions ------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_ping_comes_every_thirty_seconds() -> None:
     assert conversation.elapse(29.9) == []
     for _ in range(5):
         acts = conversation.elapse(0.1)
-        pings = [said(act) for act in acts if isinstance(act, Send)]
+        pings = [said(act) for act in acts if isinstance(act, SendMessage)]
         assert [ping["type"] for ping in pings] == ["ping"]
         conversation.say(type="pong", timestamp=pings[0]["timestamp"])
         assert conversation.elapse(29.9) == []
@@ -264,9 +264,9 @@ def test_who_answers_no_ping_for_sixty_seconds_must_go() -> None:
     conversation = Conversation()
     conversation.ping()
     conversation.elapse(59.9)
-    assert not [act for act in conversation.elapse(0) if isinstance(act, Close)]
+    assert not [act for act in conversation.elapse(0) if isinstance(act, CloseConnection)]
     (close,) = conversation.elapse(0.1)
-    assert isinstance(close, Close)
+    assert isinstance(close, CloseConnection)
 
 
 @pytest.mark.requirement("S3-14", "S3-15")
@@ -275,9 +275,9 @@ def test_a_late_answer_to_an_earlier_ping_leaves_the_later_one_open() -> None:
     first = conversation.ping()
     conversation.ping()
     assert conversation.say(type="pong", timestamp=first) == []
-    assert [act for act in conversation.elapse(59) if isinstance(act, Close)] == []
+    assert [act for act in conversation.elapse(59) if isinstance(act, CloseConnection)] == []
     (close,) = conversation.elapse(1)
-    assert isinstance(close, Close)
+    assert isinstance(close, CloseConnection)
 
 
 @pytest.mark.requirement("S3-14")
@@ -285,7 +285,7 @@ def test_a_pong_with_a_time_of_its_own_answers_too() -> None:
     conversation = Conversation()
     conversation.ping(sent=7)
     conversation.say(type="pong", timestamp="2025-11-08T10:30:00Z")
-    assert [act for act in conversation.elapse(60) if isinstance(act, Close)] == []
+    assert [act for act in conversation.elapse(60) if isinstance(act, CloseConnection)] == []
     assert conversation.session.received is None  # nobody knows which ping it has seen
 
 
@@ -312,7 +312,7 @@ def test_the_status_comes_every_thirty_seconds() -> None:
     for _ in range(4):
         acts = conversation.elapse(30)
         conversation.say(type="pong", timestamp="now")
-        reports.append([act for act in acts if isinstance(act, Report)])
+        reports.append([act for act in acts if isinstance(act, SendStatus)])
     assert [len(report) for report in reports] == [1, 1, 1, 1]
 
 

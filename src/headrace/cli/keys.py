@@ -50,15 +50,15 @@ def create(  # noqa: PLR0913, PLR0917 - an option for each thing a key may be he
 ) -> None:
     """Make a key, and show it this once: only its hash is kept."""
     from ..config import load
-    from ..log.keys import Limits, Wanted, seconds
+    from ..log.keys import KeyLimits, KeyRequest, seconds
     from ..operate.commands import create_key
 
-    wanted = Wanted(
+    wanted = KeyRequest(
         name=name,
         scopes=_scopes(scope or ["cdc:read"]),
         tables=tuple(glob.strip() for text in tables or () for glob in text.split(",")),
         tenant=tenant,
-        limits=Limits(connections, requests_per_second, events_per_second),
+        limits=KeyLimits(connections, requests_per_second, events_per_second),
         seconds=None if expires is None else seconds(expires),
     )
     _show(create_key(load(config), wanted), as_json=as_json)

@@ -1,7 +1,7 @@
 """API keys: who may read what.
 
 A key is `cdc_` and 64 random characters. It is shown once, when it is made; what is kept is its
-hash. Keys that are unknown, expired or revoked are told apart by nobody outside.
+hash. Keys that are unknown, expired or revoked look the same from outside.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ class Scope(StrEnum):
     """What a key may do."""
 
     READ = "cdc:read"
-    ADMIN = "cdc:admin"  # also trims, copies again, moves cursors and makes keys
+    ADMIN = "cdc:admin"  # also trims, takes snapshots, moves cursors and makes keys
 
 
-class Limits(msgspec.Struct, frozen=True):
+class KeyLimits(msgspec.Struct, frozen=True):
     """How much one key may ask at once; None: as much as it likes."""
 
     connections: int | None = None
@@ -47,13 +47,13 @@ class Limits(msgspec.Struct, frozen=True):
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """A key as it is kept."""
 
-    id: str  # names it in lists, logs and commands; tells nothing of the key itself
+    id: str  # names it in lists, logs and commands; says nothing of the key itself
     hash: str
     name: str = ""  # what people call it
     scopes: frozenset[Scope] = frozenset({Scope.READ})
     tables: tuple[str, ...] = ()  # globs; none: all
     tenant: str | None = None  # whose rows it may see; None: everybody's
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     created_at: int  # microseconds since 1970, as all times here
     expires_at: int | None = None
     revoked_at: int | None = None
@@ -81,28 +81,28 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
         return not self.tables or any(map(table.matches, self.tables))
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody asks of a new key."""
+class KeyRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new key is to be good for."""
 
     name: str = ""
     scopes: frozenset[Scope] = frozenset({Scope.READ})
     tables: tuple[str, ...] = ()
     tenant: str | None = None
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     seconds: float | None = None  # how long it lives; None: until it is revoked
 
 
-class Made(msgspec.Struct, frozen=True):
+class IssuedKey(msgspec.Struct, frozen=True):
     """A new key, and the only time that it is seen."""
 
     secret: str
     key: Key
 
     def __repr__(self) -> str:
-        return f"Made(secret='***', key={self.key.id})"
+        return f"IssuedKey(secret='***', key={self.key.id})"
 
 
-class State(StrEnum):
+class KeyState(StrEnum):
     """Whether a key opens anything."""
 
     VALID = "valid"
@@ -110,28 +110,28 @@ class State(StrEnum):
     REVOKED = "revoked"
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class ListedKey(msgspec.Struct, frozen=True, kw_only=True):
     """A key as it is shown in lists."""
 
     id: str
     name: str
-    state: State
+    state: KeyState
     scopes: list[Scope]
     tables: list[str]
     tenant: str | None
-    limits: Limits
+    limits: KeyLimits
     created_at: int
     expires_at: int | None
     revoked_at: int | None
 
 
-def listed(key: Key, *, now: int) -> Listed:
-    """What may be told of a key."""
-    ended = State.EXPIRED if key.revoked_at is None else State.REVOKED
-    return Listed(
+def listed(key: Key, *, now: int) -> ListedKey:
+    """A key without what opens anything."""
+    ended = KeyState.EXPIRED if key.revoked_at is None else KeyState.REVOKED
+    return ListedKey(
         id=key.id,
         name=key.name,
-        state=State.VALID if key.valid(now) else ended,
+        state=KeyState.VALID if key.valid(now) else ended,
         scopes=sorted(key.scopes),
         tables=list(key.tables),
         tenant=key.tenant,
@@ -142,7 +142,7 @@ def listed(key: Key, *, now: int) -> Listed:
     )
 
 
-def make(wanted: Wanted, *, now: int) -> Made:
+def make(wanted: KeyRequest, *, now: int) -> IssuedKey:
     """A new key from the system's generator; ConfigError when such a key makes no sense."""
     _check(wanted)
     secret = PREFIX + secrets.token_hex(32)
@@ -158,15 +158,15 @@ def make(wanted: Wanted, *, now: int) -> Made:
         created_at=now,
         expires_at=expires,
     )
-    return Made(secret, key)
+    return IssuedKey(secret, key)
 
 
-def rotate(old: Key, *, overlap: float, now: int) -> tuple[Made, Key]:
+def rotate(old: Key, *, overlap: float, now: int) -> tuple[IssuedKey, Key]:
     """A new key with the same rights, and the old one, which ends after `overlap` seconds.
 
     One that was rotated before ends no later than it would have.
     """
-    wanted = Wanted(
+    wanted = KeyRequest(
         name=old.name, scopes=old.scopes, tables=old.tables, tenant=old.tenant, limits=old.limits
     )
     made = make(wanted, now=now)
@@ -175,7 +175,7 @@ def rotate(old: Key, *, overlap: float, now: int) -> tuple[Made, Key]:
         replaced = min(replaced, old.replaced_at)
     # The new key may not outlive what the old one was given, which the overlap does not shorten.
     new = msgspec.structs.replace(made.key, expires_at=old.expires_at, first=old.holder)
-    return Made(made.secret, new), msgspec.structs.replace(old, replaced_at=replaced)
+    return IssuedKey(made.secret, new), msgspec.structs.replace(old, replaced_at=replaced)
 
 
 def find(kept: Mapping[str, Key], secret: str, *, now: int) -> Key | None:
@@ -200,7 +200,7 @@ def seconds(text: str) -> float:
     return float(number)
 
 
-def _check(wanted: Wanted) -> None:
+def _check(wanted: KeyRequest) -> None:
     for text in (wanted.name, *wanted.tables, wanted.tenant or "-"):
         if len(text) > LONGEST_TEXT or not text.isprintable():
             raise ConfigError(

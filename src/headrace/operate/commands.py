@@ -16,7 +16,7 @@ from ..client import Client
 from ..config import Config
 from ..errors import ConfigError, LogAbsent, LogError, ServerAbsent, ServerError, SourceError
 from ..log import Cursor, Log, LogReader, Stats, Trimmed, keys
-from ..log.keys import Key, Listed, Made, Wanted
+from ..log.keys import IssuedKey, Key, KeyRequest, ListedKey
 from ..model import Model
 from ..run import OPERATOR_KEY, check_model, formats, server_settings
 from ..secret import Secret
@@ -58,7 +58,7 @@ class KeyShown(msgspec.Struct, frozen=True):
     """A new key, which is shown this once."""
 
     secret: str
-    key: Listed
+    key: ListedKey
 
     def __repr__(self) -> str:
         return f"KeyShown(secret='***', key={self.key.id})"
@@ -184,7 +184,7 @@ def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:
     return Trimmed(done["deleted"], done["before_sequence"], done["held_by"])
 
 
-def create_key(config: Config, wanted: Wanted) -> KeyShown:
+def create_key(config: Config, wanted: KeyRequest) -> KeyShown:
     """Make a key; where there is no log yet, it begins with it."""
     client = connect(config)
     if client is not None:
@@ -197,20 +197,20 @@ def create_key(config: Config, wanted: Wanted) -> KeyShown:
         return _shown(Keyring(log).create(wanted))
 
 
-def list_keys(config: Config) -> list[Listed]:
+def list_keys(config: Config) -> list[ListedKey]:
     """Every key, oldest first."""
     client = connect(config)
     if client is not None:
-        return msgspec.convert(client.get("/v1/keys")["keys"], list[Listed])
+        return msgspec.convert(client.get("/v1/keys")["keys"], list[ListedKey])
     with LogReader.open(config.log_dir) as log:
         return [_listed(key) for key in sorted(log.keys(), key=lambda key: key.created_at)]
 
 
-def revoke_key(config: Config, id: str) -> Listed:
+def revoke_key(config: Config, id: str) -> ListedKey:
     """End a key now."""
     client = connect(config)
     if client is not None:
-        return msgspec.convert(client.delete(f"/v1/keys/{quote(id, safe='')}"), Listed)
+        return msgspec.convert(client.delete(f"/v1/keys/{quote(id, safe='')}"), ListedKey)
     LogReader.open(config.log_dir).close()  # opening for writing would create a log
     with Log.open(config.log_dir) as log:
         revoked = Keyring(log).revoke(id)
@@ -234,11 +234,11 @@ def rotate_key(config: Config, id: str, *, overlap: float) -> KeyShown:
     return _shown(made)
 
 
-def _shown(made: Made) -> KeyShown:
+def _shown(made: IssuedKey) -> KeyShown:
     return KeyShown(made.secret, _listed(made.key))
 
 
-def _listed(key: Key) -> Listed:
+def _listed(key: Key) -> ListedKey:
     return keys.listed(key, now=time.time_ns() // 1000)
 
 

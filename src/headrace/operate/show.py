@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..formats.canonical import CanonicalTransaction
 from ..log import Stats
-from ..log.keys import Listed
+from ..log.keys import ListedKey
 from ..sinks import SinkPhase, SinkStatus
 from ..sinks.report import PipelineOverview
 from ..sources import CopyProgress, Finding, Phase, Status
@@ -421,7 +421,7 @@ class _Told(msgspec.Struct, frozen=True):
 _told = msgspec.json.Decoder(_Told).decode
 
 
-def key_lines(keys: Sequence[Listed]) -> Iterator[str]:
+def key_lines(keys: Sequence[ListedKey]) -> Iterator[str]:
     """A line a key."""
     for key in keys:
         sees = ", ".join(key.tables) or "all tables"

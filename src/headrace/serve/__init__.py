@@ -1,4 +1,4 @@
-"""(3a) The log -> clients, in milliseconds: poll, stream, and what an operator asks.
+"""(3a) The log -> clients, in milliseconds: poll, stream, and what an operator needs.
 
     log -> feed (read and encoded once) -> subscription (filter, resume, order, waiting) -> a route
 

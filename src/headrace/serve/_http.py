@@ -40,12 +40,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(  # type: ignore[override]  # as uvicorn's own
         self, transport: asyncio.Transport
     ) -> None:
-        """A client is here, and may say nothing for only so long."""
+        """A client has connected, and must send a request in time."""
         super().connection_made(transport)
         self._coming = self.loop.call_later(REQUEST_SECONDS, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """The client has disconnected."""
         self._has_come()
         self._takes_again()
         super().connection_lost(exc)
@@ -81,7 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, as everything is answered: in JSON."""
+        """Respond to what is no HTTP in JSON, as to everything."""
         self._refuse(400, "bad_request", msg)
 
     def _has_come(self) -> None:
@@ -102,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_request = False
         self.transport.close()
 
-    # --- its answers ---
+    # --- its responses ---
 
     def pause_writing(self) -> None:
         """The client does not take what is sent."""
@@ -127,8 +127,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if sys.platform == "linux":
             # It takes more from us only when it has got rid of a third of what it may keep.
             connection: socket.socket = self.transport.get_extra_info("socket")
-            asked = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
-            left += int(_INT.unpack(asked)[0])
+            unsent = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(_INT.size))
+            left += int(_INT.unpack(unsent)[0])
         return left
 
     def resume_writing(self) -> None:

@@ -1,4 +1,4 @@
-"""Who asks, and what they may: a key for each client, or none on this machine."""
+"""Authentication and permissions: a key for each client, or none on this machine."""
 
 import asyncio
 import math
@@ -17,9 +17,8 @@ from litestar.types import Scope as RequestScope
 from ..change.event import Table
 from ..log.keys import Key, Scope
 from ._http import EXTENSION
-from .keyring import Keyring
-from .live import LOOK_SECONDS, End
-from .problems import Problem, Refused
+from .keyring import LOOK_SECONDS, End, Keyring
+from .problems import Problem, RequestRefused
 from .service import Service
 from .settings import is_loopback
 
@@ -64,10 +63,14 @@ class Access:
 
     def lasting(self) -> bool:
         """Whether whoever holds it still has a valid key, if only one that it was rotated to."""
-        return self.key is None or self._keyring is None or self._keyring.held(self.key.holder)
+        return (
+            self.key is None
+            or self._keyring is None
+            or self._keyring.holds_valid_key(self.key.holder)
+        )
 
     def admit(self) -> None:
-        """Count a request; Refused (429) when the key asks too often or owes for events."""
+        """Count a request; RequestRefused (429) when the key has used up its limits."""
         if self.key is None or self._keyring is None:
             return
         limiter = self._keyring.limiter
@@ -77,7 +80,7 @@ class Access:
 
     @contextmanager
     def connected(self, end: End | None = None) -> Iterator[None]:
-        """Count a connection for as long as it stands; Refused (429) when there are too many.
+        """Count a connection for as long as it stands; RequestRefused (429): too many.
 
         `end` is called when the key ends before it: the client may take nothing, so that whoever
         sends to it never comes to look at the key.
@@ -90,13 +93,13 @@ class Access:
             most = self.key.limits.connections
             raise rate_limited(f"this API key may have {most} connections at once", 1.0)
         if end is not None:
-            self._keyring.live.enter(self.key, end)
+            self._keyring.connections.enter(self.key, end)
         try:
             yield
         finally:
             limiter.disconnect(self.key)
             if end is not None:
-                self._keyring.live.leave(self.key, end)
+                self._keyring.connections.leave(self.key, end)
 
     def spend(self, events: int) -> float:
         """Count events that were sent; returns the seconds to wait before sending more."""
@@ -113,7 +116,7 @@ class Access:
 
 
 def authenticate(service: Service, secret: str | None) -> Access:
-    """What the holder of a key may; Refused (401) alike for missing, unknown and ended keys."""
+    """The access of a key; RequestRefused (401) alike for missing, unknown and ended keys."""
     if secret is None and not service.settings.key_required:
         return Access()
     key = service.keyring.find(secret or "")
@@ -131,23 +134,23 @@ def access_of(connection: Connection) -> Access:
     return access
 
 
-def unauthenticated() -> Refused:
+def unauthenticated() -> RequestRefused:
     """The one answer to every key that opens nothing."""
     message = "a valid API key is needed; this one is missing, unknown or has ended"
     hint = "Send it in the header X-API-Key, or as a bearer token; see docs/deployment.md."
     headers = {"WWW-Authenticate": "Bearer"}
-    return Refused(401, Problem("unauthenticated", message, hint=hint), headers=headers)
+    return RequestRefused(401, Problem("unauthenticated", message, hint=hint), headers=headers)
 
 
-def rate_limited(message: str, wait: float) -> Refused:
+def rate_limited(message: str, wait: float) -> RequestRefused:
     """A key wants more than it may have now."""
     headers = {"Retry-After": str(math.ceil(wait))}
-    return Refused(429, Problem("rate_limited", message), headers=headers)
+    return RequestRefused(429, Problem("rate_limited", message), headers=headers)
 
 
 # --- guards of routes ----------------------------------------------------------------------------
 
-OPEN = {"open": True}  # `opt` of a route that asks for the key itself, or for none
+OPEN = {"open": True}  # `opt` of a route that checks the key itself, or needs none
 
 
 async def admitted(connection: Connection, route: BaseRouteHandler) -> None:
@@ -165,18 +168,18 @@ def admin(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a key that may only read."""
     if not access_of(connection).admin:
         message = f"this API key may not do that: it lacks the scope {Scope.ADMIN}"
-        raise Refused(403, Problem("permission_denied", message))
+        raise RequestRefused(403, Problem("permission_denied", message))
 
 
 def whole(connection: Connection, route: BaseRouteHandler) -> None:
-    """Refuse a key of some tables or of a tenant: this route tells of everything."""
+    """Refuse a key of some tables or of a tenant: this route shows everything."""
     if not access_of(connection).whole:
-        message = "this route tells of all tables and tenants, and this API key has only some"
+        message = "this route shows all tables and tenants, and this API key has only some"
         hint = "Ask /v1/changes, which leaves out the others; or use a key without such limits."
-        raise Refused(403, Problem("permission_denied", message, hint=hint))
+        raise RequestRefused(403, Problem("permission_denied", message, hint=hint))
 
 
-def tells_all(connection: Connection) -> bool:
+def sees_all(connection: Connection) -> bool:
     """Whether a client of an open route may know of everything."""
     keyless = Service.of(connection).settings.key_required and _presented(connection) is None
     return not keyless and access_of(connection).whole
@@ -196,12 +199,14 @@ def holding(app: ASGIApp) -> ASGIApp:
 def no_key_in_url(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a key in the URL: URLs are written down by proxies, browsers and logs."""
     raw = connection.scope["query_string"].decode("latin-1")
-    asked = unquote_plus(raw) + connection.scope["path"]
+    url = unquote_plus(raw) + connection.scope["path"]
     names = {name.lower() for name, _ in parse_qsl(raw, keep_blank_values=True)}
-    if _LIKE_A_KEY.search(asked) or names & _KEY_NAMES:
+    if _LIKE_A_KEY.search(url) or names & _KEY_NAMES:
         hint = "Send it in the header X-API-Key, or as a bearer token; make a new key: this one "
         hint += "may have been written down on its way."
-        raise Refused(400, Problem("key_in_url", "an API key must not be in the URL", hint=hint))
+        raise RequestRefused(
+            400, Problem("key_in_url", "an API key must not be in the URL", hint=hint)
+        )
 
 
 def known_host(connection: Connection, route: BaseRouteHandler) -> None:
@@ -213,7 +218,7 @@ def known_host(connection: Connection, route: BaseRouteHandler) -> None:
     if not anywhere and not is_loopback(_hostname(host)):
         message = f"the server answers only to loopback names, not to Host {host[:200]!r}"
         hint = "Ask for http://127.0.0.1, or set server.allow_remote (docs/deployment.md)."
-        raise Refused(403, Problem("forbidden_host", message, hint=hint))
+        raise RequestRefused(403, Problem("forbidden_host", message, hint=hint))
 
 
 def same_origin(connection: Connection, route: BaseRouteHandler) -> None:
@@ -221,7 +226,7 @@ def same_origin(connection: Connection, route: BaseRouteHandler) -> None:
     origin = connection.headers.get("origin")
     if origin is not None and _authority(origin) != connection.headers.get("host", "").lower():
         message = f"pages of {origin[:200]!r} may not use this server"
-        raise Refused(403, Problem("forbidden_origin", message))
+        raise RequestRefused(403, Problem("forbidden_origin", message))
 
 
 def no_body(connection: Connection, route: BaseRouteHandler) -> None:
@@ -230,14 +235,16 @@ def no_body(connection: Connection, route: BaseRouteHandler) -> None:
     if connection.scope.get("method") == "GET" and (
         headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     ):
-        raise Refused(400, Problem("unexpected_body", "a GET request takes no body"))
+        raise RequestRefused(400, Problem("unexpected_body", "a GET request takes no body"))
 
 
 def changefeed_enabled(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse the changefeed where it is switched off."""
     if not Service.of(connection).settings.enabled:
         hint = "Set cdc.enabled to true."
-        raise Refused(404, Problem("not_enabled", "the changefeed is switched off", hint=hint))
+        raise RequestRefused(
+            404, Problem("not_enabled", "the changefeed is switched off", hint=hint)
+        )
 
 
 def _presented(connection: Connection) -> str | None:
@@ -251,7 +258,7 @@ def _presented(connection: Connection) -> str | None:
             given.append(token.strip())
     if len(given) > 1:
         message = "the API key must be given once: in X-API-Key, or as a bearer token"
-        raise Refused(400, Problem("ambiguous_key", message))
+        raise RequestRefused(400, Problem("ambiguous_key", message))
     return given[0] if given else None
 
 

@@ -27,11 +27,11 @@ from . import (
     records,
     schemas,
 )
-from .body import LARGEST_BODY
 from .feed import Feed
 from .groups import Groups
-from .health import Health
+from .health import HealthCheck
 from .keyring import Keyring
+from .query import LARGEST_BODY
 from .service import Service
 from .settings import ServerSettings
 from .ws import route as ws
@@ -61,7 +61,7 @@ def create_app(
         statuses=statuses,
         copy_again=copy_again,
         settings=settings,
-        health=Health(settings),
+        health=HealthCheck(settings),
         formats=formats,
         keyring=Keyring(log, operator=operator),
         groups=Groups(feed, log),
@@ -127,10 +127,10 @@ def create_app(
         ],
         middleware=[access.holding],
         before_request=_options,
-        state=State({"service": service, "streams": ws.Streams(service)}),
+        state=State({"service": service, "streams": ws.WebSocketStreams(service)}),
         lifespan=[following],
         exception_handlers={
-            problems.Refused: problems.refuse,
+            problems.RequestRefused: problems.refuse,
             HTTPException: problems.refuse_http,
             HeadraceError: problems.refuse_failed,
             Exception: problems.refuse_bug,
@@ -145,7 +145,7 @@ async def _options(request: Request[Any, Any, Any]) -> Response[None] | None:
     """Answer OPTIONS with every method of a path; Litestar knows of its first route's alone."""
     if request.method != "OPTIONS":
         return None
-    asked = request.scope["path_template"]
+    path = request.scope["path_template"]
     routes = (route for route in request.app.routes if isinstance(route, HTTPRoute))
-    methods = {method for route in routes if route.path_format == asked for method in route.methods}
+    methods = {method for route in routes if route.path_format == path for method in route.methods}
     return Response(None, status_code=204, headers={"Allow": ", ".join(sorted(methods))})

@@ -12,20 +12,19 @@ from ..change.event import Op
 from ..formats import Changefeed
 from ..formats.changefeed import ChangefeedEvent
 from .access import access_of, admin, whole
-from .asked import asked_after
-from .body import read_body
 from .filter import Filter
-from .grant import Grant
 from .openapi import (
     EVENT_STREAM,
     LAST_EVENT_ID,
     NO_CURSOR,
     SWITCHED_OFF,
     WITH_BODY,
-    answers,
-    asks,
+    operation,
+    replies,
 )
-from .query import UINT64, NoQuery, PollQuery, StreamQuery, read_query
+from .permissions import Permissions
+from .query import UINT64, NoQuery, PollQuery, StreamQuery, read_body, read_query
+from .request import start_after
 from .service import Service
 from .sse import Pace, event_stream, frames, gap_comment, resume_after
 from .subscription import Subscription
@@ -74,7 +73,11 @@ def _format(include: frozenset[Op]) -> Changefeed:
     return Changefeed(include)
 
 
-@get("/changefeed", operation_class=asks(PollQuery), responses=answers(ChangefeedPage) | NO_CURSOR)
+@get(
+    "/changefeed",
+    operation_class=operation(PollQuery),
+    responses=replies(ChangefeedPage) | NO_CURSOR,
+)
 async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
     """The next events; when there are none, wait for one."""
     service, access = Service.of(request), access_of(request)
@@ -83,15 +86,15 @@ async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
         service.feed,
         _format(query.include),
         filter=Filter(key_prefix=query.key_prefix),
-        after=asked_after(service, access, after=query.from_seq, cursor=query.cursor),
-        grant=Grant.of(access),
+        after=start_after(service, access, after=query.from_seq, cursor=query.cursor),
+        permissions=Permissions.of(access),
     )
     limit = query.limit or service.settings.batch_size
     page = await subscription.page(limit, wait=query.long_poll_ms / 1000)
-    access.spend(len(page.deliveries))
+    access.spend(len(page.events))
     body = b'{"events":[%b],"count":%d,"latest_sequence":%d}' % (
         b",".join(page.payloads),
-        len(page.deliveries),
+        len(page.events),
         service.log.latest_sequence,
     )
     return Response(body, media_type="application/json", headers=service.headers(page))
@@ -99,21 +102,21 @@ async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 @get(
     "/changefeed/stream",
-    operation_class=asks(StreamQuery, header=LAST_EVENT_ID),
-    responses=answers(ChangefeedEvent, media_type=EVENT_STREAM) | NO_CURSOR,
+    operation_class=operation(StreamQuery, header=LAST_EVENT_ID),
+    responses=replies(ChangefeedEvent, media_type=EVENT_STREAM) | NO_CURSOR,
 )
 async def stream(request: Request[Any, Any, Any]) -> Stream:
     """The same events as they come, each `data: {JSON}` with its sequence as `id:`."""
     service, access = Service.of(request), access_of(request)
     query = read_query(request, StreamQuery)
-    after = asked_after(service, access, after=query.from_seq, cursor=query.cursor)
+    after = start_after(service, access, after=query.from_seq, cursor=query.cursor)
     subscription = Subscription(
         service.feed,
         _format(query.include),
         filter=Filter(key_prefix=query.key_prefix),
         after=resume_after(request, after),
         upto=None if query.keep_alive else service.log.latest_sequence,
-        grant=Grant.of(access),
+        permissions=Permissions.of(access),
     )
     pace = Pace(idle=query.heartbeat_ms / 1000, seconds=query.max_seconds)
     return event_stream(service.feed, frames(subscription, access, pace=pace, gap=gap_comment))
@@ -122,8 +125,8 @@ async def stream(request: Request[Any, Any, Any]) -> Stream:
 @get(
     "/changefeed/stats",
     guards=[whole],
-    operation_class=asks(NoQuery),
-    responses=answers(ChangefeedStats) | SWITCHED_OFF,
+    operation_class=operation(NoQuery),
+    responses=replies(ChangefeedStats) | SWITCHED_OFF,
 )
 async def stats(request: Request[Any, Any, Any]) -> ChangefeedStats:
     """How much the feed holds."""
@@ -137,16 +140,16 @@ async def stats(request: Request[Any, Any, Any]) -> ChangefeedStats:
     "/changefeed/retention",
     status_code=200,
     guards=[admin],
-    operation_class=asks(NoQuery, body=Retention),
-    responses=answers(Retained) | SWITCHED_OFF | WITH_BODY,
+    operation_class=operation(NoQuery, body=Retention),
+    responses=replies(Retained) | SWITCHED_OFF | WITH_BODY,
 )
 async def retention(request: Request[Any, Any, Any]) -> Retained:
     """Delete every event below a sequence, but none that a named cursor still needs."""
     service = Service.of(request)
     read_query(request, NoQuery)
-    asked = await read_body(request, Retention)
+    body = await read_body(request, Retention)
     # In a thread: it waits for the disk, and for its turn to write.
-    trimmed = await asyncio.to_thread(service.log.trim, asked.before_sequence, force=asked.force)
+    trimmed = await asyncio.to_thread(service.log.trim, body.before_sequence, force=body.force)
     return Retained(
         trimmed.removed, trimmed.first_sequence, service.log.latest_sequence, trimmed.held_by
     )

@@ -10,14 +10,14 @@ from litestar.response import Stream
 from ..errors import LogError
 from ..formats.canonical import CanonicalChange
 from .access import Access, access_of
-from .asked import asked_after, asked_filter, asked_format
 from .feed import BLOCK
-from .grant import Grant
-from .openapi import EVENT_STREAM, LAST_EVENT_ID, NO_CURSOR, answers, asks
+from .openapi import EVENT_STREAM, LAST_EVENT_ID, NO_CURSOR, operation, replies
+from .permissions import Permissions
 from .query import ChangesQuery, ChangesStreamQuery, read_query
+from .request import request_filter, request_format, start_after
 from .service import Service
 from .sse import Pace, event_stream, frames, gap_event, resume_after
-from .subscription import Page, Subscription
+from .subscription import FeedPage, Subscription
 
 NDJSON = "application/x-ndjson"
 PIECE_BYTES = 256 << 10  # of lines on their way to one client, besides what its socket has
@@ -46,8 +46,8 @@ class EventsPage(msgspec.Struct, frozen=True):
 
 @get(
     "/v1/changes",
-    operation_class=asks(ChangesQuery, lines=NDJSON),
-    responses=answers(ChangesPage | EventsPage) | NO_CURSOR,
+    operation_class=operation(ChangesQuery, lines=NDJSON),
+    responses=replies(ChangesPage | EventsPage) | NO_CURSOR,
 )
 async def changes(request: Request[Any, Any, Any]) -> Response[Any]:
     """The next changes: one JSON document, or with `Accept: application/x-ndjson` a line each."""
@@ -57,15 +57,15 @@ async def changes(request: Request[Any, Any, Any]) -> Response[Any]:
     if NDJSON in request.headers.get("accept", ""):
         return await _lines(request, subscription, query)
     page = await subscription.page(query.limit or PAGE, wait=query.wait_ms / 1000)
-    access_of(request).spend(len(page.deliveries))
+    access_of(request).spend(len(page.events))
     body = _document(service, page, b"changes" if query.format == "canonical" else b"events")
     return Response(body, media_type="application/json", headers=service.headers(page))
 
 
 @get(
     "/v1/changes/stream",
-    operation_class=asks(ChangesStreamQuery, header=LAST_EVENT_ID),
-    responses=answers(dict[str, Any], media_type=EVENT_STREAM) | NO_CURSOR,
+    operation_class=operation(ChangesStreamQuery, header=LAST_EVENT_ID),
+    responses=replies(dict[str, Any], media_type=EVENT_STREAM) | NO_CURSOR,
 )
 async def changes_stream(request: Request[Any, Any, Any]) -> Stream:
     """The same changes as they come, each `data: {JSON}` with its sequence as `id:`."""
@@ -82,24 +82,26 @@ def _subscription(
     request: Request[Any, Any, Any], query: ChangesQuery | ChangesStreamQuery
 ) -> Subscription:
     service, access = Service.of(request), access_of(request)
-    after = asked_after(service, access, after=query.after, cursor=query.cursor)
+    after = start_after(service, access, after=query.after, cursor=query.cursor)
     if isinstance(query, ChangesStreamQuery):
         after = resume_after(request, after)
     return Subscription(
         service.feed,
-        asked_format(service, query.format, query.operations, markers=query.preserve_transactions),
-        filter=asked_filter(service, access, query),
+        request_format(
+            service, query.format, query.operations, markers=query.preserve_transactions
+        ),
+        filter=request_filter(service, access, query),
         after=after,
         upto=query.upto,
-        grant=Grant.of(access),
+        permissions=Permissions.of(access),
     )
 
 
-def _document(service: Service, page: Page, name: bytes) -> bytes:
+def _document(service: Service, page: FeedPage, name: bytes) -> bytes:
     return b'{"%b":[%b],"count":%d,"latest_sequence":%d,"scanned":%d,"epoch":%b}' % (
         name,
         b",".join(page.payloads),
-        len(page.deliveries),
+        len(page.events),
         service.log.latest_sequence,
         page.scanned,
         msgspec.json.encode(service.feed.epoch),
@@ -114,7 +116,7 @@ async def _lines(
     wait = query.wait_ms / 1000
     if query.limit is not None:
         page = await subscription.page(query.limit, wait=wait)
-        access.spend(len(page.deliveries))
+        access.spend(len(page.events))
         return Response(_joined(page), media_type=NDJSON, headers=service.headers(page))
     page = await subscription.page(BLOCK, wait=wait, room=PIECE_BYTES)
     subscription.end_at(service.log.latest_sequence)
@@ -122,10 +124,12 @@ async def _lines(
     return Stream(_pieces(page, subscription, access), media_type=NDJSON, headers=headers)
 
 
-async def _pieces(page: Page, subscription: Subscription, access: Access) -> AsyncIterator[bytes]:
+async def _pieces(
+    page: FeedPage, subscription: Subscription, access: Access
+) -> AsyncIterator[bytes]:
     yield _joined(page)
     while not subscription.complete:
-        await access.pay(len(page.deliveries))
+        await access.pay(len(page.events))
         page = await subscription.next(BLOCK, room=PIECE_BYTES)
         if page.gap:
             # Breaking off is the only notice left: the headers are sent.
@@ -133,10 +137,10 @@ async def _pieces(page: Page, subscription: Subscription, access: Access) -> Asy
                 f"changes {page.gap.first}-{page.gap.last} were trimmed while being sent"
             )
         yield _joined(page)
-    access.spend(len(page.deliveries))
+    access.spend(len(page.events))
     if subscription.ended:
         raise LogError("the API key ended while changes were sent")
 
 
-def _joined(page: Page) -> bytes:
+def _joined(page: FeedPage) -> bytes:
     return b"".join(payload + b"\n" for payload in page.payloads)

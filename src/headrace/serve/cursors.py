@@ -14,20 +14,21 @@ from litestar import Request, Response, delete, get, post, put
 from ..formats import StreamFormat
 from ..log import Cursor
 from .access import Access, access_of
-from .asked import asked_filter, asked_format, found_cursor, known_cursor, may, owner
-from .body import read_body
-from .grant import Grant
-from .groups import Consumer, Group, Held, Question
-from .openapi import NO_CURSOR, WITH_BODY, answers, asks, problem
-from .problems import Problem, Refused, invalid_parameter
-from .query import CursorQuery, LeaseQuery, Name, NoQuery, read_query, read_value
+from .groups import ActiveLease, Consumer, Group, LeaseSubscription
+from .openapi import NO_CURSOR, WITH_BODY, operation, problem, replies
+from .permissions import Permissions
+from .problems import Problem, RequestRefused, invalid_parameter
+from .query import CursorQuery, LeaseQuery, Name, NoQuery, read_body, read_query, read_value
+from .request import found_cursor, known_cursor, may, owner, request_filter, request_format
 from .service import Service
 
 MOST_CURSORS = 1000  # of one key: each of them holds back trimming
 _NAME = Name("a cursor")
 _PATH = {"name": _NAME}
 
-_HELD = {409: problem("It is ahead, consumers hold leases, or several keys have such a cursor.")}
+_CONFLICT = {
+    409: problem("It is ahead, consumers hold leases, or several keys have such a cursor.")
+}
 
 
 class CursorView(msgspec.Struct, frozen=True):
@@ -38,7 +39,7 @@ class CursorView(msgspec.Struct, frozen=True):
     latest_sequence: int
     updated_at: int  # microseconds since 1970
     owner: str | None  # id of the key that made it
-    leases: list[Held]
+    leases: list[ActiveLease]
 
 
 class CursorList(msgspec.Struct, frozen=True):
@@ -86,7 +87,7 @@ class AckPage(msgspec.Struct, frozen=True):
     lost: list[int]  # not acked: the lease had expired, and they were handed on
 
 
-@get("/v1/cursors", operation_class=asks(NoQuery), responses=answers(CursorList))
+@get("/v1/cursors", operation_class=operation(NoQuery), responses=replies(CursorList))
 async def listed(request: Request[Any, Any, Any]) -> CursorList:
     """Every cursor of the client's; for an admin, everybody's."""
     service, access = Service.of(request), access_of(request)
@@ -100,8 +101,8 @@ async def listed(request: Request[Any, Any, Any]) -> CursorList:
 
 @get(
     "/v1/cursors/{name:str}",
-    operation_class=asks(CursorQuery, path=_PATH),
-    responses=answers(CursorView) | NO_CURSOR,
+    operation_class=operation(CursorQuery, path=_PATH),
+    responses=replies(CursorView) | NO_CURSOR,
 )
 async def cursor(request: Request[Any, Any, Any]) -> CursorView:
     """How far a consumer has come."""
@@ -112,18 +113,18 @@ async def cursor(request: Request[Any, Any, Any]) -> CursorView:
 
 @put(
     "/v1/cursors/{name:str}",
-    operation_class=asks(CursorQuery, path=_PATH, body=CursorPut),
-    responses=answers(CursorView) | NO_CURSOR | _HELD | WITH_BODY,
+    operation_class=operation(CursorQuery, path=_PATH, body=CursorPut),
+    responses=replies(CursorView) | NO_CURSOR | _CONFLICT | WITH_BODY,
 )
 async def moved(request: Request[Any, Any, Any]) -> CursorView:
-    """Make a cursor, or note how far its consumer has come; it is durable when this answers."""
+    """Make a cursor, or note how far its consumer has come; it is durable when this returns."""
     service, access, name = Service.of(request), access_of(request), _name(request)
     whose = read_query(request, CursorQuery).owner
-    asked = await read_body(request, CursorPut)
+    body = await read_body(request, CursorPut)
     latest = service.log.latest_sequence
-    if asked.sequence > latest:
+    if body.sequence > latest:
         message = f"sequence must be at most {latest}, the newest in the log"
-        raise invalid_parameter("sequence", str(asked.sequence), message)
+        raise invalid_parameter("sequence", str(body.sequence), message)
     if whose is None:
         meant = found_cursor(service, access, name) or Cursor(name, 0, 0, owner(access))
     else:
@@ -133,9 +134,9 @@ async def moved(request: Request[Any, Any, Any]) -> CursorView:
         if known is None:
             _room(service, access)
         else:
-            _expect_forward(service, known, asked)
+            _expect_forward(service, known, body)
         await service.groups.forget(meant.id)
-        kept = Cursor(meant.name, asked.sequence, 0, meant.owner)
+        kept = Cursor(meant.name, body.sequence, 0, meant.owner)
         # In a thread: it waits for the disk.
         return _view(service, await asyncio.to_thread(service.log.put_cursor, kept))
 
@@ -143,8 +144,8 @@ async def moved(request: Request[Any, Any, Any]) -> CursorView:
 @delete(
     "/v1/cursors/{name:str}",
     status_code=200,
-    operation_class=asks(CursorQuery, path=_PATH),
-    responses=answers(CursorView) | NO_CURSOR,
+    operation_class=operation(CursorQuery, path=_PATH),
+    responses=replies(CursorView) | NO_CURSOR,
 )
 async def dropped(request: Request[Any, Any, Any]) -> CursorView:
     """Forget a cursor: it no longer holds back trimming. Answers where it stood."""
@@ -160,8 +161,8 @@ async def dropped(request: Request[Any, Any, Any]) -> CursorView:
 @post(
     "/v1/cursors/{name:str}/lease",
     status_code=200,
-    operation_class=asks(LeaseQuery, path=_PATH),
-    responses=answers(LeasePage) | NO_CURSOR | _HELD,
+    operation_class=operation(LeaseQuery, path=_PATH),
+    responses=replies(LeasePage) | NO_CURSOR | _CONFLICT,
 )
 async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Events for one of several consumers that share a cursor."""
@@ -173,12 +174,12 @@ async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
     leased = await group.lease(
         consumer, limit=query.limit, seconds=seconds, wait=query.wait_ms / 1000
     )
-    access.spend(len(leased.deliveries))
+    access.spend(len(leased.events))
     body = b'{"lease":%b,"consumer":%b,"expires_at":%d,"events":[%b],"sequence":%d,' % (
         msgspec.json.encode(leased.id or None),
         msgspec.json.encode(query.consumer),
         time.time_ns() // 1000 + query.lease_ms * 1000,
-        b",".join(b'{"sequence":%d,"event":%b}' % each for each in leased.deliveries),
+        b",".join(b'{"sequence":%d,"event":%b}' % each for each in leased.events),
         leased.cursor.sequence,
     )
     headers = {"X-Headrace-Epoch": service.feed.epoch}
@@ -191,64 +192,66 @@ async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
 @post(
     "/v1/cursors/{name:str}/ack",
     status_code=200,
-    operation_class=asks(CursorQuery, path=_PATH, body=Ack),
-    responses=answers(AckPage) | NO_CURSOR | WITH_BODY,
+    operation_class=operation(CursorQuery, path=_PATH, body=Ack),
+    responses=replies(AckPage) | NO_CURSOR | WITH_BODY,
 )
 async def acked(request: Request[Any, Any, Any]) -> AckPage:
-    """Note that a consumer is done with events that it leased; durable when this answers."""
+    """Note that a consumer is done with events that it leased; durable when this returns."""
     service, access, name = Service.of(request), access_of(request), _name(request)
     whose = read_query(request, CursorQuery).owner
-    asked = await read_body(request, Ack)
+    body = await read_body(request, Ack)
     known = known_cursor(service, access, name, whose=whose)
     group = service.groups.find(known.id)
     if group is None:
         # Nobody has leased anything lately: what is not acked by now comes again.
-        return AckPage(known.sequence, [each for each in asked.sequences if not _done(known, each)])
-    done = await group.ack(asked.lease, asked.sequences)
+        return AckPage(known.sequence, [each for each in body.sequences if not _done(known, each)])
+    done = await group.ack(body.lease, body.sequences)
     return AckPage(done.cursor.sequence, done.lost)
 
 
 async def _group(service: Service, access: Access, name: str, query: LeaseQuery) -> Group:
-    grant, filter = Grant.of(access), asked_filter(service, access, query)
-    format = asked_format(service, query.format, query.operations)
+    permissions, filter = Permissions.of(access), request_filter(service, access, query)
+    format = request_format(service, query.format, query.operations)
     if isinstance(format, StreamFormat):
         message = (
             f"events of format {query.format} stand for no single row, so nobody can lease them"
         )
         raise invalid_parameter("format", query.format, message)
-    question = Question(format, filter, Grant(grant.tables, grant.tenant))
+    subscription = LeaseSubscription(
+        format, filter, Permissions(permissions.tables, permissions.tenant)
+    )
     groups, whose = service.groups, query.owner
     async with groups.turn(known_cursor(service, access, name, whose=whose).id):
         known = known_cursor(service, access, name, whose=whose)  # it may be gone by now
-        group = groups.asking(known.id, question)
+        group = groups.reading(known.id, subscription)
         if group is not None:
             return group
-        if groups.held(known.id):
+        if groups.leases(known.id):
             message = f"the consumers of cursor {name!r} ask for another format or filter"
             hint = "All consumers of a cursor must ask for the same."
-            raise Refused(409, Problem("other_question", message, hint=hint))
+            raise RequestRefused(409, Problem("other_question", message, hint=hint))
         # An ack may be on its way to the disk: what the next group begins with is read after it.
         await groups.forget(known.id)
-        return groups.begin(known_cursor(service, access, name, whose=whose), question)
+        return groups.begin(known_cursor(service, access, name, whose=whose), subscription)
 
 
-def _expect_forward(service: Service, known: Cursor, asked: CursorPut) -> None:
-    if asked.force:
+def _expect_forward(service: Service, known: Cursor, body: CursorPut) -> None:
+    if body.force:
         return
-    if asked.sequence < known.sequence:
+    if body.sequence < known.sequence:
         message = f"cursor {known.name!r} is at {known.sequence} and goes back only with force"
-        raise Refused(409, Problem("cursor_ahead", message))
-    if service.groups.held(known.id):
+        raise RequestRefused(409, Problem("cursor_ahead", message))
+    if service.groups.leases(known.id):
         message = f"consumers hold leases of cursor {known.name!r}"
         hint = "Ack what is leased, or put the cursor with force: the leases end then."
-        raise Refused(409, Problem("cursor_leased", message, hint=hint))
+        raise RequestRefused(409, Problem("cursor_leased", message, hint=hint))
 
 
 def _room(service: Service, access: Access) -> None:
     made_by = owner(access)
     if sum(each.owner == made_by for each in service.log.cursors()) >= MOST_CURSORS:
         message = f"there are {MOST_CURSORS} cursors of this key already; delete one first"
-        raise Refused(409, Problem("too_many_cursors", message))
+        raise RequestRefused(409, Problem("too_many_cursors", message))
 
 
 def _done(known: Cursor, sequence: int) -> bool:
@@ -267,5 +270,5 @@ def _view(service: Service, known: Cursor) -> CursorView:
         service.log.latest_sequence,
         known.updated_at,
         known.owner,
-        service.groups.held(known.id),
+        service.groups.leases(known.id),
     )

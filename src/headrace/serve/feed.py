@@ -15,7 +15,7 @@ from ..formats import AnyFormat, Format
 from ..formats.entities import Entities
 from ..log import LogReader
 from ..model import Model
-from .page import Pages
+from .page import PageCache
 from .renderings import Renderings, image_size
 
 BLOCK = 256  # changes; reading and encoding one holds the event loop for about 3 ms
@@ -29,8 +29,8 @@ PAUSE_PER_READER = 0.000_05
 LONGEST_PAUSE = 0.02
 
 
-class Entry:
-    """A change and what it looks like in each format that somebody asked for."""
+class FeedEntry:
+    """A change, and its bytes in each format that was requested."""
 
     __slots__ = ("_encoded", "change", "sequence")
 
@@ -54,11 +54,11 @@ class Block:
     __slots__ = ("entries", "filling", "size")
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[FeedEntry] = []
         self.size = 0  # bytes of the images
         self.filling = asyncio.Lock()
 
-    def after(self, sequence: int, upto: int) -> list[Entry]:
+    def after(self, sequence: int, upto: int) -> list[FeedEntry]:
         """The entries beyond `sequence`, none beyond `upto`."""
         if not self.entries:
             return []
@@ -73,7 +73,7 @@ class Block:
         """Go on with what the log holds next."""
         if self.entries and changes[0].sequence != self.entries[-1].sequence + 1:
             self.entries, self.size = [], 0  # what lay between was trimmed, and so was this
-        self.entries.extend(map(Entry, changes))
+        self.entries.extend(map(FeedEntry, changes))
         self.size += sum(map(image_size, changes))
 
 
@@ -84,7 +84,7 @@ class Feed:
         self.log = log
         self.entities = Entities(model or Model())
         self.renderings = Renderings(log)
-        self.pages = Pages()
+        self.pages = PageCache()
         # How far the log went when readers were last woken. Those who follow it go so far and no
         # further, so that all of them get the same page.
         self.latest = log.latest_sequence
@@ -100,7 +100,7 @@ class Feed:
         self._rested = 0.0  # the loop time from which readers may be woken again
 
     def open(self) -> None:
-        """Begin to tell subscriptions, on the running event loop, of what is committed."""
+        """Begin to wake subscriptions, on the running event loop, when something is committed."""
         self._blocks.clear()
         self.pages.clear()
         self._arrivals.clear()
@@ -117,7 +117,7 @@ class Feed:
         self._wake()
 
     def announce(self) -> None:
-        """Tell whoever waits that there is more; may be called from any thread."""
+        """Wake whoever waits: there is more; may be called from any thread."""
         # One wake-up on its way is enough for many commits: who wakes looks at the log again.
         with self._lock:
             if self._loop is None or self._waking:
@@ -153,7 +153,7 @@ class Feed:
             finally:
                 self._arrivals.pop(arrival, None)
 
-    async def read(self, after: int, upto: int) -> list[Entry]:
+    async def read(self, after: int, upto: int) -> list[FeedEntry]:
         """Some of the next entries; none beyond `upto`, which is committed; [] if none is left."""
         after = max(after, self.log.first_sequence - 1)
         if after >= upto:

@@ -42,7 +42,7 @@ class Filter:
         return self.passes if any(limits) else None
 
     def concerns(self, change: Change) -> bool:
-        """Whether a change is of the source that is wanted: of others not even marks are told."""
+        """Whether a change is of the source that is wanted: of others not even marks are sent."""
         return not self.source or change.table.source == self.source
 
     def passes(self, change: Change) -> bool:
@@ -74,7 +74,7 @@ class Filter:
 
 
 class TableAnswers:
-    """Whether tables match patterns: an answer never changes, so each version is asked once."""
+    """Whether tables match patterns: an answer never changes, so each version is matched once."""
 
     def __init__(self, globs: tuple[str, ...]) -> None:
         self._globs = globs

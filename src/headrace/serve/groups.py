@@ -21,11 +21,11 @@ import msgspec
 
 from ..formats import AnyFormat, TransactionFormat
 from ..log import Cursor, Log
+from .affected import AffectedRows, AffectedRowsFinder, BlockedRows
 from .feed import Feed
 from .filter import Filter
-from .grant import Grant
-from .subscription import GRANT_SECONDS, Delivery, Gap, Subscription, spanning
-from .touch import Busy, Touch, Touches
+from .permissions import Permissions
+from .subscription import RECHECK_SECONDS, LogGap, PageEvent, Subscription, spanning
 
 WINDOW = 1000  # events; what lies further beyond the lowest that is not acked has to wait
 WINDOW_BYTES = 8 << 20
@@ -34,17 +34,22 @@ PROGRESS = 10_000  # changes that a filter left out while a consumer waits, unti
 IDLE_SECONDS = 60.0  # after which a group without leases is forgotten: the disk knows all of it
 
 
-class Question(NamedTuple):
-    """What the consumers of a cursor ask for, all of them alike."""
+class LeaseSubscription(NamedTuple):
+    """What all consumers of a cursor read: they must ask for the same."""
 
     format: AnyFormat
     filter: Filter
-    grant: Grant  # one that does not end: every request is checked for itself
+    permissions: Permissions  # they do not end: every request is checked for itself
 
     def reading(self, feed: Feed, *, after: int, upto: int | None = None) -> Subscription:
-        """The events that answer it."""
+        """A reader of its events."""
         return Subscription(
-            feed, self.format, filter=self.filter, after=after, upto=upto, grant=self.grant
+            feed,
+            self.format,
+            filter=self.filter,
+            after=after,
+            upto=upto,
+            permissions=self.permissions,
         )
 
 
@@ -53,7 +58,7 @@ def _always() -> bool:
 
 
 class Consumer(NamedTuple):
-    """Who asks for events."""
+    """One of the consumers that share a cursor."""
 
     name: str
     valid: Callable[[], bool] = _always  # whether it may still be handed anything
@@ -61,7 +66,7 @@ class Consumer(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Hold:
+class _Lease:
     """A lease that was given."""
 
     id: str
@@ -77,23 +82,23 @@ class _Item:
     """What stands at a sequence and is not acked."""
 
     sequence: int
-    touch: Touch
+    affected: AffectedRows
     events: int
     size: int  # bytes
     payloads: list[bytes] = field(default_factory=list)  # none: they are read again
-    hold: _Hold | None = None
+    lease: _Lease | None = None
 
 
-class Lease(NamedTuple):
+class LeasedEvents(NamedTuple):
     """What a consumer got."""
 
     id: str  # "": nothing
-    deliveries: list[Delivery]
+    events: list[PageEvent]
     cursor: Cursor
-    gap: Gap | None = None  # what was trimmed before anybody got it
+    gap: LogGap | None = None  # what was trimmed before anybody got it
 
 
-class Held(msgspec.Struct, frozen=True):
+class ActiveLease(msgspec.Struct, frozen=True):
     """A lease as others see it."""
 
     lease: str
@@ -102,28 +107,30 @@ class Held(msgspec.Struct, frozen=True):
     expires_in_ms: int
 
 
-class Acked(NamedTuple):
-    """What came of an ack."""
+class AckResult(NamedTuple):
+    """Where the cursor is after an ack."""
 
     cursor: Cursor
-    lost: list[int]  # not acked: the lease no longer held them
+    lost: list[int]  # not acked: the lease no longer holds them
 
 
 class Group:
-    """A named cursor whose consumers read with one question."""
+    """A named cursor whose consumers read with one subscription."""
 
-    def __init__(self, feed: Feed, log: Log, cursor: Cursor, question: Question) -> None:
+    def __init__(
+        self, feed: Feed, log: Log, cursor: Cursor, subscription: LeaseSubscription
+    ) -> None:
         self._feed = feed
         self._log = log
         self._cursor = cursor
-        self._question = question
-        self._subscription = question.reading(feed, after=cursor.sequence)
-        together = isinstance(question.format, TransactionFormat)
-        self._touches = Touches(feed, together=together)
+        self._wanted = subscription
+        self._reader = subscription.reading(feed, after=cursor.sequence)
+        together = isinstance(subscription.format, TransactionFormat)
+        self._finder = AffectedRowsFinder(feed, together=together)
         self._waiting = frozenset(cursor.waiting)
         self._items: dict[int, _Item] = {}  # by sequence, in order
         self._size = 0
-        self._gap: Gap | None = None
+        self._gap: LogGap | None = None
         self._turn = asyncio.Lock()
         self._moved = asyncio.Event()
         self._asking = 0  # how many consumers ask for events now
@@ -131,16 +138,16 @@ class Group:
         self.ended = False  # nothing comes of it any more: another has to begin
 
     @property
-    def held(self) -> list[Held]:
+    def leases(self) -> list[ActiveLease]:
         """Every lease that is still somebody's."""
         now, live = asyncio.get_running_loop().time(), self._live()
-        held: dict[str, list[_Item]] = {}
+        leases: dict[str, list[_Item]] = {}
         for item in self._items.values():
-            if item.hold is not None and item.hold.id in live:
-                held.setdefault(item.hold.id, []).append(item)
+            if item.lease is not None and item.lease.id in live:
+                leases.setdefault(item.lease.id, []).append(item)
         return [
-            Held(id, live[id].consumer.name, len(items), int((live[id].until - now) * 1000))
-            for id, items in held.items()
+            ActiveLease(id, live[id].consumer.name, len(items), int((live[id].until - now) * 1000))
+            for id, items in leases.items()
         ]
 
     def idle(self) -> bool:
@@ -149,12 +156,14 @@ class Group:
             return False
         return asyncio.get_running_loop().time() - self._used >= IDLE_SECONDS
 
-    async def lease(self, consumer: Consumer, *, limit: int, seconds: float, wait: float) -> Lease:
+    async def lease(
+        self, consumer: Consumer, *, limit: int, seconds: float, wait: float
+    ) -> LeasedEvents:
         """Events for a consumer; when there are none, what becomes free within `wait` seconds."""
         with self._used_now():
             return await self._leased(consumer, limit, seconds, wait)
 
-    async def ack(self, lease: str, sequences: Iterable[int]) -> Acked:
+    async def ack(self, lease: str, sequences: Iterable[int]) -> AckResult:
         """Note, durably, that a consumer is done with events; twice does no harm."""
         with self._used_now():
             async with self._turn:
@@ -182,7 +191,9 @@ class Group:
 
     # --- leases ---
 
-    async def _leased(self, consumer: Consumer, limit: int, seconds: float, wait: float) -> Lease:
+    async def _leased(
+        self, consumer: Consumer, limit: int, seconds: float, wait: float
+    ) -> LeasedEvents:
         until = asyncio.get_running_loop().time() + wait
         while True:
             async with self._turn:
@@ -198,29 +209,31 @@ class Group:
             if not consumer.valid() or not await self._chance(until):
                 break
         if not consumer.valid():
-            return Lease("", [], self._cursor)
+            return LeasedEvents("", [], self._cursor)
         async with self._turn:
             await self._note_progress(1)
-        return Lease("", [], self._cursor, self._told_gap())
+        return LeasedEvents("", [], self._cursor, self._reported_gap())
 
-    def _handed(self, items: list[_Item], consumer: Consumer, seconds: float) -> Lease:
+    def _handed(self, items: list[_Item], consumer: Consumer, seconds: float) -> LeasedEvents:
         until = asyncio.get_running_loop().time() + seconds
-        hold = _Hold(f"lease_{secrets.token_hex(12)}", consumer, until)
-        deliveries = [Delivery(item.sequence, each) for item in items for each in item.payloads]
+        lease = _Lease(f"lease_{secrets.token_hex(12)}", consumer, until)
+        events = [PageEvent(item.sequence, each) for item in items for each in item.payloads]
         for item in items:
-            item.hold, item.payloads = hold, []
+            item.lease, item.payloads = lease, []
         self._lighten()
-        return Lease(hold.id, deliveries, self._cursor, self._told_gap())
+        return LeasedEvents(lease.id, events, self._cursor, self._reported_gap())
 
-    def _told_gap(self) -> Gap | None:
+    def _reported_gap(self) -> LogGap | None:
         gap, self._gap = self._gap, None
         return gap
 
-    def _live(self) -> dict[str, _Hold]:
+    def _live(self) -> dict[str, _Lease]:
         """The leases that are still somebody's."""
         now = asyncio.get_running_loop().time()
-        holds = {item.hold.id: item.hold for item in self._items.values() if item.hold is not None}
-        return {id: hold for id, hold in holds.items() if hold.lives(now)}
+        leases = {
+            item.lease.id: item.lease for item in self._items.values() if item.lease is not None
+        }
+        return {id: lease for id, lease in leases.items() if lease.lives(now)}
 
     async def _free(self, limit: int) -> list[_Item]:
         """Items that can be handed out now, at most `limit` events unless one alone has more."""
@@ -234,13 +247,13 @@ class Group:
 
     def _choose(self, limit: int) -> list[_Item]:
         live = self._live()
-        busy, chosen, room = Busy(), list[_Item](), limit
+        busy, chosen, room = BlockedRows(), list[_Item](), limit
         for item in self._items.values():
             if room <= 0:
                 break
-            held = item.hold is not None and item.hold.id in live
-            if held or busy.blocks(item.touch):
-                busy.add(item.touch)
+            leases = item.lease is not None and item.lease.id in live
+            if leases or busy.blocks(item.affected):
+                busy.add(item.affected)
             else:
                 chosen.append(item)
                 room -= item.events
@@ -253,14 +266,14 @@ class Group:
         events, room = min(WINDOW - len(self._items), limit), WINDOW_BYTES - self._size
         if events <= 0 or room <= 0:
             return False
-        before = self._subscription.scanned
+        before = self._reader.scanned
         with self._ending():
-            page = await self._subscription.next(events, room=room)
+            page = await self._reader.next(events, room=room)
             self._gap = spanning(self._gap, page.gap)
-            for sequence, together in groupby(page.deliveries, key=attrgetter("sequence")):
+            for sequence, together in groupby(page.events, key=attrgetter("sequence")):
                 if not self._was_acked(sequence):
-                    await self._add(sequence, [delivery.payload for delivery in together])
-        return self._subscription.scanned > before
+                    await self._add(sequence, [event.payload for event in together])
+        return self._reader.scanned > before
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -277,21 +290,21 @@ class Group:
         return sequence <= self._cursor.reached and sequence not in self._waiting
 
     async def _add(self, sequence: int, payloads: list[bytes]) -> None:
-        touch = await self._touches.at(sequence, payloads)
-        if touch is None:  # trimmed meanwhile, by force
-            self._gap = spanning(self._gap, Gap(sequence, sequence))
+        affected = await self._finder.at(sequence, payloads)
+        if affected is None:  # trimmed meanwhile, by force
+            self._gap = spanning(self._gap, LogGap(sequence, sequence))
             return
         size = sum(map(len, payloads))
-        self._items[sequence] = _Item(sequence, touch, len(payloads), size, payloads)
+        self._items[sequence] = _Item(sequence, affected, len(payloads), size, payloads)
         self._size += size
 
     async def _read_again(self, item: _Item) -> bool:
         """Read the events of an item once more; False: they were trimmed meanwhile, by force."""
         at = item.sequence
-        page = await self._question.reading(self._feed, after=at - 1, upto=at).next(1)
+        page = await self._wanted.reading(self._feed, after=at - 1, upto=at).next(1)
         item.payloads = page.payloads
         if not item.payloads:
-            self._gap = spanning(self._gap, Gap(at, at))
+            self._gap = spanning(self._gap, LogGap(at, at))
             self._size -= self._items.pop(at).size
         return bool(item.payloads)
 
@@ -305,35 +318,35 @@ class Group:
 
     # --- what is done ---
 
-    async def _acked(self, lease: str, asked: set[int]) -> Acked:
+    async def _acked(self, lease: str, sequences: set[int]) -> AckResult:
         if self.ended:
-            return Acked(self._cursor, sorted(asked))
-        known = asked & self._items.keys()
-        done = {each for each in known if self._holds(lease, self._items[each])}
+            return AckResult(self._cursor, sorted(sequences))
+        known = sequences & self._items.keys()
+        done = {each for each in known if self._is_of(lease, self._items[each])}
         # What this group has not come to yet, and none before a restart had acked.
-        unknown = {each for each in asked if each > self._subscription.scanned}
+        unknown = {each for each in sequences if each > self._reader.scanned}
         unknown = {each for each in unknown if not self._was_acked(each)}
         if done:
             await self._store(self._items.keys() - done, max(done))
         for sequence in done:
             self._size -= self._items.pop(sequence).size
         self._moved.set()
-        return Acked(self._cursor, sorted((known - done) | unknown))
+        return AckResult(self._cursor, sorted((known - done) | unknown))
 
     @staticmethod
-    def _holds(lease: str, item: _Item) -> bool:
-        return item.hold is not None and item.hold.id == lease
+    def _is_of(lease: str, item: _Item) -> bool:
+        return item.lease is not None and item.lease.id == lease
 
     async def _note_progress(self, least: int) -> None:
         """Let a cursor pass what its filter leaves out, so that it does not hold back trimming."""
         if self.ended or self._items:
             return
-        if self._subscription.scanned - self._cursor.sequence >= least:
+        if self._reader.scanned - self._cursor.sequence >= least:
             await self._store(set(), 0)
 
     async def _store(self, open: set[int], done: int) -> None:
         """Keep that all is acked up to where the group has read, but for what is open."""
-        reached, scanned = max(done, self._cursor.reached), self._subscription.scanned
+        reached, scanned = max(done, self._cursor.reached), self._reader.scanned
         # After a restart, what was waiting then is read again little by little.
         open = open | {each for each in self._waiting if each > scanned}
         cursor = msgspec.structs.replace(
@@ -351,12 +364,12 @@ class Group:
         now = asyncio.get_running_loop().time
         if now() >= until:
             return False
-        ends = [hold.until for hold in self._live().values()]
-        wake = min([until, *ends, now() + GRANT_SECONDS])  # keys end, too
+        ends = [lease.until for lease in self._live().values()]
+        wake = min([until, *ends, now() + RECHECK_SECONDS])  # keys end, too
         full = len(self._items) >= WINDOW or self._size >= WINDOW_BYTES
-        waits = [asyncio.create_task(_told(self._moved))]
+        waits = [asyncio.create_task(_wait_for(self._moved))]
         if not full:
-            waits.append(asyncio.create_task(self._feed.wait(self._subscription.scanned, wake)))
+            waits.append(asyncio.create_task(self._feed.wait(self._reader.scanned, wake)))
         try:
             await asyncio.wait(
                 waits, timeout=max(wake - now(), 0), return_when=asyncio.FIRST_COMPLETED
@@ -367,7 +380,7 @@ class Group:
         return now() < until and not self._feed.closing
 
 
-async def _told(event: asyncio.Event) -> bool:
+async def _wait_for(event: asyncio.Event) -> bool:
     return await event.wait()
 
 
@@ -377,7 +390,7 @@ class Groups:
     def __init__(self, feed: Feed, log: Log) -> None:
         self._feed = feed
         self._log = log
-        self._groups: dict[Hashable, tuple[Question, Group]] = {}
+        self._groups: dict[Hashable, tuple[LeaseSubscription, Group]] = {}
         # Only while somebody holds or awaits them: anybody may ask for any name.
         self._turns: WeakValueDictionary[Hashable, asyncio.Lock] = WeakValueDictionary()
 
@@ -390,20 +403,20 @@ class Groups:
         _, group = self._groups.get(id, (None, None))
         return None if group is None or group.ended else group
 
-    def held(self, id: Hashable) -> list[Held]:
+    def leases(self, id: Hashable) -> list[ActiveLease]:
         """The leases of a cursor that are still somebody's."""
         group = self.find(id)
-        return [] if group is None else group.held
+        return [] if group is None else group.leases
 
-    def asking(self, id: Hashable, question: Question) -> Group | None:
-        """The group of a cursor if its consumers ask this question."""
-        asked, _ = self._groups.get(id, (None, None))
-        return self.find(id) if asked == question else None
+    def reading(self, id: Hashable, subscription: LeaseSubscription) -> Group | None:
+        """The group of a cursor if its consumers read with this subscription."""
+        sequences, _ = self._groups.get(id, (None, None))
+        return self.find(id) if sequences == subscription else None
 
-    def begin(self, cursor: Cursor, question: Question) -> Group:
+    def begin(self, cursor: Cursor, subscription: LeaseSubscription) -> Group:
         """A new group of a cursor that has none, as the cursor is on disk now."""
-        group = Group(self._feed, self._log, cursor, question)
-        self._groups[cursor.id] = question, group
+        group = Group(self._feed, self._log, cursor, subscription)
+        self._groups[cursor.id] = subscription, group
         self._look_later(cursor.id, group)
         return group
 

@@ -11,7 +11,7 @@ from ..sources import Phase, Status
 from .settings import ServerSettings
 
 
-class Verdict(StrEnum):
+class HealthStatus(StrEnum):
     """How well a thing does, best first."""
 
     HEALTHY = "healthy"
@@ -23,7 +23,7 @@ class SourceHealth(msgspec.Struct, frozen=True):
     """How a source does."""
 
     source: str
-    status: Verdict
+    status: HealthStatus
     reasons: list[str]
     phase: Phase
     lag_seconds: float
@@ -45,15 +45,15 @@ class LogHealth(msgspec.Struct, frozen=True):
 class HealthReport(msgspec.Struct, frozen=True):
     """The answer of /health; the worst source decides.
 
-    Whoever has no key where one is needed, or one of a part only, is told the verdict alone.
+    Whoever has no key where one is needed, or one of a part only, gets the status alone.
     """
 
-    status: Verdict
+    status: HealthStatus
     sources: list[SourceHealth] | msgspec.UnsetType = msgspec.UNSET
     log: LogHealth | msgspec.UnsetType = msgspec.UNSET
 
 
-class Health:
+class HealthCheck:
     """Judges statuses; remembers when each source was last heard."""
 
     def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.time) -> None:
@@ -65,16 +65,22 @@ class Health:
     def report(self, statuses: Sequence[Status], log: Log) -> HealthReport:
         """The state of everything now."""
         sources = [self._source(status) for status in statuses]
-        order = list(Verdict)
+        order = list(HealthStatus)
         worst = max((source.status for source in sources), key=order.index, default=order[0])
         return HealthReport(worst, sources, _log(log))
 
     def _source(self, status: Status) -> SourceHealth:
         bad, poor = self._failures(status), _shortcomings(status)
-        verdict = Verdict.UNHEALTHY if bad else Verdict.DEGRADED if poor else Verdict.HEALTHY
+        health = (
+            HealthStatus.UNHEALTHY
+            if bad
+            else HealthStatus.DEGRADED
+            if poor
+            else HealthStatus.HEALTHY
+        )
         return SourceHealth(
             status.source,
-            verdict,
+            health,
             [*bad, *poor],
             status.phase,
             status.lag_seconds,
@@ -101,7 +107,7 @@ class Health:
         return failures
 
     def _silence(self, status: Status) -> float:
-        """Seconds since the source said anything.
+        """Seconds since the source sent anything.
 
         A source that cannot reconnect may have forgotten when that was, so it is remembered here;
         one never heard has been silent since the server began.

@@ -10,12 +10,11 @@ from litestar import Request, Response, delete, get, post
 
 from ..errors import ConfigError
 from ..log import keys
-from ..log.keys import Limits, Listed, Made, Scope, Wanted
+from ..log.keys import IssuedKey, KeyLimits, KeyRequest, ListedKey, Scope
 from .access import access_of, admin
-from .body import read_body
-from .openapi import WITH_BODY, answers, asks, problem
-from .problems import Problem, Refused, invalid_parameter
-from .query import NoQuery, read_query
+from .openapi import WITH_BODY, operation, problem, replies
+from .problems import Problem, RequestRefused, invalid_parameter
+from .query import NoQuery, read_body, read_query
 from .service import Service
 
 logger = logging.getLogger(__name__)
@@ -44,14 +43,14 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_second: Rate = None
     events_per_second: Rate = None
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> KeyRequest:
         """The same, as it is made."""
-        return Wanted(
+        return KeyRequest(
             name=self.name,
             scopes=frozenset(map(Scope, self.scopes)),
             tables=tuple(self.tables),
             tenant=self.tenant,
-            limits=Limits(self.connections, self.requests_per_second, self.events_per_second),
+            limits=KeyLimits(self.connections, self.requests_per_second, self.events_per_second),
             seconds=None if self.expires is None else _seconds("expires", self.expires),
         )
 
@@ -62,26 +61,26 @@ class Rotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: Duration = "1h"
 
 
-class KeyMade(msgspec.Struct, frozen=True):
+class KeyIssued(msgspec.Struct, frozen=True):
     """A new key, shown this once."""
 
     secret: str
-    key: Listed
+    key: ListedKey
 
 
 class KeyList(msgspec.Struct, frozen=True):
     """Every key, oldest first, also those that have ended."""
 
-    keys: list[Listed]
+    keys: list[ListedKey]
 
 
 @post(
     "/v1/keys",
     guards=[admin],
-    operation_class=asks(NoQuery, body=NewKey),
-    responses=answers(KeyMade, status=201) | WITH_BODY,
+    operation_class=operation(NoQuery, body=NewKey),
+    responses=replies(KeyIssued, status=201) | WITH_BODY,
 )
-async def create(request: Request[Any, Any, Any]) -> Response[KeyMade]:
+async def create(request: Request[Any, Any, Any]) -> Response[KeyIssued]:
     """Make a key. The answer is the only place where it is ever shown."""
     read_query(request, NoQuery)
     wanted = (await read_body(request, NewKey)).wanted()
@@ -89,11 +88,11 @@ async def create(request: Request[Any, Any, Any]) -> Response[KeyMade]:
         # In a thread, as all that waits for the disk.
         made = await asyncio.to_thread(Service.of(request).keyring.create, wanted)
     except ConfigError as error:
-        raise Refused(400, Problem("invalid_body", str(error))) from error
+        raise RequestRefused(400, Problem("invalid_body", str(error))) from error
     return _shown(request, "created", made)
 
 
-@get("/v1/keys", guards=[admin], operation_class=asks(NoQuery), responses=answers(KeyList))
+@get("/v1/keys", guards=[admin], operation_class=operation(NoQuery), responses=replies(KeyList))
 async def listed(request: Request[Any, Any, Any]) -> KeyList:
     """Every key, without what opens anything."""
     read_query(request, NoQuery)
@@ -104,10 +103,10 @@ async def listed(request: Request[Any, Any, Any]) -> KeyList:
     "/v1/keys/{id:str}",
     status_code=200,
     guards=[admin],
-    operation_class=asks(NoQuery),
-    responses=answers(Listed) | {404: problem("There is no such key.")},
+    operation_class=operation(NoQuery),
+    responses=replies(ListedKey) | {404: problem("There is no such key.")},
 )
-async def revoke(request: Request[Any, Any, Any]) -> Listed:
+async def revoke(request: Request[Any, Any, Any]) -> ListedKey:
     """End a key now, with every stream that lives by it."""
     read_query(request, NoQuery)
     id: str = request.path_params["id"]
@@ -121,10 +120,10 @@ async def revoke(request: Request[Any, Any, Any]) -> Listed:
 @post(
     "/v1/keys/{id:str}/rotate",
     guards=[admin],
-    operation_class=asks(NoQuery, body=Rotation),
-    responses=answers(KeyMade, status=201) | WITH_BODY | {404: problem("There is no such key.")},
+    operation_class=operation(NoQuery, body=Rotation),
+    responses=replies(KeyIssued, status=201) | WITH_BODY | {404: problem("There is no such key.")},
 )
-async def rotate(request: Request[Any, Any, Any]) -> Response[KeyMade]:
+async def rotate(request: Request[Any, Any, Any]) -> Response[KeyIssued]:
     """Make a key with the rights of another, which stays valid for a while."""
     read_query(request, NoQuery)
     rotation = await read_body(request, Rotation)
@@ -136,9 +135,9 @@ async def rotate(request: Request[Any, Any, Any]) -> Response[KeyMade]:
     return _shown(request, f"rotated old={id}", made)
 
 
-def _shown(request: Request[Any, Any, Any], what: str, made: Made) -> Response[KeyMade]:
+def _shown(request: Request[Any, Any, Any], what: str, made: IssuedKey) -> Response[KeyIssued]:
     _note(request, what, made.key.id)
-    document = KeyMade(made.secret, _listed(made.key))
+    document = KeyIssued(made.secret, _listed(made.key))
     headers = {"Cache-Control": "no-store"}
     return Response(document, status_code=201, media_type="application/json", headers=headers)
 
@@ -148,13 +147,13 @@ def _note(request: Request[Any, Any, Any], what: str, id: str) -> None:
     logger.info("key=%s %s by=%s", id, what, by.id if by else "this machine")
 
 
-def _listed(key: keys.Key) -> Listed:
+def _listed(key: keys.Key) -> ListedKey:
     return keys.listed(key, now=time.time_ns() // 1000)
 
 
-def _unknown(id: str) -> Refused:
+def _unknown(id: str) -> RequestRefused:
     message = f"there is no valid key {id[:100]!r}"
-    return Refused(404, Problem("unknown_key", message, hint="GET /v1/keys lists them."))
+    return RequestRefused(404, Problem("unknown_key", message, hint="GET /v1/keys lists them."))
 
 
 def _seconds(parameter: str, text: str) -> float:

@@ -28,7 +28,7 @@ from litestar.openapi.spec import (
 
 from .. import __version__
 from .problems import Problem
-from .query import UINT64, NoQuery, Rule, defaults, read_query, rules
+from .query import UINT64, NoQuery, ParameterRule, defaults, read_query, rules
 
 PATH = "/openapi.json"
 EVENT_STREAM = "text/event-stream"
@@ -66,18 +66,18 @@ def config() -> OpenAPIConfig:
     )
 
 
-def asks(
+def operation(
     query: type[msgspec.Struct],
     *,
-    path: Mapping[str, Rule] | None = None,
+    path: Mapping[str, ParameterRule] | None = None,
     header: Parameter | None = None,
     body: type[msgspec.Struct] | None = None,
     lines: str | None = None,
 ) -> type[Operation]:
-    """An operation with these parameters and this body; `lines` may be asked for by Accept."""
+    """An operation with these parameters and this body; `lines` may be requested by Accept."""
 
     @dataclass
-    class Asked(Operation):
+    class Described(Operation):
         def __post_init__(self) -> None:
             declared = [*(self.parameters or []), *_parameters(query)]
             for parameter in declared:
@@ -93,15 +93,18 @@ def asks(
                     text = Schema(type=OpenAPIType.STRING, description="One JSON document a line.")
                     good.content[lines] = OpenAPIMediaType(schema=text)
 
-    return Asked
+    return Described
 
 
-def answers(
+def replies(
     document: Any, *, status: int = 200, media_type: str = "application/json"
 ) -> dict[int, ResponseSpec]:
-    """What a route answers to a good request, and to a bad one."""
+    """The responses of a route to a good request, and to a bad one."""
     good = ResponseSpec(
-        document, description="What was asked for.", media_type=media_type, generate_examples=False
+        document,
+        description="The requested document.",
+        media_type=media_type,
+        generate_examples=False,
     )
     return {
         400: problem("What was wrong, and why."),
@@ -148,7 +151,7 @@ def _parameters(query: type[msgspec.Struct]) -> list[Parameter]:
 
 
 def _as_messages(stream: OpenAPIMediaType) -> None:
-    """Describe a stream by one of its messages, as a client's parser tells it."""
+    """Describe a stream by one of its messages, as a client's parser returns it."""
     data = Schema(
         type=OpenAPIType.STRING, content_media_type="application/json", content_schema=stream.schema
     )

@@ -1,4 +1,4 @@
-"""What readers get at once, made once for all who want the same and stand at the same place."""
+"""Pages of events, made once for all readers that want the same after the same sequence."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -10,14 +10,14 @@ PAGES_KEPT = 256
 BYTES_KEPT = 16 << 20  # of events; what transports make of them comes on top
 
 
-class Delivery(NamedTuple):
+class PageEvent(NamedTuple):
     """An event as its reader gets it; several may stand at one sequence."""
 
     sequence: int
     payload: bytes
 
 
-class Gap(NamedTuple):
+class LogGap(NamedTuple):
     """Sequences, both ends included, that were trimmed before this reader came to them."""
 
     first: int
@@ -25,70 +25,70 @@ class Gap(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FeedPage:
     """What a reader gets at once, in commit order; never a part of what stands at a sequence.
 
     Many may have the same one, so nobody changes it.
     """
 
-    deliveries: list[Delivery]
+    events: list[PageEvent]
     scanned: int  # everything up to here is delivered, or not wanted, or lost in the gap
-    gap: Gap | None = None
-    _made: "dict[Callable[[Page], bytes], bytes]" = field(
+    gap: LogGap | None = None
+    _made: "dict[Callable[[FeedPage], bytes], bytes]" = field(
         default_factory=dict, compare=False, repr=False
     )
 
     @property
     def payloads(self) -> list[bytes]:
         """The encoded events alone."""
-        return [delivery.payload for delivery in self.deliveries]
+        return [event.payload for event in self.events]
 
-    def once(self, make: "Callable[[Page], bytes]") -> bytes:
-        """What a transport makes of it, made for the first reader who asks."""
+    def once(self, make: "Callable[[FeedPage], bytes]") -> bytes:
+        """What a transport makes of it, made for the first reader that needs it."""
         made = self._made.get(make)
         if made is None:
             made = self._made[make] = make(self)
         return made
 
 
-class Kind:
-    """Readers who are told the same of every change."""
+class ReaderClass:
+    """Readers with the same format, filter and permissions: they share pages."""
 
     __slots__ = ("__weakref__",)
 
 
-class Place(NamedTuple):
-    """Where a page begins and ends at the latest, and how much may be on it."""
+class PageKey(NamedTuple):
+    """What a page is kept under: its readers, where it begins and ends, how much may be on it."""
 
-    kind: Kind
+    readers: ReaderClass
     after: int
     end: int
     limit: int
     room: int
 
 
-class Pages:
+class PageCache:
     """The pages made last: readers who were woken together ask for the same one after another."""
 
     def __init__(self) -> None:
-        self._kinds: WeakValueDictionary[Hashable, Kind] = WeakValueDictionary()
-        self._kept: OrderedDict[Place, tuple[Page, int]] = OrderedDict()
+        self._classes: WeakValueDictionary[Hashable, ReaderClass] = WeakValueDictionary()
+        self._kept: OrderedDict[PageKey, tuple[FeedPage, int]] = OrderedDict()
         self._size = 0
 
-    def kind(self, told: Hashable) -> Kind:
-        """The same for all readers of whom this is the same, while there is one."""
-        return self._kinds.setdefault(told, Kind())
+    def reader_class(self, conditions: Hashable) -> ReaderClass:
+        """The same object for the same conditions, while there is a reader."""
+        return self._classes.setdefault(conditions, ReaderClass())
 
-    def get(self, place: Place) -> Page | None:
-        """The page that was made for another reader at the same place."""
-        kept = self._kept.get(place)
+    def get(self, key: PageKey) -> FeedPage | None:
+        """The page that was made for another reader."""
+        kept = self._kept.get(key)
         return None if kept is None else kept[0]
 
-    def keep(self, place: Place, page: Page) -> None:
+    def keep(self, key: PageKey, page: FeedPage) -> None:
         """Keep a page for the next reader, instead of those made first."""
-        size = sum(len(delivery.payload) for delivery in page.deliveries)
-        self._size += size - self._kept.pop(place, (page, 0))[1]
-        self._kept[place] = page, size
+        size = sum(len(event.payload) for event in page.events)
+        self._size += size - self._kept.pop(key, (page, 0))[1]
+        self._kept[key] = page, size
         while len(self._kept) > PAGES_KEPT or self._size > BYTES_KEPT:
             self._size -= self._kept.popitem(last=False)[1][1]
 

@@ -21,12 +21,12 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str  # one word for programs
     message: str  # one sentence for people
     parameter: str | None = None  # what was wrong …
-    value: str | None = None  # … and what it said
+    value: str | None = None  # … and its value
     known: list[str] | None = None  # what would have been right
     hint: str | None = None
 
 
-class Refused(HTTPException):
+class RequestRefused(HTTPException):
     """The request cannot be answered as it stands."""
 
     def __init__(
@@ -36,14 +36,14 @@ class Refused(HTTPException):
         self.problem = problem
 
 
-def invalid_parameter(parameter: str, value: str, message: str) -> Refused:
+def invalid_parameter(parameter: str, value: str, message: str) -> RequestRefused:
     """A parameter, header or field has a value that it cannot have."""
     shown = value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "…"
     problem = Problem("invalid_parameter", message, parameter=parameter, value=shown)
-    return Refused(400, problem)
+    return RequestRefused(400, problem)
 
 
-def refuse(request: Request[Any, Any, Any], error: Refused) -> Response[Problem]:
+def refuse(request: Request[Any, Any, Any], error: RequestRefused) -> Response[Problem]:
     """A request we refused."""
     return _answer(error.problem, error.status_code, error.headers)
 

@@ -1,4 +1,4 @@
-"""What requests may ask: one struct a route, read and checked whole.
+"""The parameters and bodies of requests: one struct a route, read and checked whole.
 
 The same declarations read the query string, word the refusals and fill /openapi.json.
 """
@@ -11,21 +11,24 @@ from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
+from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.openapi.spec import OpenAPIType, Schema
 
 from ..change.event import Op
 from ..formats import catalogue
 from ..formats.changefeed import ON_REQUEST
-from .problems import invalid_parameter
+from .problems import Problem, RequestRefused, invalid_parameter
 
 UINT64 = 2**64 - 1
 NAME = "[A-Za-z0-9_.-]{1,128}"
 
+LARGEST_BODY = 64 << 10
+
 Q = TypeVar("Q", bound=msgspec.Struct)
 
 
-class Rule(Protocol):
+class ParameterRule(Protocol):
     """What a parameter may say."""
 
     @property
@@ -43,7 +46,7 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True)
-class Whole:
+class Integer:
     """A whole number between two bounds."""
 
     low: int
@@ -100,7 +103,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Some:
+class NonEmptyText:
     """Text that is not empty."""
 
     about: str
@@ -155,7 +158,7 @@ class Names:
 
 
 @dataclass(frozen=True)
-class Word:
+class OneOf:
     """One of some words."""
 
     known: tuple[str, ...]
@@ -193,7 +196,7 @@ class Globs:
 
 
 @dataclass(frozen=True)
-class Operations:
+class OperationList:
     """Operations between commas, in any case."""
 
     known: frozenset[Op]
@@ -220,43 +223,45 @@ def _several(each: Schema) -> Schema:
 
 # --- one struct a route --------------------------------------------------------------------------
 
-Cursor = Annotated[int, Whole(0, UINT64, "the last sequence you have; what follows it is sent")]
-Upto = Annotated[int | None, Whole(0, UINT64, "the last sequence to send")]
+Cursor = Annotated[int, Integer(0, UINT64, "the last sequence you have; what follows it is sent")]
+Upto = Annotated[int | None, Integer(0, UINT64, "the last sequence to send")]
 KeyPrefix = Annotated[str, Text("only keys (table:pk) that start so")]
 Heartbeat = Annotated[
-    int, Whole(100, 3_600_000, "milliseconds of silence after which a heartbeat is sent")
+    int, Integer(100, 3_600_000, "milliseconds of silence after which a heartbeat is sent")
 ]
 Include = Annotated[
     frozenset[Op],
-    Operations(ON_REQUEST, "operations to send although they neither put nor delete a row"),
+    OperationList(ON_REQUEST, "operations to send although they neither put nor delete a row"),
 ]
 SourceName = Annotated[str, Text("only this source, by its name in the config")]
 Tables = Annotated[
     tuple[str, ...],
     Globs("only tables that match one of these: schema.table, or the table alone in any schema"),
 ]
-Ops = Annotated[frozenset[Op], Operations(frozenset(Op), "only these operations")]
-EventType = Annotated[str, Some("only entity events of this type; a pattern, such as entity:*")]
-EntityTypeName = Annotated[str | None, Some("only this type of entity")]
-TenantId = Annotated[str | None, Some("only this tenant's rows")]
-Trigger = Annotated[str, Some("only what was made so; a pattern, such as api_*")]
+Ops = Annotated[frozenset[Op], OperationList(frozenset(Op), "only these operations")]
+EventType = Annotated[
+    str, NonEmptyText("only entity events of this type; a pattern, such as entity:*")
+]
+EntityTypeName = Annotated[str | None, NonEmptyText("only this type of entity")]
+TenantId = Annotated[str | None, NonEmptyText("only this tenant's rows")]
+Trigger = Annotated[str, NonEmptyText("only what was made so; a pattern, such as api_*")]
 ChangedFields = Annotated[tuple[str, ...], Names("only where one of these columns changed")]
 NO_KEY = "none"  # as an owner; the ids of keys begin otherwise
 Owner = Annotated[
     str | None, Name(f"for an admin: the id of the key whose cursor is meant, or {NO_KEY}")
 ]
 CursorName = Annotated[str | None, Name("a named cursor to begin after")]
-FormatName = Annotated[str, Word(catalogue.names(), "how each change is written down")]
+FormatName = Annotated[str, OneOf(catalogue.names(), "how each change is written down")]
 # Events of a stream, such as `etl`, stand for no single row, so nobody can lease them.
 LeasedFormatName = Annotated[
     str,
-    Word(catalogue.event_names(), "how each change is written"),
+    OneOf(catalogue.event_names(), "how each change is written"),
 ]
 Markers = Annotated[
     bool, Flag("with format=savegress: also events where transactions begin and end")
 ]
-MOST = Whole(1, 10_000, "at most so many changes")
-WAIT = Whole(0, 60_000, "milliseconds to wait for a first change when there is none")
+MOST = Integer(1, 10_000, "at most so many changes")
+WAIT = Integer(0, 60_000, "milliseconds to wait for a first change when there is none")
 
 
 class PollQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,7 +282,7 @@ class StreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     cursor: CursorName = None
     key_prefix: KeyPrefix = ""
     keep_alive: Annotated[bool, Flag("stay and send what comes, instead of what there is")] = False
-    max_seconds: Annotated[int, Whole(1, 60, "the stream's longest duration")] = 30
+    max_seconds: Annotated[int, Integer(1, 60, "the stream's longest duration")] = 30
     heartbeat_ms: Heartbeat = 15_000
     include: Include = frozenset()
 
@@ -332,9 +337,9 @@ class LeaseQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     owner: Owner = None
     consumer: Annotated[str, Name("who asks, for people who look at the leases")] = "consumer"
-    limit: Annotated[int, Whole(1, 1000, "at most so many events")] = 100
+    limit: Annotated[int, Integer(1, 1000, "at most so many events")] = 100
     lease_ms: Annotated[
-        int, Whole(100, 3_600_000, "milliseconds after which what is not acked is handed on")
+        int, Integer(100, 3_600_000, "milliseconds after which what is not acked is handed on")
     ] = 30_000
     wait_ms: Annotated[int, WAIT] = 0
     source: SourceName = ""
@@ -352,11 +357,11 @@ class RangesQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/ranges."""
 
     after: Cursor = 0
-    upto: Annotated[int | None, Whole(0, UINT64, "the last sequence of the last range")] = None
+    upto: Annotated[int | None, Integer(0, UINT64, "the last sequence of the last range")] = None
     limit: Annotated[
-        int | None, Whole(1, UINT64, "at most so many changes, unless one transaction has more")
+        int | None, Integer(1, UINT64, "at most so many changes, unless one transaction has more")
     ] = None
-    parts: Annotated[int, Whole(1, 10_000, "at most so many ranges")] = 1
+    parts: Annotated[int, Integer(1, 10_000, "at most so many ranges")] = 1
 
 
 class RecordsQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -370,7 +375,7 @@ class TablesQuery(msgspec.Struct, frozen=True, kw_only=True):
     """GET /v1/tables."""
 
     after: Annotated[
-        int, Whole(0, UINT64, "the last version you have; what follows it is sent")
+        int, Integer(0, UINT64, "the last version you have; what follows it is sent")
     ] = 0
 
 
@@ -382,7 +387,7 @@ class NoQuery(msgspec.Struct, frozen=True):
 
 
 @functools.cache
-def rules(query: type[msgspec.Struct]) -> Mapping[str, Rule]:
+def rules(query: type[msgspec.Struct]) -> Mapping[str, ParameterRule]:
     """The parameters of a route."""
     hints = get_type_hints(query, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
@@ -406,7 +411,7 @@ def read_query(request: ASGIConnection[Any, Any, Any, Any], query: type[Q]) -> Q
     return query(**values)
 
 
-def read_value(name: str, text: str, rule: Rule) -> Any:
+def read_value(name: str, text: str, rule: ParameterRule) -> Any:
     """One value, checked."""
     try:
         return rule.read(text)
@@ -423,3 +428,44 @@ def _pairs(query: bytes) -> list[tuple[str, str]]:
         shown = query.decode("ascii", "backslashreplace")
         message = "the query must be UTF-8, percent-encoded, with at most 32 parameters"
         raise invalid_parameter("query", shown, message) from error
+
+
+# --- JSON bodies ---------------------------------------------------------------------------------
+
+
+async def read_body(request: Request[Any, Any, Any], body: type[Q]) -> Q:
+    """The request's body; a wrong field is refused by name."""
+    raw = await request.body()
+    try:
+        document = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise RequestRefused(
+            400, Problem("invalid_body", f"the body is not JSON: {error}")
+        ) from error
+    except RecursionError as error:
+        raise RequestRefused(
+            400, Problem("invalid_body", "the body is nested too deeply")
+        ) from error
+    try:
+        return msgspec.convert(document, body)
+    except msgspec.ValidationError as error:
+        raise _refusal(body, document, str(error)) from error
+
+
+def _refusal(body: type[msgspec.Struct], document: Any, message: str) -> RequestRefused:
+    fields = ", ".join(body.__struct_fields__)
+    if not isinstance(document, dict):
+        return RequestRefused(
+            400, Problem("invalid_body", f"the body must be a JSON object of {fields}")
+        )
+    unknown = [name for name in document if name not in body.__struct_fields__]
+    wrong = unknown[0] if unknown else _named(body, message)
+    shown = str(msgspec.json.encode(document[wrong]), "utf-8") if wrong in document else ""
+    if unknown:
+        message = f"there is no such field here; the body takes {fields}"
+    return invalid_parameter(wrong, shown, message)
+
+
+def _named(body: type[msgspec.Struct], message: str) -> str:
+    """The field a validation error is about; msgspec names it as `$.field` or `field`."""
+    return next((name for name in body.__struct_fields__ if name in message), "body")

@@ -12,7 +12,7 @@ from litestar.response import Stream
 from ..change.event import Table
 from ..log import Log, Ranges
 from .access import Access, access_of, whole
-from .openapi import answers, asks
+from .openapi import operation, replies
 from .query import RangesQuery, RecordsQuery, TablesQuery, read_query
 from .service import Service
 
@@ -26,7 +26,9 @@ class TableVersions(msgspec.Struct, frozen=True):
     tables: list[Table]
 
 
-@get("/v1/ranges", guards=[whole], operation_class=asks(RangesQuery), responses=answers(Ranges))
+@get(
+    "/v1/ranges", guards=[whole], operation_class=operation(RangesQuery), responses=replies(Ranges)
+)
 async def ranges(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Where readers may cut the log: the ends of ranges, each the end of a transaction."""
     log = Service.of(request).log
@@ -43,8 +45,8 @@ async def ranges(request: Request[Any, Any, Any]) -> Response[bytes]:
 @get(
     "/v1/records",
     guards=[whole],
-    operation_class=asks(RecordsQuery),
-    responses=answers(bytes, media_type=RECORDS),
+    operation_class=operation(RecordsQuery),
+    responses=replies(bytes, media_type=RECORDS),
 )
 async def records(request: Request[Any, Any, Any]) -> Stream:
     """Changes as the log stores them, in pieces."""
@@ -60,8 +62,8 @@ async def records(request: Request[Any, Any, Any]) -> Stream:
 @get(
     "/v1/tables",
     guards=[whole],
-    operation_class=asks(TablesQuery),
-    responses=answers(TableVersions),
+    operation_class=operation(TablesQuery),
+    responses=replies(TableVersions),
 )
 async def tables(request: Request[Any, Any, Any]) -> Response[bytes]:
     """What the columns of tables were, and are: one entry a version."""

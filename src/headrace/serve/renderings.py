@@ -21,7 +21,7 @@ LARGEST = 512 << 20  # bytes of images that are rendered together
 FIRST_READ, NEXT_READ = 256, 4096  # changes; most transactions are small
 
 
-class Rendering(NamedTuple):
+class RenderedTransaction(NamedTuple):
     """The events of a transaction, or of a piece of a large one."""
 
     piece: int  # sequence at which it began before it was trimmed
@@ -31,12 +31,12 @@ class Rendering(NamedTuple):
     size: int  # bytes, about
 
     def covers(self, change: Change) -> bool:
-        """Whether it tells what is to be told of a change."""
+        """Whether it has the events of a change."""
         return self.begin <= change.sequence <= self.end
 
 
-def render(format: TransactionFormat, changes: Sequence[Change]) -> Rendering:
-    """What is told of some neighbouring changes of one transaction."""
+def render(format: TransactionFormat, changes: Sequence[Change]) -> RenderedTransaction:
+    """The events of some neighbouring changes of one transaction."""
     _expect_room(format, changes[0], sum(map(image_size, changes)))
     events: dict[int, tuple[bytes, ...]] = {}
     size = 0
@@ -44,7 +44,7 @@ def render(format: TransactionFormat, changes: Sequence[Change]) -> Rendering:
         events[sequence] = (*events.get(sequence, ()), payload)
         size += len(payload) + 200  # for the objects around it
     first, last = changes[0], changes[-1]
-    return Rendering(_piece(first), first.sequence, last.sequence, events, size)
+    return RenderedTransaction(_piece(first), first.sequence, last.sequence, events, size)
 
 
 def image_size(change: Change) -> int:
@@ -57,7 +57,7 @@ class Renderings:
 
     def __init__(self, log: LogReader) -> None:
         self._log = log
-        self._kept: OrderedDict[tuple[int, int], Rendering] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], RenderedTransaction] = OrderedDict()
         self._size = 0
         self._reading: dict[tuple[int, int], asyncio.Lock] = {}
 
@@ -65,7 +65,7 @@ class Renderings:
         """The sequence of the first change that is left of those rendered with this one."""
         return min(max(_piece(change), self._log.first_sequence), change.sequence)
 
-    def get(self, number: int, change: Change) -> Rendering | None:
+    def get(self, number: int, change: Change) -> RenderedTransaction | None:
         """What was rendered of a change, perhaps before others of its transaction were trimmed."""
         rendering = self._kept.get((number, _piece(change)))
         if rendering is None or not rendering.covers(change):
@@ -73,7 +73,7 @@ class Renderings:
         self._kept.move_to_end((number, rendering.piece))
         return rendering
 
-    def keep(self, number: int, rendering: Rendering) -> None:
+    def keep(self, number: int, rendering: RenderedTransaction) -> None:
         """Keep a rendering instead of those used longest ago; the newest one always stays."""
         replaced = self._kept.pop((number, rendering.piece), None)
         self._kept[number, rendering.piece] = rendering
@@ -83,7 +83,7 @@ class Renderings:
 
     async def read(
         self, format: TransactionFormat, number: int, change: Change
-    ) -> Rendering | None:
+    ) -> RenderedTransaction | None:
         """Read from the log and render what a change belongs to; None: it was trimmed meanwhile."""
         piece = _piece(change)
         reading = self._reading.setdefault((number, piece), asyncio.Lock())
@@ -101,7 +101,7 @@ class Renderings:
             self._reading.pop((number, piece), None)
         return rendering
 
-    def _rendered(self, format: TransactionFormat, begin: int) -> Rendering | None:
+    def _rendered(self, format: TransactionFormat, begin: int) -> RenderedTransaction | None:
         changes = self._together(format, begin)
         return render(format, changes) if changes else None
 
@@ -140,7 +140,7 @@ def _expect_room(format: TransactionFormat, first: Change, size: int) -> None:
         )
 
 
-def _expect_beside(rendering: Rendering, change: Change) -> None:
+def _expect_beside(rendering: RenderedTransaction, change: Change) -> None:
     if rendering.end < change.sequence:
         # No source of ours leaves holes in its ordinals; going on would never end.
         raise LogError(

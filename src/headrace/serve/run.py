@@ -24,7 +24,7 @@ KEEP_ALIVE_SECONDS = 75  # longer than a reverse proxy keeps an idle connection
 
 
 def serve(app: Litestar, settings: ServerSettings) -> None:
-    """Answer requests until the process is told to stop."""
+    """Answer requests until the process is asked to stop."""
     with _bind(settings) as listening:
         _Server(app).run([listening])
 
@@ -72,7 +72,7 @@ class BackgroundServer:
         self.stop()
 
     def stop(self) -> None:
-        """End every stream, answer what is being asked, and let go of the port."""
+        """End every stream, answer open requests, and let go of the port."""
         self._server.should_exit = True
         self._thread.join()
 
@@ -118,8 +118,8 @@ class _Server(uvicorn.Server):
         self.settled.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Uvicorn waits for open responses before it tells the app to end; streams end only when
-        # told, so they are told first.
+        # Uvicorn waits for open responses before it ends the app; streams end only when the feed
+        # closes, so that comes first.
         self._service.feed.close()
         cutting_off = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._cut_off)
         stopping = [super().shutdown(sockets)]

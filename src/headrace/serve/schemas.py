@@ -6,8 +6,8 @@ import msgspec
 from litestar import Request, Response, get
 
 from ..formats import catalogue
-from .openapi import answers, asks, problem
-from .problems import Problem, Refused
+from .openapi import operation, problem, replies
+from .problems import Problem, RequestRefused
 from .query import NoQuery, read_query
 
 SCHEMA = "application/schema+json"
@@ -19,7 +19,7 @@ class SchemaList(msgspec.Struct, frozen=True):
     schemas: list[str]
 
 
-@get("/schemas", operation_class=asks(NoQuery), responses=answers(SchemaList))
+@get("/schemas", operation_class=operation(NoQuery), responses=replies(SchemaList))
 async def listed(request: Request[Any, Any, Any]) -> SchemaList:
     """The paths of all schemas."""
     read_query(request, NoQuery)
@@ -28,8 +28,8 @@ async def listed(request: Request[Any, Any, Any]) -> SchemaList:
 
 @get(
     "/schemas/{file:str}",
-    operation_class=asks(NoQuery),
-    responses=answers(dict[str, Any], media_type=SCHEMA)
+    operation_class=operation(NoQuery),
+    responses=replies(dict[str, Any], media_type=SCHEMA)
     | {404: problem("There is no such schema.")},
 )
 async def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
@@ -38,5 +38,5 @@ async def schema(request: Request[Any, Any, Any]) -> Response[bytes]:
     known, name = catalogue.schemas(), str(request.path_params["file"])
     if name not in known:
         message = f"there is no schema called {name[:200]!r}"
-        raise Refused(404, Problem("unknown_schema", message, known=list(known)))
+        raise RequestRefused(404, Problem("unknown_schema", message, known=list(known)))
     return Response(known[name], media_type=SCHEMA)

@@ -11,10 +11,10 @@ from ..log import Log
 from ..sources import Status
 from .feed import Feed
 from .groups import Groups
-from .health import Health
+from .health import HealthCheck
 from .keyring import Keyring
 from .settings import ServerSettings
-from .subscription import Page
+from .subscription import FeedPage
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Service:
     statuses: Callable[[], list[Status]]
     copy_again: Callable[[str, list[str]], None] | None  # None: this process captures nothing
     settings: ServerSettings
-    health: Health
+    health: HealthCheck
     formats: Formats
     keyring: Keyring
     groups: Groups
@@ -37,7 +37,7 @@ class Service:
         service: Self = connection.app.state.service
         return service
 
-    def headers(self, page: Page, *, scanned: int | None = None) -> dict[str, str]:
+    def headers(self, page: FeedPage, *, scanned: int | None = None) -> dict[str, str]:
         """What a reader must know of a page besides its changes."""
         headers = {
             "X-Headrace-Epoch": self.feed.epoch,

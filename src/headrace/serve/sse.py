@@ -12,12 +12,12 @@ from litestar.response import Stream
 
 from .access import Access
 from .feed import Feed
-from .query import UINT64, Whole, read_value
-from .subscription import Gap, Page, Subscription
+from .query import UINT64, Integer, read_value
+from .subscription import FeedPage, LogGap, Subscription
 
 RETRY_MS = 1000
 PAGE_BYTES = 128 << 10  # of events on their way to one client, besides what its socket has
-_LAST_EVENT_ID = Whole(0, UINT64, "the last sequence the client has")
+_LAST_EVENT_ID = Integer(0, UINT64, "the last sequence the client has")
 
 
 def resume_after(request: Request[Any, Any, Any], cursor: int) -> int:
@@ -49,7 +49,7 @@ class Pace:
 
 
 async def frames(
-    subscription: Subscription, access: Access, *, pace: Pace, gap: Callable[[Gap], bytes]
+    subscription: Subscription, access: Access, *, pace: Pace, gap: Callable[[LogGap], bytes]
 ) -> AsyncIterator[bytes]:
     """Frames of what comes, as fast as the client's key may have it."""
     yield b"retry: %d\n\n" % RETRY_MS
@@ -57,7 +57,7 @@ async def frames(
     cursor = subscription.scanned
     async for page in subscription.follow(until=until, idle=pace.idle, room=PAGE_BYTES):
         frame = [_frame(page, cursor, gap)]
-        cursor, count = page.scanned, len(page.deliveries)
+        cursor, count = page.scanned, len(page.events)
         del page  # it may be large, and the client may take nothing for long
         yield frame.pop()
         await access.pay(count)
@@ -65,37 +65,37 @@ async def frames(
         yield b"id: %d\n\n" % subscription.scanned
 
 
-def gap_comment(gap: Gap) -> bytes:
+def gap_comment(gap: LogGap) -> bytes:
     """A gap that clients which parse every `data:` line as a change pass over."""
     return b": gap %d-%d\n\n" % gap
 
 
-def gap_event(gap: Gap) -> bytes:
+def gap_event(gap: LogGap) -> bytes:
     """A gap as an event of its own name."""
     return b"event: gap\ndata: %b\n\n" % msgspec.json.encode(gap._asdict())
 
 
-def _frame(page: Page, cursor: int, gap: Callable[[Gap], bytes]) -> bytes:
+def _frame(page: FeedPage, cursor: int, gap: Callable[[LogGap], bytes]) -> bytes:
     missing = gap(page.gap) if page.gap else b""
-    if page.deliveries:
+    if page.events:
         return missing + page.once(_messages)
     return missing + _scanned(page, cursor) + (b"" if page.gap else b": heartbeat\n\n")
 
 
-def _messages(page: Page) -> bytes:
+def _messages(page: FeedPage) -> bytes:
     # Of several events at one sequence only the last names it: whoever is cut off between them
     # reconnects before the first.
-    following = [delivery.sequence for delivery in page.deliveries[1:]] + [0]
+    following = [event.sequence for event in page.events[1:]] + [0]
     parts = [
         b"data: %b\n\n" % payload
         if sequence == next_one
         else b"id: %d\ndata: %b\n\n" % (sequence, payload)
-        for (sequence, payload), next_one in zip(page.deliveries, following, strict=False)
+        for (sequence, payload), next_one in zip(page.events, following, strict=False)
     ]
-    return b"".join(parts) + _scanned(page, page.deliveries[-1].sequence)
+    return b"".join(parts) + _scanned(page, page.events[-1].sequence)
 
 
-def _scanned(page: Page, told: int) -> bytes:
+def _scanned(page: FeedPage, sent: int) -> bytes:
     # An id alone dispatches nothing, but a client that reconnects begins there: past all that
     # its filter left out.
-    return b"id: %d\n\n" % page.scanned if page.scanned > told else b""
+    return b"id: %d\n\n" % page.scanned if page.scanned > sent else b""

@@ -11,15 +11,23 @@ from collections.abc import AsyncIterator
 from ..errors import LogError
 from ..formats import AnyFormat, StreamFormat, TransactionFormat
 from ..formats.entity import Entity
-from .feed import BLOCK, Entry, Feed
+from .encoders import encoder
+from .feed import BLOCK, Feed, FeedEntry
 from .filter import Filter, both
-from .grant import EVERYTHING, Grant
-from .page import Delivery, Gap, Page, Place
-from .telling import telling
+from .page import FeedPage, LogGap, PageEvent, PageKey
+from .permissions import EVERYTHING, Permissions
 
-__all__ = ["GRANT_SECONDS", "PAGE_BYTES", "Delivery", "Gap", "Page", "Subscription", "spanning"]
+__all__ = [
+    "PAGE_BYTES",
+    "RECHECK_SECONDS",
+    "FeedPage",
+    "LogGap",
+    "PageEvent",
+    "Subscription",
+    "spanning",
+]
 
-GRANT_SECONDS = 0.5  # a reader whose grant may end looks again after so long at the latest
+RECHECK_SECONDS = 0.5  # a reader whose permissions may end looks again after so long at the latest
 PAGE_BYTES = 8 << 20  # a page ends after the change that goes beyond this
 
 
@@ -34,26 +42,26 @@ class Subscription:
         filter: Filter,
         after: int,
         upto: int | None = None,
-        grant: Grant = EVERYTHING,
+        permissions: Permissions = EVERYTHING,
     ) -> None:
         self.scanned = after
         self._feed = feed
-        self._grant = grant
+        self._permissions = permissions
         self._upto = upto
-        # An entity event may sum up several changes, so it is asked itself.
+        # An entity event may sum up several changes, so the filter tests the event.
         whole = isinstance(format, Entity)
         self._wants = filter.entity.wants if whole and filter.entity else None
         wanted = filter.plain() if whole else filter.predicate(feed.entities)
-        visible = grant.predicate(feed.entities)
+        visible = permissions.predicate(feed.entities)
         self._passes = both(wanted, visible)
-        told = grant.format(format, feed.entities)
-        self._telling = telling(
-            feed, told, concerns=filter.concerns, passes=self._passes, visible=visible
+        permitted = permissions.format(format, feed.entities)
+        self._encoder = encoder(
+            feed, permitted, concerns=filter.concerns, passes=self._passes, visible=visible
         )
         # What others remember of their stream cannot be shared.
-        alike = feed.number(told), filter, grant.tables, grant.tenant
-        alone = isinstance(told, StreamFormat | TransactionFormat)
-        self._kind = None if alone else feed.pages.kind(alike)
+        conditions = feed.number(permitted), filter, permissions.tables, permissions.tenant
+        alone = isinstance(permitted, StreamFormat | TransactionFormat)
+        self._readers = None if alone else feed.pages.reader_class(conditions)
 
     @property
     def end(self) -> int:
@@ -73,30 +81,30 @@ class Subscription:
     @property
     def ended(self) -> bool:
         """Whether the reader may see nothing any more: its key has expired, or was revoked."""
-        return self._grant.ended
+        return self._permissions.ended
 
-    async def page(self, limit: int, *, wait: float = 0, room: int = PAGE_BYTES) -> Page:
+    async def page(self, limit: int, *, wait: float = 0, room: int = PAGE_BYTES) -> FeedPage:
         """The next changes; when there are none, what arrives within `wait` seconds."""
         until = asyncio.get_running_loop().time() + wait
         page = await self.next(limit, room=room)
-        while not page.deliveries and not self.complete:
+        while not page.events and not self.complete:
             if not wait or not await self._arrival(until):
                 break
             following = await self.next(limit, room=room)
             gap = spanning(page.gap, following.gap)
-            page = Page(following.deliveries, following.scanned, gap)
+            page = FeedPage(following.events, following.scanned, gap)
         return page
 
     async def follow(
         self, *, until: float, idle: float, room: int = PAGE_BYTES
-    ) -> AsyncIterator[Page]:
+    ) -> AsyncIterator[FeedPage]:
         """Pages as they come, until `until` (loop time); an empty one after `idle` idle seconds."""
         now = asyncio.get_running_loop().time
         beat = now() + idle
-        looks = math.inf if self._grant.valid is None else GRANT_SECONDS
+        looks = math.inf if self._permissions.valid is None else RECHECK_SECONDS
         while not self._feed.closing and not self.ended:
             page = await self.live(until=beat, room=room)
-            if page.deliveries or page.gap or now() >= beat:
+            if page.events or page.gap or now() >= beat:
                 handed = [page]
                 del page  # it may be large, and its reader may need long for the next
                 yield handed.pop()
@@ -105,33 +113,33 @@ class Subscription:
                 return
             await self._feed.wait(self.scanned, min(beat, until, now() + looks))
 
-    async def live(self, *, until: float = math.inf, room: int = PAGE_BYTES) -> Page:
+    async def live(self, *, until: float = math.inf, room: int = PAGE_BYTES) -> FeedPage:
         """What there is for those who follow the log, who all go as far as they were woken for.
 
-        A reader who wants the same as one before, from the same place on, gets the same page. That
-        its grant holds was looked at right before.
+        A reader who wants the same as one before, after the same sequence, gets the same page.
+        That its permissions hold was checked right before.
         """
         feed = self._feed
         end = feed.latest if self._upto is None else min(feed.latest, self._upto)
-        if self._kind is None or self.scanned + 1 < feed.log.first_sequence:
+        if self._readers is None or self.scanned + 1 < feed.log.first_sequence:
             return await self._read(BLOCK, end, until=until, room=room)
-        place = Place(self._kind, self.scanned, end, BLOCK, room)
-        page = feed.pages.get(place)
+        key = PageKey(self._readers, self.scanned, end, BLOCK, room)
+        page = feed.pages.get(key)
         if page is not None:
             self.scanned = page.scanned
             return page
         page = await self._read(BLOCK, end, until=until, room=room)
         if page.gap is None and not self.ended:
-            feed.pages.keep(place, page)
+            feed.pages.keep(key, page)
         return page
 
-    async def next(self, limit: int, *, room: int = PAGE_BYTES) -> Page:
+    async def next(self, limit: int, *, room: int = PAGE_BYTES) -> FeedPage:
         """What there is of the next events, without waiting for more."""
         return await self._read(limit, self.end, room=room)
 
     async def _read(
         self, limit: int, end: int, *, until: float = math.inf, room: int = PAGE_BYTES
-    ) -> Page:
+    ) -> FeedPage:
         """What there is of the next events up to `end`, and how far that is.
 
         The page ends with the change that brings it to `limit` events, or beyond where several
@@ -141,21 +149,21 @@ class Subscription:
         """
         now, begun = asyncio.get_running_loop().time, self.scanned
         rested = begun
-        deliveries: list[Delivery] = []
-        gap: Gap | None = None
-        while self.scanned < end and len(deliveries) < limit and room > 0 and now() < until:
+        events: list[PageEvent] = []
+        gap: LogGap | None = None
+        while self.scanned < end and len(events) < limit and room > 0 and now() < until:
             if self.ended:
                 break
             entries = await self._feed.read(self.scanned, end)
             first = entries[0].sequence if entries else end + 1
             if first > self.scanned + 1:
-                gap = spanning(gap, Gap(self.scanned + 1, first - 1))
+                gap = spanning(gap, LogGap(self.scanned + 1, first - 1))
                 self.scanned = first - 1
             try:
-                ready = await self._telling.ready(entries)
-                room = self._take(ready, deliveries, limit=limit, room=room)
+                ready = await self._encoder.ready(entries)
+                room = self._take(ready, events, limit=limit, room=room)
             except LogError:
-                if not deliveries:
+                if not events:
                     raise
                 break  # what stands before it comes first
             if end > self.scanned >= rested + BLOCK:
@@ -163,40 +171,40 @@ class Subscription:
                 await asyncio.sleep(0)  # other requests come between two blocks
         if self.ended:
             self.scanned = begun
-            return Page([], begun)
-        return Page(deliveries, self.scanned, gap)
+            return FeedPage([], begun)
+        return FeedPage(events, self.scanned, gap)
 
     async def _arrival(self, until: float) -> bool:
         """Until there is more; False at `until` (loop time), when closing or when it has ended."""
-        if self._grant.valid is None:
+        if self._permissions.valid is None:
             return await self._feed.wait(self.scanned, until)
         now = asyncio.get_running_loop().time
         while not self.ended and not self._feed.closing:
-            if await self._feed.wait(self.scanned, min(until, now() + GRANT_SECONDS)):
+            if await self._feed.wait(self.scanned, min(until, now() + RECHECK_SECONDS)):
                 return not self.ended
             if now() >= until:
                 break
         return False
 
     def _take(
-        self, entries: list[Entry], deliveries: list[Delivery], *, limit: int, room: int
+        self, entries: list[FeedEntry], events: list[PageEvent], *, limit: int, room: int
     ) -> int:
-        """Add what is told of some entries while there is room; returns the bytes left."""
-        passes, tell, wants = self._passes, self._telling.tell, self._wants
+        """Add the events of some entries while there is room; returns the bytes left."""
+        passes, encode, wants = self._passes, self._encoder.encode, self._wants
         for entry in entries:
-            for payload in tell(entry, wanted=passes is None or passes(entry.change)):
+            for payload in encode(entry, wanted=passes is None or passes(entry.change)):
                 if wants is not None and not wants(payload):
                     continue
-                deliveries.append(Delivery(entry.sequence, payload))
+                events.append(PageEvent(entry.sequence, payload))
                 room -= len(payload)
             self.scanned = entry.sequence
-            if room <= 0 or len(deliveries) >= limit:
+            if room <= 0 or len(events) >= limit:
                 break
         return room
 
 
-def spanning(one: Gap | None, other: Gap | None) -> Gap | None:
+def spanning(one: LogGap | None, other: LogGap | None) -> LogGap | None:
     """One gap for two."""
     if one is None or other is None:
         return one or other
-    return Gap(min(one.first, other.first), max(one.last, other.last))
+    return LogGap(min(one.first, other.first), max(one.last, other.last))

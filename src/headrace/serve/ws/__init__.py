@@ -1,5 +1,5 @@
 """The WebSocket at /v1/stream.
 
-`messages`, `session` and `tables` do no I/O; `resume` finds in the log what a returning
+`messages` and `session` do no I/O; `resume` finds in the log what a returning
 client gets; `connection` and `frames` move bytes; `route` is the route.
 """

@@ -1,4 +1,4 @@
-"""The messages of the WebSocket protocol, version 1.0.0: what clients say, and what they hear.
+"""The messages of the WebSocket protocol, version 1.0.0: what clients send, and what they receive.
 
 No input or output here: text in, values out; values in, text out.
 """
@@ -44,7 +44,7 @@ class Rejected(Exception):
         self.details = details
 
 
-# --- what clients say ----------------------------------------------------------------------------
+# --- what clients send ---------------------------------------------------------------------------
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 _Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -65,7 +65,7 @@ class Auth(msgspec.Struct, frozen=True, rename="camel"):
         return _WELL_FORMED_KEY.fullmatch(self.api_key) is not None
 
 
-class Resume(msgspec.Struct, frozen=True, rename="camel"):
+class ResumeRequest(msgspec.Struct, frozen=True, rename="camel"):
     """How far a client has come that was here before; it says what it knows."""
 
     subscription_id: _Name | None = None
@@ -78,7 +78,7 @@ class Subscribe(msgspec.Struct, frozen=True):
     """Which tables the client wants to hear of, instead of those before."""
 
     tables: Annotated[list[_Name], msgspec.Meta(min_length=1, max_length=MOST_TABLES)]
-    resume: Resume | None = None
+    resume: ResumeRequest | None = None
 
 
 class Pong(msgspec.Struct, frozen=True):
@@ -94,7 +94,7 @@ class ProtocolVersion(msgspec.Struct, frozen=True, rename="camel"):
     supported_versions: Annotated[list[_Version], msgspec.Meta(max_length=100)] = []
 
 
-Said = Auth | Subscribe | Pong | ProtocolVersion
+ClientMessage = Auth | Subscribe | Pong | ProtocolVersion
 
 
 class _Typed(msgspec.Struct, frozen=True):
@@ -110,15 +110,15 @@ _TYPES: dict[str, msgspec.json.Decoder[Any]] = {
 _typed = msgspec.json.Decoder(_Typed).decode
 
 
-def parse(text: str) -> Said:
+def parse(text: str) -> ClientMessage:
     """What a message says; unknown fields are passed over. Rejected when it says nothing."""
     decoder = _TYPES.get(type := _decoded(_typed, text).type)
     if decoder is None:
         known = ", ".join(_TYPES)
         message = f"no message of type {type[:100]!r} is understood here; there are: {known}"
         raise Rejected(Code.INVALID_OPERATION, message)
-    said: Said = _decoded(decoder.decode, text)
-    return said
+    parsed: ClientMessage = _decoded(decoder.decode, text)
+    return parsed
 
 
 def _decoded(decode: Callable[[str], Any], text: str) -> Any:
@@ -132,7 +132,7 @@ def _decoded(decode: Callable[[str], Any], text: str) -> Any:
         raise Rejected(Code.INVALID_MESSAGE, "the message is nested too deeply") from None
 
 
-# --- what they hear ------------------------------------------------------------------------------
+# --- what they receive ---------------------------------------------------------------------------
 
 _encode = msgspec.json.Encoder().encode
 
@@ -213,7 +213,7 @@ def ping(at: int) -> bytes:
     return _encode({"type": "ping", "timestamp": iso(at)})
 
 
-class Health(msgspec.Struct, frozen=True, kw_only=True):
+class ConnectionHealth(msgspec.Struct, frozen=True, kw_only=True):
     """How a connection does."""
 
     status: str
@@ -223,7 +223,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int | None  # everything up to here was sent; None: nothing is subscribed to
 
 
-def connection_status(health: Health, at: int) -> bytes:
+def connection_status(health: ConnectionHealth, at: int) -> bytes:
     """How the connection does."""
     position = {} if health.sequence is None else {"sequence": health.sequence}
     return _encode(
@@ -239,14 +239,14 @@ def connection_status(health: Health, at: int) -> bytes:
     )
 
 
-def protocol_version(asked: ProtocolVersion) -> bytes:
+def protocol_version(requested: ProtocolVersion) -> bytes:
     """The version that both understand; Rejected when there is none."""
-    offered = {asked.requested_version, *asked.supported_versions}
+    offered = {requested.requested_version, *requested.supported_versions}
     common = [version for version in VERSIONS if version in offered]
     if not common:
         message = f"the server speaks version {_listed(VERSIONS)}, and the client does not"
         raise Rejected(Code.INVALID_OPERATION, message, {"supportedVersions": VERSIONS})
-    wanted = asked.requested_version
+    wanted = requested.requested_version
     return _encode(
         {
             "type": "protocol_version",
@@ -274,7 +274,7 @@ def error(rejected: Rejected, at: int, *, request: str | None = None) -> bytes:
 
 
 def request_id() -> str:
-    """A name for what was asked."""
+    """An id for an error, which finds it in the server's log."""
     return f"req_{uuid.uuid4()}"
 
 

@@ -1,6 +1,6 @@
 """What a client that was away gets when it comes back: served from the log, within bounds.
 
-Nothing is queued for it. How far it had come is remembered, or it says so itself.
+Nothing is queued for it. How far it had come is remembered, or it sends that itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from ...change.event import Change
 from ...config.settings import WebSocketSection
 from ...log import LogReader
 from . import messages
-from .messages import Rejected, Resume
+from .messages import Rejected, ResumeRequest
 
 MOST_KEPT = 20_000  # subscriptions of one owner; about 0.5 KB each
 MOST_SCANNED = 100_000  # changes that are searched for an event, about half a second's work
@@ -23,7 +23,7 @@ Wants = Callable[[Change], bool]
 
 
 @dataclass(slots=True)
-class Kept:
+class ClientSubscription:
     """A subscription, now or until a while ago, and how far its client has come."""
 
     id: str
@@ -32,37 +32,39 @@ class Kept:
     received: int  # the client surely has everything up to here
 
 
-_Away = dict[str, tuple[float, Kept]]  # by id, in the order they ended; with when that was
+_Away = dict[
+    str, tuple[float, ClientSubscription]
+]  # by id, in the order they ended; with when that was
 
 
-class KeptSubscriptions:
+class ClientSubscriptions:
     """The subscriptions of clients that are here, or may come back."""
 
     def __init__(self, settings: WebSocketSection, seconds: Callable[[], float]) -> None:
         self._settings = settings
         self._seconds = seconds
-        self._here: dict[str, Kept] = {}
+        self._here: dict[str, ClientSubscription] = {}
         self._away: dict[str | None, _Away] = {}  # by owner
 
-    def find(self, id: str, owner: str | None) -> Kept | None:
+    def find(self, id: str, owner: str | None) -> ClientSubscription | None:
         """One of the same owner's that has not been away for too long."""
         self._forget()
         kept = self._here.get(id) or self._away.get(owner, {}).get(id, (0, None))[1]
         return kept if kept is not None and kept.owner == owner else None
 
-    def begin(self, kept: Kept) -> None:
+    def begin(self, kept: ClientSubscription) -> None:
         """A client is here; it may take up what another connection of its own left."""
         self._away.get(kept.owner, {}).pop(kept.id, None)
         self._here[kept.id] = kept
 
-    def end(self, kept: Kept) -> None:
+    def end(self, kept: ClientSubscription) -> None:
         """Its connection has ended; nothing happens if another one has taken it up."""
         if self._here.get(kept.id) is kept:
             del self._here[kept.id]
             self._away.setdefault(kept.owner, {})[kept.id] = (self._seconds(), kept)
             self._forget()
 
-    def drop(self, kept: Kept) -> None:
+    def drop(self, kept: ClientSubscription) -> None:
         """The client has replaced it."""
         if self._here.get(kept.id) is kept:
             del self._here[kept.id]
@@ -79,15 +81,15 @@ class KeptSubscriptions:
                 del self._away[owner]
 
 
-class Start(NamedTuple):
+class ResumePoint(NamedTuple):
     """Where a subscription begins."""
 
     after: int
-    lost: Rejected | None = None  # what the client must be told, if something is lost
+    lost: Rejected | None = None  # the message to the client, if something is lost
 
 
 @dataclass(frozen=True)
-class Window:
+class ReplayWindow:
     """What is held of a log for one subscription."""
 
     log: LogReader
@@ -95,36 +97,40 @@ class Window:
     settings: WebSocketSection
     now: int  # microseconds since 1970
 
-    def start(self, resume: Resume, kept: Kept | None, epoch: str) -> Start:
+    def start(
+        self, resume: ResumeRequest, kept: ClientSubscription | None, epoch: str
+    ) -> ResumePoint:
         """Where a client that comes back goes on."""
         return self._begin(self._position(resume, kept, epoch))
 
-    def _position(self, resume: Resume, kept: Kept | None, epoch: str) -> int | None:
+    def _position(
+        self, resume: ResumeRequest, kept: ClientSubscription | None, epoch: str
+    ) -> int | None:
         """How far the client has come; None: nobody knows."""
         latest = self.log.latest_sequence
         if resume.epoch not in (None, epoch):
             return None
-        said = resume.last_sequence
-        if said is not None and said > latest:
-            said = None
+        sequence = resume.last_sequence
+        if sequence is not None and sequence > latest:
+            sequence = None
         if resume.last_event_id is not None:
             # Of what was not sent yet, it cannot be.
-            upto = latest if kept is None else max(kept.sent, said or 0)
-            found = self._find(resume.last_event_id, after=said or 0, upto=upto)
-            said = said if found is None else found
-        # A pong tells what has arrived, not what was done with it: the client itself knows better.
-        return said if said is not None or kept is None else kept.received
+            upto = latest if kept is None else max(kept.sent, sequence or 0)
+            found = self._find(resume.last_event_id, after=sequence or 0, upto=upto)
+            sequence = sequence if found is None else found
+        # A pong says what has arrived, not what was done with it: the client itself knows better.
+        return sequence if sequence is not None or kept is None else kept.received
 
-    def _begin(self, position: int | None) -> Start:
+    def _begin(self, position: int | None) -> ResumePoint:
         latest, first = self.log.latest_sequence, self.log.first_sequence
         if position == latest:
-            return Start(latest)
+            return ResumePoint(latest)
         after = max(position or 0, self._first_since(self._oldest) - 1, first - 1)
         after = self._newest(after, latest)
         if position is not None and not self._loses(position, after):
-            return Start(after)
+            return ResumePoint(after)
         begin = None if position is None else position + 1
-        return Start(after, messages.gap(begin, after, log_first=first))
+        return ResumePoint(after, messages.gap(begin, after, log_first=first))
 
     @property
     def _oldest(self) -> int:

@@ -1,7 +1,7 @@
 """GET /v1/stream: changes over a WebSocket, as a conversation in JSON messages.
 
-`_wsmessages` says what the messages are, `_wssession` which may follow which, without input or
-output; `_wsconnection` moves the frames.
+`messages` has the messages, `session` which may follow which, without input or output;
+`connection` moves the frames.
 """
 
 from typing import Any
@@ -10,23 +10,23 @@ import msgspec
 from litestar import Request, Response, WebSocket, get, websocket
 
 from ..access import OPEN
-from ..openapi import asks
-from ..problems import Problem, Refused
+from ..openapi import operation
+from ..problems import Problem, RequestRefused
 from ..query import NoQuery, read_query
-from .connection import Connection, Streams
+from .connection import WebSocketConnection, WebSocketStreams
 from .frames import EXTENSION, FramesProtocol
 
-__all__ = ["Streams", "stream", "upgrade"]
+__all__ = ["WebSocketStreams", "stream", "upgrade"]
 
 
 @get(
     "/v1/stream",
-    operation_class=asks(NoQuery),
+    operation_class=operation(NoQuery),
     include_in_schema=False,
     opt=OPEN,
 )
 async def upgrade(request: Request[Any, Any, Any]) -> Response[Problem]:
-    """A client that asks without an upgrade is told what this is."""
+    """Respond to a request without an upgrade."""
     message = "this is a WebSocket; connect with ws:// (or wss://) and send an auth message"
     return Response(
         Problem("upgrade_required", message),
@@ -40,16 +40,16 @@ async def stream(socket: WebSocket[Any, Any, Any]) -> None:
     """The handshake; the conversation follows when this has returned."""
     try:
         read_query(socket, NoQuery)
-    except Refused as refused:
+    except RequestRefused as refused:
         await _refuse(socket, refused)
         return
     extensions: Any = socket.scope["extensions"]
     protocol: FramesProtocol = extensions[EXTENSION]["protocol"]
     await socket.accept()
-    protocol.conversation = Connection(protocol, socket.app.state.streams).run
+    protocol.conversation = WebSocketConnection(protocol, socket.app.state.streams).run
 
 
-async def _refuse(socket: WebSocket[Any, Any, Any], refused: Refused) -> None:
+async def _refuse(socket: WebSocket[Any, Any, Any], refused: RequestRefused) -> None:
     start: Any = {
         "type": "websocket.http.response.start",
         "status": refused.status_code,

@@ -1,8 +1,8 @@
-"""One client's conversation: what may be said when, and what follows. It does no input or output.
+"""One client's conversation: which message may follow which. It does no input or output.
 
     connected -> auth -> subscribe, as often as the client likes
 
-Whoever moves the frames tells the session what came and how late it is, and does what it returns.
+The connection hands it messages and the time, and does what it returns.
 """
 
 import time
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ...config.settings import WebSocketSection
 from ...formats._time import iso
 from . import messages
-from .messages import Auth, Code, Pong, ProtocolVersion, Rejected, Said, Subscribe
+from .messages import Auth, ClientMessage, Code, Pong, ProtocolVersion, Rejected, Subscribe
 
 POLICY, TRY_AGAIN = 1008, 1013  # close codes of RFC 6455
 
@@ -23,7 +23,7 @@ MESSAGES_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class SessionClock:
     """The time; tests move it."""
 
     seconds: Callable[[], float] = time.monotonic  # only grows
@@ -33,42 +33,42 @@ class Clock:
 # --- what is to be done --------------------------------------------------------------------------
 
 
-class Send(NamedTuple):
+class SendMessage(NamedTuple):
     """Send a message."""
 
     message: bytes
 
 
-class Check(NamedTuple):
+class CheckKey(NamedTuple):
     """Find out whose key this is, then call `admit` or `deny`."""
 
     auth: Auth
 
 
-class Open(NamedTuple):
+class OpenSubscription(NamedTuple):
     """Find the tables and begin to send their events, or send a rejection."""
 
     wanted: Subscribe
 
 
-class Report(NamedTuple):
+class SendStatus(NamedTuple):
     """Count what waits, and send how the connection does."""
 
 
-class Wait(NamedTuple):
+class PauseReading(NamedTuple):
     """Read nothing more for so many seconds."""
 
     seconds: float
 
 
-class Close(NamedTuple):
+class CloseConnection(NamedTuple):
     """End the connection."""
 
     code: int
     reason: str
 
 
-Act = Send | Check | Open | Report | Wait | Close
+Act = SendMessage | CheckKey | OpenSubscription | SendStatus | PauseReading | CloseConnection
 
 
 class _Ping(NamedTuple):
@@ -77,17 +77,17 @@ class _Ping(NamedTuple):
     sent: int | None  # the sequence up to which everything was sent before
 
 
-class Session:
-    """What one client has said and must be told."""
+class WebSocketSession:
+    """The state of one client's conversation."""
 
     __slots__ = (
         "_admitted", "_auth_by", "_began", "_clock", "_filled", "_ping_at", "_pings", "_room",
         "_settings", "_status_at", "received",
     )  # fmt: skip
 
-    def __init__(self, settings: WebSocketSection, clock: Clock | None = None) -> None:
+    def __init__(self, settings: WebSocketSection, clock: SessionClock | None = None) -> None:
         self._settings = settings
-        self._clock = clock or Clock()
+        self._clock = clock or SessionClock()
         self._began = now = self._clock.seconds()
         self._auth_by = now + settings.auth_seconds
         self._admitted = False
@@ -114,7 +114,7 @@ class Session:
         except Rejected as rejected:
             acts: list[Act] = [self.error(rejected)]
             if rejected.code is Code.RATE_LIMITED:
-                acts.append(Wait(2 / MESSAGES_PER_SECOND))
+                acts.append(PauseReading(2 / MESSAGES_PER_SECOND))
             return acts
 
     def admit(self) -> list[Act]:
@@ -123,20 +123,20 @@ class Session:
         now = self._clock.seconds()
         self._ping_at = now + self._settings.ping_seconds
         self._status_at = now + self._settings.status_seconds
-        return [Send(messages.auth_success(messages.connection_id()))]
+        return [SendMessage(messages.auth_success(messages.connection_id()))]
 
     def deny(self) -> list[Act]:
         """The key is not good."""
         return [
-            Send(messages.auth_failure(self._clock.microseconds())),
-            Close(POLICY, "authentication failed"),
+            SendMessage(messages.auth_failure(self._clock.microseconds())),
+            CloseConnection(POLICY, "authentication failed"),
         ]
 
     def refuse(self, message: str) -> list[Act]:
         """The key is good, but it has all that it may have."""
         return [
             self.error(Rejected(Code.RATE_LIMITED, message)),
-            Close(TRY_AGAIN, "rate limited"),
+            CloseConnection(TRY_AGAIN, "rate limited"),
         ]
 
     def ended(self) -> list[Act]:
@@ -144,80 +144,80 @@ class Session:
         message = "the API key has expired or was revoked"
         return [
             self.error(Rejected(Code.UNAUTHENTICATED, message)),
-            Close(POLICY, "authentication ended"),
+            CloseConnection(POLICY, "authentication ended"),
         ]
 
     def elapse(self, sent: int | None = None) -> list[Act]:
-        """What the time asks for; everything up to `sent` was given to the socket."""
+        """What is due now; everything up to `sent` was given to the socket."""
         now = self._clock.seconds()
         if not self._admitted:
             return self._late() if now >= self._auth_by else []
         if self._pings and now >= self._pings[0].due + self._settings.pong_seconds:
-            return [Close(POLICY, "no pong")]
+            return [CloseConnection(POLICY, "no pong")]
         acts: list[Act] = []
         if now >= self._ping_at:
             acts.append(self._ping(sent))
         if now >= self._status_at:
             self._status_at = now + self._settings.status_seconds
-            acts.append(Report())
+            acts.append(SendStatus())
         return acts
 
-    def status(self, *, queued: int, tables: int, sequence: int | None) -> Send:
+    def status(self, *, queued: int, tables: int, sequence: int | None) -> SendMessage:
         """How the connection does."""
         limits = {
             "critical": self._settings.critical_events,
             "degraded": self._settings.degraded_events,
         }
-        health = messages.Health(
+        health = messages.ConnectionHealth(
             status=next((word for word, least in limits.items() if queued >= least), "healthy"),
             queued=queued,
             tables=tables,
             uptime=self._clock.seconds() - self._began,
             sequence=sequence,
         )
-        return Send(messages.connection_status(health, self._clock.microseconds()))
+        return SendMessage(messages.connection_status(health, self._clock.microseconds()))
 
-    def confirm(self, confirmed: messages.Confirmed) -> Send:
+    def confirm(self, confirmed: messages.Confirmed) -> SendMessage:
         """A subscription stands: what was sent before it says nothing of how far it has come."""
         self.received = None
         self._pings = [ping._replace(sent=None) for ping in self._pings]
-        return Send(messages.subscription_confirmed(confirmed))
+        return SendMessage(messages.subscription_confirmed(confirmed))
 
-    def error(self, rejected: Rejected, *, request: str | None = None) -> Send:
-        """Something went wrong, and the client is told."""
-        return Send(messages.error(rejected, self._clock.microseconds(), request=request))
+    def error(self, rejected: Rejected, *, request: str | None = None) -> SendMessage:
+        """The message that reports an error to the client."""
+        return SendMessage(messages.error(rejected, self._clock.microseconds(), request=request))
 
-    def _follow(self, said: Said) -> list[Act]:
-        if isinstance(said, Auth):
-            return self._auth(said)
+    def _follow(self, message: ClientMessage) -> list[Act]:
+        if isinstance(message, Auth):
+            return self._auth(message)
         if not self._admitted:
-            message = "the first message must be auth, and its answer must be awaited"
-            raise Rejected(Code.UNAUTHENTICATED, message)
-        if isinstance(said, Pong):
-            self._pong(said)
+            reason = "the first message must be auth, and its answer must be awaited"
+            raise Rejected(Code.UNAUTHENTICATED, reason)
+        if isinstance(message, Pong):
+            self._pong(message)
             return []
-        if isinstance(said, ProtocolVersion):
-            return [Send(messages.protocol_version(said))]
-        return [Open(said)]
+        if isinstance(message, ProtocolVersion):
+            return [SendMessage(messages.protocol_version(message))]
+        return [OpenSubscription(message)]
 
     def _auth(self, auth: Auth) -> list[Act]:
         if self._admitted:
             message = "the connection is authenticated already; connect anew to use another key"
             raise Rejected(Code.INVALID_OPERATION, message)
-        return [Check(auth)]
+        return [CheckKey(auth)]
 
     def _late(self) -> list[Act]:
         message = f"no auth message came within {self._settings.auth_seconds:g} seconds"
         return [
             self.error(Rejected(Code.UNAUTHENTICATED, message)),
-            Close(POLICY, "authentication timed out"),
+            CloseConnection(POLICY, "authentication timed out"),
         ]
 
-    def _ping(self, sent: int | None) -> Send:
+    def _ping(self, sent: int | None) -> SendMessage:
         at, due = self._clock.microseconds(), self._ping_at
         self._ping_at = self._clock.seconds() + self._settings.ping_seconds
         self._pings.append(_Ping(iso(at), due, sent))
-        return Send(messages.ping(at))
+        return SendMessage(messages.ping(at))
 
     def _pong(self, pong: Pong) -> None:
         """Answers the ping of the same time and those before it; with another time, all."""

@@ -1,4 +1,4 @@
-"""What a subscription says of each change: one way for each kind of format."""
+"""The events of each change in a subscription: an encoder for each kind of format."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,61 +8,61 @@ import msgspec
 from ..change.event import Change, Op, ends_piece
 from ..formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from ..formats.entities import Test
-from .feed import BLOCK, Entry, Feed
-from .renderings import Rendering, render
+from .feed import BLOCK, Feed, FeedEntry
+from .renderings import RenderedTransaction, render
 
 
-class Telling(Protocol):
+class EventEncoder(Protocol):
     """A format within one subscription."""
 
-    async def ready(self, entries: list[Entry]) -> list[Entry]:
-        """The first of some neighbouring entries, as many as can be told now.
+    async def ready(self, entries: list[FeedEntry]) -> list[FeedEntry]:
+        """The first of some neighbouring entries, as many as can be encoded now.
 
         None of them: they were trimmed meanwhile and must be read again.
         """
 
-    def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
-        """The events at an entry that is ready; each is asked for once, in order."""
+    def encode(self, entry: FeedEntry, *, wanted: bool) -> Sequence[bytes]:
+        """The events at an entry that is ready; each is called once, in order."""
 
 
-def telling(
+def encoder(
     feed: Feed,
     format: AnyFormat,
     *,
     concerns: Test,
     passes: Test | None = None,
     visible: Test | None = None,
-) -> Telling:
-    """The way that suits a format.
+) -> EventEncoder:
+    """The encoder for a format.
 
     The reader may see the changes that are visible, and wants those of them that pass (None: all).
     Of changes that do not concern it, and of transactions without a visible one, not even marks
-    are told.
+    are sent.
     """
     if isinstance(format, TransactionFormat):
-        return _Whole(feed, format)
+        return _TransactionEncoder(feed, format)
     if isinstance(format, StreamFormat):
-        streamed = _Streamed(feed, format, concerns, passes)
-        return streamed if visible is None else _Limited(streamed, feed, visible)
-    return _Single(feed, format)
+        stream = _StreamEncoder(feed, format, concerns, passes)
+        return stream if visible is None else _VisibleStreamEncoder(stream, feed, visible)
+    return _ChangeEncoder(feed, format)
 
 
-class _Single:
+class _ChangeEncoder:
     """Change by change: encoded once, for all subscriptions."""
 
     def __init__(self, feed: Feed, format: Format) -> None:
         self._format = format
         self._number = feed.number(format)
 
-    async def ready(self, entries: list[Entry]) -> list[Entry]:
+    async def ready(self, entries: list[FeedEntry]) -> list[FeedEntry]:
         return entries
 
-    def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
+    def encode(self, entry: FeedEntry, *, wanted: bool) -> Sequence[bytes]:
         return entry.encode(self._format, self._number) if wanted else ()
 
 
-class _Streamed:
-    """As a stream that remembers what it has told: encoded for this subscription alone."""
+class _StreamEncoder:
+    """As a stream with a memory: encoded for this subscription alone."""
 
     def __init__(
         self, feed: Feed, format: StreamFormat, concerns: Test, passes: Test | None
@@ -73,25 +73,25 @@ class _Streamed:
         self._passes = passes
         self._stream = format.open()
         self._begun = False
-        self._seen: list[bytes] = []  # to be told before the first entry
+        self._seen: list[bytes] = []  # to be sent before the first entry
 
-    async def ready(self, entries: list[Entry]) -> list[Entry]:
+    async def ready(self, entries: list[FeedEntry]) -> list[FeedEntry]:
         if entries and not self._begun:
             self._begun = True
             await self._see(entries[0].change)
         return entries
 
-    def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
-        return self.told(entry.change, wanted=wanted)
+    def encode(self, entry: FeedEntry, *, wanted: bool) -> Sequence[bytes]:
+        return self.events_of(entry.change, wanted=wanted)
 
-    def told(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
+    def events_of(self, change: Change, *, wanted: bool) -> Sequence[bytes]:
         """The events of a change, and of what the first one needed."""
         if not self._concerns(change):
             return ()
-        told = self._stream.encode(change, wanted=wanted)
+        events = self._stream.encode(change, wanted=wanted)
         if self._seen:
-            told, self._seen = [*self._seen, *told], []
-        return told
+            events, self._seen = [*self._seen, *events], []
+        return events
 
     async def _see(self, first: Change) -> None:
         """Show the stream the earlier changes that its first one needs, where they are left."""
@@ -103,44 +103,46 @@ class _Streamed:
             after = entries[-1].sequence
 
 
-class _Limited:
-    """A stream for a reader who may not see everything: it hears only of its own transactions.
+class _VisibleStreamEncoder:
+    """A stream for a reader who may not see everything: it gets only its own transactions.
 
-    One begins with the first change that is visible. Where it ends is told if its begin was.
+    One begins with the first change that is visible. Its end is sent if its begin was.
     """
 
-    def __init__(self, streamed: _Streamed, feed: Feed, visible: Test) -> None:
-        self._streamed = streamed
+    def __init__(self, stream: _StreamEncoder, feed: Feed, visible: Test) -> None:
+        self._encoder = stream
         self._feed = feed
         self._visible = visible
         self._begun = False
-        self._told: int | None = None  # the transaction whose begin was told, perhaps earlier
+        self._begun_transaction: int | None = (
+            None  # the transaction whose begin was sent, perhaps earlier
+        )
 
-    async def ready(self, entries: list[Entry]) -> list[Entry]:
-        ready = await self._streamed.ready(entries)
+    async def ready(self, entries: list[FeedEntry]) -> list[FeedEntry]:
+        ready = await self._encoder.ready(entries)
         if ready and not self._begun:
             self._begun = True
             first = ready[0].change
             if await self._seen_before(first):
-                self._told = _transaction(first)
+                self._begun_transaction = _transaction(first)
         return ready
 
-    def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
+    def encode(self, entry: FeedEntry, *, wanted: bool) -> Sequence[bytes]:
         change = entry.change
         transaction = _transaction(change)
         if not self._visible(change):
-            ends = change.last and self._told == transaction
-            # A TRUNCATE of several tables is told at the last of them, visible or not.
+            ends = change.last and self._begun_transaction == transaction
+            # A TRUNCATE of several tables is sent with the last of them, visible or not.
             if not ends and change.op is not Op.TRUNCATE:
                 return ()
             unmarked = msgspec.structs.replace(change, ordinal=0, last=ends)
-            return self._streamed.told(unmarked, wanted=False)
-        begins, self._told = self._told != transaction, transaction
-        told = self._streamed.told(change, wanted=wanted)
+            return self._encoder.events_of(unmarked, wanted=False)
+        begins, self._begun_transaction = self._begun_transaction != transaction, transaction
+        events = self._encoder.events_of(change, wanted=wanted)
         if begins and change.ordinal > 1:
             mark = msgspec.structs.replace(change, op=Op.MESSAGE, ordinal=1, last=False)
-            return [*self._streamed.told(mark, wanted=False), *told]
-        return told
+            return [*self._encoder.events_of(mark, wanted=False), *events]
+        return events
 
     async def _seen_before(self, first: Change) -> bool:
         """Whether a change of the same transaction that stands before it is visible.
@@ -164,23 +166,23 @@ def _transaction(change: Change) -> int:
     return change.sequence - change.ordinal
 
 
-class _Whole:
+class _TransactionEncoder:
     """As whole transactions: rendered once, for all subscriptions, wherever these begin and end."""
 
     def __init__(self, feed: Feed, format: TransactionFormat) -> None:
         self._renderings = feed.renderings
         self._format = format
         self._number = feed.number(format)
-        self._ready: list[Entry] = []
-        self._current: Rendering | None = None  # what is being told
+        self._ready: list[FeedEntry] = []
+        self._current: RenderedTransaction | None = None  # what is being sent
 
-    async def ready(self, entries: list[Entry]) -> list[Entry]:
+    async def ready(self, entries: list[FeedEntry]) -> list[FeedEntry]:
         if not entries:
             return entries
         first = entries[0].change
         end = next((each.sequence for each in reversed(entries) if ends_piece(each.change)), 0)
-        # What has begun to be told is told to its end, also when its head is trimmed meanwhile:
-        # a rendering of the rest would tell again of rows that were told with the head.
+        # What has begun to be sent is sent to its end, also when its head is trimmed meanwhile:
+        # a rendering of the rest would repeat rows that were sent with the head.
         if self._current is None or not self._current.covers(first):
             self._current = self._renderings.get(self._number, first)
         if self._current is None and (self._renderings.begin(first) < first.sequence or not end):
@@ -193,15 +195,15 @@ class _Whole:
         self._ready = entries[: end + 1 - first.sequence]
         return self._ready
 
-    def tell(self, entry: Entry, *, wanted: bool) -> Sequence[bytes]:
+    def encode(self, entry: FeedEntry, *, wanted: bool) -> Sequence[bytes]:
         current = self._current or self._rendered(entry)
-        # What is told to its end must not stay here while nothing happens: it may be large.
+        # What is sent to its end must not stay here while nothing happens: it may be large.
         self._current = None if entry.sequence == current.end else current
         if entry is self._ready[-1]:
             self._ready = []
         return current.events.get(entry.sequence, ()) if wanted else ()
 
-    def _rendered(self, entry: Entry) -> Rendering:
+    def _rendered(self, entry: FeedEntry) -> RenderedTransaction:
         """The rendering that begins with an entry, whose end is ready too."""
         rendering = self._renderings.get(self._number, entry.change)
         if rendering is None:

@@ -1,4 +1,4 @@
-"""What a request asks for: a filter, a format, a place to begin."""
+"""The filter, the format and the start of a request, and the cursors it names."""
 
 import re
 from collections.abc import Iterable
@@ -9,17 +9,17 @@ from ..formats.changefeed import ON_REQUEST
 from ..log import Cursor
 from .access import Access
 from .filter import Filter, named
-from .problems import Problem, Refused, invalid_parameter
+from .problems import Problem, RequestRefused, invalid_parameter
 from .query import NO_KEY, ChangesQuery, ChangesStreamQuery, LeaseQuery
 from .service import Service
 
 _WILD = re.compile(r"[*?[]")
 
 
-def asked_filter(
+def request_filter(
     service: Service, access: Access, query: ChangesQuery | ChangesStreamQuery | LeaseQuery
 ) -> Filter:
-    """Which changes a request wants; Refused when its key may not see a table that it names."""
+    """Which changes a request wants; RequestRefused: its key may not see a table it names."""
     expect_permitted(service, access, query.tables)
     return Filter(
         source=query.source,
@@ -41,14 +41,14 @@ def expect_permitted(service: Service, access: Access, tables: Iterable[str]) ->
     for name in tables:
         if _WILD.search(name):
             continue
-        # Whether there is such a table is told only to those who may see it.
+        # Only who may see a table learns whether it exists.
         meant = [table for table in known if table.matches(name)] or named(name)
         if not any(map(access.allows, meant)):
             message = f"this API key may not see the table {name!r:.200}"
-            raise Refused(403, Problem("permission_denied", message))
+            raise RequestRefused(403, Problem("permission_denied", message))
 
 
-def asked_format(
+def request_format(
     service: Service, name: str, operations: frozenset[Op], *, markers: bool = False
 ) -> AnyFormat:
     """How a request wants them written down."""
@@ -57,12 +57,14 @@ def asked_format(
         raise invalid_parameter("preserve_transactions", "true", message)
     if name == "entity" and not service.settings.enabled:
         hint = "Set cdc.enabled to true."
-        raise Refused(404, Problem("not_enabled", "the entity events are switched off", hint=hint))
+        raise RequestRefused(
+            404, Problem("not_enabled", "the entity events are switched off", hint=hint)
+        )
     # Whoever names an operation wants it, also in a format that carries it only on request.
     return service.formats.named(name, include=operations & ON_REQUEST, markers=markers)
 
 
-def asked_after(service: Service, access: Access, *, after: int, cursor: str | None) -> int:
+def start_after(service: Service, access: Access, *, after: int, cursor: str | None) -> int:
     """The sequence after which a request begins."""
     if cursor is None:
         return after
@@ -75,11 +77,13 @@ def asked_after(service: Service, access: Access, *, after: int, cursor: str | N
 def known_cursor(
     service: Service, access: Access, name: str, *, whose: str | None = None
 ) -> Cursor:
-    """The cursor that a client means; Refused when there is none, or only another key's."""
+    """The cursor that a client means; RequestRefused when there is none, or only another key's."""
     known = found_cursor(service, access, name, whose=whose)
     if known is None:
         hint = f'PUT /v1/cursors/{name} with {{"sequence": 0}} makes it.'
-        raise Refused(404, Problem("unknown_cursor", f"there is no cursor {name!r}", hint=hint))
+        raise RequestRefused(
+            404, Problem("unknown_cursor", f"there is no cursor {name!r}", hint=hint)
+        )
     return known
 
 
@@ -89,7 +93,7 @@ def found_cursor(
     """The cursor that a client means by a name, if there is one.
 
     It is the client's own. An admin who has none of this name means the only other one, or names
-    its owner. Of others' cursors nobody else can tell whether they are there.
+    its owner. Nobody else learns whether others' cursors exist.
     """
     log, own = service.log, owner(access)
     if whose is not None:
@@ -102,7 +106,7 @@ def found_cursor(
     if len(named) > 1:
         message = f"{len(named)} keys have a cursor {name!r}"
         hint = f"owner=ID says whose is meant; owner={NO_KEY} means that of programs without a key."
-        raise Refused(409, Problem("ambiguous_cursor", message, hint=hint))
+        raise RequestRefused(409, Problem("ambiguous_cursor", message, hint=hint))
     return named[0] if named else None
 
 

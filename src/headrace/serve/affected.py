@@ -12,14 +12,14 @@ from .feed import Feed
 MOST_ROWS = 1000  # of one event; of more, their whole tables
 
 
-class Touch(NamedTuple):
+class AffectedRows(NamedTuple):
     """Rows, each with its table, and tables as a whole."""
 
     rows: frozenset[tuple[Hashable, str]]
     tables: frozenset[Hashable] = frozenset()
 
     @classmethod
-    def of(cls, change: Change) -> "Touch":
+    def of(cls, change: Change) -> "AffectedRows":
         """An update that replaces a key is about two rows."""
         table = _table(change)
         if not change.key:
@@ -28,7 +28,7 @@ class Touch(NamedTuple):
         return cls(frozenset((table, key) for key in keys if key is not None))
 
 
-class Busy:
+class BlockedRows:
     """Rows and tables of which an earlier change is not acked."""
 
     def __init__(self) -> None:
@@ -36,21 +36,23 @@ class Busy:
         self._touched: set[Hashable] = set()
         self._whole: set[Hashable] = set()
 
-    def add(self, touch: Touch) -> None:
+    def add(self, affected: AffectedRows) -> None:
         """What comes later for these rows has to wait."""
-        self._rows |= touch.rows
-        self._whole |= touch.tables
-        self._touched |= touch.tables
-        self._touched.update(table for table, _ in touch.rows)
+        self._rows |= affected.rows
+        self._whole |= affected.tables
+        self._touched |= affected.tables
+        self._touched.update(table for table, _ in affected.rows)
 
-    def blocks(self, touch: Touch) -> bool:
+    def blocks(self, affected: AffectedRows) -> bool:
         """Whether a change has to wait."""
-        if not self._touched.isdisjoint(touch.tables) or not self._rows.isdisjoint(touch.rows):
+        if not self._touched.isdisjoint(affected.tables) or not self._rows.isdisjoint(
+            affected.rows
+        ):
             return True
-        return bool(self._whole) and any(table in self._whole for table, _ in touch.rows)
+        return bool(self._whole) and any(table in self._whole for table, _ in affected.rows)
 
 
-class Touches:
+class AffectedRowsFinder:
     """Finds what events are about."""
 
     def __init__(self, feed: Feed, *, together: bool) -> None:
@@ -59,13 +61,13 @@ class Touches:
         self._together = together
         self._last: _Piece | None = None  # neighbouring events are mostly of the same one
 
-    async def at(self, sequence: int, payloads: Sequence[bytes]) -> Touch | None:
+    async def at(self, sequence: int, payloads: Sequence[bytes]) -> AffectedRows | None:
         """What the events at a sequence are about; None: its change was trimmed meanwhile."""
         entries = await self._feed.read(sequence - 1, sequence)
         if not entries:
             return None
         change = entries[0].change
-        own = Touch.of(change)
+        own = AffectedRows.of(change)
         if not self._together or (change.ordinal == 1 and change.last):
             return own
         piece = await self._piece(change)
@@ -90,17 +92,17 @@ class Touches:
                     deleted.add(entry.change)
                 if ends_piece(entry.change):
                     rooted = root_of(entry.change) is not None
-                    return _Piece(begin, changed.touch(), deleted.touch(), rooted)
+                    return _Piece(begin, changed.affected(), deleted.affected(), rooted)
             after = entries[-1].sequence
-        return _Piece(begin, changed.touch(), deleted.touch(), rooted)
+        return _Piece(begin, changed.affected(), deleted.affected(), rooted)
 
 
 class _Piece(NamedTuple):
     """The changes of a transaction that events tell of together."""
 
     begin: int
-    changed: Touch  # every row
-    deleted: Touch  # the rows that may be told of with another one that was deleted
+    changed: AffectedRows  # every row
+    deleted: AffectedRows  # the rows that an event of another deleted row may report
     rooted: bool  # an annotation makes one event of it
 
 
@@ -115,18 +117,18 @@ class _Sum:
     def add(self, change: Change) -> None:
         self._seen.add(_table(change))
         if len(self._rows) <= MOST_ROWS:
-            touch = Touch.of(change)
-            self._rows |= touch.rows
-            self._tables |= touch.tables
+            affected = AffectedRows.of(change)
+            self._rows |= affected.rows
+            self._tables |= affected.tables
 
-    def touch(self) -> Touch:
+    def affected(self) -> AffectedRows:
         if len(self._rows) > MOST_ROWS:
-            return Touch(frozenset(), frozenset(self._seen))
-        return Touch(frozenset(self._rows), frozenset(self._tables))
+            return AffectedRows(frozenset(), frozenset(self._seen))
+        return AffectedRows(frozenset(self._rows), frozenset(self._tables))
 
 
-def _both(one: Touch, other: Touch) -> Touch:
-    return Touch(one.rows | other.rows, one.tables | other.tables)
+def _both(one: AffectedRows, other: AffectedRows) -> AffectedRows:
+    return AffectedRows(one.rows | other.rows, one.tables | other.tables)
 
 
 def _table(change: Change) -> Hashable:

@@ -1,4 +1,4 @@
-"""What a reader may see, whatever it asks for."""
+"""What a key permits its reader to see, whatever it requests."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from .filter import TableAnswers, both
 
 
 class _Access(Protocol):
-    """Who asks; see `access.Access`."""
+    """See `access.Access`."""
 
     @property
     def key(self) -> Key | None: ...
@@ -22,7 +22,7 @@ class _Access(Protocol):
 
 
 @dataclass(frozen=True)
-class Grant:
+class Permissions:
     """The tables and the tenant that a key is for; it ends with the key."""
 
     tables: tuple[str, ...] = ()  # globs; none: all
@@ -31,7 +31,7 @@ class Grant:
     valid: Callable[[], bool] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def of(cls, access: _Access) -> "Grant":
+    def of(cls, access: _Access) -> "Permissions":
         """What somebody may see."""
         key = access.key
         return cls() if key is None else cls(key.tables, key.tenant, access.valid)
@@ -53,10 +53,10 @@ class Grant:
         return lambda change: tenant_of(change) == tenant
 
     def format(self, format: AnyFormat, entities: Entities) -> AnyFormat:
-        """A format that tells no more than this grant allows.
+        """A format that shows no more than these permissions allow.
 
         One that sees single changes is only given those that may be seen. Beyond them, a format
-        may tell of a transaction's other rows, and annotations name the row a transaction is about.
+        may show a transaction's other rows, and annotations name the row a transaction is about.
         """
         if isinstance(format, TransactionFormat):
             permitted = self.predicate(entities)
@@ -68,7 +68,7 @@ class Grant:
         return _OwnChanges(format, entities)
 
 
-EVERYTHING = Grant()
+EVERYTHING = Permissions()
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Permitted:
     """Transactions as if they had only the changes that may be seen."""
 
     format: TransactionFormat
-    grant: Grant
+    permissions: Permissions
     entities: Entities = field(compare=False)
     permitted: Test = field(compare=False)
 
@@ -84,7 +84,7 @@ class _Permitted:
 
     @property
     def name(self) -> str:
-        """Whoever reads it has asked for the format itself."""
+        """The name of the format itself."""
         return self.format.name
 
     def render(self, transaction: Sequence[Change]) -> Sequence[Rendered]:
@@ -117,7 +117,7 @@ class _OwnChanges:
 
 @dataclass(frozen=True)
 class _OwnStream:
-    """The same for a stream, which also hears of changes that it does not tell."""
+    """The same for a stream, which also sees changes that it does not show."""
 
     format: StreamFormat
     entities: Entities = field(compare=False)
@@ -153,7 +153,7 @@ class _OwnEvents:
 def _blank(change: Change) -> Change:
     """Where a change stands, and nothing of what it is.
 
-    A TRUNCATE stays one: a stream tells of it for the tables that it was told of before.
+    A TRUNCATE stays one: a stream writes it for the tables that it has described.
     """
     transaction = msgspec.structs.replace(change.transaction, metadata=None)
     if change.op is Op.TRUNCATE:
