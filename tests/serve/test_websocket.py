@@ -551,7 +551,7 @@ def test_secrets_are_in_no_log(shop: Site, caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.requirement("S3-23")
-@pytest.mark.parametrize("where", ["subscription.Subscription._take", "_wsconnection.choose"])
+@pytest.mark.parametrize("where", ["subscription.Subscription._take", "ws.connection.choose_tables"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_failure_of_ours_is_told_without_details(
     shop: Site,
@@ -562,7 +562,7 @@ def test_a_failure_of_ours_is_told_without_details(
 ) -> None:
     talk.subscribe("orders")
     monkeypatch.setattr(f"headrace.serve.{where}", lambda *_, **__: 1 // 0)
-    if where == "_wsconnection.choose":
+    if where == "ws.connection.choose_tables":
         talk.say(type="subscribe", tables=["orders"])
     shop.writer.put("orders", "1")
     error = talk.await_type("error")
