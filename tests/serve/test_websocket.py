@@ -551,7 +551,9 @@ def test_secrets_are_in_no_log(shop: Site, caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.requirement("S3-23")
-@pytest.mark.parametrize("where", ["subscription.Subscription._take", "ws.connection.choose_tables"])
+@pytest.mark.parametrize(
+    "where", ["subscription.Subscription._take", "ws.connection.choose_tables"]
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_failure_of_ours_is_told_without_details(
     shop: Site,
