@@ -25,8 +25,8 @@ MOST_PARAMETERS = 6
 # Functions that may take more, as "module.function", each with its reason beside it.
 MANY_PARAMETERS: frozenset[str] = frozenset(
     {
-        "headrace.cli.demo",  # a command has an option for each thing one may ask
-        "headrace.cli.tail",  # as above
+        "headrace.cli.demo.demo",  # a command has an option for each thing one may set
+        "headrace.cli.inspect.tail",  # as above
         "headrace.cli.keys.create",  # as above
     }
 )

@@ -17,7 +17,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from headrace.change.event import Batch, BeforeKind, Change, Column, Op, Table, Transaction
-from headrace.cli import app, parse_age, parse_size
+from headrace.cli import app
+from headrace.cli.data import parse_age, parse_size
 from headrace.client import Client
 from headrace.config import ServerSection, load
 from headrace.errors import ConfigError, ServerAbsent

@@ -20,7 +20,7 @@ KeyId = Annotated[str, typer.Argument(help="The key's id, as `headrace keys list
 
 
 @app.command()
-def create(  # noqa: PLR0913, PLR0917 - an option for each thing a key may be held to
+def create(  # noqa: PLR0913, PLR0917 - an option for each limit of a key
     name: Annotated[str, typer.Option(help="What people call it.")] = "",
     tables: Annotated[
         list[str] | None,

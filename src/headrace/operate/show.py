@@ -363,7 +363,7 @@ def _bars(copies: Iterable[CopyProgress]) -> Table:
 
 
 def finding_lines(findings: Iterable[Finding]) -> Iterator[Text]:
-    """What `check` looked at, and the statements that mend it."""
+    """What `check` found, and the statements that fix it."""
     for finding in findings:
         mark = Text("✓ ", style="green") if finding.ok else Text("✗ ", style="bold red")
         yield Text("  ").append(mark).append(f"{finding.name}: {finding.detail}")

@@ -1,0 +1,112 @@
+"""The commands that run until they are stopped: `run` and `pipeline`."""
+
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..errors import HeadraceError
+from .options import DEFAULT_CONFIG, ConfigFile
+from .terminal import log_to, open_console, stop_on_signals
+
+
+def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
+    """Capture every source into the log, and serve the log over HTTP.
+
+    With a section `pipeline` in the config, it also starts `headrace pipeline` as a process of
+    its own, and starts it again whenever it ends. Stops in order on Ctrl-C or SIGTERM. A source
+    that halts does not end it: the log is still served, and the exit code is 1 in the end.
+    """
+    from contextlib import ExitStack
+
+    from ..config import load
+    from ..operate.show import Progress
+    from ..run import PipelineProcess, Run
+
+    settings = load(config)
+    console = open_console(stderr=True)
+    log_to(console, context)
+    stopping = stop_on_signals()
+    with ExitStack() as stack:
+        running = stack.enter_context(Run(settings))
+        progress = stack.enter_context(Progress(console))
+        if settings.pipeline:
+            stack.enter_context(PipelineProcess(config, progress.say))
+        typer.echo(f"headrace {__version__}: {running.server.url}, log in {settings.log_dir}")
+        running.work(stopping, lambda: progress.show(running.statuses(), running.log.stats()))
+        halted = running.halted
+    if halted:
+        names = ", ".join(status.source for status in halted)
+        raise HeadraceError(f"stopped, with {names} halted", hint=halted[0].hint)
+
+
+def pipeline(
+    context: typer.Context,
+    config: ConfigFile = DEFAULT_CONFIG,
+    once: Annotated[
+        bool, typer.Option("--once", help="End when every sink has all that is in the log now.")
+    ] = False,
+    adopt: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Take over what this sink holds, with a new checkpoint; may be given again.",
+            metavar="SINK",
+        ),
+    ] = None,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+) -> None:
+    """Carry the log's changes into every sink of the config, on Spark.
+
+    Stops in order on Ctrl-C or SIGTERM, between two batches if the running one ends within a few
+    seconds. A sink that halts does not end it: the others go on, and the exit code is 1 in the
+    end.
+    """
+    from ..config import load
+
+    settings = load(config)
+    if settings.pipeline is None:
+        from ..errors import ConfigError
+
+        raise ConfigError("the config has no section pipeline", hint="See docs/pipeline.md.")
+    from ..operate.show import SinkProgress
+    from ..pipeline.run import Feed, Pipeline, alone_in, plans, waiting
+    from ..pipeline.session import opened_session
+    from ..run import formats
+
+    console = open_console(stderr=True)
+    log_to(console, context)
+    stopping = stop_on_signals(with_parent=with_parent)
+    section, folder = settings.pipeline, settings.pipeline_dir
+    feed = Feed(
+        address=settings.log_address,
+        max_changes_per_batch=section.max_changes_per_batch,
+        trigger_seconds=section.trigger_seconds,
+    )
+    queries = plans(
+        section.sinks,
+        feed,
+        checkpoints=settings.checkpoint_dir,
+        once=once,
+        adopt=adopt or (),
+        formats=formats(settings),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    spark_settings = {name: value.reveal() for name, value in section.spark.items()}
+    session = opened_session(
+        section.master,
+        spark_settings,
+        journal=folder / "spark.log",
+        waiting=waiting(queries, section.master),
+    )
+    with (
+        alone_in(settings.checkpoint_dir),
+        session as spark,
+        Pipeline(spark, queries, folder=folder) as running,
+        SinkProgress(console) as progress,
+    ):
+        running.work(stopping, lambda: progress.show(running.statuses()), once=once)
+    if running.halted:
+        names = ", ".join(status.sink for status in running.halted)
+        raise HeadraceError(f"stopped, with {names} halted", hint=running.halted[0].hint)
+    if once and stopping.is_set():
+        raise HeadraceError("stopped before every sink had all that is in the log")
