@@ -120,8 +120,8 @@ class Rows:
         names = [column.name for column in schema.columns]
         key = [column.name for column in schema.columns if column.key]
         known = self._db.execute("SELECT columns FROM tables WHERE id = ?", (schema.id,)).fetchone()
-        told = (schema.id, schema.schema, schema.name, _json(names), _json(key))
-        self._db.execute("INSERT OR REPLACE INTO tables VALUES (?, ?, ?, ?, ?)", told)
+        row = (schema.id, schema.schema, schema.name, _json(names), _json(key))
+        self._db.execute("INSERT OR REPLACE INTO tables VALUES (?, ?, ?, ?, ?)", row)
         same = known == (_json(names),) and self._keys.get(schema.id) == key
         self._keys[schema.id] = key
         if not same:

@@ -21,7 +21,7 @@ from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts, SourceServer
 from headrace.log import Log
 from headrace.model import Model
-from headrace.run import News, check_model, formats, retain, server_settings
+from headrace.run import SourceStatusLog, check_model, formats, retain, server_settings
 from headrace.secret import Secret
 from headrace.sources import Phase, Status
 from headrace.sources.postgres import Postgres
@@ -79,16 +79,20 @@ def test_retention_waits_for_a_named_cursor(tmp_path: Path) -> None:
 
 
 def test_a_source_is_told_of_once_a_phase(caplog: pytest.LogCaptureFixture) -> None:
-    news = News()
+    news = SourceStatusLog()
     streaming = Status(source="shop", phase=Phase.STREAMING, position="0/1")
     with caplog.at_level(logging.INFO, logger="headrace"):
-        news.tell([streaming])
-        news.tell([msgspec.structs.replace(streaming, position="0/2")])
-        news.tell([msgspec.structs.replace(streaming, errored={"public.users": "unreadable"})])
-        news.tell([msgspec.structs.replace(streaming, errored={"public.users": "unreadable"})])
+        news.log_changes([streaming])
+        news.log_changes([msgspec.structs.replace(streaming, position="0/2")])
+        news.log_changes(
+            [msgspec.structs.replace(streaming, errored={"public.users": "unreadable"})]
+        )
+        news.log_changes(
+            [msgspec.structs.replace(streaming, errored={"public.users": "unreadable"})]
+        )
         halted = Status(source="shop", phase=Phase.HALTED, error="slot gone", hint="copy anew")
-        news.tell([halted])
-        news.tell([halted])
+        news.log_changes([halted])
+        news.log_changes([halted])
     assert caplog.messages == [
         "source=shop phase=streaming position=0/1",
         "source=shop table=public.users errored=unreadable",

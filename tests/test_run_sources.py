@@ -74,7 +74,7 @@ def test_an_event_table_is_installed_captured_and_served(
     owner = {"type": "postgres", "url": plain.url}
     site.write_config("", sources={"shop": owner}, cdc={"storage": "event_table"})
     assert command(site, "postgres", "install", "shop") == (
-        "public.users tells its changes to headrace.events\n"
+        "public.users writes its changes to headrace.events\n"
     )
     # Told before anybody captures: it is in the copy, and must not come twice.
     plain.execute("UPDATE users SET name = 'Eve' WHERE id = 2")
@@ -111,7 +111,9 @@ def test_an_event_table_is_installed_captured_and_served(
         ]
         left = "SELECT count(*) FROM headrace.events"
         wait_until(lambda: plain.execute(left) == [(0,)], timeout=120, message="they are trimmed")
-    assert command(site, "postgres", "remove", "shop") == "public.users tells its changes no more\n"
+    assert (
+        command(site, "postgres", "remove", "shop") == "public.users no longer writes its changes\n"
+    )
     assert plain.execute("SELECT count(*) FROM pg_namespace WHERE nspname = 'headrace'") == [(0,)]
     assert "Traceback" not in site.output()
 

@@ -37,7 +37,7 @@ class Capture:
         self._stream: Stream | None = None
         self._status = Status(source=source.name, phase=Phase.STARTING)
         self._stopping = threading.Event()
-        self._copies: list[tuple[str, ...]] = []  # asked for, not begun
+        self._copies: list[tuple[str, ...]] = []  # requested, not begun
         self._lock = threading.Lock()
         self._restarting = threading.Lock()
         self._thread = threading.Thread(
@@ -66,7 +66,7 @@ class Capture:
 
     def copy_again(self, tables: Sequence[str]) -> None:
         """Copy these tables (none: all) anew, as soon as the batch at hand is stored."""
-        # Whoever asks for a table that is not there is told, and the capture goes on.
+        # A table that is not there is an error for the caller, and the capture goes on.
         self.source.copy_again(self._log.resume(self.source.name), tables)
         with self._restarting:
             with self._lock:
@@ -105,7 +105,7 @@ class Capture:
                 self._report(Phase.WAITING, error)
                 failures = 1 if time.monotonic() - began > BACKOFF.longest else failures + 1
                 self._stopping.wait(BACKOFF.wait(failures))
-            except Exception as error:  # a mistake of ours; the thread must not end in silence
+            except Exception as error:  # a bug of ours; the thread must not end in silence
                 logger.exception("source=%s phase=halted", self.source.name)
                 if self._halts(HeadraceError(f"unexpected {error!r}", hint=_BUG)):
                     return
@@ -119,7 +119,7 @@ class Capture:
         self._stream = stream
         try:
             if self._stopping.is_set() or self._copies:
-                return  # asked for while there was no stream to close
+                return  # requested while there was no stream to close
             copy(stream, self._log, name)
         finally:
             self._status = stream.status()
@@ -129,8 +129,8 @@ class Capture:
 
     def _begin_copies(self) -> None:
         with self._lock:
-            asked, self._copies = self._copies, []
-        for tables in asked:
+            requested, self._copies = self._copies, []
+        for tables in requested:
             resume = self.source.copy_again(self._log.resume(self.source.name), tables)
             if resume is not None:
                 self._log.append(self.source.name, Batch((), resume))
@@ -141,7 +141,7 @@ class Capture:
             stream.close()
 
     def _halts(self, error: HeadraceError) -> bool:
-        """Halt, unless a copy has just been asked for: it may be the way out."""
+        """Halt, unless a snapshot has just been requested: it may be the way out."""
         with self._lock:
             if not self._copies:
                 self._report(Phase.HALTED, error)

@@ -15,17 +15,21 @@ from .log import LogReader
 from .secret import Secret
 from .serve.filter import Filter
 
-_WAIT_SECONDS = 10.0  # for a first event, before it is asked for again
+_WAIT_SECONDS = 10.0  # for a first event, before the next request
 
 
-class Checkpoint(NamedTuple):
+class DestinationCheckpoint(NamedTuple):
     """How far a destination is: it has everything up to a sequence of a log."""
 
     sequence: int = 0
     epoch: str = ""  # which log; "": whichever it is
 
 
-class Page(NamedTuple):
+# The names by which programs import them.
+Checkpoint = DestinationCheckpoint
+
+
+class EtlPage(NamedTuple):
     """Some events in a row; never a part of those that stand at one sequence."""
 
     events: list[Event]
@@ -34,20 +38,23 @@ class Page(NamedTuple):
     gap: str = ""  # sequences that were trimmed before they were read
 
 
-class Events(Protocol):
-    """A place to read events from.
+class EtlEvents(Protocol):
+    """Where events are read from: a server or a log.
 
     Tables have numbers that differ within a source alone: where a log has several, one stream
     should read one of them.
     """
 
-    def page(self, after: int, *, limit: int, wait: float) -> Page:
+    def page(self, after: int, *, limit: int, wait: float) -> EtlPage:
         """About `limit` events; when there are none, what comes within `wait` seconds."""
         ...
 
 
+Events = EtlEvents
+
+
 def deliver(
-    source: Events,
+    source: EtlEvents,
     destination: Destination,
     *,
     after: Checkpoint = Checkpoint(),  # noqa: B008 - a value that nobody can change
@@ -68,7 +75,7 @@ def deliver(
         yield (after := Checkpoint(page.scanned, page.epoch))
 
 
-def _expect_whole(page: Page, after: Checkpoint) -> None:
+def _expect_whole(page: EtlPage, after: Checkpoint) -> None:
     if after.epoch and page.epoch != after.epoch:
         raise LogError(
             "the log is another one than the checkpoint belongs to",
@@ -89,7 +96,7 @@ class LogEvents:
         self._log = log
         self._filter = Filter(source=source, tables=tuple(tables))
 
-    def page(self, after: int, *, limit: int, wait: float) -> Page:
+    def page(self, after: int, *, limit: int, wait: float) -> EtlPage:
         """About `limit` events; when there are none, what comes within `wait` seconds."""
         log = self._log
         log.wait_beyond(after, wait)
@@ -98,7 +105,7 @@ class LogEvents:
         gap = f"{after + 1}-{first - 1}" if after + 1 < first else ""
         scanned = changes[-1].sequence if changes else max(after, first - 1)
         concerned = list(filter(self._filter.concerns, changes))
-        return Page(list(self._events(concerned)), scanned, log.epoch, gap)
+        return EtlPage(list(self._events(concerned)), scanned, log.epoch, gap)
 
     def _events(self, changes: Sequence[Change]) -> Iterator[Event]:
         earlier: Sequence[Change] = ()
@@ -109,7 +116,7 @@ class LogEvents:
 
 
 class ServerEvents:
-    """The events of a running Headrace, asked for page by page, with an API key if it needs one."""
+    """The events of a running Headrace, read page by page, with an API key if it needs one."""
 
     def __init__(
         self,
@@ -128,7 +135,7 @@ class ServerEvents:
         """Where the server is."""
         return self._client.url
 
-    def page(self, after: int, *, limit: int, wait: float) -> Page:
+    def page(self, after: int, *, limit: int, wait: float) -> EtlPage:
         """About `limit` events; when there are none, what comes within `wait` seconds."""
         lines, headers = self._client.lines(
             "/v1/changes",
@@ -141,7 +148,7 @@ class ServerEvents:
         )
         if "X-Headrace-Scanned" not in headers:
             raise ServerAbsent(f"what answers at {self.url} is not a Headrace server")
-        return Page(
+        return EtlPage(
             [decode(line) for line in lines],
             int(headers["X-Headrace-Scanned"]),
             headers["X-Headrace-Epoch"],

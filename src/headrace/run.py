@@ -79,7 +79,7 @@ def formats(config: Config) -> Formats:
 def check_model(config: Config) -> None:
     """Compare the model with the tables there are; a ConfigError names all that is not there."""
     if config.model == Model():
-        return  # there is nothing to compare, and nobody is asked
+        return  # there is nothing to compare, so no source is read
     config.model.check([t for source in config.sources for t in source.captured_tables()])
 
 
@@ -142,7 +142,7 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # All are told before any is waited for: one may be waiting for another's transaction.
+        # All are closed before any is waited for: one may be waiting for another's transaction.
         for capture in self.captures.values():
             capture.close()
         self._stack.close()
@@ -157,21 +157,21 @@ class Run:
             self.config.source(source)
             raise ConfigError(f"source {source} is not captured: cdc.enabled is false")
         capture = self.captures[source]
-        # Asked here first: a table that the source does not have is refused, and halts nothing.
+        # Checked here first: a table that the source does not have is refused, and halts nothing.
         capture.source.copy_again(self.log.resume(source), tables)
         capture.copy_again(tables)
 
     @property
     def halted(self) -> list[Status]:
-        """The sources that a person must look after."""
+        """The sources that need an operator."""
         return [status for status in self.statuses() if status.phase is Phase.HALTED]
 
     def work(self, stopping: threading.Event, look: Callable[[], None]) -> None:
-        """Stay until `stopping` is set: say what happens, call `look` now and then, retain."""
-        news = News()
+        """Until `stopping` is set: log what happens, call `look` now and then, apply retention."""
+        log = SourceStatusLog()
         due = time.monotonic()
         while True:
-            news.tell(self.statuses())
+            log.log_changes(self.statuses())
             look()
             if time.monotonic() >= due:
                 due += RETENTION_SECONDS
@@ -202,24 +202,24 @@ class Run:
             )
 
 
-class News:
-    """Tells the journal how the sources are doing, each thing once."""
+class SourceStatusLog:
+    """Logs how the sources are doing, each change of state once."""
 
     def __init__(self) -> None:
         self._known: dict[str, Status] = {}
 
-    def tell(self, statuses: Sequence[Status]) -> None:
-        """Tell what differs from the last time."""
+    def log_changes(self, statuses: Sequence[Status]) -> None:
+        """Log what differs from the last time."""
         for status in statuses:
             before = self._known.get(status.source)
             if before is None or before.phase is not status.phase:
-                self._tell_phase(status)
+                self._log_phase(status)
             for table, reason in status.errored.items():
                 if before is None or table not in before.errored:
                     logger.warning("source=%s table=%s errored=%s", status.source, table, reason)
             self._known[status.source] = status
 
-    def _tell_phase(self, status: Status) -> None:
+    def _log_phase(self, status: Status) -> None:
         logger.info(
             "source=%s phase=%s position=%s", status.source, status.phase, status.position or "none"
         )
@@ -247,11 +247,11 @@ class PipelineProcess:
     It and the JVM it starts are one process group, so that nothing of them is left behind.
     """
 
-    def __init__(self, config_file: Path, say: Callable[[str], None]) -> None:
-        """Describe it; `say` gets every line that it prints."""
+    def __init__(self, config_file: Path, on_line: Callable[[str], None]) -> None:
+        """`on_line` gets every line that it prints."""
         program = [sys.executable, "-m", "headrace.cli", "pipeline", "--with-parent"]
         self._command = [*program, "--config", str(config_file)]
-        self._say = say
+        self._on_line = on_line
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="pipeline")
         self._process: subprocess.Popen[str] | None = None
@@ -285,7 +285,7 @@ class PipelineProcess:
             began = time.monotonic()
             assert process.stdout is not None
             for line in process.stdout:
-                self._say(line.rstrip("\n"))
+                self._on_line(line.rstrip("\n"))
             code = process.wait()
             _kill_group(process.pid)
             if self._stopping.is_set():

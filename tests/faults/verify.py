@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from headrace.change.event import Change, Op
 from headrace.change.replay import Replay, TableName
 from headrace.demo.postgres import PostgresShop
-from headrace.demo.proof import prove
+from headrace.demo.verify import compare_log
 from headrace.log import LogReader
 from headrace.sources.postgres.position import PostgresPosition
 from headrace.sources.postgres_events.position import EventTablePosition
@@ -31,7 +31,7 @@ def verify(
     if not surprises:
         assert not replay.surprises, replay.surprises[:5]
     names = [TableName(SOURCE, "public", table) for table in tables]
-    verdicts = prove(PostgresShop(database.url), replay, names)
+    verdicts = compare_log(PostgresShop(database.url), replay, names)
     assert all(verdict.equal for verdict in verdicts), [v for v in verdicts if not v.equal]
     return replay
 

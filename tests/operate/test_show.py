@@ -9,8 +9,8 @@ from rich.console import Console
 
 from headrace.log import Stats
 from headrace.operate.show import (
-    Progress,
     Rate,
+    RunProgress,
     SinkProgress,
     change_line,
     complaints,
@@ -36,10 +36,10 @@ STREAMING = Status(source="shop", phase=Phase.STREAMING, position="0/16B3748")
 
 
 def shown(*statuses: Status, terminal: bool, times: int = 1, always: bool = False) -> str:
-    """What `Progress` writes."""
+    """What `RunProgress` writes."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
-    with Progress(console, footer=["try this"], always=always) as progress:
+    with RunProgress(console, footer=["try this"], always=always) as progress:
         for _ in range(times):
             progress.show(statuses, STATS)
     return file.getvalue()
@@ -156,7 +156,7 @@ def test_sinks_are_shown_beside_the_sources(terminal: bool) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
     starting = SinkStatus(sink="lake", phase=SinkPhase.STARTING)
-    with Progress(console, always=True) as progress:
+    with RunProgress(console, always=True) as progress:
         progress.show([STREAMING], STATS, [starting])
         progress.show([STREAMING], STATS, [LAKE])
     text = file.getvalue()

@@ -36,9 +36,9 @@ def snapshot(
 ) -> None:
     """Take a new snapshot of a source's tables: now in the running server, else at the next run."""
     from ..config import load
-    from ..operate.commands import copy_again
+    from ..operate.commands import request_snapshot
 
-    typer.echo(copy_again(load(config), source, list(tables or ())))
+    typer.echo(request_snapshot(load(config), source, list(tables or ())))
 
 
 def trim(

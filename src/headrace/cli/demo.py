@@ -45,5 +45,5 @@ def demo(  # noqa: PLR0913, PLR0917 - an option for each thing one may set
         keep_dir=keep_dir,
         lake=not no_lake,
     )
-    if not chosen.play(console, stop_on_signals()):
+    if not chosen.run(console, stop_on_signals()):
         raise typer.Exit(1)

@@ -45,7 +45,7 @@ def install(
             return
         installed = install.install(catalog, found)
     for path in installed.triggers:
-        typer.echo(f"{path} tells its changes to {found.schema}.events")
+        typer.echo(f"{path} writes its changes to {found.schema}.events")
     missing = installed.refused | installed.waiting
     if missing:
         raise SourceRefused("\n".join(f"table {path}: {why}" for path, why in missing.items()))
@@ -66,7 +66,7 @@ def remove(
             typer.echo(install.removal(catalog, found.schema))
             return
         for path in install.uninstall(catalog, found.schema):
-            typer.echo(f"{path} tells its changes no more")
+            typer.echo(f"{path} no longer writes its changes")
 
 
 def _source(config: "Path", name: str) -> "PostgresEvents":

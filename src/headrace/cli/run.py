@@ -20,7 +20,7 @@ def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
     from contextlib import ExitStack
 
     from ..config import load
-    from ..operate.show import Progress
+    from ..operate.show import RunProgress
     from ..run import PipelineProcess, Run
 
     settings = load(config)
@@ -29,9 +29,9 @@ def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
     stopping = stop_on_signals()
     with ExitStack() as stack:
         running = stack.enter_context(Run(settings))
-        progress = stack.enter_context(Progress(console))
+        progress = stack.enter_context(RunProgress(console))
         if settings.pipeline:
-            stack.enter_context(PipelineProcess(config, progress.say))
+            stack.enter_context(PipelineProcess(config, progress.print_line))
         typer.echo(f"headrace {__version__}: {running.server.url}, log in {settings.log_dir}")
         running.work(stopping, lambda: progress.show(running.statuses(), running.log.stats()))
         halted = running.halted

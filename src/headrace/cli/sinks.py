@@ -53,10 +53,10 @@ def redrive(
     running = in_use(settings.checkpoint_dir)
     with Bar(terminal(stderr=True), f"{name}: sending dead letters again") as bar:
         bar.show(0, 0)
-        told = _ask(settings, sink, keys) if running else _do(settings, sink, keys)
-    for line in redriven_lines(name, told):
+        result = _request(settings, sink, keys) if running else _do(settings, sink, keys)
+    for line in redriven_lines(name, result):
         typer.echo(line)
-    if told.reason or told.refused or told.waiting:
+    if result.reason or result.refused or result.waiting:
         raise typer.Exit(1)
 
 
@@ -68,8 +68,8 @@ def _expect_keys(keys: "Sequence[str]", rows: dict[str, int]) -> None:
             raise ConfigError(f"there is no dead letter of {key}{nearest(key, named[:20])}")
 
 
-def _ask(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "RedriveResult":
-    """Let the running pipeline do it."""
+def _request(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "RedriveResult":
+    """Request it from the running pipeline."""
     import time
     from pathlib import Path
 
@@ -80,19 +80,19 @@ def _ask(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Re
 
     began = time.monotonic()
 
-    def look(told: "RedriveResult | None") -> None:
+    def look(result: "RedriveResult | None") -> None:
         seen = look_at_pipeline(settings)
-        if told is not None or seen is None or time.monotonic() - began < PATIENCE_SECONDS:
+        if result is not None or seen is None or time.monotonic() - began < PATIENCE_SECONDS:
             return
         if all(status.sink != sink.name for status in seen.sinks):
             raise PipelineError(
-                f"asked for, but the running pipeline has no sink called {sink.name}",
+                f"requested, but the running pipeline has no sink called {sink.name}",
                 hint="It sends the dead letters again when it is started with the sink.",
             )
         for status in seen.sinks:
             if status.sink == sink.name and status.phase is SinkPhase.WAITING:
                 raise PipelineError(
-                    f"asked for, but {sink.name} waits: {status.error}",
+                    f"requested, but {sink.name} waits: {status.error}",
                     hint="The pipeline sends the dead letters again when it is back.",
                 )
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Put the triggers that tell of changes into a SQLite database, or take them out.",
+    help="Put the triggers that record changes into a SQLite database, or take them out.",
 )
 
 Database = Annotated[Path, typer.Argument(help="The database's file.", metavar="DB")]
@@ -31,7 +31,7 @@ def install(
 
     Run it again after tables were created or altered: it renews what needs it, and changes nothing
     else. `headrace run` does the same for the tables of its source as soon as it notices. The
-    journal mode becomes WAL, so that transactions can be told apart.
+    journal mode becomes WAL, so that transactions can be distinguished.
     """
     from ..sources.sqlite import install as put
 
@@ -47,7 +47,7 @@ def alter(
     """Alter tables and renew their triggers in one transaction.
 
     Columns that a trigger names cannot be dropped otherwise, and what others write between an
-    ALTER TABLE and the new triggers makes a new copy of the table necessary.
+    ALTER TABLE and the new triggers makes a new snapshot of the table necessary.
     """
     from ..sources.sqlite import alter as run
 

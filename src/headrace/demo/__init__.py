@@ -1,5 +1,5 @@
-"""The demo: a shop in a real PostgreSQL, captured, served, copied, and proven equal at the end."""
+"""The demo: a shop in a real PostgreSQL, captured, served, replicated, and compared at the end."""
 
-from .play import Demo
+from .demo import Demo
 
 __all__ = ["Demo"]

@@ -1,4 +1,4 @@
-"""What the demo asks of a database: a shop in it, sessions that change it, and what it holds."""
+"""What the demo needs of a database: a shop in it, sessions that change it, and its rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ Action = tuple[str, ...]
 """Statements that are done in one transaction."""
 
 # Each round adds a column to two tables and drops both again. Without a default: adding one with a
-# default changes old rows without telling anybody. With a new name each time: a table that drops a
+# default changes old rows without a change event. With a new name each time: a table that drops a
 # column and adds it again within one batch is more than the pipeline can follow.
 ALTERED = (
     ("orders", "ALTER TABLE orders ADD COLUMN {} text"),
@@ -33,23 +33,23 @@ def alteration(number: int) -> tuple[str, str]:
     return table, statement.format(f"note_{round_ + 1}")
 
 
-class Session(Protocol):
-    """Somebody who works in the shop."""
+class ShopSession(Protocol):
+    """A connection that changes rows of the shop."""
 
     def attempt(self, action: Action, values: Values) -> bool:
         """Do it in one transaction; False when others were in the way."""
         ...
 
     def alter(self, number: int) -> bool:
-        """Alter a table, and change a row of it: some sources tell columns with the next row."""
+        """Alter a table, and change a row of it: some sources send columns with the next row."""
         ...
 
     def close(self) -> None:
-        """Go home."""
+        """End the connection."""
         ...
 
 
-class Database(Protocol):
+class ShopDatabase(Protocol):
     """A database with the shop in it, on a server of its own."""
 
     @property
@@ -69,7 +69,7 @@ class Database(Protocol):
 
     @property
     def actions(self) -> Mapping[Action, int]:
-        """What people do, and how often compared with the rest."""
+        """The transactions of the shop, each with its weight."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class Database(Protocol):
         """Create the tables and their first rows."""
         ...
 
-    def connect(self) -> Session:
+    def connect(self) -> ShopSession:
         """Another session."""
         ...
 

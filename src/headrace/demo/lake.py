@@ -40,40 +40,40 @@ class Lake:
         self._config = config
         self._file = file
         self._stack = ExitStack()
-        self._said: deque[str] = deque(maxlen=_LAST_LINES)
+        self._lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._output: TextIO | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             output = self._config.data_dir / "pipeline.txt"
             self._output = stack.enter_context(output.open("w"))
-            stack.enter_context(PipelineProcess(self._file, self._hear))
+            stack.enter_context(PipelineProcess(self._file, self._keep_line))
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._stack.close()
 
-    def _hear(self, line: str) -> None:
-        # The display tells the same; in the folder it is there for whoever keeps it.
+    def _keep_line(self, line: str) -> None:
+        # The display shows the same; the file is for those who keep the folder.
         assert self._output is not None
-        self._said.append(line)
+        self._lines.append(line)
         self._output.write(f"{line}\n")
         self._output.flush()
 
     def statuses(self, latest: int) -> list[SinkStatus]:
         """How every sink is doing, when the log is at the sequence `latest`."""
         seen = look_at_pipeline(self._config)
-        told = {status.sink: status for status in (seen.sinks if seen else ())}
+        reported = {status.sink: status for status in (seen.sinks if seen else ())}
         return [
             msgspec.structs.replace(status, lag=max(latest - status.sequence, 0))
             for name in (LAKE, HISTORY)
-            for status in [told.get(name, SinkStatus(sink=name, phase=SinkPhase.STARTING))]
+            for status in [reported.get(name, SinkStatus(sink=name, phase=SinkPhase.STARTING))]
         ]
 
     @property
     def halted(self) -> list[str]:
-        """What a person would have to look after."""
+        """Why an operator would have to act."""
         halted = [status for status in self.statuses(0) if status.phase is SinkPhase.HALTED]
         return [line for status in halted for line in sink_complaints(status)]
 
@@ -88,8 +88,8 @@ class Lake:
 
     def late(self, seconds: float) -> HeadraceError:
         """The error to raise when the sinks do not catch up."""
-        said = self.complaints or list(self._said) or ["nothing at all"]
+        last = self.complaints or list(self._lines) or ["nothing at all"]
         return PipelineError(
             f"the Delta tables did not catch up within {seconds:.0f} s",
-            hint="With --keep-dir its journals stay. It said last:\n" + "\n".join(said),
+            hint="With --keep-dir its log files stay. It printed last:\n" + "\n".join(last),
         )

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from ..change.replay import Row
 from ..errors import ConfigError, HeadraceError
-from . import stock
+from . import first_rows
 from .database import Action, Values, alteration
-from .proof import json_value
+from .verify import json_value
 
 try:
     import pymysql
@@ -301,15 +301,15 @@ def _value(declared: str, value: Any) -> Any:
 def _fill(cursor: Any) -> None:
     cursor.executemany(
         "INSERT INTO customers VALUES (%s, %s, %s, %s, %s, %s)",
-        [(*each[:4], ",".join(each.interests), each.joined_at) for each in stock.customers()],
+        [(*each[:4], ",".join(each.interests), each.joined_at) for each in first_rows.customers()],
     )
     cursor.executemany(
         "INSERT INTO products (id, name, price, weight, attributes, manual)"
         " VALUES (%s, %s, %s, %s, %s, %s)",
-        list(stock.products()),
+        list(first_rows.products()),
     )
     cursor.execute("INSERT INTO inventory (product_id, quantity) SELECT id, 1000 FROM products")
-    orders = list(stock.orders())
+    orders = list(first_rows.orders())
     cursor.executemany(
         "INSERT INTO orders (id, customer_id, status, placed_at) VALUES (%s, %s, %s, %s)",
         [each[:4] for each in orders],
@@ -317,7 +317,7 @@ def _fill(cursor: Any) -> None:
     cursor.executemany(
         "INSERT INTO order_items VALUES (%s, %s, %s, %s, %s)",
         [
-            (each.id, line, 1 + (at + line) % stock.PRODUCTS, line, price)
+            (each.id, line, 1 + (at + line) % first_rows.PRODUCTS, line, price)
             for at, each in enumerate(orders)
             for line, price in enumerate(each.prices, 1)
         ],

@@ -19,7 +19,7 @@ from ..change.replay import Row
 from ..errors import HeadraceError
 from ..testing import PostgresInstall, PostgresServer, postgres_installs
 from .database import Action, Values, alteration
-from .proof import json_value
+from .verify import json_value
 
 OLDEST_POSTGRES = 15
 SCHEMA_NAME = "public"
@@ -166,7 +166,7 @@ ACTIONS: dict[Action, int] = {
     (LEAVE,): 2,
 }
 
-# The columns are told with the table's next row, so each alteration comes with one.
+# The columns are sent with the table's next row, so each alteration comes with one.
 AFTER_ALTERATION = {
     "orders": "UPDATE orders SET total = total WHERE id = (SELECT id FROM orders LIMIT 1)",
     "customers": "UPDATE customers SET name = name WHERE id = (SELECT min(id) FROM customers)",

@@ -1,17 +1,19 @@
-"""The demo's shop: the people who keep changing it, each with a session and a thread."""
+"""The writers of the demo's shop, each with a session and a thread."""
 
 import random
 import threading
 from collections.abc import Callable
 from uuid import UUID
 
-from .database import MOST_ALTERATIONS, Database, Session, Values, weighted
+from .database import MOST_ALTERATIONS, ShopDatabase, ShopSession, Values, weighted
 
 
 class Shop:
-    """Several people at work in the shop."""
+    """Several writers that keep changing the shop."""
 
-    def __init__(self, database: Database, *, writers: int = 4, per_second: float = 10.0) -> None:
+    def __init__(
+        self, database: ShopDatabase, *, writers: int = 4, per_second: float = 10.0
+    ) -> None:
         """Describe the work; `per_second` is how much each of the writers does."""
         self._database = database
         self._pause = 1 / per_second
@@ -37,10 +39,10 @@ class Shop:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended a writer that was not told to stop."""
+        """What ended a writer before it was stopped."""
         return self._error
 
-    def _work(self, work: Callable[[Session, random.Random], None], number: int) -> None:
+    def _work(self, work: Callable[[ShopSession, random.Random], None], number: int) -> None:
         try:
             session = self._database.connect()
             try:
@@ -50,13 +52,13 @@ class Shop:
         except self._database.errors as error:
             self._error = error
 
-    def _trade(self, session: Session, chance: random.Random) -> None:
+    def _trade(self, session: ShopSession, chance: random.Random) -> None:
         actions, weights = weighted(self._database.actions)
         while not self._stopping.wait(chance.expovariate(1 / self._pause)):
             [action] = chance.choices(actions, weights)
             session.attempt(action, _values(chance))
 
-    def _alter(self, session: Session, chance: random.Random) -> None:
+    def _alter(self, session: ShopSession, chance: random.Random) -> None:
         number = 0
         while number < MOST_ALTERATIONS and not self._stopping.wait(1.5 + chance.random()):
             # Counted only when done: a column can be neither added nor dropped twice.

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..change.replay import Row
 from ..errors import ConfigError, SourceUnavailable
-from . import stock
+from . import first_rows
 from .database import Action, Values, alteration
 
 try:
@@ -167,7 +167,7 @@ class SqliteShop:
         return f"sqlite3 {self.path}"
 
     def build(self) -> None:
-        """Create the tables and their first rows, and the triggers that tell of more."""
+        """Create the tables and their first rows, and the triggers that record changes."""
         with closing(self._connected()) as connection, connection:
             connection.execute(SCHEMA)
             _fill(connection)
@@ -219,7 +219,7 @@ def _fill(connection: apsw.Connection) -> None:
         "INSERT INTO customers VALUES (?, ?, ?, ?, ?, ?)",
         (
             (*each[:4], json.dumps(each.interests), each.joined_at.isoformat())
-            for each in stock.customers()
+            for each in first_rows.customers()
         ),
     )
     connection.executemany(
@@ -234,11 +234,11 @@ def _fill(connection: apsw.Connection) -> None:
                 each.attributes,
                 each.manual.encode() if each.manual else None,
             )
-            for each in stock.products()
+            for each in first_rows.products()
         ),
     )
     connection.execute("INSERT INTO inventory (product_id, quantity) SELECT id, 1000 FROM products")
-    for at, order in enumerate(stock.orders()):
+    for at, order in enumerate(first_rows.orders()):
         connection.execute(
             "INSERT INTO orders (id, customer_id, status, placed_at) VALUES (?, ?, ?, ?)",
             (*order[:3], order.placed_at.isoformat()),
@@ -246,7 +246,7 @@ def _fill(connection: apsw.Connection) -> None:
         connection.executemany(
             "INSERT INTO order_items VALUES (?, ?, ?, ?, ?)",
             (
-                (order.id, line, 1 + (at + line) % stock.PRODUCTS, line, float(price))
+                (order.id, line, 1 + (at + line) % first_rows.PRODUCTS, line, float(price))
                 for line, price in enumerate(order.prices, 1)
             ),
         )

@@ -1,4 +1,4 @@
-"""What an operator's command does: through the running server, or without one on the log itself."""
+"""What the commands do: through the running server, or without one on the log itself."""
 
 import os
 import socket
@@ -55,7 +55,7 @@ class Bound(NamedTuple):
 
 
 class KeyShown(msgspec.Struct, frozen=True):
-    """A new key, which is shown this once."""
+    """A new key, which is shown only once."""
 
     secret: str
     key: ListedKey
@@ -93,8 +93,8 @@ def connect(config: Config) -> Client | None:
 def look(config: Config) -> Overview:
     """How everything is doing now."""
     client = connect(config)
-    seen = _look_on_disk(config) if client is None else _look_at_server(config, client)
-    return msgspec.structs.replace(seen, pipeline=look_at_pipeline(config))
+    overview = _look_on_disk(config) if client is None else _look_at_server(config, client)
+    return msgspec.structs.replace(overview, pipeline=look_at_pipeline(config))
 
 
 def look_at_pipeline(config: Config) -> PipelineOverview | None:
@@ -151,14 +151,14 @@ def open_changes(config: Config) -> Iterator[tuple[Changes, int]]:
         yield DiskChanges(log, formats(config).of_log(log.epoch)), log.latest_sequence
 
 
-def copy_again(config: Config, source: str, tables: Sequence[str]) -> str:
-    """Have tables of a source (none: all) copied anew; returns when that will be."""
+def request_snapshot(config: Config, source: str, tables: Sequence[str]) -> str:
+    """Request a new snapshot of tables (none: all); returns when it will be taken."""
     chosen = config.source(source)
     named = ", ".join(tables) or "all tables"
     client = connect(config)
     if client is not None:
         client.post(f"/v1/sources/{source}/snapshot", {"tables": list(tables)})
-        return f"{source}: copying {named} anew; `headrace status` shows how far it is"
+        return f"{source}: takes a new snapshot of {named}; `headrace status` shows its progress"
     resume = None
     with suppress(LogAbsent):
         LogReader.open(config.log_dir).close()  # opening for writing would create a log
@@ -167,8 +167,10 @@ def copy_again(config: Config, source: str, tables: Sequence[str]) -> str:
             if resume is not None:
                 log.append(source, Batch((), resume))
     if resume is None:
-        return f"{source}: never captured yet; the first `headrace run` copies all tables"
-    return f"{source}: {named} will be copied anew at the next `headrace run`"
+        return (
+            f"{source}: never captured yet; the first `headrace run` takes a snapshot of all tables"
+        )
+    return f"{source}: the next `headrace run` takes a new snapshot of {named}"
 
 
 def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:
@@ -190,9 +192,9 @@ def create_key(config: Config, wanted: KeyRequest) -> KeyShown:
     if client is not None:
         limits = msgspec.structs.asdict(wanted.limits)
         expires = None if wanted.seconds is None else f"{wanted.seconds:.0f}s"
-        asked = msgspec.to_builtins(wanted) | limits | {"expires": expires}
-        del asked["limits"], asked["seconds"]
-        return msgspec.convert(client.post("/v1/keys", asked), KeyShown)
+        request = msgspec.to_builtins(wanted) | limits | {"expires": expires}
+        del request["limits"], request["seconds"]
+        return msgspec.convert(client.post("/v1/keys", request), KeyShown)
     with Log.open(config.log_dir) as log:
         return _shown(Keyring(log).create(wanted))
 
@@ -223,9 +225,9 @@ def rotate_key(config: Config, id: str, *, overlap: float) -> KeyShown:
     """Make a key with the rights of another, which ends after `overlap` seconds."""
     client = connect(config)
     if client is not None:
-        asked = {"overlap": f"{overlap:.0f}s"}
+        request = {"overlap": f"{overlap:.0f}s"}
         path = f"/v1/keys/{quote(id, safe='')}/rotate"
-        return msgspec.convert(client.post(path, asked), KeyShown)
+        return msgspec.convert(client.post(path, request), KeyShown)
     LogReader.open(config.log_dir).close()  # opening for writing would create a log
     with Log.open(config.log_dir) as log:
         made = Keyring(log).rotate(id, overlap=overlap)
@@ -275,7 +277,7 @@ def check_tables(config: Config) -> list[Finding]:
     except SourceError as error:
         return [Finding("model", False, f"cannot be compared with the tables: {error}")]
     except ConfigError as error:
-        return [Finding("model", False, str(error), fix="Mend these settings, or the tables.")]
+        return [Finding("model", False, str(error), fix="Fix these settings, or the tables.")]
     return [Finding("model", True, "names only tables and columns that there are")]
 
 

@@ -66,7 +66,7 @@ class Journal(logging.Handler):
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-class Progress:
+class RunProgress:
     """Shows how a process is doing: a live display on a terminal, elsewhere a line now and then."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Progress:
         plain_seconds: float = _PLAIN_SECONDS,
         always: bool = False,
     ) -> None:
-        """Describe the display; without a terminal, `always` also tells of what only streams."""
+        """Without a terminal, `always` also prints sources that only stream."""
         self._console = console
         self._footer = footer
         self._plain_seconds = plain_seconds
@@ -85,10 +85,10 @@ class Progress:
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
         self._rate = Rate()
         self._plain: list[str] = []  # the state, where there is no terminal …
-        self._said: list[str] = []  # … and what was last said of it
+        self._printed: list[str] = []  # … and what was printed of it last
         self._due = 0.0
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "RunProgress":
         if self._live:
             self._live.start()
         else:
@@ -107,24 +107,24 @@ class Progress:
         """Show the present state, if it is time to."""
         self._rate.note(stats.latest_sequence)
         if self._live:
-            shown = [overview(statuses, stats, rate=self._rate.per_second)]
+            shown = [live_display(statuses, stats, rate=self._rate.per_second)]
             shown += [sinks_table(sinks)] if sinks else []
             self._live.update(Group(*shown, *map(Text, self._footer)))
             return
-        told = [s for s in statuses if self._always or s.phase is Phase.SNAPSHOT]
-        lines = [plain_line(status, stats, rate=self._rate.per_second) for status in told]
+        printed = [s for s in statuses if self._always or s.phase is Phase.SNAPSHOT]
+        lines = [plain_line(status, stats, rate=self._rate.per_second) for status in printed]
         self._plain = [*lines, *map(sink_line, sinks)]
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + self._plain_seconds
             self._print_plain()
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line, above the live display if there is one."""
         self._print([line])
 
     def _print_plain(self) -> None:
-        self._print(line for line in self._plain if line not in self._said)
-        self._said = self._plain
+        self._print(line for line in self._plain if line not in self._printed)
+        self._printed = self._plain
 
     def _print(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -138,7 +138,7 @@ class SinkProgress:
         self._console = console
         self._plain_seconds = plain_seconds
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
-        self._told: dict[str, int] = {}  # sink -> the changes it had stored then
+        self._shown: dict[str, int] = {}  # sink -> the changes it had stored then
         self._due = 0.0
 
     def __enter__(self) -> "SinkProgress":
@@ -157,8 +157,8 @@ class SinkProgress:
         elif time.monotonic() >= self._due:
             self._due = time.monotonic() + self._plain_seconds
             for status in statuses:
-                if status.changes != self._told.get(status.sink, 0):
-                    self._told[status.sink] = status.changes
+                if status.changes != self._shown.get(status.sink, 0):
+                    self._shown[status.sink] = status.changes
                     line = sink_line(status)
                     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -181,7 +181,7 @@ class Bar:
             self._live.stop()
 
     def show(self, done: int, total: int) -> None:
-        """So many of so many are done; 0 of 0: nobody knows how many there are."""
+        """`done` of `total` are done; 0 of 0: the total is not known."""
         if not self._shown:
             return
         bar = ProgressBar(total=total or None, completed=done, width=30, pulse=not total)
@@ -195,23 +195,23 @@ class Rate:
 
     def __init__(self, seconds: float = 5.0) -> None:
         self._seconds = seconds
-        self._seen: list[tuple[float, int]] = []
+        self._readings: list[tuple[float, int]] = []
 
     def note(self, number: int) -> None:
-        """The number as it is now."""
+        """Record the present number."""
         now = time.monotonic()
-        self._seen = [(at, n) for at, n in self._seen if now - at <= self._seconds]
-        self._seen.append((now, number))
+        self._readings = [(at, n) for at, n in self._readings if now - at <= self._seconds]
+        self._readings.append((now, number))
 
     @property
     def per_second(self) -> float:
         """The growth in a second."""
-        (first, low), (last, high) = self._seen[0], self._seen[-1]
+        (first, low), (last, high) = self._readings[0], self._readings[-1]
         return (high - low) / (last - first) if last > first else 0.0
 
 
-def overview(statuses: Sequence[Status], stats: Stats, *, rate: float) -> RenderableType:
-    """The live display: sources, running copies, the log."""
+def live_display(statuses: Sequence[Status], stats: Stats, *, rate: float) -> RenderableType:
+    """The live display: sources, running snapshots, the log."""
     copies = [copy for status in statuses for copy in status.copies if not copy.done]
     parts: list[RenderableType] = [sources_table(statuses)]
     if copies:
@@ -225,7 +225,7 @@ def overview(statuses: Sequence[Status], stats: Stats, *, rate: float) -> Render
 
 
 def plain_line(status: Status, stats: Stats, *, rate: float) -> str:
-    """The same of one source, where there is no terminal."""
+    """One source, where there is no terminal."""
     done = sum(copy.done for copy in status.copies)
     rows = sum(copy.rows for copy in status.copies)
     copied = f"copied {done} of {len(status.copies)} tables, {rows} rows"
@@ -270,7 +270,7 @@ def sinks_table(statuses: Sequence[SinkStatus]) -> RenderableType:
 
 
 def sink_line(status: SinkStatus) -> str:
-    """The same of one sink, where there is no terminal."""
+    """One sink, where there is no terminal."""
     if status.batch < 0:
         return f"{status.sink}: {status.phase}, nothing stored yet"
     return (
@@ -296,23 +296,23 @@ def sink_complaints(status: SinkStatus) -> list[str]:
     return lines
 
 
-def redriven_lines(name: str, told: "RedriveResult") -> Iterator[str]:
-    """What `redrive` says."""
-    tried = told.sent + told.refused + told.waiting
-    if not tried and not told.reason:
+def redriven_lines(name: str, result: "RedriveResult") -> Iterator[str]:
+    """What `redrive` prints."""
+    tried = result.sent + result.refused + result.waiting
+    if not tried and not result.reason:
         yield f"{name}: no dead letters"
         return
-    yield f"{name}: sent {told.sent:,} of {tried:,} dead letters again; {told.left:,} are left"
-    if told.refused:
-        yield f"  {told.refused:,} were not accepted, {told.waiting:,} wait behind them:"
-    for reason, count in told.reasons.items():
+    yield f"{name}: sent {result.sent:,} of {tried:,} dead letters again; {result.left:,} are left"
+    if result.refused:
+        yield f"  {result.refused:,} were not accepted, {result.waiting:,} wait behind them:"
+    for reason, count in result.reasons.items():
         yield f"    {count:,}: {reason}"
-    if told.reason and told.reason not in told.reasons:
-        yield f"  {told.reason}"
+    if result.reason and result.reason not in result.reasons:
+        yield f"  {result.reason}"
 
 
 def verified_lines(found: "Verified") -> Iterator[str]:
-    """What `verify` says."""
+    """What `verify` prints."""
     if found.last:
         yield (
             f"{found.sink}: sequences {found.first} to {found.last} stand for {found.expected:,} "
@@ -329,7 +329,7 @@ def verified_lines(found: "Verified") -> Iterator[str]:
             yield f"  {title}: {span.events:,} events within {span.first} to {span.last}"
     for count, text in (
         (found.letters_missing, "dead letters are neither kept nor were sent again"),
-        (found.retried, "events were handed over again after no answer or a failure"),
+        (found.retried, "events were sent again after no reply or a failure"),
         (found.redriven, "dead letters were sent later"),
         (found.to_come, "events are still to come"),
         (found.earlier_logs, "ranges are of an earlier log and cannot be compared"),
@@ -371,42 +371,44 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[Text]:
             yield Text(f"      {finding.fix}", style="bold")
 
 
-def pipeline_lines(seen: PipelineOverview) -> Iterator[RenderableType]:
-    """What `status` says of the pipeline."""
-    told = f"{datetime.fromtimestamp(seen.reported_at / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    yield Text(f"pipeline: {seen.detail}" + (f"; as of {told}:" if seen.reported_at else ""))
-    if seen.sinks:
-        yield sinks_table(seen.sinks)
+def pipeline_lines(overview: PipelineOverview) -> Iterator[RenderableType]:
+    """What `status` prints of the pipeline."""
+    reported = f"{datetime.fromtimestamp(overview.reported_at / 1e6, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    yield Text(
+        f"pipeline: {overview.detail}" + (f"; as of {reported}:" if overview.reported_at else "")
+    )
+    if overview.sinks:
+        yield sinks_table(overview.sinks)
 
 
-def overview_lines(seen: Overview) -> Iterator[RenderableType]:
-    """What `status` says."""
-    yield from _server_lines(seen)
-    if seen.pipeline is not None:
-        yield from pipeline_lines(seen.pipeline)
+def overview_lines(overview: Overview) -> Iterator[RenderableType]:
+    """What `status` prints."""
+    yield from _server_lines(overview)
+    if overview.pipeline is not None:
+        yield from pipeline_lines(overview.pipeline)
 
 
-def _server_lines(seen: Overview) -> Iterator[RenderableType]:
-    if seen.server:
-        yield Text(f"server: {seen.server}, {seen.health}")
+def _server_lines(overview: Overview) -> Iterator[RenderableType]:
+    if overview.server:
+        yield Text(f"server: {overview.server}, {overview.health}")
     else:
         yield Text("server: not running; this is what the log on disk knows")
-    yield sources_table(seen.sources)
-    if seen.log is None:
+    yield sources_table(overview.sources)
+    if overview.log is None:
         yield Text("log: none yet")
         return
-    stats = seen.log
+    stats = overview.log
     yield Text(
         f"log: {stats.count:,} changes, sequences {stats.first_sequence} to "
         f"{stats.latest_sequence}, {size(stats.total_bytes)}"
     )
-    for cursor in seen.cursors:
+    for cursor in overview.cursors:
         behind = stats.latest_sequence - cursor.sequence
         yield Text(f"cursor {cursor.name}: at {cursor.sequence}, {behind:,} behind")
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """What a line tells of a canonical change."""
+class _ShownChange(msgspec.Struct, frozen=True):
+    """What a line shows of a canonical change."""
 
     sequence: int
     op: str
@@ -418,7 +420,7 @@ class _Told(msgspec.Struct, frozen=True):
     transaction: CanonicalTransaction
 
 
-_told = msgspec.json.Decoder(_Told).decode
+_decode_change = msgspec.json.Decoder(_ShownChange).decode
 
 
 def key_lines(keys: Sequence[ListedKey]) -> Iterator[str]:
@@ -438,7 +440,7 @@ def _moment(microseconds: int) -> str:
 
 def change_line(encoded: bytes) -> str:
     """A canonical change on one line."""
-    change = _told(encoded)
+    change = _decode_change(encoded)
     moment = datetime.fromtimestamp(change.transaction.commit_time / 1e6, UTC)
     name = f"{change.schema}.{change.table}" if change.table else change.source
     images = (str(image, "utf-8") for image in (change.after, change.before))
@@ -450,7 +452,7 @@ def change_line(encoded: bytes) -> str:
 
 
 def size(number: float) -> str:
-    """Bytes for people."""
+    """Bytes in a readable unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"

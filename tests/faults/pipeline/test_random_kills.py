@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from headrace.change.replay import TableName
-from headrace.demo.delta import has_each_once, prove_delta
 from headrace.demo.postgres import PostgresShop
+from headrace.demo.verify import compare_delta, has_each_once
 from headrace.log import LogReader
 from headrace.sinks.report import PipelineReport
 from headrace.testing import PostgresDatabase, free_port, wait_until
@@ -211,7 +211,7 @@ def test_killed_at_random_under_a_workload_with_ddl_every_table_equals_its_sourc
     place.stop()
     place.finish()
     names = [TableName("db", "public", table) for table in TABLES]
-    verdicts = prove_delta(PostgresShop(pg.url), place.folder / "lake", names)
+    verdicts = compare_delta(PostgresShop(pg.url), place.folder / "lake", names)
     wrong = [verdict for verdict in verdicts if not verdict.equal]
     assert not wrong, (seed, wrong, place.words())
     assert has_each_once(place.folder / "audit", range(1, latest + 1)), seed

@@ -1,4 +1,4 @@
-"""The demo from its first line to its verdict."""
+"""The demo from its start to the comparison at its end."""
 
 import importlib
 import shutil
@@ -19,14 +19,14 @@ from rich.console import Console
 from ..change.replay import TableName
 from ..config import load
 from ..errors import HeadraceError
-from ..operate.show import Progress, complaints
+from ..operate.show import RunProgress, complaints
 from ..pipeline.session import check_java
 from ..run import LOOK_SECONDS, Run
 from ..sources import Phase
-from .database import TABLES, Database
-from .judge import Lakes, judge, say
+from .database import TABLES, ShopDatabase
 from .lake import HISTORY, LAKE, Lake, pipeline_settings
 from .shop import Shop
+from .verify import SinkFolders, compare_all, say
 
 SOURCE = "shop"
 PORTS_TRIED = 100
@@ -36,7 +36,7 @@ LAKE_SECONDS = 400.0  # on a busy machine, starting Spark alone may take a minut
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """How long it plays, and where."""
+    """How long it runs, and where."""
 
     seconds: float | None  # None: until it is stopped
     source: Literal["postgres", "mysql", "sqlite"] = "postgres"
@@ -44,8 +44,8 @@ class Demo:
     keep_dir: bool = False
     lake: bool = True  # whether Spark fills Delta tables, too
 
-    def play(self, console: Console, stopping: threading.Event) -> bool:
-        """Play until the time is over or `stopping` is set; True when all proved equal."""
+    def run(self, console: Console, stopping: threading.Event) -> bool:
+        """Run until the time is over or `stopping` is set; True when everything is equal."""
         # Of the other databases, what they need may not be installed.
         module = importlib.import_module(f"{__package__}.{self.source}")
         title = module.title()
@@ -54,22 +54,24 @@ class Demo:
         with ExitStack() as stack:
             folder = self._folder(stack, console, module.SCHEMA_NAME, lake=lake)
             say(console, f"starting {title} with a small shop in it")
-            database: Database = stack.enter_context(module.opened(folder))
+            database: ShopDatabase = stack.enter_context(module.opened(folder))
             database.build()
             file = _config_file(folder, database, port, lake=lake)
-            stage = _Stage.opened(stack, database, file)
+            stage = _RunningDemo.opened(stack, database, file)
             if port != self.port:
                 say(console, f"port {self.port} is taken, so it is port {port}")
-            with Progress(console, footer=_hints(stage), plain_seconds=2, always=True) as progress:
+            with RunProgress(
+                console, footer=_hints(stage), plain_seconds=2, always=True
+            ) as progress:
                 self._watch(stage, stopping, progress)
                 stage.shop.stop()
-                progress.say("the shop is closed; what is on its way arrives")
+                progress.print_line("the shop is closed; what is on its way arrives")
                 _catch_up(stage, progress)
             for line in stage.lake.complaints if stage.lake else ():
                 say(console, line)
-            lakes = Lakes(folder / LAKE, folder / HISTORY) if lake else None
+            folders = SinkFolders(folder / LAKE, folder / HISTORY) if lake else None
             names = [TableName(SOURCE, database.schema, name) for name in TABLES]
-            return judge(console, stage.running.log, database, names, lakes)
+            return compare_all(console, stage.running.log, database, names, folders)
 
     def _folder(self, stack: ExitStack, console: Console, schema: str, *, lake: bool) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="headrace-demo-"))
@@ -84,7 +86,9 @@ class Demo:
         stack.callback(say, console, f"the log and the database are left in {folder}")
         return folder
 
-    def _watch(self, stage: "_Stage", stopping: threading.Event, progress: Progress) -> None:
+    def _watch(
+        self, stage: "_RunningDemo", stopping: threading.Event, progress: RunProgress
+    ) -> None:
         """Show how it goes, until the time is over or something is wrong."""
         ended = threading.Event()
         until = time.monotonic() + self.seconds if self.seconds else None
@@ -96,20 +100,20 @@ class Demo:
                 ended.set()
 
         stage.running.work(ended, look)
-        _raise_trouble(stage)
+        _raise_failure(stage)
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
-    """Everything that is at work during a demo."""
+class _RunningDemo:
+    """All parts of a demo that runs."""
 
-    database: Database
+    database: ShopDatabase
     running: Run
     shop: Shop
     lake: Lake | None
 
     @classmethod
-    def opened(cls, stack: ExitStack, database: Database, file: Path) -> "_Stage":
+    def opened(cls, stack: ExitStack, database: ShopDatabase, file: Path) -> "_RunningDemo":
         """Open the shop, captured and served at once; Spark follows when it has started."""
         config = load(file)
         running = stack.enter_context(Run(config))
@@ -119,7 +123,7 @@ class _Stage:
         lake = stack.enter_context(Lake(config, file)) if config.pipeline else None
         return cls(database, running, shop, lake)
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: RunProgress) -> None:
         """Show how everything is doing."""
         stats = self.running.log.stats()
         sinks = self.lake.statuses(stats.latest_sequence) if self.lake else ()
@@ -127,7 +131,7 @@ class _Stage:
 
     @property
     def halted(self) -> list[str]:
-        """What a person would have to look after."""
+        """Why an operator would have to act."""
         sources = [line for status in self.running.halted for line in complaints(status)]
         return sources + (self.lake.halted if self.lake else [])
 
@@ -139,7 +143,7 @@ def _has_java(console: Console) -> bool:
     return java.ok
 
 
-def _config_file(folder: Path, database: Database, port: int, *, lake: bool) -> Path:
+def _config_file(folder: Path, database: ShopDatabase, port: int, *, lake: bool) -> Path:
     """The demo's config, as a person would write it: other commands can use it as well."""
     settings: dict[str, Any] = {
         "data_dir": "data",
@@ -153,8 +157,8 @@ def _config_file(folder: Path, database: Database, port: int, *, lake: bool) -> 
     return file
 
 
-def _hints(stage: _Stage) -> list[str]:
-    """What to try while it plays."""
+def _hints(stage: _RunningDemo) -> list[str]:
+    """What to try while it runs."""
     url = stage.running.server.url
     return [
         f"read:   curl '{url}/changefeed?from_seq=0&limit=5'",
@@ -171,22 +175,22 @@ def _free_port(wanted: int) -> int:
     raise HeadraceError(f"no port from {wanted} on is free", hint="Name another with --port.")
 
 
-def _raise_trouble(stage: _Stage) -> None:
+def _raise_failure(stage: _RunningDemo) -> None:
     if stage.shop.error:
         raise HeadraceError("the shop had to close") from stage.shop.error
     if stage.halted:
         raise HeadraceError("; ".join(stage.halted))
 
 
-def _catch_up(stage: _Stage, progress: Progress) -> None:
+def _catch_up(stage: _RunningDemo, progress: RunProgress) -> None:
     """Wait until the log has everything the shop committed, and then the Delta tables."""
     log = stage.running.log
-    closed = _Closed(stage)
+    closed = _EverythingCaptured(stage)
 
     def arrives(arrived: Callable[[], bool], seconds: float) -> bool:
         until = time.monotonic() + seconds
         while not (there := arrived()) and time.monotonic() < until:
-            _raise_trouble(stage)
+            _raise_failure(stage)
             stage.show(progress)
             log.wait(log.latest_sequence, timeout=LOOK_SECONDS)
         return there
@@ -200,10 +204,10 @@ def _catch_up(stage: _Stage, progress: Progress) -> None:
     stage.show(progress)
 
 
-class _Closed:
+class _EverythingCaptured:
     """Whether the log has everything: a last customer comes when the shop is closed."""
 
-    def __init__(self, stage: _Stage) -> None:
+    def __init__(self, stage: _RunningDemo) -> None:
         self._running = stage.running
         self._after = stage.running.log.latest_sequence
         self._name = f"last{uuid4().hex}"
