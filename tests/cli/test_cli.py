@@ -580,7 +580,10 @@ def test_the_commands_ask_the_running_server(shop: Site, pg: PostgresDatabase) -
         )
         assert [json.loads(line)["op"] for line in tail.stdout.splitlines()][-1] == "READ"
         assert "runs at" in shop.invoke("check").stdout
-        assert "copying public.users" in shop.invoke("snapshot", "shop", "public.users").stdout
+        assert (
+            "a new snapshot of public.users"
+            in shop.invoke("snapshot", "shop", "public.users").stdout
+        )
         wait_until(lambda: rows(client).count(("READ", 1)) == 2, timeout=120, message="read again")
         latest = client.get("/health")["log"]["latest_sequence"]
         trimmed = shop.invoke("trim", "--before", str(latest))
@@ -602,7 +605,7 @@ def test_a_snapshot_asked_for_without_a_server_happens_at_the_next_run(
     with shop.running() as client:
         wait_until(lambda: len(rows(client)) == 2, timeout=120, message="both rows are copied")
     asked = shop.invoke("snapshot", "shop", "public.users")
-    assert "at the next `headrace run`" in asked.stdout
+    assert "the next `headrace run` takes a new snapshot" in asked.stdout
     with shop.running() as client:
         wait_until(lambda: rows(client).count(("READ", 2)) == 2, timeout=120, message="read again")
 
