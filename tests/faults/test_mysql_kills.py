@@ -90,7 +90,6 @@ def catch_up(database: MysqlDatabase, data_dir: Path, captor: Captor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # a busy machine needs minutes
 @pytest.mark.requirement("S0-28", "S0-29", "S0-30")
 def test_killed_again_and_again_the_log_still_equals_the_database(
     own_my: MysqlServer, tmp_path: Path, seed: int
@@ -127,7 +126,6 @@ def test_killed_again_and_again_the_log_still_equals_the_database(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # a busy machine needs minutes
 def test_killed_in_the_middle_of_a_copy_the_log_still_equals_the_database(
     own_my: MysqlServer, tmp_path: Path
 ) -> None:

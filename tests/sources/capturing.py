@@ -12,18 +12,17 @@ from uuid import uuid4
 import msgspec
 from psycopg import sql
 
-from headrace.capture import Capture
 from headrace.change.event import Batch, Change, Op
 from headrace.change.lsn import parse_lsn
 from headrace.change.replay import Replay, Row, TableName
 from headrace.log import Log
 from headrace.secret import Secret
-from headrace.sources import Phase, Status, Stream
+from headrace.sources import Stream
 from headrace.sources.postgres import Postgres
-from headrace.testing import PostgresDatabase, wait_until
+from headrace.testing import PostgresDatabase
+from tests.sources.captures import TIMEOUT, CapturedSource
 
 SOURCE = "shop"
-TIMEOUT = 120.0  # seconds; far more than anything here takes
 _MARK = "test.mark"
 
 
@@ -36,49 +35,12 @@ def postgres(database: PostgresDatabase, **settings: Any) -> Postgres:
     return Postgres(**given)
 
 
-class Captured:
+class Captured(CapturedSource[Postgres]):
     """A running capture, and what it has put into the log."""
 
     def __init__(self, database: PostgresDatabase, log: Log, source: Postgres) -> None:
+        super().__init__(log, source)
         self.database = database
-        self.log = log
-        self.source = source
-        self.capture = Capture(source, log)
-        self.copied_to = 0  # the last sequence of the first copy
-
-    def start(self) -> None:
-        """Begin, without waiting."""
-        self.capture = Capture(self.source, self.log)
-        self.capture.start()
-
-    def restart(self) -> None:
-        """Stop and begin again, as a new process would."""
-        self.capture.stop()
-        self.start()
-
-    @property
-    def status(self) -> Status:
-        """How the capture is doing."""
-        return self.capture.status()
-
-    def until(self, condition: Callable[[], Any], message: str, timeout: float = TIMEOUT) -> None:
-        """Wait for a condition; fails at once when the capture has halted meanwhile."""
-
-        def holds() -> bool:
-            status = self.status
-            assert status.phase is not Phase.HALTED, f"{status.error} {status.hint}"
-            return bool(condition())
-
-        wait_until(holds, timeout=timeout, message=message)
-
-    def until_streaming(self) -> None:
-        """Wait until everything is copied."""
-        self.until(lambda: self.status.phase is Phase.STREAMING, "the capture streams")
-
-    def until_halted(self) -> Status:
-        """Wait until the capture has given up, and say why."""
-        wait_until(lambda: self.status.phase is Phase.HALTED, timeout=TIMEOUT, message="halted")
-        return self.status
 
     def until_caught_up(self) -> None:
         """Wait until everything that is committed now is in the log."""
@@ -95,24 +57,9 @@ class Captured:
 
         self.until(arrived, "the log holds everything that was committed")
 
-    def changes(self, *ops: Op, table: str = "", after: int = 0) -> list[Change]:
-        """What the log holds once it has caught up, without the marks that this took."""
-        self.until_caught_up()
-        return self.stored(*ops, table=table, after=after)
-
-    def streamed(self, *ops: Op, table: str = "") -> list[Change]:
-        """What came after the first copy."""
-        return self.changes(*ops, table=table, after=self.copied_to)
-
-    def stored(self, *ops: Op, table: str = "", after: int = 0) -> list[Change]:
-        """What the log holds now."""
-        return [
-            change
-            for change in self.log.read(after, limit=1 << 30)
-            if not _is_mark(change)
-            and (not ops or change.op in ops)
-            and (not table or change.table.name == table)
-        ]
+    def counts(self, change: Change) -> bool:
+        """Whether a change is not a mark, by which the log is known to have caught up."""
+        return not _is_mark(change)
 
     def replay(self) -> Replay:
         """The rows that the log adds up to."""
@@ -153,14 +100,8 @@ def captured(
     """Capture a database; the block begins when what was there is copied."""
     with Log.open(folder / "log") as log:
         feed = Captured(database, log, postgres(database, **settings))
-        try:
-            if start:
-                feed.start()
-                feed.until_streaming()
-                feed.copied_to = log.latest_sequence
+        with feed.running(start=start):
             yield feed
-        finally:
-            feed.capture.stop()
 
 
 def assert_mended_by_a_full_copy(feed: Captured) -> None:

@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.capture import Capture
-from headrace.change.event import Change, Op
+from headrace.change.event import Op
 from headrace.change.replay import Replay, Row, TableName
 from headrace.log import Log
-from headrace.sources import Phase, Status
 from headrace.sources.mysql import Mysql
 from headrace.sources.mysql.resume import MysqlResume, decode, file_number
-from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase
+from tests.sources.captures import CapturedSource
 from tests.sources.myplaces import mysql
 
-TIMEOUT = 240.0  # seconds; far more than anything here takes, also on a busy machine
 
-
-class Captured:
+class Captured(CapturedSource[Mysql]):
     """A running capture, and what it has put into the log."""
 
     def __init__(self, database: MysqlDatabase, log: Log, source: Mysql) -> None:
+        super().__init__(log, source)
         self.database = database
-        self.log = log
-        self.source = source
-        self.capture = Capture(source, log)
-        self.snapshot_end = 0  # the last sequence of the first snapshot
-
-    def start(self) -> None:
-        """Begin, without waiting."""
-        self.capture = Capture(self.source, self.log)
-        self.capture.start()
-
-    def restart(self) -> None:
-        """Stop and begin again, as a new process would."""
-        self.capture.stop()
-        self.start()
-
-    @property
-    def status(self) -> Status:
-        """How the capture is doing."""
-        return self.capture.status()
 
     @property
     def resume(self) -> MysqlResume:
@@ -57,25 +35,6 @@ class Captured:
         assert isinstance(resume, MysqlResume)
         return resume
 
-    def until(self, condition: Callable[[], Any], message: str, timeout: float = TIMEOUT) -> None:
-        """Wait for a condition; fails at once when the capture has halted meanwhile."""
-
-        def holds() -> bool:
-            status = self.status
-            assert status.phase is not Phase.HALTED, f"{status.error} {status.hint}"
-            return bool(condition())
-
-        wait_until(holds, timeout=timeout, message=message)
-
-    def until_streaming(self) -> None:
-        """Wait until every snapshot is complete."""
-        self.until(lambda: self.status.phase is Phase.STREAMING, "the capture streams")
-
-    def until_halted(self) -> Status:
-        """Wait until the capture has given up, and return its status."""
-        wait_until(lambda: self.status.phase is Phase.HALTED, timeout=TIMEOUT, message="halted")
-        return self.status
-
     def until_caught_up(self) -> None:
         """Wait until everything that is committed now is in the log, snapshots included."""
         file, position = self.database.server.end
@@ -85,19 +44,6 @@ class Captured:
             f"the log holds everything up to {end}",
         )
         self.log.drop_cursor("nobody")  # waits for its turn: what is written by now is visible
-
-    def changes(self, *ops: Op, table: str = "", after: int = 0) -> list[Change]:
-        """What the log holds once it has caught up."""
-        self.until_caught_up()
-        return [
-            change
-            for change in self.log.read(after, limit=1 << 30)
-            if (not ops or change.op in ops) and (not table or change.table.name == table)
-        ]
-
-    def streamed(self, *ops: Op, table: str = "") -> list[Change]:
-        """What came after the first snapshot."""
-        return self.changes(*ops, table=table, after=self.snapshot_end)
 
     def rows(self, table: str, *, surprises: bool = False) -> list[Row]:
         """The rows of a table that the log adds up to."""
@@ -118,14 +64,8 @@ def captured(
     """Capture a database; the block begins after the first snapshot."""
     with Log.open(folder / "log") as log:
         feed = Captured(database, log, mysql(database, **settings))
-        try:
-            if start:
-                feed.start()
-                feed.until_streaming()
-                feed.snapshot_end = log.latest_sequence
+        with feed.running(start=start):
             yield feed
-        finally:
-            feed.capture.stop()
 
 
 def image(data: bytes | None) -> Any:

@@ -14,8 +14,8 @@ from headrace.retry import Backoff
 from headrace.sources import Phase, Status
 from headrace.testing import PostgresDatabase, PostgresServer, wait_until
 from tests.conftest import SETTINGS, Servers, install_of
+from tests.sources.captures import TIMEOUT
 from tests.sources.capturing import (
-    TIMEOUT,
     Captured,
     assert_mended_by_a_full_copy,
     captured,

@@ -13,7 +13,8 @@ from headrace.secret import Secret
 from headrace.sources import Phase, Status
 from headrace.testing import PostgresDatabase, PostgresServer, wait_until
 from tests.conftest import SETTINGS, Servers, install_of
-from tests.sources.capturing import TIMEOUT, assert_mended_by_a_full_copy, captured, image
+from tests.sources.captures import TIMEOUT
+from tests.sources.capturing import assert_mended_by_a_full_copy, captured, image
 
 # --- what the server refuses ---------------------------------------------------------------------
 
