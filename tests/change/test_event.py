@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.change import event
 from headrace.change.event import Change, Column, Op, Table, Transaction
 from headrace.change.lsn import format_lsn, parse_lsn
 from headrace.change.record import decode, encode
@@ -114,3 +115,10 @@ def test_tables_that_were_stored_without_foreign_keys_have_none() -> None:
     stored = msgspec.json.decode(msgspec.json.encode(make_table()))
     del stored["references"]
     assert msgspec.convert(stored, Table) == make_table()
+
+
+def test_a_position_is_found_by_its_former_name() -> None:
+    with pytest.warns(DeprecationWarning, match=r"headrace\.sources\.postgres\.position"):
+        assert event.PostgresPosition is PostgresPosition  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        event.OraclePosition  # type: ignore[attr-defined] # noqa: B018

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from headrace.change.event import BeforeKind, Change, Op, Transaction
+from headrace.change import connector as connectors
+from headrace.change.connector import Connector
+from headrace.change.event import BeforeKind, Change, Op, Position, Transaction
 from headrace.change.lsn import format_lsn
 from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.savegress import (
@@ -214,19 +216,27 @@ def test_a_position_is_the_records_lsn_and_the_logs_sequence() -> None:
     assert encode(change)["position"] == {"lsn": format_lsn(lsn), "sequence": 1 << 40}
 
 
-class OtherPosition(msgspec.Struct, frozen=True):
+class OtherPosition(Position, frozen=True):
     """A position of a source that does not exist yet."""
 
-    commit: int
+    number: int
     shown: dict[str, Any]
+
+    @property
+    def commit(self) -> int:
+        return self.number
 
     def to_json(self) -> dict[str, Any]:
         return self.shown
 
 
 @pytest.mark.parametrize("connector", ["mysql", "mongodb"])
-def test_the_positions_of_other_databases_describe_themselves(connector: str) -> None:
+def test_the_positions_of_other_databases_describe_themselves(
+    connector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = seed("positions")[connector]["position"]
+    known = Connector(name=connector, positions=(OtherPosition,))
+    monkeypatch.setitem(connectors._known, connector, known)
     table = msgspec.structs.replace(USERS, connector=connector)
     event = encode(make_change(table=table, after=BOB, position=OtherPosition(1, shown)))
     assert (event["source"], event["position"]) == (connector, shown)

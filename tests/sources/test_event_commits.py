@@ -149,7 +149,7 @@ def test_tables_that_are_renamed_dropped_and_made_anew_are_followed(
     feed.catch_up()
     pg.execute("ALTER TABLE users RENAME TO people")
     pg.execute("INSERT INTO people VALUES (2, 'bob')")
-    feed.until_told("people")
+    feed.until_change("people")
     feed.catch_up()
     assert names("people") == ["ann", "bob"]
     pg.execute("CREATE TABLE users (id int PRIMARY KEY, name text, more text)")
@@ -176,14 +176,14 @@ def test_a_table_that_has_another_name_for_a_while_misses_nothing(
         writer.execute("DELETE FROM people WHERE id = 1")
         writer.execute("ALTER TABLE people RENAME TO users")
         writer.execute("INSERT INTO users VALUES (4, 'dan')")
-    feed.until_told("users")
+    feed.until_change("users")
     feed.catch_up()
     assert [row["id"] for row in feed.rows("users")] == [2, 3, 4]
     assert feed.changes(table="people") == []
     with session(feed.place) as writer:
         writer.execute("ALTER TABLE users RENAME TO people")
         writer.execute("INSERT INTO people VALUES (5, 'eve')")
-    feed.until_told("people")
+    feed.until_change("people")
     pg.execute("DELETE FROM people WHERE id = 5")
     feed.catch_up()
     assert [row["id"] for row in feed.rows("people")] == [2, 3, 4]

@@ -277,7 +277,7 @@ def test_a_table_whose_triggers_did_not_fire_is_copied_anew(feed: Reading) -> No
         writer.execute('ALTER TABLE users DISABLE TRIGGER "!headrace_rows"')
         writer.execute("INSERT INTO users VALUES (1, 'untold')")
         writer.execute('ALTER TABLE users ENABLE TRIGGER "!headrace_rows"')
-    feed.until_told("users")
+    feed.until_change("users")
     assert [row["name"] for row in feed.rows("users")] == ["untold"]
     with session(feed.place) as writer:
         writer.execute('DROP TRIGGER "!headrace_rows" ON users')
@@ -322,7 +322,7 @@ def test_a_busy_table_is_not_waited_for_without_end(pg: PostgresDatabase, tmp_pa
                 feed.stream.status().errored["public.busy"]
             )
             writer.commit()
-            feed.until_told("busy")
+            feed.until_change("busy")
             feed.catch_up()
             assert feed.stream.status().errored == {}
 

@@ -5,10 +5,12 @@ Everything that reads the log reuses those bytes; nobody decodes a row unless it
 """
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any, Self
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -190,3 +192,18 @@ def change_id(origin: str, position: Position, transaction: str, ordinal: int) -
     return (
         f"evt_{digest[:8]}-{digest[8:12]}-8{digest[13:16]}-{variant}{digest[17:20]}-{digest[20:]}"
     )
+
+
+if not TYPE_CHECKING:  # so that mypy knows which names there are
+
+    def __getattr__(name: str) -> object:
+        """The positions of sources by the names that this module had for them."""
+        if not name.endswith("Position"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        for entry in entry_points(group="headrace.connectors"):
+            for position in entry.load().positions:
+                if position.__name__ == name:
+                    home = position.__module__
+                    warnings.warn(f"{name} is now in {home}", DeprecationWarning, stacklevel=2)
+                    return position
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
 """The test kit, shipped to users: real servers, a Spark cluster, and what every source promises."""
 
-from .contract import SourceContract, Value
+from .contract import SourceContract
 from .postgres import (
     PostgresDatabase,
     PostgresInstall,
@@ -8,8 +8,9 @@ from .postgres import (
     postgres_installs,
 )
 from .processes import ServerFailed, Setting, free_port, wait_until
-from .reading import Place, Reading, Session, reading, session
+from .reading import Place, Reading, reading, session
 from .spark import SparkCluster
+from .writing import RowWriter, Session, SqlWriter, Value
 
 __all__ = [
     "Place",
@@ -17,11 +18,13 @@ __all__ = [
     "PostgresInstall",
     "PostgresServer",
     "Reading",
+    "RowWriter",
     "ServerFailed",
     "Session",
     "Setting",
     "SourceContract",
     "SparkCluster",
+    "SqlWriter",
     "Value",
     "free_port",
     "postgres_installs",

@@ -5,43 +5,24 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 
+from ..change import connector as connectors
 from ..change.event import Batch, Change, Op
 from ..change.replay import Replay, Row, TableName
 from ..errors import HeadraceError
 from ..log import Log
 from ..sources import Source, Stream
+from .writing import PATIENCE, RowWriter, Session, SqlWriter
 
-PATIENCE = 60.0  # seconds; far more than anything here takes
 MARKS = "marks"  # the table whose rows say that everything before them has come
 
 _numbers = itertools.count(1)
-
-
-class Session(Protocol):
-    """A connection to a place; a transaction begins with its first statement."""
-
-    def execute(self, statement: str) -> Sequence[tuple[Any, ...]]:
-        """Run one statement, and give its rows if it has any."""
-        ...
-
-    def commit(self) -> None:
-        """End the transaction."""
-        ...
-
-    def rollback(self) -> None:
-        """End the transaction as if it had never been."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the database; what was not committed is undone."""
-        ...
 
 
 class Place(Protocol):
@@ -49,7 +30,7 @@ class Place(Protocol):
 
     @property
     def schema(self) -> str:
-        """The schema that changes tell of a table that was created without naming one."""
+        """The schema that changes have for a table that was created without naming one."""
         ...
 
     def source(self) -> Source:
@@ -80,9 +61,12 @@ class Place(Protocol):
 class Reading:
     """A source that is open, and the log that takes what comes from it."""
 
-    def __init__(self, place: Place, log: Log) -> None:
+    def __init__(
+        self, place: Place, log: Log, writer: Callable[[Session], RowWriter] = SqlWriter
+    ) -> None:
         self.place = place
         self.log = log
+        self._writer = writer
         self.source = place.source()
         self.stream: Stream
         self._open()
@@ -96,7 +80,7 @@ class Reading:
         """The next batch, which is lost unless it is stored."""
         deadline = time.monotonic() + PATIENCE
         while True:
-            # A stream that says nothing for ever would keep the test waiting as long.
+            # A stream that gives nothing for ever would keep the test waiting as long.
             alarm = threading.Timer(PATIENCE, self.stream.close)
             alarm.start()
             self._begun = True
@@ -105,7 +89,7 @@ class Reading:
                 self._came += 1
                 return batch
             except StopIteration:
-                raise AssertionError(f"the stream said nothing for {PATIENCE:.0f} s") from None
+                raise AssertionError(f"the stream gave nothing for {PATIENCE:.0f} s") from None
             except HeadraceError as error:
                 if not error.retry or time.monotonic() > deadline:
                     raise
@@ -142,21 +126,21 @@ class Reading:
             found = found or bool(wanted(batches[-1]))
         return batches
 
-    def until_told(self, table: str, op: Op = Op.READ) -> None:
+    def until_change(self, table: str, op: Op = Op.READ) -> None:
         """Go on to a change of this kind."""
         if not self.changes(op, table=table):
             self.until(lambda batch: any(_is(c, op, table) for c in batch.changes), take=self.step)
 
     def catch_up(self) -> None:
-        """Go on until everything that is committed now is in the log, and every copy is done."""
-        copied = False
-        while not copied:
+        """Go on until all that is committed now is in the log, and every snapshot is done."""
+        done = False
+        while not done:
             wanted = self.mark()
             batches = self.until(wanted, take=self.step)
-            # A mark that was copied only says that other rows are yet to be copied.
+            # A mark of a snapshot only says that other rows are yet to be read.
             marks = [change for batch in batches for change in wanted(batch)]
             copies = self.source.describe(self.log.resume(self.source.name)).copies
-            copied = marks[0].op is Op.INSERT and all(copy.done for copy in copies)
+            done = marks[0].op is Op.INSERT and all(copy.done for copy in copies)
 
     def pass_over(self) -> list[Batch]:
         """The batches of everything that is committed now, of which none is stored."""
@@ -166,7 +150,7 @@ class Reading:
         """Commit a row that comes after all that was committed before; finds it in a batch."""
         number = next(_numbers)
         with session(self.place) as writer:
-            writer.execute(f"INSERT INTO {MARKS} VALUES ({number})")
+            self._writer(writer).insert(MARKS, [{"id": number}])
         key = {"id": number}
         return lambda batch: [
             c for c in batch.changes if c.table.name == MARKS and image(c.key) == key
@@ -209,8 +193,8 @@ class Reading:
     def rows(self, table: str, *, surprises: bool = False) -> list[Row]:
         """The rows of a table that the log adds up to, by id.
 
-        Nothing may be odd about them, unless a copy was interrupted: then changes of rows that
-        were not copied yet have come before these.
+        Nothing may be odd about them, unless a snapshot was interrupted: then changes of rows
+        that it had not read yet have come before these.
         """
         replay = Replay.of(self.changes())
         assert surprises or replay.surprises == [], replay.surprises
@@ -230,18 +214,25 @@ def session(place: Place) -> Iterator[Session]:
 
 
 @contextmanager
-def reading(place: Place, folder: Path) -> Iterator[Reading]:
-    """The place's source, open while the block runs; a new folder begins a new log."""
+def reading(
+    place: Place, folder: Path, *, writer: Callable[[Session], RowWriter] = SqlWriter
+) -> Iterator[Reading]:
+    """The place's source, open while the block runs; a new folder begins a new log.
+
+    `writer` writes rows over a session of the place.
+    """
+    if own := getattr(place.source(), "connector", None):
+        connectors.register(own)  # as its entry point does where it is installed
     if not (folder / "log").exists():
-        with session(place) as writer:
-            writer.execute(f"CREATE TABLE {MARKS} (id integer PRIMARY KEY)")
+        with session(place) as opened:
+            writer(opened).create(MARKS, {})
         place.altered()
     with Log.open(folder / "log") as log:
-        opened = Reading(place, log)
+        feed = Reading(place, log, writer)
         try:
-            yield opened
+            yield feed
         finally:
-            opened.close()
+            feed.close()
 
 
 def image(data: bytes | None) -> Row:
