@@ -5,6 +5,7 @@ for checkpoint in deliver(ServerEvents("http://127.0.0.1:3000"), destination, af
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import NamedTuple, Protocol
 
 from .change.event import Change
@@ -14,6 +15,7 @@ from .formats.etl import Destination, Etl, Event, decode, events
 from .log import LogReader
 from .secret import Secret
 from .serve.filter import Filter
+from .sinks.destination import DestinationCalls
 
 _WAIT_SECONDS = 10.0  # for a first event, before the next request
 
@@ -67,12 +69,13 @@ def deliver(
     What the destination raises comes out here. Begin again after the last checkpoint that was
     kept: what followed it comes again.
     """
-    while upto is None or after.sequence < upto:
-        page = source.page(after.sequence, limit=limit, wait=_WAIT_SECONDS)
-        _expect_whole(page, after)
-        if page.events:
-            destination.write_events(page.events)
-        yield (after := Checkpoint(page.scanned, page.epoch))
+    with closing(DestinationCalls(destination)) as calls:
+        while upto is None or after.sequence < upto:
+            page = source.page(after.sequence, limit=limit, wait=_WAIT_SECONDS)
+            _expect_whole(page, after)
+            if page.events:
+                calls.write(page.events)
+            yield (after := Checkpoint(page.scanned, page.epoch))
 
 
 def _expect_whole(page: EtlPage, after: Checkpoint) -> None:

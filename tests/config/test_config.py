@@ -31,6 +31,7 @@ from headrace.config.fields import settings_of
 from headrace.errors import ConfigError
 from headrace.model import EntityType, Model, Parent, Selection
 from headrace.secret import Secret
+from headrace.sinks.destination import DestinationSink
 
 ROOT = Path(__file__).parents[2]
 
@@ -768,3 +769,20 @@ def test_a_pipeline_of_a_server_elsewhere_needs_no_source_and_hides_its_storage_
         "apiKeyEnv": "HEADRACE_KEY",
     }
     assert "s3cret" not in repr(config)
+
+
+def test_a_setting_may_have_a_name_that_python_keeps_for_itself() -> None:
+    sink = {"type": "destination", "class": "rows:Rows", "options": {"password": "${HIDDEN}"}}
+    content = {"pipeline": {"url": "https://headrace.example", "sinks": {"mine": sink}}}
+    config = parse(content, folder=Path("/srv"), environment={"HIDDEN": "s3cret"})
+    assert config.pipeline is not None
+    [mine] = config.pipeline.sinks
+    assert isinstance(mine, DestinationSink)
+    assert (mine.class_, mine.options) == ("rows:Rows", {"password": "s3cret"})
+    assert "s3cret" not in repr(config)
+    with pytest.raises(ConfigError, match="no setting called class_; did you mean class"):
+        parse(
+            {"pipeline": {"url": "https://x", "sinks": {"mine": {**sink, "class_": "a:B"}}}},
+            folder=Path("/srv"),
+            environment={"HIDDEN": "-"},
+        )

@@ -1,4 +1,4 @@
-"""Every sink has its own query: it goes on where it was, and its troubles are its own."""
+"""Every sink has its own query: it goes on where it was, and its failures are its own."""
 
 import logging
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_an_idle_query_is_not_mistaken_for_one_that_starts(site: Site) -> None:
         assert (status.batch, status.sequence) == (-1, 10)
 
 
-# --- tending -------------------------------------------------------------------------------------
+# --- maintenance ---------------------------------------------------------------------------------
 
 
 def test_a_sink_is_maintained_after_each_batch(site: Site) -> None:
@@ -103,19 +103,19 @@ def test_a_sink_is_maintained_after_each_batch(site: Site) -> None:
     assert (site.folder / "lake" / "maintained").read_text() == "maintained\n" * 3
 
 
-def test_a_failure_of_tending_neither_repeats_nor_stops_the_batches(site: Site) -> None:
+def test_a_failure_of_maintenance_neither_repeats_nor_stops_the_batches(site: Site) -> None:
     for _ in range(2):
         site.fill(10)
-    site.fault("RuntimeError", where="tend")
+    site.fault("RuntimeError", where="maintain")
     assert site.once(most=10)["lake"].phase is SinkPhase.STOPPED
     assert site.stored() == list(range(1, 21))
 
 
-def test_a_passing_failure_of_tending_is_only_told(
+def test_a_passing_failure_of_maintenance_is_only_logged(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     site.fill(10)
-    site.fault("SinkUnavailable", where="tend")
+    site.fault("SinkUnavailable", where="maintain")
     with caplog.at_level(logging.WARNING, logger="headrace"):
         assert site.once()["lake"].phase is SinkPhase.STOPPED
     assert "sink=lake maintained=no error=SinkUnavailable was asked for" in caplog.messages
@@ -248,9 +248,9 @@ def test_a_sink_is_told_of_once_a_phase(caplog: pytest.LogCaptureFixture) -> Non
     ]
 
 
-def test_a_table_in_trouble_shows_with_its_sink(site: Site) -> None:
+def test_a_failed_table_shows_with_its_sink(site: Site) -> None:
     site.fill(10)
     (site.folder / "lake").mkdir()
     (site.folder / "lake" / "failed").write_text("public.users")
-    [trouble] = site.once()["lake"].failed_tables
-    assert (trouble.table, trouble.reason) == ("public.users", "it was said so")
+    [failed] = site.once()["lake"].failed_tables
+    assert (failed.table, failed.reason) == ("public.users", "the file names it")

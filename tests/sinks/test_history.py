@@ -37,7 +37,7 @@ def archive(spark: SparkSession, tmp_path: Path) -> Iterator[Archive]:
 def test_history_is_a_sink() -> None:
     sink = History(name="audit", path="audit")
     assert isinstance(sink, Sink)
-    assert sink.fields == tuple(FIELDS)
+    assert sink.fields == ()  # all
     with pytest.raises(ConfigError):
         History(name="audit", path="audit", vacuum_hours=-1)
 
@@ -183,8 +183,8 @@ def test_a_day_is_one_of_utc_wherever_spark_runs(tmp_path: Path) -> None:
     session = pa.schema(list((FIELDS | {"transaction": transaction}).items()))
     folder = Folder.of(str(tmp_path), {})
     task = Append(folder, ("tenant", "day"), Whole("tenant_id"), "e", 0)
-    (said,) = task(iter([changes(4, 3), changes(2, 1)]))
-    told = msgspec.json.decode(said["said"][0].as_py(), type=Appended)
+    (rows,) = task(iter([changes(4, 3), changes(2, 1)]))
+    told = msgspec.json.decode(rows["result"][0].as_py(), type=Appended)
     files = {file.partition["day"]: folder.read(file.path) for file in told.added}
     assert {day: rows["sequence"].to_pylist() for day, rows in files.items()} == {
         "2026-01-01": [1, 2],
@@ -201,8 +201,8 @@ def test_a_large_part_of_a_batch_is_written_as_it_comes(
     rows = [{"sequence": n, "op": "MESSAGE", "epoch": "e", "unchanged": []} for n in range(1, 5)]
     batches = pa.Table.from_pylist(rows, frame_schema()).to_batches(max_chunksize=1)
     task = Append(Folder.of(str(tmp_path), {}), ("day",), Whole(""), "e", 1)
-    (said,) = task(iter(batches))
-    told = msgspec.json.decode(said["said"][0].as_py(), type=Appended)
+    (rows,) = task(iter(batches))
+    told = msgspec.json.decode(rows["result"][0].as_py(), type=Appended)
     assert [file.rows for file in told.added] == [1, 1, 1]  # the first one is there already
     assert [file.partition for file in told.added] == [{"day": None}] * 3
 
@@ -219,8 +219,8 @@ def test_a_history_of_an_earlier_time_gets_the_fields_that_changes_have_now(tmp_
     assert DeltaTable(str(tmp_path)).to_pyarrow_table().schema.field("origin").type == pa.string()
     files = [folder.write(each, "changes", {"day": None}) for each in (then, now)]
     parts = [Part.of(file.path, file.size, file.rows, file.partition) for file in files]
-    (said,) = Join(folder, [parts])(iter([pa.record_batch({"id": [0]})]))
-    joined = msgspec.json.decode(said["said"][0].as_py(), type=Joined)
+    (rows,) = Join(folder, [parts])(iter([pa.record_batch({"id": [0]})]))
+    joined = msgspec.json.decode(rows["result"][0].as_py(), type=Joined)
     assert folder.read(joined.added[0].path)["origin"].to_pylist() == [None] * 4
 
 

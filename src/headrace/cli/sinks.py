@@ -46,7 +46,7 @@ def redrive(
     from ..sinks.push.settings import PushSettings
 
     settings = load(config)
-    sink = _sink(settings, name, lambda sink: sink.sends, "has no dead letters")
+    sink = _sink(settings, name, lambda sink: sink.keeps_dead_letters, "has no dead letters")
     assert isinstance(sink, PushSettings)
     rows, keys = rows_of(sink.letters), key or []
     _expect_keys(keys, rows)

@@ -40,6 +40,7 @@ class Setting(NamedTuple):
     type: Any
     required: bool
     default: Any
+    field: str  # of the class: another one where the setting is a keyword of Python
 
 
 def settings_of(section: type) -> dict[str, Setting]:
@@ -49,14 +50,16 @@ def settings_of(section: type) -> dict[str, Setting]:
         # What a part of the program hands over, and nobody sets, says so of itself.
         fields = [f for f in dataclasses.fields(section) if f.metadata.get("setting", True)]
         defaults = {field.name: _default(field) for field in fields}
+        names = {field.name: field.metadata.get("name", field.name) for field in fields}
     else:
         unset = getattr(section, "NOT_SETTINGS", ())
         struct_fields = [f for f in msgspec.structs.fields(section) if f.name not in unset]
         defaults = {field.name: _default(field) for field in struct_fields}
+        names = {name: name for name in defaults}
     absent = (dataclasses.MISSING, msgspec.NODEFAULT)
     return {
-        name: Setting(name, hints[name], default in absent, default)
-        for name, default in defaults.items()
+        names[field]: Setting(names[field], hints[field], default in absent, default, field)
+        for field, default in defaults.items()
     }
 
 

@@ -229,7 +229,7 @@ class _Check:
             if setting.required and name not in given and name not in built:
                 self.problems.append(f"{where}.{name}: this setting is missing")
         values = {
-            name: self._value(f"{where}.{name}", setting.type, given[name])
+            setting.field: self._value(f"{where}.{name}", setting.type, given[name])
             for name, setting in known.items()
             if name in given and name not in built
         }

@@ -12,7 +12,7 @@ from a server or a log and hands them over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from hashlib import blake2b
@@ -205,7 +205,7 @@ _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(
 class Destination(Protocol):
     """A place that takes events."""
 
-    def write_events(self, events: list[Event]) -> None:
+    def write_events(self, events: list[Event]) -> Awaitable[None] | None:
         """Store some events; when it returns they are stored, when it raises they come again.
 
         Events come in the order of the log: transactions as they were committed, so by commit_lsn,
@@ -222,6 +222,8 @@ class Destination(Protocol):
         Begin and Commit may be ignored. While tables are copied they repeat with the same
         commit_lsn; the rows between them do not. A Relation repeats in every stream; one that
         begins within a TRUNCATE first describes the tables that stand before its beginning.
+
+        A coroutine (`async def`) does as well: it is awaited before the next events come.
         """
         ...
 

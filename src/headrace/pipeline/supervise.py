@@ -113,7 +113,7 @@ class Supervised:
     def _redrive_requested(self) -> bool:
         """After it halted, wait for a redrive request to go on; False: it is over."""
         sink = self.plan.sink
-        if self._status.phase is not SinkPhase.HALTED or not sink.sends:
+        if self._status.phase is not SinkPhase.HALTED or not sink.keeps_dead_letters:
             return False
         self._decline()
         while not self.plan.once and not self._stopping.wait(LOOK_SECONDS):

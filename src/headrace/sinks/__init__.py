@@ -252,7 +252,7 @@ class Sink(ABC):
     __slots__ = ()
 
     takes: ClassVar[Takes] = Takes.ROWS
-    sends: ClassVar[bool] = False  # events to another system, so that there may be dead letters
+    keeps_dead_letters: ClassVar[bool] = False  # so that a redrive can be requested
 
     if TYPE_CHECKING:  # frozen fields of derived classes
 

@@ -36,7 +36,7 @@ class PushSettings(Sink):
     """
 
     takes: ClassVar[Takes] = Takes.LOG_RANGE
-    sends: ClassVar[bool] = True
+    keeps_dead_letters: ClassVar[bool] = True
 
     name: str
     tables: tuple[str, ...] = ()  # globs; none: all
