@@ -92,7 +92,7 @@ def stored(file: Path) -> dict[str, dict[int, str]]:
         names = dict(database.execute("SELECT id, name FROM tables"))
         found: dict[str, dict[int, str]] = {name: {} for name in names.values()}
         for table, number, row in database.execute("SELECT * FROM rows"):
-            found[names[table]][number] = json.loads(row)["name"]
+            found[names[table]][number] = json.loads(row).get("name", "")
     return found
 
 

@@ -35,9 +35,9 @@ from ..errors import (
     SinkUnavailable,
 )
 from ..formats.etl import Destination, Etl, Event, decode
+from ..retry import Backoff
 from . import DeliveryStatus, LogBatch, LogRange, Progress, Sink, SinkWriter, Takes
 from .lake.disk import sync_names
-from .push.retry import Schedule
 
 LEDGER = "destination.json"
 
@@ -135,7 +135,7 @@ class DestinationWriter(SinkWriter[LogBatch]):
     def __init__(self, sink: DestinationSink, writer: str, *, adopt: bool) -> None:
         self._sink = sink
         self._adopt = adopt
-        self._schedule = Schedule(
+        self._backoff = Backoff(
             sink.retry_first_seconds, sink.retry_longest_seconds, sink.retry_jitter
         )
         self._closed = threading.Event()
@@ -190,7 +190,7 @@ class DestinationWriter(SinkWriter[LogBatch]):
         since = status.since or time.time()
         retries = status.retries + 1
         self._status = replace(status, reason=reason, since=since, rounds=tries, retries=retries)
-        if self._closed.wait(self._schedule.wait(tries)):
+        if self._closed.wait(self._backoff.wait(tries)):
             raise SinkUnavailable(f"{self._sink.name}: {reason}")
 
     def _note(self, epoch: str, sequence: int) -> None:

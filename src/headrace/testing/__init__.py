@@ -1,4 +1,4 @@
-"""The test kit, shipped to users: real servers, a Spark cluster, and what every source promises."""
+"""The test kit, shipped to users: real servers, Spark, and what sources and sinks promise."""
 
 from .contract import SourceContract
 from .postgres import (
@@ -9,6 +9,7 @@ from .postgres import (
 )
 from .processes import ServerFailed, Setting, free_port, wait_until
 from .reading import Place, Reading, reading, session
+from .sinks import SinkContract, SinkTrial
 from .spark import SparkCluster
 from .writing import RowWriter, Session, SqlWriter, Value
 
@@ -22,6 +23,8 @@ __all__ = [
     "ServerFailed",
     "Session",
     "Setting",
+    "SinkContract",
+    "SinkTrial",
     "SourceContract",
     "SparkCluster",
     "SqlWriter",

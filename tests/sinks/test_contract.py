@@ -1,0 +1,93 @@
+"""Every kind of sink keeps the contract of sinks."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from headrace.sinks.destination import DestinationSink, _opened
+from headrace.sinks.files.sink import Files
+from headrace.sinks.history import History
+from headrace.sinks.tables.sink import Tables
+from headrace.testing import SinkContract, SinkTrial
+from tests.sinks.courier import Courier, opened_office
+from tests.sinks.destinations import stored as rows_in
+
+
+class TestTables(SinkContract):
+    @pytest.fixture
+    def trial(self, spark: SparkSession, tmp_path: Path) -> SinkTrial:
+        folder = tmp_path / "lake"
+
+        def stored() -> Iterator[tuple[str, int]]:
+            for path in folder.glob("public/*"):
+                rows = DeltaTable(str(path)).to_pyarrow_table()["id"].to_pylist()
+                yield from ((path.name, number) for number in rows)
+
+        return SinkTrial(Tables(name="lake", path=str(folder)), stored, spark)
+
+
+class TestHistory(SinkContract):
+    @pytest.fixture
+    def trial(self, spark: SparkSession, tmp_path: Path) -> SinkTrial:
+        folder = tmp_path / "audit"
+
+        def stored() -> Iterator[tuple[str, int]]:
+            for row in DeltaTable(str(folder)).to_pyarrow_table().to_pylist():
+                yield row["table"], json.loads(row["key"])["id"]
+
+        return SinkTrial(History(name="audit", path=str(folder)), stored, spark)
+
+
+class TestFiles(SinkContract):
+    @pytest.fixture
+    def trial(self, spark: SparkSession, tmp_path: Path) -> SinkTrial:
+        folder = tmp_path / "files"
+
+        def stored() -> Iterator[tuple[str, int]]:
+            for file in folder.glob("day=*/*.jsonl.gz"):
+                for line in gzip.decompress(file.read_bytes()).splitlines():
+                    event = json.loads(line)
+                    yield event["table"], event["after"]["id"]
+
+        sink = Files(name="files", path=str(folder), compression="gzip")
+        return SinkTrial(sink, stored, spark)
+
+
+class TestPush(SinkContract):
+    @pytest.fixture
+    def trial(self, tmp_path: Path) -> Iterator[SinkTrial]:
+        with opened_office() as office:
+            sink = Courier(name="post", port=office.port, folder=str(tmp_path / "post"))
+
+            def stored() -> Iterator[tuple[str, int]]:
+                for event in office.taken:
+                    yield event.table, json.loads(event.key or "{}")["id"]
+
+            yield SinkTrial(sink, stored)
+
+
+class TestDestination(SinkContract):
+    @pytest.fixture
+    def trial(self, tmp_path: Path) -> Iterator[SinkTrial]:
+        file = tmp_path / "rows.db"
+        sink = DestinationSink(
+            name="mine",
+            class_="tests.sinks.destinations:Rows",
+            options={"file": str(file)},
+            folder=str(tmp_path / "mine"),
+        )
+
+        def stored() -> Iterator[tuple[str, int]]:
+            for table, rows in rows_in(file).items():
+                yield from ((table, number) for number in rows)
+
+        yield SinkTrial(sink, stored)
+        while _opened:
+            _opened.popitem()[1].close()
