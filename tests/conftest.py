@@ -169,6 +169,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if FAULTS in item.path.parents:
             item.add_marker("faults")
     yield  # others choose by the marks, and make the order random
-    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    seconds: Counter[Path] = Counter()
+    for item in items:
+        seconds[item.path] += _seconds(item)
     # Each file is one worker's, so one that began last would keep the others waiting.
-    items.sort(key=lambda item: -slow[item.path])
+    items.sort(key=lambda item: -seconds[item.path])
+
+
+def _seconds(item: pytest.Item) -> int:
+    """About how long a test takes."""
+    if item.get_closest_marker("slow"):
+        return 20
+    return 3 if "spark" in getattr(item, "fixturenames", ()) else 1
