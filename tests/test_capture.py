@@ -26,7 +26,7 @@ Step = Batch | HeadraceError | Exception | Callable[[], None]
 
 
 class Scripted:
-    """A source that hands over what it was told to, one script for each time it is opened."""
+    """A source that delivers its script, one for each time it is opened."""
 
     name = "scripted"
     host = "scripted.example"
@@ -279,7 +279,7 @@ def test_a_copy_of_what_is_not_there_is_refused_and_nothing_stops(log: Log, run:
     assert len(source.opened) == 1
 
 
-def test_a_copy_asked_for_while_it_connects_is_not_forgotten(log: Log, run: Run) -> None:
+def test_a_snapshot_requested_while_it_connects_is_not_forgotten(log: Log, run: Run) -> None:
     capture: list[Capture] = []
 
     def ask() -> None:
@@ -292,7 +292,7 @@ def test_a_copy_asked_for_while_it_connects_is_not_forgotten(log: Log, run: Run)
     assert source.opened == [None, b"copy again: a"]
 
 
-def test_a_halted_source_asked_by_many_at_once_is_captured_by_one(
+def test_a_halted_source_that_gets_many_requests_at_once_is_captured_by_one(
     log: Log, run: Callable[..., Capture]
 ) -> None:
     source = Scripted([SourceError("broken")])

@@ -55,7 +55,7 @@ Place = Callable[..., Events]
 
 @pytest.fixture(params=["log", "server"])
 def place(request: pytest.FixtureRequest, writer: Writer) -> Iterator[Place]:
-    """Reads the writer's events, with the `tables` that are asked for."""
+    """Reads the writer's events, with the `tables` that are requested."""
     with ExitStack() as stack:
         if request.param == "log":
             reader = stack.enter_context(LogReader.open(writer.log.path))
@@ -92,9 +92,9 @@ def test_it_goes_on_after_the_last_checkpoint(place: Place, limit: int) -> None:
     for checkpoint in reached:
         rest = ListedKey()
         list(deliver(place(), rest, after=checkpoint, upto=5))
-        told = [event for event in whole.events if event.sequence > checkpoint.sequence]
+        expected = [event for event in whole.events if event.sequence > checkpoint.sequence]
         markers = [event for event in rest.events if not isinstance(event, Relation)]
-        assert markers == [event for event in told if not isinstance(event, Relation)]
+        assert markers == [event for event in expected if not isinstance(event, Relation)]
 
 
 def test_what_stands_at_one_sequence_comes_in_one_list(place: Place) -> None:
@@ -132,10 +132,10 @@ def test_only_tables_that_are_wanted_come(place: Place) -> None:
 def truncate(writer: Writer, *names: str) -> dict[str, int]:
     """Empty tables with one statement, between two rows; returns their numbers."""
     tables = [_numbered(writer, name, number) for number, name in enumerate(names, 11)]
-    said = {"relations": [table.relation for table in tables]}
+    relations = {"relations": [table.relation for table in tables]}
     count = len(tables) + 2
     steps: list[tuple[Op, Table, dict[str, Any]]] = [(Op.INSERT, tables[0], {"id": "1"})]
-    steps += [(Op.TRUNCATE, table, said) for table in tables]
+    steps += [(Op.TRUNCATE, table, relations) for table in tables]
     steps += [(Op.INSERT, tables[-1], {"id": "2"})]
     writer.append(
         [
@@ -178,9 +178,9 @@ def test_a_stream_may_be_of_one_source(writer: Writer, place: Place) -> None:
     for source in ("", "shop", "crm", "none"):
         destination = ListedKey()
         list(deliver(place(source=source), destination, upto=6, limit=2))
-        told = {e.table_schema.source for e in destination.events if isinstance(e, Relation)}
+        sources = {e.table_schema.source for e in destination.events if isinstance(e, Relation)}
         begun = sum(isinstance(event, Begin) for event in destination.events)
-        found[source] = (destination.names, told, begun)
+        found[source] = (destination.names, sources, begun)
     shop = ["ann", "1", "2", "3", "bob"]
     assert found == {
         "": ([*shop, "eve"], {"shop", "crm"}, 4),

@@ -1,4 +1,4 @@
-"""A running process says what happens to its sources, and keeps only what it is told to keep."""
+"""A running process logs what happens to its sources, and applies retention."""
 
 import logging
 import time
@@ -78,21 +78,21 @@ def test_retention_waits_for_a_named_cursor(tmp_path: Path) -> None:
         assert (trimmed.removed, trimmed.held_by) == (1, "reports")
 
 
-def test_a_source_is_told_of_once_a_phase(caplog: pytest.LogCaptureFixture) -> None:
-    news = SourceStatusLog()
+def test_a_source_is_logged_once_a_phase(caplog: pytest.LogCaptureFixture) -> None:
+    log = SourceStatusLog()
     streaming = Status(source="shop", phase=Phase.STREAMING, position="0/1")
     with caplog.at_level(logging.INFO, logger="headrace"):
-        news.log_changes([streaming])
-        news.log_changes([msgspec.structs.replace(streaming, position="0/2")])
-        news.log_changes(
+        log.log_changes([streaming])
+        log.log_changes([msgspec.structs.replace(streaming, position="0/2")])
+        log.log_changes(
             [msgspec.structs.replace(streaming, errored={"public.users": "unreadable"})]
         )
-        news.log_changes(
+        log.log_changes(
             [msgspec.structs.replace(streaming, errored={"public.users": "unreadable"})]
         )
         halted = Status(source="shop", phase=Phase.HALTED, error="slot gone", hint="copy anew")
-        news.log_changes([halted])
-        news.log_changes([halted])
+        log.log_changes([halted])
+        log.log_changes([halted])
     assert caplog.messages == [
         "source=shop phase=streaming position=0/1",
         "source=shop table=public.users errored=unreadable",
@@ -155,7 +155,7 @@ def test_every_setting_of_the_websocket_reaches_it() -> None:
 
 
 @pytest.mark.requirement("S3-13", "S3-15", "S3-31", "S3-32")
-def test_the_websocket_keeps_the_times_of_its_protocol_unless_told_otherwise() -> None:
+def test_the_websocket_keeps_the_times_of_its_protocol_by_default() -> None:
     websocket = server_settings(config()).websocket
     assert websocket == WebSocketSection()
     assert (websocket.ping_seconds, websocket.pong_seconds) == (30, 60)

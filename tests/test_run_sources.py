@@ -99,11 +99,11 @@ def test_an_event_table_is_installed_captured_and_served(
         plain.execute("UPDATE users SET paid = 2 WHERE id = 2")
         served(client, *seen, ("DELETE", 1), ("INSERT", 4), ("UPDATE", 2))
         found = client.get("/v1/changes", limit=100)["changes"]
-        told = {(each["op"], each["key"]["id"]): each for each in found if each["key"]}
-        assert told["READ", 2]["after"] == {"id": 2, "name": "Eve", "paid": None}
-        assert told["INSERT", 3]["after"]["paid"] == "12345678901234567890.10"
-        assert told["DELETE", 1]["before"] == {"id": 1, "name": "Ada", "paid": "1.50"}
-        assert told["UPDATE", 2]["changed"] == ["paid"]
+        by_row = {(each["op"], each["key"]["id"]): each for each in found if each["key"]}
+        assert by_row["READ", 2]["after"] == {"id": 2, "name": "Eve", "paid": None}
+        assert by_row["INSERT", 3]["after"]["paid"] == "12345678901234567890.10"
+        assert by_row["DELETE", 1]["before"] == {"id": 1, "name": "Ada", "paid": "1.50"}
+        assert by_row["UPDATE", 2]["changed"] == ["paid"]
         assert entities(client)[-3:] == [
             ("entity:deleted", "User", "postgresql"),
             ("entity:created", "User", "postgresql"),
@@ -146,11 +146,11 @@ def program(path: Path) -> Iterator[apsw.Connection]:
 
 def transactions(client: Client) -> list[list[Any]]:
     """The ids of rows, by the transaction that wrote them."""
-    told: dict[str, list[Any]] = {}
+    by_transaction: dict[str, list[Any]] = {}
     for each in client.get("/v1/changes", limit=1000)["changes"]:
         if each["op"] in ("INSERT", "UPDATE", "DELETE"):
-            told.setdefault(each["transaction"]["id"], []).append(each["key"]["id"])
-    return list(told.values())
+            by_transaction.setdefault(each["transaction"]["id"], []).append(each["key"]["id"])
+    return list(by_transaction.values())
 
 
 @pytest.mark.requirement("S1-33")
@@ -188,10 +188,10 @@ def test_a_sqlite_database_is_installed_captured_and_served(site: Site) -> None:
         served(client, *seen, *missed)
         assert transactions(client) == [[2, 1], [3], [1], [2, 2]]
         found = client.get("/v1/changes", limit=100)["changes"]
-        told = {(each["op"], each["key"]["id"]): each for each in found if each["key"]}
-        assert told["READ", 1]["after"] == {"id": 1, "name": "Ada", "photo": "AP8="}
-        assert told["UPDATE", 1]["changed"] == ["name"]
-        assert told["INSERT", 3]["metadata"] == {"user_id": "u1"}
+        by_row = {(each["op"], each["key"]["id"]): each for each in found if each["key"]}
+        assert by_row["READ", 1]["after"] == {"id": 1, "name": "Ada", "photo": "AP8="}
+        assert by_row["UPDATE", 1]["changed"] == ["name"]
+        assert by_row["INSERT", 3]["metadata"] == {"user_id": "u1"}
         assert entities(client)[-3:] == [
             ("entity:deleted", "User", "sqlite"),
             ("entity:deleted", "User", "sqlite"),

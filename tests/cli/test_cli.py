@@ -1,4 +1,4 @@
-"""The commands do what they say, tell what went wrong in a sentence, and exit accordingly."""
+"""The commands do what they say, print what went wrong in a sentence, and exit accordingly."""
 
 import json
 import signal
@@ -144,7 +144,7 @@ def rows(client: Client) -> list[tuple[str, Any]]:
 # --- what every command does ---------------------------------------------------------------------
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.stdout) == (0, "headrace 0.1.0\n")
 
@@ -159,7 +159,7 @@ def test_starting_the_command_line_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     "command", ["run", "pipeline", "check", "status", "tail", "trim --before 1", "snapshot x"]
 )
-def test_a_config_that_cannot_be_used_is_told_in_a_sentence(site: Site, command: str) -> None:
+def test_a_config_that_cannot_be_used_is_reported_in_a_sentence(site: Site, command: str) -> None:
     site.write_config(NOWHERE, sevrer={})
     result = site.invoke(*command.split())
     assert result.exit_code == 1
@@ -221,7 +221,7 @@ def test_a_size_is_read(text: str, size: int) -> None:
 # --- without a server ----------------------------------------------------------------------------
 
 
-def test_status_without_a_server_tells_what_the_log_knows(filled: Site) -> None:
+def test_status_without_a_server_shows_what_the_log_knows(filled: Site) -> None:
     with Log.open(filled.log) as log:
         log.move_cursor("reports", 15)
     result = filled.invoke("status")
@@ -369,9 +369,9 @@ def test_tail_says_when_its_server_goes_away(filled: Site) -> None:
         )
         assert tail.stdout is not None
         assert json.loads(tail.stdout.readline())["sequence"] == 20
-    said = tail.communicate(timeout=120)[1]
+    stderr = tail.communicate(timeout=120)[1]
     assert tail.returncode == 1
-    assert f"error: the server at {filled.url} went away".encode() in said
+    assert f"error: the server at {filled.url} went away".encode() in stderr
 
 
 def test_trim_removes_what_is_below(filled: Site) -> None:
@@ -477,7 +477,7 @@ def test_check_names_a_folder_that_cannot_be_written(site: Site) -> None:
     ("server", "needed"),
     [({}, False), ({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "allow_remote": True}, False)],
 )
-def test_check_tells_whether_clients_need_a_key(
+def test_check_shows_whether_clients_need_a_key(
     site: Site, server: dict[str, Any], needed: bool
 ) -> None:
     site.write_config(NOWHERE, server={**server, "port": site.port})
@@ -599,18 +599,18 @@ def test_a_table_the_source_does_not_have_is_refused_by_name(shop: Site) -> None
     assert "public.nothing" in result.stderr
 
 
-def test_a_snapshot_asked_for_without_a_server_happens_at_the_next_run(
+def test_a_snapshot_requested_without_a_server_happens_at_the_next_run(
     shop: Site, pg: PostgresDatabase
 ) -> None:
     with shop.running() as client:
         wait_until(lambda: len(rows(client)) == 2, timeout=120, message="both rows are copied")
-    asked = shop.invoke("snapshot", "shop", "public.users")
-    assert "the next `headrace run` takes a new snapshot" in asked.stdout
+    result = shop.invoke("snapshot", "shop", "public.users")
+    assert "the next `headrace run` takes a new snapshot" in result.stdout
     with shop.running() as client:
         wait_until(lambda: rows(client).count(("READ", 2)) == 2, timeout=120, message="read again")
 
 
-def test_a_source_that_halts_is_told_and_the_log_is_still_served(
+def test_a_source_that_halts_is_reported_and_the_log_is_still_served(
     shop: Site, pg: PostgresDatabase
 ) -> None:
     with shop.running() as client:
@@ -677,7 +677,7 @@ def test_two_processes_never_write_the_same_log(site: Site) -> None:
         assert "Stop the other `headrace run`" in second.stderr
 
 
-def test_a_port_that_is_taken_is_told(site: Site) -> None:
+def test_a_port_that_is_taken_is_reported(site: Site) -> None:
     with socket.create_server(("127.0.0.1", site.port)):
         result = subprocess.run(
             [*HEADRACE, "run"],

@@ -125,7 +125,7 @@ def test_the_operators_key_is_for_this_user_alone_and_ends_with_the_server(site:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["create", "--scope=cdc:write"], 2, "no scope called"),
         (["create", "--expires=soon"], 1, "no duration"),
@@ -138,12 +138,12 @@ def test_the_operators_key_is_for_this_user_alone_and_ends_with_the_server(site:
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(
-    site: Site, arguments: list[str], code: int, said: str
+    site: Site, arguments: list[str], code: int, message: str
 ) -> None:
     Log.open(site.data / "log").close()
     result = site.keys(*arguments)
     assert result.exit_code == code, result.output
-    assert said in " ".join(result.output.replace("│", " ").split())
+    assert message in " ".join(result.output.replace("│", " ").split())
     assert site.listed() == {}
 
 

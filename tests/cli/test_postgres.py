@@ -80,11 +80,11 @@ def test_an_owner_installs_without_being_a_superuser_and_writers_need_no_rights(
         )
     finally:
         site.database.execute("DROP OWNED BY writer_of_users; DROP ROLE writer_of_users")
-    told = site.run_sql(
+    entries = site.run_sql(
         "SELECT event_type, entity_type, entity_id, operation, key FROM headrace.events ORDER BY id"
     )
     ann, bob = {"id": 7, "name": "ann"}, {"id": 7, "name": "bob"}
-    assert told == [
+    assert entries == [
         ("entity:created", "public.users", "7", ann, {"id": 7}),
         ("entity:updated", "public.users", "7", bob, {"id": 7}),
         ("entity:created", "public.orders", "1,2", {"id": 1, "line": 2}, {"id": 1, "line": 2}),

@@ -86,14 +86,14 @@ class Place:
                 raise
 
     def ask(self, *command: str, code: int = 0) -> str:
-        told = subprocess.run(
+        result = subprocess.run(
             [*HEADRACE, *command], cwd=self.folder, capture_output=True, text=True, check=False
         )
-        said = told.stdout + told.stderr
-        assert told.returncode == code, said
+        output_text = result.stdout + result.stderr
+        assert result.returncode == code, output_text
         with (self.folder / "output.txt").open("a") as output:
-            output.write(said)
-        return said
+            output.write(output_text)
+        return output_text
 
     def status(self) -> dict[str, Any]:
         file = self.folder / "data/pipeline/status.json"
@@ -134,23 +134,23 @@ def test_dead_letters_go_out_again_and_what_was_sent_is_accounted_for(place: Pla
         place.refused = {"3"}
         place.start()
         place.await_status(sent=3, dead_letters=1)
-        told = place.ask("status")
-        assert "hooks: 1 dead letters of 1 rows" in told
-        assert "Run `headrace redrive hooks`" in told
+        result = place.ask("status")
+        assert "hooks: 1 dead letters of 1 rows" in result
+        assert "Run `headrace redrive hooks`" in result
         assert json.loads(place.ask("status", "--json"))["pipeline"]["sinks"][0]["sent"] == 3
-        told = place.ask("verify", "hooks")
-        assert "4 events; 3 were sent, 1 became dead letters" in told
-        assert "1 dead letters of 1 rows wait" in told
+        result = place.ask("verify", "hooks")
+        assert "4 events; 3 were sent, 1 became dead letters" in result
+        assert "1 dead letters of 1 rows wait" in result
 
         # Asked of the pipeline that runs.
-        told = place.ask("redrive", "hooks", "--key", "users:33", code=1)
-        assert "no dead letter of users:33; did you mean public.users:3?" in told
-        told = place.ask("redrive", "hooks", code=1)
-        assert "sent 0 of 1 dead letters again; 1 are left" in told
-        assert "1: it answered 422 Unprocessable Entity: ***" in told
+        result = place.ask("redrive", "hooks", "--key", "users:33", code=1)
+        assert "no dead letter of users:33; did you mean public.users:3?" in result
+        result = place.ask("redrive", "hooks", code=1)
+        assert "sent 0 of 1 dead letters again; 1 are left" in result
+        assert "1: it answered 422 Unprocessable Entity: ***" in result
         place.refused = set()
-        told = place.ask("redrive", "hooks", "--key", "users:3")
-        assert "hooks: sent 1 of 1 dead letters again; 0 are left" in told
+        result = place.ask("redrive", "hooks", "--key", "users:3")
+        assert "hooks: sent 1 of 1 dead letters again; 0 are left" in result
         place.await_status(dead_letters=0)
         found = json.loads(place.ask("verify", "hooks", "--json"))
         assert (found["expected"], found["sent"], found["redriven"]) == (4, 3, 1)
@@ -190,7 +190,7 @@ def assert_hidden_in_files(folder: Path) -> None:
     assert (folder / "data/pipeline/spark.log").exists()
 
 
-# --- asked wrongly -------------------------------------------------------------------------------
+# --- wrong arguments ------------------------------------------------------------------------------
 
 
 def command(place: Place, *arguments: str) -> Result:
@@ -200,23 +200,23 @@ def command(place: Place, *arguments: str) -> Result:
 @pytest.mark.parametrize("name", ["redrive", "verify"])
 def test_a_sink_that_is_not_there_or_sends_nothing_is_named(place: Place, name: str) -> None:
     place.configure(lake={"type": "history", "path": "lake"})
-    told = command(place, name, "hook")
-    assert told.exit_code == 1
-    assert "error: no sink called hook; did you mean hooks?" in told.stderr
-    told = command(place, name, "lake")
-    assert told.exit_code == 1
-    assert "error: the sink lake sends no events" in told.stderr
-    assert "those that do: hooks" in told.stderr
+    result = command(place, name, "hook")
+    assert result.exit_code == 1
+    assert "error: no sink called hook; did you mean hooks?" in result.stderr
+    result = command(place, name, "lake")
+    assert result.exit_code == 1
+    assert "error: the sink lake sends no events" in result.stderr
+    assert "those that do: hooks" in result.stderr
 
 
 def test_where_nothing_was_sent_there_is_nothing_to_send_again(place: Place) -> None:
     with opened_writer(place.folder / "data" / "log") as writer:
         fill(writer, "1")
-        told = command(place, "verify", "hooks")
-        assert told.exit_code == 0
-        assert "1 events are still to come" in told.stdout
-    told = command(place, "redrive", "hooks")
-    assert (told.exit_code, told.stdout) == (0, "hooks: no dead letters\n")
+        result = command(place, "verify", "hooks")
+        assert result.exit_code == 0
+        assert "1 events are still to come" in result.stdout
+    result = command(place, "redrive", "hooks")
+    assert (result.exit_code, result.stdout) == (0, "hooks: no dead letters\n")
 
 
 def test_a_config_with_sinks_that_send_loads_no_spark(place: Place) -> None:

@@ -40,8 +40,8 @@ class Account:
         self.ledger.begin(self.batch, 0)
         epoch = self.writer.log.epoch
         line = LedgerEntry("settled", "query-1", self.batch, epoch, first, last, last - first + 1)
-        told = {"counts": Counts(**counts), "doubtful": doubtful, "rendered": self.sink.rendered}
-        self.ledger.settle(_with(line, **told))
+        fields = {"counts": Counts(**counts), "doubtful": doubtful, "rendered": self.sink.rendered}
+        self.ledger.settle(_with(line, **fields))
         self.batch += 1
 
     def keep(self, *sequences: int) -> DeadLetters:
@@ -56,12 +56,12 @@ class Account:
         letters.commit(box.added, marks=_marks(self.writer.log.epoch))
         return letters
 
-    def verify(self, **asked: int) -> Verified:
-        return verify(self.sink, {"path": str(self.log)}, lambda done, total: None, **asked)
+    def verify(self, **bounds: int) -> Verified:
+        return verify(self.sink, {"path": str(self.log)}, lambda done, total: None, **bounds)
 
 
-def _with(line: LedgerEntry, **told: Any) -> LedgerEntry:
-    return msgspec.structs.replace(line, **told)
+def _with(line: LedgerEntry, **fields: Any) -> LedgerEntry:
+    return msgspec.structs.replace(line, **fields)
 
 
 def _marks(epoch: str) -> Marks:
@@ -85,10 +85,10 @@ def test_what_was_sent_or_kept_is_complete_and_the_rest_is_to_come(account: Acco
     assert (found.dead_letters, found.waiting_rows, found.to_come, found.retried) == (3, 3, 10, 4)
     assert found.complete
     assert not found.repeated
-    told = "\n".join(verified_lines(found))
-    assert "sequences 1 to 20 stand for 20 events; 17 were sent, 3 became dead letters" in told
-    assert "10 events are still to come" in told
-    assert told.endswith("nothing is missing")
+    text = "\n".join(verified_lines(found))
+    assert "sequences 1 to 20 stand for 20 events; 17 were sent, 3 became dead letters" in text
+    assert "10 events are still to come" in text
+    assert text.endswith("nothing is missing")
 
 
 def test_gaps_are_named_within_and_between_batches(account: Account) -> None:

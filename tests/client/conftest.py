@@ -86,8 +86,8 @@ class Both:
         self._open: list[Generator[Event, None, None]] = []
         self._client = AsyncClient(url, key, grpc=grpc, sleep=slept)
 
-    def changes(self, *tables: Any, **asked: Any) -> Iterator[Event]:
-        events = self._following(self._client.changes(*tables, **asked))
+    def changes(self, *tables: Any, **options: Any) -> Iterator[Event]:
+        events = self._following(self._client.changes(*tables, **options))
         self._open.append(events)
         return events
 

@@ -68,7 +68,7 @@ def test_tables_and_filters_hold(place: Place, clients: Clients, transport: str)
     assert take(client.changes(after=2, transport=transport), 2) == [3, 4]
 
 
-def test_one_source_alone_can_be_asked_for(place: Place, clients: Clients, transport: str) -> None:
+def test_one_source_alone_can_be_requested(place: Place, clients: Clients, transport: str) -> None:
     place.writer.put("orders", "1")
     place.writer.put_from("crm", "orders", "1")
     place.writer.put("orders", "2")
@@ -173,23 +173,25 @@ def test_a_reader_resumes_past_what_its_filter_left_out(
     place.writer.put_many("users", 500)
     events = clients().changes(["orders"])
     assert take(events, 1) == [501]
-    asked: list[int] = []
+    positions: list[int] = []
     place.stop()
     clients.on_sleep = place.start
     place.writer.put("orders", "2")
     path = ChangesRequest.path
 
     def noting(self: ChangesRequest, after: int) -> str:
-        asked.append(after)
+        positions.append(after)
         return path(self, after)
 
     monkeypatch.setattr(ChangesRequest, "path", noting)
     assert take(events, 1) == [1002]
-    assert asked == [1001]
+    assert positions == [1001]
 
 
 @pytest.mark.requirement("C-05")
-def test_what_was_trimmed_is_raised_or_told(place: Place, clients: Clients, transport: str) -> None:
+def test_what_was_trimmed_is_raised_or_reported(
+    place: Place, clients: Clients, transport: str
+) -> None:
     place.writer.put_many("users", 10)
     place.writer.log.trim(6)
     with pytest.raises(ChangesTrimmed) as caught:
@@ -260,10 +262,10 @@ def test_a_revoked_key_ends_the_reading(place: Place, clients: Clients, transpor
         next(events)
 
 
-def test_a_question_that_cannot_be_asked_is_refused_at_once(place: Place, clients: Clients) -> None:
+def test_a_request_that_cannot_be_made_is_refused_at_once(place: Place, clients: Clients) -> None:
     client = Client(place.url)
-    for asked in ({"transport": "pigeon"}, {"transport": "grpc", "format": "entity"}):
-        wrong: Any = asked
+    for options in ({"transport": "pigeon"}, {"transport": "grpc", "format": "entity"}):
+        wrong: Any = options
         with pytest.raises(ConfigError):
             client.changes(**wrong)
     with pytest.raises(ConfigError, match="list"):

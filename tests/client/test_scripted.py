@@ -38,13 +38,13 @@ def event(name: str, sequence: int | None = None) -> bytes:
 
 
 class Script:
-    """Answers one connection after the other, and notes what each asked."""
+    """Answers one connection after the other, and records the path of each request."""
 
     def __init__(self, answers: Sequence[bytes], tls: ssl.SSLContext | None) -> None:
         self._answers = answers
         self._tls = tls
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self.asked: list[str] = []
+        self.paths: list[str] = []
         name = "localhost" if tls else "127.0.0.1"
         port = self._socket.getsockname()[1]
         self.url = f"{'https' if tls else 'http'}://{name}:{port}"
@@ -55,7 +55,7 @@ class Script:
             if self._tls:
                 connection = self._tls.wrap_socket(connection, server_side=True)
             with connection:
-                self.asked.append(connection.recv(65536).split()[1].decode())
+                self.paths.append(connection.recv(65536).split()[1].decode())
                 connection.sendall(answer)
         self._socket.close()
 
@@ -94,20 +94,20 @@ def test_what_a_broken_connection_repeats_is_skipped(kind: str) -> None:
         got = list(itertools.islice(events, 4))
         events.close()
     assert [(each.id, each.sequence) for each in got] == [("a", 4), ("b", 4), ("c", 5), ("d", 6)]
-    assert ["after=0" in script.asked[0], "after=4" in script.asked[1]] == [True, True]
+    assert ["after=0" in script.paths[0], "after=4" in script.paths[1]] == [True, True]
 
 
 @contextmanager
-def websocket_telling(*turns: Sequence[str]) -> Iterator[str]:
-    """A server of the WebSocket that tells each connection some events, and closes it."""
-    told = iter(turns)
+def websocket_sending(*turns: Sequence[str]) -> Iterator[str]:
+    """A server of the WebSocket that sends each connection some events, and closes it."""
+    batches = iter(turns)
 
     def talk(connection: ServerConnection) -> None:
         connection.recv()
         connection.send('{"type":"auth_success"}')
         connection.recv()
         connection.send('{"type":"subscription_confirmed","sequence":4,"epoch":"e"}')
-        for id in next(told, ()):
+        for id in next(batches, ()):
             connection.send(json.dumps({"type": "cdc_event", "eventId": id}))
 
     with serve(talk, "127.0.0.1", 0) as server:
@@ -121,7 +121,7 @@ def websocket_telling(*turns: Sequence[str]) -> Iterator[str]:
 @pytest.mark.requirement("S1-41")
 def test_what_a_websocket_repeats_is_skipped(kind: str) -> None:
     with (
-        websocket_telling(["a", "b"], ["a", "b", "c"], ["c", "d"]) as url,
+        websocket_sending(["a", "b"], ["a", "b", "c"], ["c", "d"]) as url,
         client_of(kind, url) as client,
     ):
         events = client.changes(["users"], transport="websocket", after=4)
@@ -130,7 +130,7 @@ def test_what_a_websocket_repeats_is_skipped(kind: str) -> None:
 
 
 class Repeating(ChangeFeedServicer):
-    """Tells each call some events, and breaks off."""
+    """Sends each call some events, and breaks off."""
 
     def __init__(self, *turns: Sequence[str]) -> None:
         self._turns = iter(turns)
@@ -157,17 +157,17 @@ def test_what_grpc_repeats_is_skipped(kind: str) -> None:
         server.stop(None).wait()
 
 
-def test_an_event_that_breaks_off_was_never_told(kind: str) -> None:
+def test_an_event_that_breaks_off_is_not_delivered(kind: str) -> None:
     whole = event("a", 1)
     answers = [HEAD + whole[:length] for length in range(0, len(whole), 7)]
     with scripted(*answers, HEAD + whole) as script, client_of(kind, script.url) as client:
         events = client.changes(format="entity")
         assert next(events).id == "a"
         events.close()
-    assert len(script.asked) == len(answers) + 1
+    assert len(script.paths) == len(answers) + 1
 
 
-def test_a_stranger_and_a_tired_proxy_are_tried_again(kind: str) -> None:
+def test_another_server_and_a_failing_proxy_are_tried_again(kind: str) -> None:
     answers = [
         b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 3\r\n\r\nno!",
         b"SSH-2.0-OpenSSH_9.2\r\n",
@@ -192,7 +192,7 @@ Content-Length: 42\r
 {"error":"rate_limited","message":"later"}"""
 
 
-def test_it_waits_as_long_as_an_answer_asks_and_says_once_why(
+def test_it_waits_as_long_as_a_response_says_and_logs_once_why(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     slept: list[float] = []
@@ -210,14 +210,14 @@ def test_it_waits_as_long_as_an_answer_asks_and_says_once_why(
     assert last == "connected again after 4 attempts"
 
 
-def test_where_a_cursor_stands_is_asked_for_it_alone(kind: str) -> None:
+def test_the_position_of_a_cursor_is_requested_alone(kind: str) -> None:
     view = b'{"name":"billing","sequence":41}'
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(view), view)
     with scripted(answer, HEAD + event("a", 42)) as script, client_of(kind, script.url) as client:
         events = client.changes(format="entity", cursor="billing")
         assert next(events).sequence == 42
         events.close()
-    assert script.asked[0] == "/v1/cursors/billing"
+    assert script.paths[0] == "/v1/cursors/billing"
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_a_server_may_have_a_path_of_its_own(kind: str, base: str) -> None:
         events = client.changes(format="entity")
         assert next(events).id == "a"
         events.close()
-    assert script.asked[0].startswith("/feeds/shop/v1/changes/stream?")
+    assert script.paths[0].startswith("/feeds/shop/v1/changes/stream?")
 
 
 def test_a_loop_that_is_left_at_once_closes_its_connection_in_silence(
@@ -282,7 +282,7 @@ def test_a_key_that_cannot_be_sent_is_not_shown(kind: str, key: str) -> None:
         client.close()
 
 
-def test_nobody_at_the_address_is_said_so() -> None:
+def test_an_address_without_a_server_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     with pytest.raises(ServerAbsent, match=str(port)):

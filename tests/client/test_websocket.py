@@ -59,7 +59,7 @@ def test_a_cursor_is_where_it_begins(place: Place, clients: Clients) -> None:
 
 
 @pytest.mark.requirement("C-05")
-def test_what_is_no_longer_held_is_raised_or_told(place: Place, clients: Clients) -> None:
+def test_what_is_no_longer_kept_is_raised_or_reported(place: Place, clients: Clients) -> None:
     place.writer.put_many("users", 10)
     place.writer.log.trim(6)
     with pytest.raises(ChangesTrimmed):
@@ -129,7 +129,7 @@ def test_the_conversation_follows_the_protocol() -> None:
         talk.take('{"type":"error","error":"permission_denied","message":"no"}')
 
 
-def test_who_comes_back_says_where_it_was() -> None:
+def test_a_reader_that_reconnects_resumes_where_it_was() -> None:
     progress = ReaderProgress(0, None)
     progress.take(Opened("e"))
     progress.take(Scanned(7))
@@ -140,13 +140,13 @@ def test_who_comes_back_says_where_it_was() -> None:
 
 
 def test_what_the_log_still_has_is_not_called_trimmed() -> None:
-    told = {"gap": {"first": 3, "last": 5}, "firstSequence": 6, "logFirstSequence": 1}
-    message = {"type": "error", "error": "service_degraded", "message": "", "details": told}
+    details = {"gap": {"first": 3, "last": 5}, "firstSequence": 6, "logFirstSequence": 1}
+    message = {"type": "error", "error": "service_degraded", "message": "", "details": details}
     talk = Conversation(None, ["users"], ReaderProgress(2, None))
     (gap,) = talk.take(json.dumps(message)).messages
     assert gap == Gap(3, 5, in_log=True)
     with pytest.raises(ChangesTrimmed, match="no longer kept") as raised:
         ReaderProgress(2, None).take(gap)
     assert "after=2" in raised.value.hint
-    told["logFirstSequence"] = 6
+    details["logFirstSequence"] = 6
     assert list(talk.take(json.dumps(message)).messages) == [Gap(3, 5)]

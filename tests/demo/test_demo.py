@@ -161,9 +161,9 @@ def test_the_demo_proves_the_same_of_other_databases(
         assert marks(demo.output, name) == ["✓", "✓"]
     assert "every Delta table holds exactly its table's rows, in the right types" in demo.output
     assert "the history holds every change of the log exactly once" in demo.output
-    told = counted(demo.output)
-    assert all(told[op] > 0 for op in ("READ", "INSERT", "UPDATE", "DELETE"))
-    assert told["SCHEMA"] > 5, "besides the first columns of five tables, an alteration"
+    counts = counted(demo.output)
+    assert all(counts[op] > 0 for op in ("READ", "INSERT", "UPDATE", "DELETE"))
+    assert counts["SCHEMA"] > 5, "besides the first columns of five tables, an alteration"
     assert not re.search("Traceback|WARN", demo.output)
     assert list(demo.temporary.iterdir()) == []
 
@@ -398,7 +398,7 @@ def test_a_history_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
 
 
 def lake_of(folder: Path, *sinks: SinkStatus) -> Lake:
-    """The demo's pipeline, as its report tells of it."""
+    """The demo's pipeline, as its report describes it."""
     settings = {
         "sources": {"shop": {"type": "postgres", "url": "postgresql://127.0.0.1/shop"}},
         "pipeline": pipeline_settings(folder),
@@ -411,7 +411,7 @@ def lake_of(folder: Path, *sinks: SinkStatus) -> Lake:
     return Lake(config, folder / "headrace.yaml")
 
 
-def test_sinks_that_have_said_nothing_yet_are_starting(tmp_path: Path) -> None:
+def test_sinks_that_have_reported_nothing_yet_are_starting(tmp_path: Path) -> None:
     lake = lake_of(tmp_path)
     assert [(s.sink, s.phase, s.lag) for s in lake.statuses(5)] == [
         ("lake", SinkPhase.STARTING, 5),
@@ -439,7 +439,9 @@ def test_a_sink_that_halts_says_why(tmp_path: Path) -> None:
     assert "no room" in lake.late(1).hint
 
 
-def test_a_table_that_is_not_followed_is_told_and_does_not_stop_the_others(tmp_path: Path) -> None:
+def test_a_table_that_is_not_followed_is_reported_and_does_not_stop_the_others(
+    tmp_path: Path,
+) -> None:
     trouble = FailedTable("public.orders", 7, "its key went", "Copy it anew.")
     lake = lake_of(
         tmp_path,

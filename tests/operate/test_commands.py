@@ -1,4 +1,4 @@
-"""What an operator is told of the pipeline, also when it is no longer there to tell."""
+"""What an operator sees of the pipeline, also when it no longer runs."""
 
 import os
 import stat
@@ -33,11 +33,11 @@ def report(
     config: Config, *, pid: int, age: float = 0, phase: SinkPhase = SinkPhase.STREAMING
 ) -> None:
     """Write down what a pipeline would have."""
-    told = PipelineReport(
+    report = PipelineReport(
         pid=pid, at=int((time.time() - age) * 1e6), sinks=[SinkStatus(sink="lake", phase=phase)]
     )
     config.pipeline_dir.mkdir(parents=True, exist_ok=True)
-    (config.pipeline_dir / "status.json").write_bytes(msgspec.json.encode(told))
+    (config.pipeline_dir / "status.json").write_bytes(msgspec.json.encode(report))
 
 
 def dead_pid() -> int:
@@ -58,7 +58,7 @@ def test_a_pipeline_that_speaks_is_running(config: Config) -> None:
     assert (seen.running, seen.detail) == (True, f"process {os.getpid()} runs")
 
 
-def test_a_pipeline_that_fell_silent_is_told_of_as_such(config: Config) -> None:
+def test_a_pipeline_that_fell_silent_is_reported_as_such(config: Config) -> None:
     report(config, pid=os.getpid(), age=100)
     seen = look_at_pipeline(config)
     assert seen is not None
@@ -75,7 +75,7 @@ def test_a_pipeline_that_fell_silent_is_told_of_as_such(config: Config) -> None:
         (SinkPhase.STREAMING, "not running: it ended without a last report"),
     ],
 )
-def test_a_pipeline_that_is_gone_is_told_of_as_such(
+def test_a_pipeline_that_is_gone_is_reported_as_such(
     config: Config, phase: SinkPhase, detail: str
 ) -> None:
     report(config, pid=dead_pid(), phase=phase)
@@ -84,7 +84,7 @@ def test_a_pipeline_that_is_gone_is_told_of_as_such(
     assert (seen.running, seen.detail) == (False, detail)
 
 
-def test_a_pipeline_that_never_ran_is_told_of_as_such(config: Config) -> None:
+def test_a_pipeline_that_never_ran_is_reported_as_such(config: Config) -> None:
     result = run(config, "status")
     assert result.exit_code == 0
     assert "pipeline: has never run here\n" in result.stdout

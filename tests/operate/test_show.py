@@ -56,14 +56,14 @@ def test_a_terminal_shows_a_bar_for_every_table_being_copied() -> None:
     assert "try this" in text
 
 
-def test_elsewhere_a_copy_is_told_in_a_line_now_and_then() -> None:
+def test_elsewhere_a_snapshot_is_printed_in_a_line_now_and_then() -> None:
     lines = shown(COPYING, terminal=False, times=3).splitlines()
     assert lines[0] == "try this"
     [line] = lines[1:]
     assert line.startswith("shop: snapshot, copied 1 of 3 tables, 510 rows; lag 0 B")
 
 
-def test_elsewhere_nothing_is_told_while_all_is_well() -> None:
+def test_elsewhere_nothing_is_printed_while_all_is_well() -> None:
     assert shown(STREAMING, terminal=False) == "try this\n"
     assert "shop: streaming" in shown(STREAMING, terminal=False, always=True)
 
@@ -117,7 +117,7 @@ def test_a_change_is_a_line() -> None:
     assert line == '      42 2025-01-15 10:30:00.123 UPDATE   public.users {"id":1,"name":"Ada"}'
 
 
-def test_a_deleted_row_is_told_by_its_old_image() -> None:
+def test_a_deleted_row_is_shown_by_its_old_image() -> None:
     assert change_line(canonical(op="DELETE", before={"id": 1})).endswith('public.users {"id":1}')
 
 
@@ -160,20 +160,20 @@ def test_sinks_are_shown_beside_the_sources(terminal: bool) -> None:
         progress.show([STREAMING], STATS, [starting])
         progress.show([STREAMING], STATS, [LAKE])
     text = file.getvalue()
-    assert "3,400" in text, "the last state is told even if it was not yet time to"
-    assert terminal or text.count("shop: streaming") == 1, "nothing is said twice"
+    assert "3,400" in text, "the last state is printed even if it was not yet time to"
+    assert terminal or text.count("shop: streaming") == 1, "nothing is printed twice"
     assert terminal or "lake: starting, nothing stored yet" in text
 
 
 def test_a_terminal_shows_how_far_each_sink_is_and_what_troubles_it() -> None:
     text = sinks_shown(LAKE, terminal=True)
-    for told in ("lake", "streaming", "1,200,000", "51,234 changes/s", "3,400 changes"):
-        assert told in text
+    for expected in ("lake", "streaming", "1,200,000", "51,234 changes/s", "3,400 changes"):
+        assert expected in text
     assert "lake: public.users is not followed: its key went" in text
     assert "Copy it anew." in text
 
 
-def test_elsewhere_a_sink_is_told_in_a_line_when_it_has_stored_more() -> None:
+def test_elsewhere_a_sink_is_printed_in_a_line_when_it_has_stored_more() -> None:
     assert sinks_shown(LAKE, LAKE, terminal=False).splitlines() == [
         "lake: streaming, batch 7, 120,000 changes, 51,234 changes/s; sequence 1200000, lag 3,400"
     ]

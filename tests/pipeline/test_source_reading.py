@@ -1,4 +1,4 @@
-"""Ranges are read whole from disk and from a server, or the reader is told why not."""
+"""Ranges are read whole from disk and from a server, or an error says why not."""
 
 import pickle
 import shutil
@@ -101,11 +101,11 @@ def test_disk_and_server_give_what_the_log_holds(shop: Shop) -> None:
 
 def test_ranges_are_the_same_from_disk_and_server(shop: Shop) -> None:
     fill(shop.writer)
-    for asked in ({}, {"limit": 10}, {"upto": 7000}, {"parts": 2}):
+    for bounds in ({}, {"limit": 10}, {"upto": 7000}, {"parts": 2}):
         assert (
-            shop.disk.ranges(0, **asked)
-            == shop.remote.ranges(0, **asked)
-            == shop.log.ranges(0, **asked)
+            shop.disk.ranges(0, **bounds)
+            == shop.remote.ranges(0, **bounds)
+            == shop.log.ranges(0, **bounds)
         )
 
 
@@ -125,7 +125,7 @@ def test_a_table_that_came_later_is_known(shop: Shop, reading: Reading) -> None:
     assert table(reading, shop.all())["table"].to_pylist() == ["users", "orders"]
 
 
-def test_only_tables_asked_for_are_read(shop: Shop, reading: Reading) -> None:
+def test_only_requested_tables_are_read(shop: Shop, reading: Reading) -> None:
     fill(shop.writer)
     options = Options(path="x", tables=("us*",), columns=("sequence",))
     assert sequences(reading, shop.all(), options) == [1, 12_002]
@@ -198,7 +198,7 @@ def test_a_connection_cut_short_goes_on_where_it_was(shop: Shop, cut_after: int)
 
 
 @pytest.mark.usefixtures("no_patience")
-def test_a_server_that_is_gone_is_told_after_a_while(shop: Shop) -> None:
+def test_a_server_that_is_gone_is_reported_after_a_while(shop: Shop) -> None:
     shop.writer.put("users", "1")
     wanted = shop.all()
     assert shop.remote.ranges(0).ends == [1]
@@ -250,7 +250,7 @@ def test_a_key_that_reads_too_fast_is_patient(shop: Shop, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("wanted", "message"),
     [
         (KeyRequest(tables=("users",)), "403: this route tells of all tables"),
         (KeyRequest(tenant="t1"), "403: this route tells of all tables"),
@@ -258,17 +258,17 @@ def test_a_key_that_reads_too_fast_is_patient(shop: Shop, monkeypatch: pytest.Mo
     ],
 )
 def test_another_key_is_refused_with_the_reason(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, wanted: KeyRequest | None, said: str
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, wanted: KeyRequest | None, message: str
 ) -> None:
     shop.writer.put_many("users", 3)
     secret = shop.keyring.create(wanted).secret if wanted else "cdc_" + "0" * 64
     monkeypatch.setenv("SHOP_KEY", secret)
-    with pytest.raises(ServerError, match=said) as caught:
+    with pytest.raises(ServerError, match=message) as caught:
         sequences(RemoteLog(shop.server.url, key_env="SHOP_KEY"), shop.all())
     assert secret not in f"{caught.value!r} {caught.value.hint}"
 
 
-def test_a_key_that_is_not_there_is_told(shop: Shop, tmp_path: Path) -> None:
+def test_a_key_that_is_not_there_is_reported(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ABSENT_KEY, which apiKeyEnv names, is not set"):
         RemoteLog(shop.server.url, key_env="ABSENT_KEY").ranges(0)
     with pytest.raises(ConfigError, match="absent, which apiKeyFile names, cannot be read"):
@@ -287,7 +287,7 @@ def test_tls_is_spoken_and_certificates_are_checked(
         assert table(RemoteLog(relay.url), shop.all()).equals(table(shop.disk, shop.all()))
 
 
-def test_a_refusal_says_what_the_server_said(shop: Shop) -> None:
+def test_a_refusal_says_what_the_server_replied(shop: Shop) -> None:
     with pytest.raises(ServerError, match="answers 400: after must be a whole number"):
         shop.remote.ranges(-1)
     with pytest.raises(ServerError, match="answers 404: there is nothing at /elsewhere/v1/ranges"):
