@@ -105,11 +105,10 @@ def test_the_storage_says_how_postgresql_is_captured(config: Load) -> None:
 @pytest.mark.requirement("S1-51")
 def test_a_storage_that_there_is_not_is_refused(config: Load) -> None:
     assert problems(config, SOURCE + "cdc: {storage: kafka}") == [
-        "headrace.cdc: storage kafka: it comes with a source of its own, later; "
-        "set postgres_wal or event_table"
+        "headrace.cdc: storage kafka: it is not supported yet; set postgres_wal or event_table"
     ]
     assert problems(config, SOURCE + "cdc: {storage: wal}") == [
-        "headrace.cdc: storage wal: there is none called so; set postgres_wal or event_table"
+        "headrace.cdc: storage wal: there is no such storage; set postgres_wal or event_table"
     ]
 
 
@@ -252,14 +251,14 @@ def test_spark_reads_the_log_by_path_only_on_this_machine(
         ),
         (
             {"sinks": {"Lake": {"type": "folder", "path": "x"}}},
-            "headrace.pipeline.sinks.Lake: this name does not do for a sink; "
+            "headrace.pipeline.sinks.Lake: this is not a valid name for a sink; "
             "use small letters, digits and _, a letter first, 41 at most",
         ),
         ({"sinks": {}}, "headrace.pipeline.sinks: this setting is missing; name at least one sink"),
         (
             {"spark": {"executor.memory": "2g"}},
-            "headrace.pipeline.spark: executor.memory is no setting of Spark; "
-            "they begin with spark.",
+            "headrace.pipeline.spark: executor.memory is not a setting of Spark; "
+            "those begin with spark.",
         ),
         (
             {"spark": {"spark.x": [PASSWORD]}},
@@ -589,7 +588,7 @@ def test_a_mistake_is_named_with_its_setting(config: Load, text: str, problem: s
 def test_a_source_has_a_plain_name(config: Load, name: str) -> None:
     text = f'sources: {{"{name}": {{type: postgres, url: "postgresql://db/shop"}}}}'
     [problem] = problems(config, text)
-    assert problem.startswith(f"headrace.sources.{name}: this name does not do")
+    assert problem.startswith(f"headrace.sources.{name}: this is not a valid name")
 
 
 def test_every_mistake_is_named_at_once(config: Load) -> None:

@@ -44,20 +44,20 @@ def load(path: Path | str) -> Config:
 
 
 def parse(content: object, *, folder: Path, environment: Mapping[str, str]) -> Config:
-    """Check what a config file says; `folder` is where a relative data_dir begins."""
-    check = _Check(environment)
-    config = check.config(content)
+    """Check the content of a config file; relative paths begin at `folder`."""
+    reader = _ConfigReader(environment)
+    config = reader.config(content)
     if config is None:
-        raise ConfigError("\n".join(check.problems))
+        raise ConfigError("\n".join(reader.problems))
     return msgspec.structs.replace(
         config,
         data_dir=(folder / config.data_dir).absolute(),
-        pipeline=_placed(config.pipeline, folder),
-        warnings=tuple(check.warnings),
+        pipeline=_with_absolute_paths(config.pipeline, folder),
+        warnings=tuple(reader.warnings),
     )
 
 
-def _placed(pipeline: PipelineSection | None, folder: Path) -> PipelineSection | None:
+def _with_absolute_paths(pipeline: PipelineSection | None, folder: Path) -> PipelineSection | None:
     """The section with every relative path beginning at the config file's folder."""
     if pipeline is None:
         return None
@@ -66,13 +66,13 @@ def _placed(pipeline: PipelineSection | None, folder: Path) -> PipelineSection |
         pipeline,
         checkpoint_dir=(folder / given).absolute() if given else None,
         api_key_file=(folder / key_file).absolute() if key_file else None,
-        sinks=tuple(_placed_sink(sink, folder) for sink in pipeline.sinks),
+        sinks=tuple(_sink_with_absolute_paths(sink, folder) for sink in pipeline.sinks),
     )
     _expect_own_paths(placed.sinks)
     return placed
 
 
-def _placed_sink(sink: Sink, folder: Path) -> Sink:
+def _sink_with_absolute_paths(sink: Sink, folder: Path) -> Sink:
     given = {name: getattr(sink, name, None) for name in _PATHS}
     placed = {
         name: os.path.abspath(folder / path)
@@ -84,7 +84,7 @@ def _placed_sink(sink: Sink, folder: Path) -> Sink:
 
 
 def _expect_own_paths(placed: Iterable[Sink]) -> None:
-    """Two sinks that write to one place would each undo what the other did."""
+    """Two sinks that write to one folder would each undo the work of the other."""
     paths = {sink.name: str(path) for sink in placed if (path := getattr(sink, "path", None))}
     for (one, path), (other, inner) in itertools.permutations(paths.items(), 2):
         if f"{inner.rstrip('/')}/".startswith(f"{path.rstrip('/')}/"):
@@ -94,8 +94,8 @@ def _expect_own_paths(placed: Iterable[Sink]) -> None:
             )
 
 
-class _Check:
-    """Builds a config and collects every problem on the way, so that one look names them all."""
+class _ConfigReader:
+    """Builds a config and collects every problem, so that one error names them all."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.problems: list[str] = []
@@ -107,7 +107,7 @@ class _Check:
         given = self._mapping(ROOT, content)
         if self.problems:
             return None
-        cdc_given = _Check(self._environment)._expand("", given.get("cdc"))
+        cdc_given = _ConfigReader(self._environment)._expand("", given.get("cdc"))
         self._captured_by = storage.captured_by(cdc_given)
         # A pipeline that reads from a server elsewhere needs no source here.
         needed = not _names_a_server(given.get("pipeline"))
@@ -160,7 +160,7 @@ class _Check:
         for name in given:
             if not name.startswith("spark."):
                 self.problems.append(
-                    f"{where}: {name} is no setting of Spark; they begin with spark."
+                    f"{where}: {name} is not a setting of Spark; those begin with spark."
                 )
         return {name: self._spark_value(f"{where}.{name}", value) for name, value in given.items()}
 
@@ -180,7 +180,7 @@ class _Check:
         for name in named:
             if not _PLAIN_NAME.fullmatch(name):
                 self.problems.append(
-                    f"{where}.{name}: this name does not do for a {word}; "
+                    f"{where}.{name}: this is not a valid name for a {word}; "
                     "use small letters, digits and _, a letter first, 41 at most"
                 )
         return tuple(

@@ -9,13 +9,13 @@ _CAPTURED_BY: Mapping[str, Mapping[str, str]] = {
     DEFAULT: {},
     "event_table": {"postgres": "postgres_events"},
 }
-_LATER = {"kafka": "it comes with a source of its own, later"}
+_LATER = {"kafka": "it is not supported yet"}
 
 
 def check(storage: str) -> None:
-    """Refuse a storage that there is not."""
+    """ValueError when there is no such storage."""
     if storage not in _CAPTURED_BY:
-        reason = _LATER.get(storage, "there is none called so")
+        reason = _LATER.get(storage, "there is no such storage")
         raise ValueError(f"storage {storage}: {reason}; set {' or '.join(_CAPTURED_BY)}")
 
 
