@@ -7,9 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from pyspark.sql import DataFrame
-
-from headrace.pipeline.query import Batches, Feed, Stored
+from headrace.pipeline.query import Feed, Stored
 from headrace.pipeline.run import plans
 from headrace.pipeline.session import opened_session
 from headrace.sinks import Sink
@@ -20,17 +18,6 @@ MASTER = "local[2]"
 WHO = ("Headrace", "a loop of the same client")
 
 
-class Timed(Batches):
-    """What Spark calls with each batch; notes when each had ended."""
-
-    ends: list[float]
-
-    def __call__(self, changes: DataFrame, batch_id: int) -> None:
-        """Store a batch."""
-        super().__call__(changes, batch_id)
-        self.ends.append(time.perf_counter())
-
-
 def through(sink: Sink, log: str, folder: Path, *, changes: int, warm_up: int) -> Outcome:
     """The real query, in batches of so many changes, with all that Spark does between them.
 
@@ -39,14 +26,20 @@ def through(sink: Sink, log: str, folder: Path, *, changes: int, warm_up: int) -
     feed = Feed(address={"path": log}, max_changes_per_batch=changes)
     [plan] = plans([sink], feed, checkpoints=folder, once=True)
     stored: list[Stored] = []
+    ends = [0.0]
+
+    def note(batch: Stored) -> None:
+        stored.append(batch)
+        ends.append(time.perf_counter())
+
     with opened_session(MASTER, {}, journal=folder / "spark.log") as spark:
         writer = plan.sink.open(plan.checkpoint.writer())
-        batches = Timed(writer, plan.sink.name, stored.append)
-        batches.ends = [time.perf_counter()]
+        batches = plan.batches(writer, note)
+        ends[0] = time.perf_counter()
         plan.start(spark, batches, plan.starting(writer)).awaitTermination()
     if batches.error is not None:
         raise batches.error
-    times = [end - begin for begin, end in pairwise(batches.ends)][warm_up:]
+    times = [end - begin for begin, end in pairwise(ends)][warm_up:]
     counted = stored[warm_up:]
     storing = sum(each.seconds for each in counted)
     return Outcome(

@@ -1,72 +1,109 @@
-"""Redis Streams: each table's events in a stream of its own.
+"""Redis Streams: each table's events in a stream of its own, by redis-py.
 
     a window ─▶ one transaction (MULTI … EXEC) of XADDs ─▶ its entries' ids ─▶ accepted
 
-A window is in its streams as a whole or not at all, so no event overtakes one that was not taken.
+A window is in its streams as a whole or not at all, so no event overtakes one that was not added.
+In a cluster each stream has a transaction of its own: a stream is on one node, and so is a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from ..errors import ConfigError, SinkUnavailable
+from ..secret import Secret
 from .push import (
-    ACCEPTED,
-    UNSENT,
     BrokerSettings,
     DeliveryOutcome,
     Event,
     OperationNames,
     Reply,
+    ReplyWindow,
     Routes,
     Template,
     escaped,
+    without_secrets,
 )
-from .push.wire import Host, Wire, first_that_answers, unavailable, why
+from .push.broker import host_of
+from .push.wire import Host, unavailable, why
 
 try:
-    from hiredis import HiredisError, Reader, ReplyError, pack_command
+    from redis import exceptions as errors
+    from redis.cluster import ClusterNode, RedisCluster
+    from redis.connection import Connection, SSLConnection, parse_url
+    from redis.sentinel import Sentinel
 except ModuleNotFoundError as error:
-    raise ConfigError(
-        "a sink of type redis needs hiredis: pip install 'headrace[redis]'"
-    ) from error
+    raise ConfigError("a sink of type redis needs redis: pip install 'headrace[redis]'") from error
 
-_PORT = 6379
+T = TypeVar("T")
+
+_PORT, _SENTINEL_PORT = 6379, 26379
 _STREAM = Template("cdc:${schema}:${table}")
 _OPERATIONS = OperationNames(str.encode)
+_PAUSE = 0.2  # seconds between two attempts at a node of a cluster that is away
 
-_STRANGE = "it does not speak as Redis does"
+_NO_REDIS = "it does not speak as Redis does"
 
-# What a server says of itself and not of an event: waiting costs nothing.
-_ELSEWHERE = {
+# Errors that are about the server and not about an event; what redis-py has classes for is below.
+_UNAVAILABLE = {
     "READONLY": "it is a replica and takes no writes; name the primary",
     "LOADING": "it is reading its data",
     "MASTERDOWN": "it is a replica, and its primary is down",
     "CLUSTERDOWN": "its cluster is down",
-    "MOVED": "another node of its cluster has the stream; clusters are not supported",
-    "ASK": "another node of its cluster has the stream; clusters are not supported",
-    "CROSSSLOT": "it is a node of a cluster; clusters are not supported",
+    "TRYAGAIN": "its cluster is moving the stream",
+    "MOVED": "another node of its cluster has the stream; set cluster: true",
+    "ASK": "another node of its cluster has the stream; set cluster: true",
+    "CROSSSLOT": "it is a node of a cluster; set cluster: true",
     "NOAUTH": "it wants a username and a password",
     "NOREPLICAS": "too few of its replicas are there",
     "UNKILLABLE": "a script keeps it busy",
     "BUSY": "a script keeps it busy",
     "MISCONF": "it cannot write its data to disk and takes no writes",
 }
-# What no later attempt changes, as long as the event and the stream are what they are.
+# Errors that no later attempt changes, as long as the event and the stream are what they are.
 _REFUSED = {
     "WRONGTYPE": "the key is there, and is no stream",
     "NOPERM": "the user may not write to it",
 }
 _FAILED = {"OOM": "the server's memory is full (maxmemory)"}
+_CODES: dict[type[Exception], str] = {
+    errors.ReadOnlyError: "READONLY",
+    errors.BusyLoadingError: "LOADING",
+    errors.NoPermissionError: "NOPERM",
+    errors.OutOfMemoryError: "OOM",
+    errors.AuthenticationError: "NOAUTH",
+    errors.MovedError: "MOVED",
+    errors.AskError: "ASK",
+    errors.ClusterDownError: "CLUSTERDOWN",
+    errors.MasterDownError: "MASTERDOWN",
+    errors.TryAgainError: "TRYAGAIN",
+    errors.ClusterCrossSlotError: "CROSSSLOT",
+}
+
+
+class RedisSentinel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sentinels that know which server is the primary."""
+
+    master: str  # the name under which they watch it
+    nodes: tuple[str, ...]  # host:port of some of them
+    username: str = ""  # of the sentinels themselves
+    password: Secret | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redis(BrokerSettings):
-    """Events in streams of Redis."""
+    """Events in streams of Redis: a server, a cluster, or what sentinels watch."""
 
+    servers: str = ""  # host:port, with commas between; the first primary is taken
     username: str = "default"
+    url: Secret | None = None  # redis://user:password@host:port/database, or rediss:// for TLS
+    cluster: bool = False  # the servers are nodes of a Redis Cluster
+    sentinel: RedisSentinel | None = None  # instead of servers
     stream: Template = _STREAM
     max_length: int = 0  # about how many entries a stream keeps; 0: all
     database: int = 0
@@ -77,13 +114,54 @@ class Redis(BrokerSettings):
     max_event_bytes: int = 5_000_000
 
     def __post_init__(self) -> None:
+        if self.url is not None:
+            self._read_url(self.url.reveal())
         BrokerSettings.__post_init__(self)
-        self.hosts(_PORT)
+        if self.sentinel is not None:
+            if self.servers or self.cluster:
+                raise ConfigError("sentinel finds the server; leave out servers, url and cluster")
+            if not self.sentinel.master or not self.sentinel.nodes:
+                raise ConfigError("sentinel: set master and nodes")
+            self.sentinels()
+        else:
+            self.hosts(_PORT)
         if not self.stream.text:
             raise ConfigError("stream: an empty text is no stream's name")
         for name in ("max_length", "database"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be below 0")
+        if self.cluster and self.database:
+            raise ConfigError("database: a cluster has only database 0")
+
+    def _read_url(self, url: str) -> None:
+        if not url.startswith(("redis://", "rediss://")):
+            raise ConfigError("url: it does not begin with redis:// or rediss://")
+        try:
+            parts = parse_url(url)
+        except ValueError:
+            raise ConfigError("url: it cannot be read") from None
+        host = str(parts.get("host") or "localhost")
+        given: dict[str, Any] = {
+            "servers": str(Host(host, int(parts.get("port") or _PORT))),
+            "tls": url.startswith("rediss://"),
+            "username": parts.get("username") or self.username,
+            "password": Secret(parts["password"]) if parts.get("password") else self.password,
+            "database": parts.get("db") or self.database,
+        }
+        if self.servers not in ("", given["servers"]):
+            raise ConfigError("url and servers are both set; leave one out")
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def address(self) -> str:
+        """The servers, or the sentinels."""
+        return self.servers if self.sentinel is None else ",".join(self.sentinel.nodes)
+
+    def sentinels(self) -> list[Host]:
+        """The addresses of the sentinels."""
+        nodes = self.sentinel.nodes if self.sentinel else ()
+        return [host_of(each.strip(), _SENTINEL_PORT) for each in nodes]
 
     def connect(self) -> RedisChannel:
         """Open a connection, or raise SinkUnavailable."""
@@ -105,199 +183,303 @@ class RedisChannel:
         self._sink = sink
         self._trim = (b"MAXLEN", b"~", b"%d" % sink.max_length) if sink.max_length else ()
         self._route = Routes(self._new_route)
-        self._line: _Line | None = None
-        self._open()
+        self._servers: _Server | _Cluster = _opened(sink)
+        self._away_until = 0.0  # when a node that is away may be tried again
 
     def send(self, events: Sequence[Event]) -> Sequence[Reply]:
-        """Hand over some events, in order, as one transaction.
+        """Add some events, in order, as one transaction, or in a cluster as one for each stream.
 
         Where some are refused, the others follow as another one.
         """
-        replies: dict[int, Reply] = {}
-        held: set[str] = set()
-        left = list(range(len(events)))
-        try:
-            line = self._line if self._line is not None and self._line.alive() else self._open()
-            while left:
-                run, judged = self._transaction(line, [events[at] for at in left])
-                for at, reply in zip(left, judged, strict=True):
-                    if reply is not None:
-                        replies[at] = UNSENT if events[at].row in held else reply
-                        held.add(events[at].row)
-                left = [] if run else [at for at in left if events[at].row not in held]
-        except (OSError, HiredisError) as error:
-            reason = why(error) if isinstance(error, OSError) else _STRANGE
-            lost = Reply(DeliveryOutcome.UNREACHABLE, str(self._unavailable(reason)))
+        window = ReplyWindow(events)
+        time.sleep(max(self._away_until - time.monotonic(), 0.0))
+        if not self._servers.alive():
             self.close()
-            replies.update(dict.fromkeys(left, lost))
-        if not replies:
-            return [ACCEPTED] * len(events)
-        return [
-            replies.get(at) or (UNSENT if event.row in held else ACCEPTED)
-            for at, event in enumerate(events)
-        ]
+            self._servers = _opened(self._sink)
+        for places in self._transactions(events):
+            self._add(window, places)
+        return window.replies()
 
     def close(self) -> None:
-        """Let go of the connection."""
-        line, self._line = self._line, None
-        if line is not None:
-            line.close()
+        """Close the connections."""
+        self._servers.close()
+
+    def _transactions(self, events: Sequence[Event]) -> Iterable[list[int]]:
+        if not self._sink.cluster:
+            return [list(range(len(events)))]
+        streams: dict[str, list[int]] = {}
+        for at, event in enumerate(events):
+            streams.setdefault(self._route(event).stream, []).append(at)
+        return streams.values()
+
+    def _add(self, window: ReplyWindow, places: list[int]) -> None:
+        """Add the events at some places; what is wrong with an event is in the window then."""
+        left, stream = places, self._route(window.events[places[0]]).stream
+        host: object = self._sink.address
+        try:
+            connection = self._servers.connection(stream)
+            host = _host(connection)
+            while left:
+                ran = self._transaction(connection, window, left)
+                left = [at for at in left if window.events[at].row not in window.failed_rows]
+                if ran:
+                    for at in left:
+                        window.accept(at)
+                    break
+        except (errors.RedisError, OSError) as error:
+            lost = self._lost(host, error)
+            self.close()
+            for at in left:
+                window.fail(at, lost)
+
+    def _lost(self, host: object, error: Exception) -> Reply:
+        reason = str(unavailable("Redis", host, _why(error, self._sink)))
+        if not self._sink.cluster:
+            return Reply(DeliveryOutcome.UNREACHABLE, reason)
+        # Other nodes may accept events meanwhile, and these must not become dead letters for it.
+        self._away_until = time.monotonic() + _PAUSE
+        return Reply(DeliveryOutcome.UNSENT, reason, _PAUSE)
 
     def _transaction(
-        self, line: _Line, events: Sequence[Event]
-    ) -> tuple[bool, Sequence[Reply | None]]:
-        """Whether it was run, and what is wrong with an event; None: nothing.
+        self, connection: Connection, window: ReplyWindow, places: Sequence[int]
+    ) -> bool:
+        """Whether it ran; events that were refused are in the window.
 
-        OSError: it was perhaps run, or only in part.
+        ConnectionError: it may have run.
         """
-        begun, *queued, done = line.ask([_MULTI, *map(self._command, events), _EXEC])
-        # Without it each command stood alone, and without its end all of them still wait.
-        if complaint := self._complaint(begun) or self._complaint(done, about="NOPERM"):
-            raise ConnectionAbortedError(complaint)
-        if isinstance(done, list):
-            # Only a key that is no stream is found as late as here.
-            return True, self._replies(done, events)
-        judged = self._replies(queued, events)
-        if not any(judged):
-            # It took every command, and not the whole.
-            whole = Reply(DeliveryOutcome.FAILED, "the transaction was not run")
-            return False, [self._reply(done, event) or whole for event in events]
-        return False, judged
-
-    def _replies(self, replies: list[Any], events: Sequence[Event]) -> list[Reply | None]:
+        events = [window.events[at] for at in places]
+        begun, *queued, done = _exchange(connection, [_MULTI, *map(self._command, events), _EXEC])
+        # Without MULTI each command stood alone, and without EXEC all of them still wait.
+        if isinstance(begun, errors.ResponseError):
+            raise errors.ConnectionError(_complaint(begun, self._sink))
+        if isinstance(done, errors.ResponseError) and "permission" in str(done):
+            raise errors.ConnectionError(_complaint(done, self._sink))
+        ran = isinstance(done, list)
+        replies = (
+            done if ran else queued
+        )  # only a key that is no stream is found as late as in EXEC
         if len(replies) != len(events):
-            raise ConnectionAbortedError(_STRANGE)
-        return [self._reply(*pair) for pair in zip(replies, events, strict=True)]
+            raise errors.InvalidResponse(_NO_REDIS)
+        for at, event, reply in zip(places, events, replies, strict=True):
+            self._note(window, at, event, reply)
+        if not ran and not window.failed_rows & {event.row for event in events}:
+            whole = Reply(DeliveryOutcome.FAILED, "the transaction was not run")
+            for at, event in zip(places, events, strict=True):
+                if not self._note(window, at, event, done):
+                    window.fail(at, whole)
+        return ran
 
-    def _command(self, event: Event) -> bytes:
+    def _note(self, window: ReplyWindow, at: int, event: Event, reply: Any) -> bool:
+        """Note what is wrong with an event, if the reply is an error."""
+        if isinstance(reply, bytes):
+            return False
+        if not isinstance(reply, errors.ResponseError):
+            raise errors.InvalidResponse(_NO_REDIS)
+        code, text = _code(reply), without_secrets(str(reply), self._sink.password)
+        if code in _UNAVAILABLE:
+            raise reply
+        outcome = DeliveryOutcome.REFUSED if code in _REFUSED else DeliveryOutcome.FAILED
+        reason = _REFUSED.get(code) or _FAILED.get(code) or text
+        window.fail(at, Reply(outcome, f"stream {self._route(event).stream}: {reason}"))
+        return True
+
+    def _command(self, event: Event) -> tuple[bytes, ...]:
         route = self._route(event)
-        payload = event.payload or b""
-        time = b"%d" % (event.commit_time // 1000)
-        return _written(
+        timestamp = b"%d" % (event.commit_time // 1000)
+        return (
             *route.command,
             *(b"id", event.id.encode(), b"operation", _OPERATIONS[event.op]),
-            *(b"table", route.table, b"timestamp", time, b"event", payload),
+            *(b"table", route.table, b"timestamp", timestamp, b"event", event.payload or b""),
         )
 
     def _new_route(self, event: Event) -> _Route:
         name = self._sink.stream.fill(
             source=event.source, schema=event.schema, table=event.table, escape=escaped
         )
-        command = (b"XADD", name.encode(), *self._trim, b"*")
-        return _Route(name, command, event.table.encode())
-
-    def _reply(self, reply: Any, event: Event) -> Reply | None:
-        if isinstance(reply, bytes):
-            return None
-        if not isinstance(reply, ReplyError):
-            raise ConnectionAbortedError(_STRANGE)
-        said = self._sink.without_secrets(str(reply))
-        code = said.partition(" ")[0]
-        if code in _ELSEWHERE:
-            reason = str(self._unavailable(_ELSEWHERE[code]))
-            return Reply(DeliveryOutcome.UNREACHABLE, reason)
-        told = _REFUSED.get(code) or _FAILED.get(code) or said
-        answer = DeliveryOutcome.REFUSED if code in _REFUSED else DeliveryOutcome.FAILED
-        return Reply(answer, f"stream {self._route(event).stream}: {told}")
-
-    # --- connecting ------------------------------------------------------------------------------
-
-    def _open(self) -> _Line:
-        self.close()
-        sink = self._sink
-        context = sink.context()
-
-        def greet(wire: Wire) -> _Line:
-            if context is not None:
-                wire.secure(context, sink.timeout_seconds)
-            line = _Line(wire, sink.timeout_seconds)
-            try:
-                complaint = self._greet(line)
-            except HiredisError as error:
-                raise ConnectionAbortedError("it is no Redis") from error
-            if complaint:
-                raise ConnectionRefusedError(complaint)
-            return line
-
-        line = first_that_answers("Redis", sink.hosts(_PORT), sink.timeout_seconds, greet)
-        self._line = line
-        return line
-
-    def _greet(self, line: _Line) -> str:
-        """Tell who we are; what is wrong with it, if anything is."""
-        sink = self._sink
-        if sink.password:
-            [reply] = line.ask([_packed("AUTH", sink.username, sink.password.reveal())])
-            if isinstance(reply, ReplyError):
-                return f"username or password is wrong for {sink.username}"
-        if sink.database:
-            [reply] = line.ask([_packed("SELECT", str(sink.database))])
-            if isinstance(reply, ReplyError):
-                return _said(reply) or f"database {sink.database}: {reply}"
-        role, begun, done = line.ask([_packed("ROLE"), _MULTI, _EXEC])
-        if isinstance(role, list) and role[0] == b"slave":
-            return _ELSEWHERE["READONLY"]
-        return self._complaint(begun) or self._complaint(done)
-
-    def _complaint(self, reply: Any, about: str = "") -> str:
-        """What is wrong with the begin or the end of a transaction; "": nothing."""
-        if not isinstance(reply, ReplyError) or about not in str(reply):
-            return ""
-        needs = f"{self._sink.username} needs the commands multi, exec and xadd"
-        return _said(reply) or f"it runs no transaction, {needs}: {reply}"
-
-    def _unavailable(self, reason: str) -> SinkUnavailable:
-        return unavailable("Redis", self._line.host if self._line else self._sink.servers, reason)
+        return _Route(name, (b"XADD", name.encode(), *self._trim, b"*"), event.table.encode())
 
 
-class _Line:
-    """Commands and their replies."""
+# --- connections ---------------------------------------------------------------------------------
 
-    def __init__(self, wire: Wire, timeout: float) -> None:
-        self._wire = wire
-        self._timeout = timeout
-        self._reader = Reader()
 
-    @property
-    def host(self) -> Host:
-        return self._wire.host
+class _Server:
+    """A connection to the primary."""
 
-    def ask(self, commands: Sequence[bytes]) -> list[Any]:
-        """The replies to some commands; an error that is a reply is a ReplyError among them."""
-        reader = self._reader
-        self._wire.send(b"".join(commands), reader.feed, self._timeout)
-        replies: list[Any] = []
-        while len(replies) < len(commands):
-            reply = reader.gets()
-            if reply is False:
-                reader.feed(self._wire.receive(self._timeout))
-            else:
-                replies.append(reply)
-        return replies
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def connection(self, _stream: str) -> Connection:
+        return self._connection
 
     def alive(self) -> bool:
-        """Whether the server has not hung up since."""
-        try:
-            return not self._wire.available()
-        except OSError:
-            return False
+        return _alive(self._connection)
 
     def close(self) -> None:
-        self._wire.close()
+        self._connection.disconnect()
 
 
-def _said(reply: ReplyError) -> str:
-    """What a server says of itself; "": it is about something else."""
-    return _ELSEWHERE.get(str(reply).partition(" ")[0], "")
+class _Cluster:
+    """Connections to the nodes of a cluster; redis-py knows which node has a stream."""
+
+    def __init__(self, sink: Redis) -> None:
+        self._sink = sink
+        self._nodes: dict[str, Connection] = {}
+        starts = [ClusterNode(*host) for host in sink.hosts(_PORT)]
+        settings = _settings(sink)
+        if sink.tls:
+            settings["ssl"] = True
+        self._cluster = RedisCluster(startup_nodes=starts, require_full_coverage=False, **settings)
+        self._open = True
+
+    def connection(self, stream: str) -> Connection:
+        node = self._cluster.get_node_from_key(stream)
+        if node is None:
+            raise errors.ClusterDownError("no node has the stream")
+        known = self._nodes.get(node.name)
+        if known is not None and _alive(known):
+            return known
+        connection = _connected(self._sink, Host(str(node.host), int(node.port)))
+        self._nodes[node.name] = connection
+        return connection
+
+    def alive(self) -> bool:
+        return self._open
+
+    def close(self) -> None:
+        self._open = False
+        for connection in self._nodes.values():
+            connection.disconnect()
+        self._nodes.clear()
+        self._cluster.close()
 
 
-def _packed(*words: str) -> bytes:
-    return _written(*(word.encode() for word in words))
+def _opened(sink: Redis) -> _Server | _Cluster:
+    """The first server that is a primary and lets us write, or a cluster; or SinkUnavailable."""
+    if sink.tls:
+        sink.context()  # a file that cannot be read is named
+    if sink.cluster:
+        try:
+            return _Cluster(sink)
+        except (errors.RedisError, OSError) as error:
+            raise unavailable("Redis", sink.servers, _why(error, sink)) from error
+    reasons = []
+    for host in sink.hosts(_PORT) if sink.sentinel is None else _primaries(sink, sink.sentinel):
+        try:
+            return _Server(_connected(sink, host))
+        except (errors.RedisError, OSError) as error:
+            reasons.append(f"{host}: {_why(error, sink, connecting=True)}")
+    raise SinkUnavailable(f"Redis at {'; '.join(reasons)}")
 
 
-def _written(*words: bytes) -> bytes:
-    written: bytes = pack_command(words)  # type: ignore[arg-type]  # of any length
-    return written
+def _primaries(sink: Redis, watched: RedisSentinel) -> list[Host]:
+    """The server that sentinels say is the primary."""
+    login = {"password": watched.password.reveal()} if watched.password else {}
+    if login and watched.username:
+        login["username"] = watched.username
+    settings = {"socket_timeout": sink.timeout_seconds, **login}
+    sentinel = Sentinel([(each.name, each.port) for each in sink.sentinels()], 0, settings)
+    try:
+        host, port = sentinel.discover_master(watched.master)
+        return [Host(str(host), int(port))]
+    except errors.RedisError as error:
+        reason = f"no sentinel knows a primary {watched.master} that is there"
+        raise unavailable("Redis sentinel", sink.address, reason) from error
+    finally:
+        for each in sentinel.sentinels:
+            each.close()
 
 
-_MULTI, _EXEC = _packed("MULTI"), _packed("EXEC")
+def _settings(sink: Redis) -> dict[str, Any]:
+    """What every connection is made with."""
+    given: dict[str, Any] = {
+        "db": sink.database,
+        "protocol": 2,
+        "socket_timeout": sink.timeout_seconds,
+        "socket_connect_timeout": sink.timeout_seconds,
+        "socket_keepalive": True,
+    }
+    if sink.password:
+        given |= {"username": sink.username, "password": sink.password.reveal()}
+    if sink.tls:
+        given |= {
+            "ssl_ca_certs": sink.ca_file or None,
+            "ssl_certfile": sink.certificate_file or None,
+            "ssl_keyfile": sink.key_file or None,
+            "ssl_check_hostname": True,
+        }
+    if sink.cluster:
+        del given["db"]
+    return given
+
+
+def _connected(sink: Redis, host: Host) -> Connection:
+    """A connection to a primary that lets us run transactions."""
+    kind = SSLConnection if sink.tls else Connection
+    connection = kind(host=host.name, port=host.port, **_settings(sink))
+    try:
+        connection.connect()
+        role, begun, done = _exchange(connection, [(b"ROLE",), _MULTI, _EXEC])
+        if isinstance(role, list) and role[:1] == [b"slave"]:
+            raise errors.ReadOnlyError("a replica")
+        for reply in (begun, done):
+            if isinstance(reply, errors.ResponseError):
+                raise errors.ConnectionError(_complaint(reply, sink))
+    except BaseException:
+        connection.disconnect()
+        raise
+    return connection
+
+
+def _exchange(connection: Connection, commands: Sequence[tuple[bytes, ...]]) -> list[Any]:
+    """The replies to some commands; an error reply is a ResponseError among them."""
+    connection.send_packed_command(connection.pack_commands(commands))
+    return [_read(connection) for _ in commands]
+
+
+def _read(connection: Connection) -> Any:
+    try:
+        return connection.read_response()
+    except errors.ResponseError as error:
+        return error
+
+
+def _alive(connection: Connection) -> bool:
+    """Whether it is open; data that nobody requested means that it is not usable."""
+    try:
+        return connection.is_connected and not connection.can_read()
+    except (errors.RedisError, OSError):
+        return False
+
+
+def _host(connection: Connection) -> Host:
+    return Host(str(connection.host), int(connection.port))
+
+
+def _code(error: Exception) -> str:
+    return _CODES.get(type(error)) or str(error).partition(" ")[0]
+
+
+def _complaint(reply: errors.ResponseError, sink: Redis) -> str:
+    """Why a transaction cannot begin or end."""
+    needs = f"{sink.username} needs the commands multi, exec and xadd"
+    known = _UNAVAILABLE.get(_code(reply), "")
+    return known or f"it runs no transaction, {needs}: {without_secrets(str(reply), sink.password)}"
+
+
+def _why(error: Exception, sink: Redis, *, connecting: bool = False) -> str:
+    """An error of redis-py in words."""
+    if isinstance(error, errors.AuthenticationError) and sink.password:
+        return f"username or password is wrong for {sink.username}"
+    if known := _UNAVAILABLE.get(_code(error)):
+        return known
+    if isinstance(error, errors.InvalidResponse):
+        return _NO_REDIS
+    if isinstance(error, errors.TimeoutError) and not connecting:
+        return "no answer in time"
+    cause = error if isinstance(error, OSError) else error.__context__
+    if isinstance(cause, OSError):
+        return why(cause)
+    return without_secrets(str(error) or type(error).__name__, sink.password)
+
+
+_MULTI, _EXEC = (b"MULTI",), (b"EXEC",)

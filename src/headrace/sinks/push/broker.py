@@ -46,7 +46,7 @@ class BrokerSettings(PushSettings):
 
     def hosts(self, port: int) -> tuple[Host, ...]:
         """The servers; `port` is for those that name none."""
-        return tuple(_host(each.strip(), port) for each in self.servers.split(","))
+        return tuple(host_of(each.strip(), port) for each in self.servers.split(","))
 
     def context(self) -> ssl.SSLContext | None:
         """The TLS context; None: the connection is plain."""
@@ -67,7 +67,8 @@ def without_secrets(text: str, *secrets: Secret | None) -> str:
     return text
 
 
-def _host(text: str, port: int) -> Host:
+def host_of(text: str, port: int) -> Host:
+    """A server from host:port; `port` is for one that names none."""
     found = _HOST.fullmatch(text)
     if found is None or not 0 < int(found["port"] or port) < 65536:
         # It may have a password in it, so it is not shown.

@@ -1,0 +1,236 @@
+"""Redis Streams in a real cluster, and behind real sentinels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as client
+from redis.cluster import ClusterNode, RedisCluster
+
+from headrace.config import parse
+from headrace.errors import ConfigError, SinkUnavailable
+from headrace.secret import Secret
+from headrace.sinks.push import ACCEPTED, DeliveryOutcome
+from headrace.sinks.push.channels import ReconnectingChannel
+from headrace.sinks.redis import Redis, RedisSentinel
+from headrace.testing import free_port, wait_until
+from headrace.testing.redis import HINT, RedisServer, redis_program
+from tests.needs import missing
+from tests.sinks.brokers import event, table_name
+from tests.sinks.queues import SECRET, ids, until_accepted
+
+SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
+
+
+def ready(connection: client.Redis) -> bool:
+    """Whether a node sees all slots, on two other nodes too."""
+    info = connection.cluster("info")
+    return (info["cluster_state"], info["cluster_known_nodes"]) == ("ok", "3")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[list[RedisServer]]:
+    """Three nodes; one that is down leaves the others' streams."""
+    if redis_program() is None:
+        missing(f"Redis is not there. {HINT}")
+    with ExitStack() as stack:
+        nodes, clients, buses = [], [], []
+        for slots in SLOTS:
+            settings = {
+                "cluster-enabled": "yes",
+                "cluster-port": str(free_port()),
+                "cluster-require-full-coverage": "no",
+            }
+            nodes.append(stack.enter_context(RedisServer(settings=settings)))
+            buses.append(settings["cluster-port"])
+            clients.append(stack.enter_context(client.Redis(port=nodes[-1].port)))
+            clients[-1].execute_command("CLUSTER", "ADDSLOTSRANGE", *slots)
+        for node, bus in zip(nodes[1:], buses[1:], strict=True):
+            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", node.port, bus)
+        wait_until(lambda: all(map(ready, clients)), timeout=120, message="the nodes have met")
+        yield nodes
+
+
+def sink(cluster: Sequence[RedisServer], **settings: Any) -> Redis:
+    servers = ",".join(node.address for node in cluster)
+    given: dict[str, Any] = {"name": "events", "servers": servers, "cluster": True}
+    return Redis(**(given | settings))
+
+
+def stored(cluster: Sequence[RedisServer], table: str) -> list[str]:
+    """The ids in a stream, in order."""
+    nodes = [ClusterNode("127.0.0.1", node.port) for node in cluster]
+    with RedisCluster(startup_nodes=nodes) as connection:
+        entries = connection.xrange(f"cdc:public:{table}")
+    return [fields[b"id"].decode() for _, fields in entries]
+
+
+def table_on(cluster: Sequence[RedisServer], number: int) -> str:
+    """A table whose stream is on one of the nodes."""
+    first, last = SLOTS[number]
+    with client.Redis(port=cluster[0].port) as connection:
+        while True:
+            table = table_name()
+            slot = connection.execute_command("CLUSTER", "KEYSLOT", f"cdc:public:{table}")
+            if first <= int(slot) <= last:
+                return table
+
+
+def test_streams_of_all_nodes_get_their_rows_in_order(cluster: list[RedisServer]) -> None:
+    tables = [table_on(cluster, at % 3) for at in range(6)]
+    events = [event(tables[at % 6], at % 30, at) for at in range(900)]
+    channel = sink(cluster).connect()
+    assert set(channel.send(events)) == {ACCEPTED}
+    channel.close()
+    channel.close()
+    for table in tables:
+        assert stored(cluster, table) == [each.id for each in events if each.table == table]
+
+
+def test_one_node_that_is_enough_to_start_from_finds_the_others(
+    cluster: list[RedisServer],
+) -> None:
+    tables = [table_on(cluster, at) for at in range(3)]
+    channel = ReconnectingChannel(sink(cluster[:1]))
+    assert set(channel.send([event(table, 1, 1) for table in tables])) == {ACCEPTED}
+
+
+def test_a_node_that_is_away_delays_its_own_streams_and_is_no_attempt(
+    cluster: list[RedisServer],
+) -> None:
+    here, there = table_on(cluster, 0), table_on(cluster, 1)
+    sent = [event(here, 1, 1), event(there, 1, 2), event(there, 1, 3), event(here, 2, 4)]
+    channel = ReconnectingChannel(sink(cluster, timeout_seconds=5.0))
+    assert set(channel.send([event(here, 9, 8), event(there, 9, 9)])) == {ACCEPTED}
+    cluster[1].kill()
+    first, second, third, fourth = channel.send(sent)
+    assert (first, fourth) == (ACCEPTED, ACCEPTED)
+    assert second.outcome is third.outcome is DeliveryOutcome.UNSENT
+    assert cluster[1].address in second.reason
+    assert set(channel.send([event(here, 3, 5)])) == {ACCEPTED}, "others go on"
+    cluster[1].start()
+    until_accepted(channel, sent[1:3])
+    assert ids([event(there, 9, 9), *sent[1:3]]) == stored(cluster, there)
+
+
+def test_a_stream_that_has_moved_is_found_on_its_new_node(cluster: list[RedisServer]) -> None:
+    table = table_on(cluster, 2)
+    channel = ReconnectingChannel(sink(cluster))
+    assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
+    with ExitStack() as stack:
+        clients = [stack.enter_context(client.Redis(port=node.port)) for node in cluster]
+        slot = int(clients[0].execute_command("CLUSTER", "KEYSLOT", f"cdc:public:{table}"))
+        clients[2].delete(f"cdc:public:{table}")
+        target = clients[0].execute_command("CLUSTER", "MYID")
+        for each in clients:
+            each.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target)
+        until_accepted(channel, [event(table, 1, 2)])
+        assert clients[0].xlen(f"cdc:public:{table}") == 1
+
+
+# --- sentinels -----------------------------------------------------------------------------------
+
+
+class SentinelServer(RedisServer):
+    """A sentinel that watches a server."""
+
+    def __init__(self, watched: RedisServer) -> None:
+        super().__init__()
+        self._watched = watched
+
+    def command(self) -> list[str]:
+        file = self.directory / "sentinel.conf"
+        lines = (
+            f"port {self.port}",
+            f"dir {self.directory}",
+            f"sentinel monitor shop 127.0.0.1 {self._watched.port} 1",
+            "sentinel down-after-milliseconds shop 1000",
+            "sentinel failover-timeout shop 5000",
+        )
+        file.write_text("\n".join(lines) + "\n")
+        return [redis_program() or "", os.fspath(file), "--sentinel"]
+
+
+def test_the_primary_that_a_sentinel_names_is_written_to_before_and_after_a_failover() -> None:
+    if redis_program() is None:
+        missing(f"Redis is not there. {HINT}")
+    table = table_name()
+    with RedisServer() as first, ExitStack() as stack:
+        second = stack.enter_context(RedisServer(settings={"replicaof": f"127.0.0.1 {first.port}"}))
+        sentinel = stack.enter_context(SentinelServer(first))
+        watching = stack.enter_context(client.Redis(port=sentinel.port))
+        wait_until(
+            lambda: watching.sentinel_slaves("shop"), timeout=120, message="it knows the replica"
+        )
+        watched = RedisSentinel(master="shop", nodes=(sentinel.address,))
+        channel = ReconnectingChannel(Redis(name="events", sentinel=watched, timeout_seconds=5.0))
+        assert list(channel.send([event(table, 1, 1)])) == [ACCEPTED]
+        replica = stack.enter_context(client.Redis(port=second.port))
+        wait_until(lambda: replica.xlen(f"cdc:public:{table}"), timeout=60)
+        first.kill()
+        [reply] = channel.send([event(table, 1, 2)])
+        assert reply.outcome is DeliveryOutcome.UNREACHABLE
+        until_accepted(channel, [event(table, 1, 2)])
+        found = [fields[b"id"].decode() for _, fields in replica.xrange(f"cdc:public:{table}")]
+        assert found == ids([event(table, 1, 1), event(table, 1, 2)])
+        other = RedisSentinel(master="nothing", nodes=(sentinel.address,))
+        with pytest.raises(SinkUnavailable, match="no sentinel knows a primary nothing"):
+            Redis(name="events", sentinel=other, timeout_seconds=2.0).connect()
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+def test_a_url_says_what_the_settings_would() -> None:
+    url = f"rediss://alice:{SECRET}@redis.example:6380/2"
+    sink = Redis(name="events", url=Secret(url))
+    assert (sink.servers, sink.tls, sink.database) == ("redis.example:6380", True, 2)
+    assert (sink.username, sink.password) == ("alice", Secret(SECRET))
+    assert SECRET not in repr(sink)
+    assert Redis(name="events", url=Secret("redis://here")).servers == "here:6379"
+
+
+def test_sentinels_are_set_in_a_config_file(tmp_path: Path) -> None:
+    given = {
+        "type": "redis",
+        "sentinel": {"master": "shop", "nodes": ["s1:26379", "s2"], "password": "${SENTINEL}"},
+    }
+    content = {"pipeline": {"url": "https://headrace.example", "sinks": {"events": given}}}
+    config = parse(content, folder=tmp_path, environment={"SENTINEL": SECRET})
+    assert config.pipeline is not None
+    [sink] = config.pipeline.sinks
+    assert isinstance(sink, Redis)
+    assert sink.sentinel == RedisSentinel(
+        master="shop", nodes=("s1:26379", "s2"), password=Secret(SECRET)
+    )
+    assert [str(each) for each in sink.sentinels()] == ["s1:26379", "s2:26379"]
+    assert SECRET not in repr(sink)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "servers: name each server as host:port"),
+        ({"url": Secret("http://h")}, "url: it does not begin with redis:// or rediss://"),
+        ({"url": Secret("redis://u:secret@h:x")}, "url: it cannot be read"),
+        ({"url": Secret("redis://h"), "servers": "other"}, "url and servers are both set"),
+        ({"servers": "h", "cluster": True, "database": 1}, "a cluster has only database 0"),
+        (
+            {"servers": "h", "sentinel": RedisSentinel(master="m", nodes=("s",))},
+            "sentinel finds the server",
+        ),
+        ({"sentinel": RedisSentinel(master="", nodes=("s",))}, "sentinel: set master and nodes"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Redis(**{"name": "events", **settings})
+    assert message in str(refused.value)
+    assert "secret" not in str(refused.value)
