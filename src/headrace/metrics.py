@@ -16,74 +16,74 @@ from .sources import Phase, Status
 
 # The oldest text format, which every version of every scraper reads.
 MEDIA_TYPE = "text/plain; version=0.0.4"  # in UTF-8
-MOST_CURSORS = 500  # that are told by name: clients make them, and every name is a series
+MOST_CURSORS = 500  # that are exposed by name: clients make them, and every name is a series
 _AT_WORK = (SinkPhase.STARTING, SinkPhase.STREAMING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What the pipeline of this config last said."""
+class PipelineMetrics:
+    """What the pipeline of this config last reported."""
 
-    place: PipelineFolder
-    seen: PipelineOverview
+    folder: PipelineFolder
+    report: PipelineOverview
 
     @property
     def running(self) -> bool:
-        """Whether what it said is how things are."""
-        return self.seen.running
+        """Whether the report is current: its process lives."""
+        return self.report.running
 
     @property
     def sinks(self) -> list[SinkStatus]:
-        """What it said of sinks; of one that is no longer in the config only while it runs."""
-        known = self.place.sinks
-        return [sink for sink in self.seen.sinks if self.running or sink.sink in known]
+        """The reported sinks; one that is no longer in the config only while it runs."""
+        known = self.folder.sinks
+        return [sink for sink in self.report.sinks if self.running or sink.sink in known]
 
     @property
     def names(self) -> list[str]:
-        """Every sink, also those of which it has said nothing."""
-        return list(dict.fromkeys([*self.place.sinks, *(sink.sink for sink in self.sinks)]))
+        """Every sink, also those that have not been reported."""
+        return list(dict.fromkeys([*self.folder.sinks, *(sink.sink for sink in self.sinks)]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Measurements:
     """Everything that is exposed."""
 
     health: StrEnum
     log: Stats
     sources: Sequence[Status]
     cursors: Sequence[Cursor]  # all of them
-    named: Sequence[Cursor]  # those that whoever asks may know by name
+    named: Sequence[Cursor]  # those that the scraper may know by name
     waiting_subscriptions: int
-    pipeline: Told | None = None  # None: the config has none
+    pipeline: PipelineMetrics | None = None  # None: the config has none
 
 
 class _Exposed(Collector):
-    """Facts as Prometheus' client library takes them."""
+    """Measurements as Prometheus' client library takes them."""
 
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
+    def __init__(self, measured: Measurements) -> None:
+        self._measured = measured
 
     def collect(self) -> Iterator[Metric]:
-        facts = self._facts
-        yield from _server(facts)
-        yield from _log(facts.log)
-        yield from _sources(facts.sources)
-        yield from _cursors(facts)
-        if facts.pipeline is not None:
-            yield from _pipeline(facts.pipeline)
-            yield from _kept(facts.pipeline, latest=facts.log.latest_sequence)
-            yield from _at_work(facts.pipeline)
+        measured = self._measured
+        yield from _server(measured)
+        yield from _log(measured.log)
+        yield from _sources(measured.sources)
+        yield from _cursors(measured)
+        if measured.pipeline is not None:
+            yield from _pipeline(measured.pipeline)
+            yield from _kept(measured.pipeline, latest=measured.log.latest_sequence)
+            yield from _at_work(measured.pipeline)
 
 
-def expose(facts: Facts) -> bytes:
-    """The facts, and what this process uses, in Prometheus' text format."""
+def expose(measured: Measurements) -> bytes:
+    """The measurements, and what this process uses, in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Exposed(facts))
+    registry.register(_Exposed(measured))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
 
-def _server(facts: Facts) -> Iterator[Metric]:
+def _server(measured: Measurements) -> Iterator[Metric]:
     build = GaugeMetricFamily(
         "headrace_build_info", "The version that runs; always 1.", labels=["version"]
     )
@@ -92,13 +92,13 @@ def _server(facts: Facts) -> Iterator[Metric]:
     health = GaugeMetricFamily(
         "headrace_health", "1 for what /health says now, 0 for the rest.", labels=["status"]
     )
-    for status in type(facts.health):
-        health.add_metric([status.value], status is facts.health)
+    for status in type(measured.health):
+        health.add_metric([status.value], status is measured.health)
     yield health
     yield GaugeMetricFamily(
         "headrace_subscriptions_waiting",
         "Streams and long polls that have everything and wait for a change.",
-        facts.waiting_subscriptions,
+        measured.waiting_subscriptions,
     )
 
 
@@ -119,8 +119,9 @@ def _sources(sources: Sequence[Status]) -> Iterator[Metric]:
     yield _phases("source", Phase, {each.source: each.phase for each in sources})
 
     def gauge(name: str, about: str, value: Callable[[Status], float | None]) -> Metric:
-        told = {each.source: value(each) for each in sources}
-        return _filled(GaugeMetricFamily(f"headrace_source_{name}", about, labels=["source"]), told)
+        values = {each.source: value(each) for each in sources}
+        family = GaugeMetricFamily(f"headrace_source_{name}", about, labels=["source"])
+        return _filled(family, values)
 
     yield gauge(
         "lag_seconds",
@@ -132,7 +133,7 @@ def _sources(sources: Sequence[Status]) -> Iterator[Metric]:
     )
     yield gauge(
         "heard_timestamp_seconds",
-        "When the database last said anything.",
+        "When the database last sent anything.",
         lambda each: _moment(each.heard_at),
     )
     yield gauge(
@@ -150,9 +151,9 @@ def _sources(sources: Sequence[Status]) -> Iterator[Metric]:
     )
 
 
-def _cursors(facts: Facts) -> Iterator[Metric]:
-    latest = facts.log.latest_sequence
-    behind = [latest - cursor.sequence for cursor in facts.cursors]
+def _cursors(measured: Measurements) -> Iterator[Metric]:
+    latest = measured.log.latest_sequence
+    behind = [latest - cursor.sequence for cursor in measured.cursors]
     yield GaugeMetricFamily("headrace_cursors", "Named cursors.", len(behind))
     yield GaugeMetricFamily(
         "headrace_cursors_lag_changes",
@@ -169,7 +170,7 @@ def _cursors(facts: Facts) -> Iterator[Metric]:
         "Changes in the log beyond a cursor.",
         labels=["cursor", "owner"],
     )
-    for cursor in sorted(facts.named, key=lambda cursor: cursor.sequence)[:MOST_CURSORS]:
+    for cursor in sorted(measured.named, key=lambda cursor: cursor.sequence)[:MOST_CURSORS]:
         labels = [cursor.name, cursor.owner or ""]
         sequence.add_metric(labels, cursor.sequence)
         lag.add_metric(labels, latest - cursor.sequence)
@@ -177,69 +178,71 @@ def _cursors(facts: Facts) -> Iterator[Metric]:
     yield lag
 
 
-def _pipeline(told: Told) -> Iterator[Metric]:
+def _pipeline(pipeline: PipelineMetrics) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "headrace_pipeline_up",
-        "1 while the pipeline's process lives and says how it is doing, else 0.",
-        told.running,
+        "1 while the pipeline's process lives and reports, else 0.",
+        pipeline.running,
     )
-    at = GaugeMetricFamily(
-        "headrace_pipeline_told_timestamp_seconds", "When it last said how it is doing."
-    )
-    if told.seen.reported_at:
-        at.add_metric([], told.seen.reported_at / 1e6)
-    yield at
-    working = {each.sink for each in told.sinks if told.running and each.phase in _AT_WORK}
+    for name in ("reported", "told"):  # `told` is the old name
+        at = GaugeMetricFamily(
+            f"headrace_pipeline_{name}_timestamp_seconds", "When it last reported."
+        )
+        if pipeline.report.reported_at:
+            at.add_metric([], pipeline.report.reported_at / 1e6)
+        yield at
+    working = {each.sink for each in pipeline.sinks if pipeline.running and each.phase in _AT_WORK}
     up = GaugeMetricFamily(
         "headrace_sink_up",
-        "1 while a sink starts or streams; 0: it waits, has halted, or nobody tells of it.",
+        "1 while a sink starts or streams; 0: it waits, has halted, or is not reported.",
         labels=["sink"],
     )
-    yield _filled(up, {name: name in working for name in told.names})
+    yield _filled(up, {name: name in working for name in pipeline.names})
 
 
-def _kept(told: Told, *, latest: int) -> Iterator[Metric]:
-    """What stays as it was told when the pipeline ends."""
-    gauge = _sinks(told.sinks, GaugeMetricFamily)
+def _kept(pipeline: PipelineMetrics, *, latest: int) -> Iterator[Metric]:
+    """What stays as it was last reported when the pipeline ends."""
+    gauge = _sinks(pipeline.sinks, GaugeMetricFamily)
     yield gauge(
         "sequence",
-        "Up to where everything has arrived, as last told.",
+        "Up to where everything has arrived, as last reported.",
         lambda each: each.sequence or None,
     )
     yield gauge(
         "lag_changes",
         "Changes in the log beyond that, also while the pipeline is down.",
-        lambda each: _lag(told, each, latest),
+        lambda each: _lag(pipeline, each, latest),
     )
     yield gauge(
         "dead_letters",
-        "Events that the destination has not taken, kept in the dead letters, as last told.",
+        "Events that the destination has not taken, kept in the dead letters, as last reported.",
         lambda each: each.dead_letters,
     )
     yield gauge(
         "waiting_rows",
-        "Rows whose later events wait behind dead letters, as last told.",
+        "Rows whose later events wait behind dead letters, as last reported.",
         lambda each: each.waiting_rows,
     )
-    yield gauge(
-        "troubled_tables",
-        "Tables that a sink does not follow any more, as last told.",
-        lambda each: len(each.failed_tables),
-    )
+    for name in ("failed_tables", "troubled_tables"):  # `troubled_tables` is the old name
+        yield gauge(
+            name,
+            "Tables that a sink does not follow any more, as last reported.",
+            lambda each: len(each.failed_tables),
+        )
 
 
-def _lag(told: Told, sink: SinkStatus, latest: int) -> float | None:
+def _lag(pipeline: PipelineMetrics, sink: SinkStatus, latest: int) -> float | None:
     if not sink.sequence:
         return None
-    if told.place.same_log:
+    if pipeline.folder.same_log:
         # What the sink says of it is as old as the batch that it is at.
         return max(latest - sink.sequence, 0)
-    return sink.lag if told.running else None
+    return sink.lag if pipeline.running else None
 
 
-def _at_work(told: Told) -> Iterator[Metric]:
+def _at_work(pipeline: PipelineMetrics) -> Iterator[Metric]:
     """What is so only while the pipeline runs, and begins at 0 with each of its processes."""
-    sinks = told.sinks if told.running else []
+    sinks = pipeline.sinks if pipeline.running else []
     yield _phases("sink", SinkPhase, {each.sink: each.phase for each in sinks})
     yield _sinks(sinks, GaugeMetricFamily)(
         "last_batch_seconds",
@@ -265,11 +268,11 @@ Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 def _sinks(
     sinks: Sequence[SinkStatus], family: Family
 ) -> Callable[[str, str, Callable[[SinkStatus], float | None]], Metric]:
-    def told(name: str, about: str, value: Callable[[SinkStatus], float | None]) -> Metric:
+    def metric(name: str, about: str, value: Callable[[SinkStatus], float | None]) -> Metric:
         empty = family(f"headrace_sink_{name}", about, labels=["sink"])
         return _filled(empty, {each.sink: value(each) for each in sinks})
 
-    return told
+    return metric
 
 
 def _phases(kind: str, phases: Iterable[StrEnum], now: Mapping[str, StrEnum]) -> Metric:

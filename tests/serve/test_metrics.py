@@ -212,7 +212,9 @@ def test_a_running_pipelines_sinks_are_told_of(site: Site, place: PipelineFolder
     report.write(place.folder, [HOOK, LAKE])
     scraped = scrape(site)
     assert scraped["pipeline_up"] == 1
-    assert scraped["pipeline_told_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
+    assert scraped["pipeline_reported_timestamp_seconds"] == pytest.approx(time.time(), abs=60)
+    old_name = "pipeline_told_timestamp_seconds"
+    assert scraped[old_name] == scraped["pipeline_reported_timestamp_seconds"]
     assert scraped.only("sink_phase", sink="hook") == ["streaming"]
     assert scraped.only("sink_phase", sink="lake") == ["halted"]
     assert scraped.only("sink_up") == ["hook"]
@@ -232,8 +234,10 @@ def test_a_running_pipelines_sinks_are_told_of(site: Site, place: PipelineFolder
         "retries_total": 6,
         "dead_letters": 2,
         "waiting_rows": 1,
-        "troubled_tables": 0,
+        "failed_tables": 0,
+        "troubled_tables": 0,  # the old name
     }
+    assert scraped.of("sink_failed_tables", sink="lake") == 1
     assert scraped.of("sink_troubled_tables", sink="lake") == 1
     assert "hunter2" not in site.get("/metrics").text
 
@@ -264,6 +268,7 @@ def test_of_a_pipeline_that_says_nothing_any_more_only_what_it_left_is_told(
         "headrace_sink_lag_changes",
         "headrace_sink_dead_letters",
         "headrace_sink_waiting_rows",
+        "headrace_sink_failed_tables",
         "headrace_sink_troubled_tables",
     }
     assert scraped.of("sink_lag_changes", sink="hook") == 5
@@ -276,7 +281,7 @@ def test_a_pipeline_that_never_ran_is_down_with_all_its_sinks(site: Site) -> Non
     scraped = scrape(site)
     assert scraped["pipeline_up"] == 0
     assert [scraped.of("sink_up", sink=name) for name in ("hook", "lake")] == [0, 0]
-    assert ("headrace_pipeline_told_timestamp_seconds", frozenset()) not in scraped.samples
+    assert ("headrace_pipeline_reported_timestamp_seconds", frozenset()) not in scraped.samples
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"pid": 1, "at": 1, "sinks": [{"phase": "x"}]}'])

@@ -1,7 +1,6 @@
 """One change alone, as entity events describe it: what filters and permissions go by."""
 
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from functools import lru_cache
 
 import msgspec
@@ -36,11 +35,9 @@ class Entities:
         """A test of one change; what happens to no row is never wanted."""
 
         def test(change: Change) -> bool:
-            operation = CARRIED.get(change.op._value_)
-            if operation is None or not fnmatchcase(EVENT_TYPES[operation], by.event_type):
-                return False
-            shape = self._shape(change.table)
-            return by.entity_type in (None, shape.entity.name) and self._fits(by, change, shape)
+            return change.op._value_ in CARRIED and by.fits(
+                _EntityChange(change, self._shape(change.table))
+            )
 
         return test
 
@@ -91,32 +88,44 @@ class Entities:
         name, _, id = root.partition(":")
         return EntityRow(change, self._shape(change.table)).is_named(name, id)
 
-    def _fits(self, by: EntityFilter, change: Change, shape: EntityShape) -> bool:
-        if by.trigger != "*":
-            made_by = trigger(_annotation(change.transaction.metadata), change)
-            if not fnmatchcase(_string(b'"%b"' % made_by), by.trigger):
-                return False
-        if by.tenant_id is None and not by.changed_fields:
-            return True
-        row = EntityRow(change, shape)  # only now: it takes the images apart
-        if by.tenant_id is not None and _tenant(row) != by.tenant_id:
-            return False
-        return not by.changed_fields or not set(by.changed_fields).isdisjoint(_changed(row))
-
 
 def root_of(change: Change) -> str | None:
     """The row that the annotation of a change's transaction is about."""
     return _annotation(change.transaction.metadata).root
 
 
-def _changed(row: EntityRow) -> tuple[str, ...]:
-    return row.shape.deleted if row.operation == "DELETE" else row.changed()
+class _EntityChange:
+    """What filters look at; the images are taken apart only where a filter needs them."""
 
+    __slots__ = ("_change", "_shape")
 
-def _tenant(row: EntityRow) -> str | None:
-    column = row.shape.entity.tenant
-    text = row.text(column) if column else None
-    return None if text is None else _string(text)
+    def __init__(self, change: Change, shape: EntityShape) -> None:
+        self._change = change
+        self._shape = shape
+
+    @property
+    def event_type(self) -> str:
+        return EVENT_TYPES[CARRIED[self._change.op._value_]]
+
+    @property
+    def entity_type(self) -> str:
+        return self._shape.entity.name
+
+    @property
+    def trigger(self) -> str:
+        annotation = _annotation(self._change.transaction.metadata)
+        return _string(b'"%b"' % trigger(annotation, self._change))
+
+    @property
+    def tenant_id(self) -> str | None:
+        column = self._shape.entity.tenant
+        text = EntityRow(self._change, self._shape).text(column) if column else None
+        return None if text is None else _string(text)
+
+    @property
+    def changed_fields(self) -> tuple[str, ...]:
+        row = EntityRow(self._change, self._shape)
+        return row.shape.deleted if row.operation == "DELETE" else row.changed()
 
 
 # Neighbouring changes share their annotation.

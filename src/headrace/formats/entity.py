@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Protocol, Self
 
 import msgspec
 
@@ -320,6 +320,22 @@ class _DecodedEvent(msgspec.Struct):
     entity: _DecodedEntity
     operation: _DecodedOperation
 
+    @property
+    def entity_type(self) -> str:
+        return self.entity.entity_type
+
+    @property
+    def tenant_id(self) -> str | None:
+        return self.entity.tenant_id
+
+    @property
+    def trigger(self) -> str:
+        return self.operation.trigger
+
+    @property
+    def changed_fields(self) -> tuple[str, ...]:
+        return self.operation.changed_fields
+
 
 _decode_event = msgspec.json.Decoder(_DecodedEvent).decode
 _decode_cascade = msgspec.json.Decoder(_DecodedOthers).decode
@@ -331,26 +347,51 @@ def reports_other_rows(event: bytes) -> bool:
     return bool(cascade.updated or cascade.deleted)
 
 
-@dataclass(frozen=True)
-class EntityFilter:
+class Filterable(Protocol):
+    """What the filters look at, of an event or of one change alone."""
+
+    @property
+    def event_type(self) -> str: ...
+    @property
+    def entity_type(self) -> str: ...
+    @property
+    def tenant_id(self) -> str | None: ...
+    @property
+    def trigger(self) -> str: ...
+    @property
+    def changed_fields(self) -> tuple[str, ...]: ...
+
+
+def _about(description: str) -> msgspec.Meta:
+    return msgspec.Meta(description=description)
+
+
+class EntityFilter(msgspec.Struct, frozen=True):
     """Which events somebody wants; what is left out says nothing about them."""
 
-    event_type: str = "*"  # a glob
-    entity_type: str | None = None
-    tenant_id: str | None = None
-    trigger: str = "*"  # a glob
-    changed_fields: tuple[str, ...] = ()  # at least one of them
+    event_type: Annotated[
+        str, _about("only entity events of this type; a pattern, such as entity:*")
+    ] = "*"
+    entity_type: Annotated[str | None, _about("only this type of entity")] = None
+    tenant_id: Annotated[str | None, _about("only this tenant's rows")] = None
+    trigger: Annotated[str, _about("only what was made so; a pattern, such as api_*")] = "*"
+    changed_fields: Annotated[
+        tuple[str, ...], _about("only where one of these columns changed")
+    ] = ()
 
     def wants(self, event: bytes) -> bool:
         """Whether a rendered event is one of them."""
-        decoded = _decode_event(event)
+        return self.fits(_decode_event(event))
+
+    def fits(self, one: Filterable) -> bool:
+        """Whether all conditions hold; the cheap ones come first, and only those given count."""
         return (
-            fnmatchcase(decoded.event_type, self.event_type)
-            and self.entity_type in (None, decoded.entity.entity_type)
-            and self.tenant_id in (None, decoded.entity.tenant_id)
-            and fnmatchcase(decoded.operation.trigger, self.trigger)
+            (self.event_type == "*" or fnmatchcase(one.event_type, self.event_type))
+            and (self.entity_type is None or self.entity_type == one.entity_type)
+            and (self.trigger == "*" or fnmatchcase(one.trigger, self.trigger))
+            and (self.tenant_id is None or self.tenant_id == one.tenant_id)
             and (
                 not self.changed_fields
-                or not set(self.changed_fields).isdisjoint(decoded.operation.changed_fields)
+                or not set(self.changed_fields).isdisjoint(one.changed_fields)
             )
         )

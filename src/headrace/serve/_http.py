@@ -1,16 +1,16 @@
-"""HTTP connections with bounds: uvicorn waits for ever for a request of any size."""
+"""HTTP connections with bounds: uvicorn waits for ever for a request of any size.
+
+It uses parts of uvicorn that are not documented; tests/serve/test_uvicorn.py names each of them.
+"""
 
 import asyncio
 import socket
 import struct
 import sys
+from http import HTTPStatus
 
 import msgspec
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .problems import Problem
 
@@ -149,5 +149,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def _answer(status: int, problem: Problem) -> bytes:
     body = msgspec.json.encode(problem)
-    headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-    return STATUS_LINE[status] + headers % len(body) + body
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -16,9 +16,10 @@ from ..log import Cursor
 from .access import Access, access_of
 from .groups import ActiveLease, Consumer, Group, LeaseSubscription
 from .openapi import NO_CURSOR, WITH_BODY, operation, problem, replies
+from .parameters import Name
 from .permissions import Permissions
 from .problems import Problem, RequestRefused, invalid_parameter
-from .query import CursorQuery, LeaseQuery, Name, NoQuery, read_body, read_query, read_value
+from .query import CursorQuery, LeaseQuery, NoQuery, read_body, read_query, read_value
 from .request import found_cursor, known_cursor, may, owner, request_filter, request_format
 from .service import Service
 

@@ -1,30 +1,40 @@
 """Which changes a subscription wants."""
 
-from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 from ..change.event import Change, Op, Table
 from ..formats.entities import Entities, Test
 from ..formats.entity import EntityFilter
 from ..formats.key import row_key
+from .parameters import Globs, OperationList, Text
 
 _EVERY = EntityFilter()
 
 
-@dataclass(frozen=True)
-class Filter:
-    """Every condition must hold; one that is left out always does."""
+class FilterParameters(EntityFilter, frozen=True, kw_only=True):
+    """The filters of every route that reads changes, beside those of entities.
 
-    source: str = ""  # the configured name
-    tables: tuple[str, ...] = ()  # globs: schema.table, or the bare table in any schema
-    operations: frozenset[Op] = frozenset()
+    Each is declared once, here or in `EntityFilter`; parameters, /openapi.json and the mapping of
+    gRPC requests follow. Every condition must hold; one that is left out always does.
+    """
+
+    source: Annotated[str, Text("only this source, by its name in the config")] = ""
+    tables: Annotated[
+        tuple[str, ...],
+        Globs(
+            "only tables that match one of these: schema.table, or the table alone in any schema"
+        ),
+    ] = ()
+    operations: Annotated[frozenset[Op], OperationList(frozenset(Op), "only these operations")] = (
+        frozenset()
+    )
+
+
+class Filter(FilterParameters, frozen=True, kw_only=True, dict=True):
+    """Which changes a subscription wants."""
+
     key_prefix: str = ""  # of table:pk
-    # What follows is meant as in entity events; what happens to no row never passes it.
-    event_type: str = "*"  # a glob
-    entity_type: str | None = None
-    tenant_id: str | None = None
-    trigger: str = "*"  # a glob
-    changed_fields: tuple[str, ...] = ()  # at least one of them
 
     @property
     def entity(self) -> EntityFilter | None:
@@ -57,9 +67,8 @@ class Filter:
 
     @cached_property
     def _entity(self) -> EntityFilter:
-        return EntityFilter(
-            self.event_type, self.entity_type, self.tenant_id, self.trigger, self.changed_fields
-        )
+        names = EntityFilter.__struct_fields__
+        return EntityFilter(**{name: getattr(self, name) for name in names})
 
     @cached_property
     def _answers(self) -> "TableAnswers":

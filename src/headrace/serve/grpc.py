@@ -224,17 +224,13 @@ def _filter(request: ChangesRequest) -> Filter:
         _expect(bool(glob), "tables", glob, "must be patterns such as public.* or orders")
     for number in request.operations:
         _expect(number in _OPS, "operations", number, "must be INSERT, UPDATE, DELETE or DDL")
-    return Filter(
-        source=request.source,
-        tables=tuple(request.tables),
-        operations=frozenset().union(*(_OPS[number] for number in request.operations)),
-        key_prefix=request.key_prefix,
-        event_type=request.event_type or "*",
-        entity_type=request.entity_type or None,
-        tenant_id=request.tenant_id or None,
-        trigger=request.trigger or "*",
-        changed_fields=tuple(request.changed_fields),
-    )
+    given: dict[str, Any] = {
+        field.name: value if isinstance(value, str) else tuple(value)
+        for field, value in request.ListFields()
+        if field.name in Filter.__struct_fields__
+    }
+    operations = frozenset[Op]().union(*(_OPS[number] for number in request.operations))
+    return Filter(**given | {"operations": operations})
 
 
 def _expect(right: bool, name: str, value: object, rule: str) -> None:

@@ -27,8 +27,9 @@ from litestar.openapi.spec import (
 )
 
 from .. import __version__
+from .parameters import ParameterRule
 from .problems import Problem
-from .query import UINT64, NoQuery, ParameterRule, defaults, read_query, rules
+from .query import UINT64, NoQuery, defaults, read_query, rules
 
 PATH = "/openapi.json"
 EVENT_STREAM = "text/event-stream"

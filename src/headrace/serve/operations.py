@@ -7,7 +7,7 @@ import msgspec
 from litestar import Request, Response, get, post
 
 from ..errors import TableUnknown
-from ..metrics import MEDIA_TYPE, Facts, Told, expose
+from ..metrics import MEDIA_TYPE, Measurements, PipelineMetrics, expose
 from ..sinks import report
 from ..sources import Status
 from .access import OPEN, Access, access_of, admin, sees_all, whole
@@ -116,14 +116,16 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 def _exposed(service: Service, access: Access) -> bytes:
     statuses, cursors = service.statuses(), service.log.cursors()
-    place = service.settings.pipeline
-    facts = Facts(
+    folder = service.settings.pipeline
+    measured = Measurements(
         health=service.health.report(statuses, service.log).status,
         log=service.log.stats(),
         sources=statuses,
         cursors=cursors,
         named=[cursor for cursor in cursors if may(access, cursor)],
         waiting_subscriptions=service.feed.waiting,
-        pipeline=Told(place=place, seen=report.read(place.folder)) if place else None,
+        pipeline=None
+        if folder is None
+        else PipelineMetrics(folder=folder, report=report.read(folder.folder)),
     )
-    return expose(facts)
+    return expose(measured)

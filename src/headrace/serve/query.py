@@ -4,221 +4,36 @@ The same declarations read the query string, word the refusals and fill /openapi
 """
 
 import functools
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
 from litestar import Request
 from litestar.connection import ASGIConnection
-from litestar.openapi.spec import OpenAPIType, Schema
 
 from ..change.event import Op
 from ..formats import catalogue
 from ..formats.changefeed import ON_REQUEST
+from .filter import FilterParameters
+from .parameters import (
+    Flag,
+    Integer,
+    Name,
+    Names,
+    NonEmptyText,
+    OneOf,
+    OperationList,
+    ParameterRule,
+    Text,
+)
 from .problems import Problem, RequestRefused, invalid_parameter
 
 UINT64 = 2**64 - 1
-NAME = "[A-Za-z0-9_.-]{1,128}"
 
 LARGEST_BODY = 64 << 10
 
 Q = TypeVar("Q", bound=msgspec.Struct)
-
-
-class ParameterRule(Protocol):
-    """What a parameter may say."""
-
-    @property
-    def about(self) -> str:
-        """What it is for."""
-
-    def read(self, text: str) -> Any:
-        """The value; ValueError when the text is not one."""
-
-    def expects(self) -> str:
-        """What would have been right: "must be …"."""
-
-    def schema(self) -> Schema:
-        """The same for /openapi.json."""
-
-
-@dataclass(frozen=True)
-class Integer:
-    """A whole number between two bounds."""
-
-    low: int
-    high: int
-    about: str
-
-    def read(self, text: str) -> int:
-        # int() alone would take signs, blanks, underscores and the digits of every script.
-        if not (text.isascii() and text.isdigit() and len(text) <= 20):
-            raise ValueError(text)
-        if not self.low <= (number := int(text)) <= self.high:
-            raise ValueError(text)
-        return number
-
-    def expects(self) -> str:
-        return f"must be a whole number from {self.low} to {self.high}"
-
-    def schema(self) -> Schema:
-        return Schema(type=OpenAPIType.INTEGER, minimum=self.low, maximum=self.high)
-
-
-@dataclass(frozen=True)
-class Flag:
-    """Yes or no."""
-
-    about: str
-
-    def read(self, text: str) -> bool:
-        if text.lower() not in ("true", "1", "false", "0"):
-            raise ValueError(text)
-        return text.lower() in ("true", "1")
-
-    def expects(self) -> str:
-        return "must be true or false"
-
-    def schema(self) -> Schema:
-        return Schema(type=OpenAPIType.BOOLEAN)
-
-
-@dataclass(frozen=True)
-class Text:
-    """Any text."""
-
-    about: str
-
-    def read(self, text: str) -> str:
-        return text
-
-    def expects(self) -> str:
-        return "must be text"
-
-    def schema(self) -> Schema:
-        return Schema(type=OpenAPIType.STRING)
-
-
-@dataclass(frozen=True)
-class NonEmptyText:
-    """Text that is not empty."""
-
-    about: str
-
-    def read(self, text: str) -> str:
-        if not text:
-            raise ValueError(text)
-        return text
-
-    def expects(self) -> str:
-        return "must not be empty"
-
-    def schema(self) -> Schema:
-        return Schema(type=OpenAPIType.STRING, min_length=1)
-
-
-@dataclass(frozen=True)
-class Name:
-    """What something is called."""
-
-    about: str
-
-    def read(self, text: str) -> str:
-        if not re.fullmatch(NAME, text):
-            raise ValueError(text)
-        return text
-
-    def expects(self) -> str:
-        return "must be 1 to 128 of the characters A-Z, a-z, 0-9, _, . and -"
-
-    def schema(self) -> Schema:
-        return Schema(type=OpenAPIType.STRING, pattern=f"^{NAME}$")
-
-
-@dataclass(frozen=True)
-class Names:
-    """Names between commas."""
-
-    about: str
-
-    def read(self, text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        if not all(names):
-            raise ValueError(text)
-        return names
-
-    def expects(self) -> str:
-        return "must be one or more names between commas"
-
-    def schema(self) -> Schema:
-        return _several(Schema(type=OpenAPIType.STRING, pattern="^[^,]+$"))
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """One of some words."""
-
-    known: tuple[str, ...]
-    about: str
-
-    def read(self, text: str) -> str:
-        if text not in self.known:
-            raise ValueError(text)
-        return text
-
-    def expects(self) -> str:
-        return f"must be one of {', '.join(self.known)}"
-
-    def schema(self) -> Schema:
-        return Schema(type=OpenAPIType.STRING, enum=self.known)
-
-
-@dataclass(frozen=True)
-class Globs:
-    """Patterns between commas."""
-
-    about: str
-
-    def read(self, text: str) -> tuple[str, ...]:
-        globs = tuple(text.split(","))
-        if not all(globs):
-            raise ValueError(text)
-        return globs
-
-    def expects(self) -> str:
-        return "must be one or more patterns between commas, such as public.*,orders"
-
-    def schema(self) -> Schema:
-        return _several(Schema(type=OpenAPIType.STRING, pattern="^[^,]+$"))
-
-
-@dataclass(frozen=True)
-class OperationList:
-    """Operations between commas, in any case."""
-
-    known: frozenset[Op]
-    about: str
-
-    def read(self, text: str) -> frozenset[Op]:
-        operations = frozenset(Op(word.upper()) for word in text.split(","))
-        if not operations <= self.known:
-            raise ValueError(text)
-        return operations
-
-    def expects(self) -> str:
-        known = ", ".join(op.value.lower() for op in Op if op in self.known)
-        return f"must be one or more of {known}, between commas"
-
-    def schema(self) -> Schema:
-        known = [op.value.lower() for op in Op if op in self.known]
-        return _several(Schema(type=OpenAPIType.STRING, enum=known))
-
-
-def _several(each: Schema) -> Schema:
-    return Schema(type=OpenAPIType.ARRAY, items=each, min_items=1)
 
 
 # --- one struct a route --------------------------------------------------------------------------
@@ -233,19 +48,6 @@ Include = Annotated[
     frozenset[Op],
     OperationList(ON_REQUEST, "operations to send although they neither put nor delete a row"),
 ]
-SourceName = Annotated[str, Text("only this source, by its name in the config")]
-Tables = Annotated[
-    tuple[str, ...],
-    Globs("only tables that match one of these: schema.table, or the table alone in any schema"),
-]
-Ops = Annotated[frozenset[Op], OperationList(frozenset(Op), "only these operations")]
-EventType = Annotated[
-    str, NonEmptyText("only entity events of this type; a pattern, such as entity:*")
-]
-EntityTypeName = Annotated[str | None, NonEmptyText("only this type of entity")]
-TenantId = Annotated[str | None, NonEmptyText("only this tenant's rows")]
-Trigger = Annotated[str, NonEmptyText("only what was made so; a pattern, such as api_*")]
-ChangedFields = Annotated[tuple[str, ...], Names("only where one of these columns changed")]
 NO_KEY = "none"  # as an owner; the ids of keys begin otherwise
 Owner = Annotated[
     str | None, Name(f"for an admin: the id of the key whose cursor is meant, or {NO_KEY}")
@@ -287,7 +89,7 @@ class StreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     include: Include = frozenset()
 
 
-class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
+class ChangesQuery(FilterParameters, frozen=True, kw_only=True):
     """GET /v1/changes."""
 
     after: Cursor = 0
@@ -295,32 +97,16 @@ class ChangesQuery(msgspec.Struct, frozen=True, kw_only=True):
     upto: Upto = None
     limit: Annotated[int | None, MOST] = None
     wait_ms: Annotated[int, WAIT] = 0
-    source: SourceName = ""
-    tables: Tables = ()
-    operations: Ops = frozenset()
-    event_type: EventType = "*"
-    entity_type: EntityTypeName = None
-    tenant_id: TenantId = None
-    trigger: Trigger = "*"
-    changed_fields: ChangedFields = ()
     format: FormatName = "canonical"
     preserve_transactions: Markers = False
 
 
-class ChangesStreamQuery(msgspec.Struct, frozen=True, kw_only=True):
+class ChangesStreamQuery(FilterParameters, frozen=True, kw_only=True):
     """GET /v1/changes/stream."""
 
     after: Cursor = 0
     cursor: CursorName = None
     upto: Upto = None
-    source: SourceName = ""
-    tables: Tables = ()
-    operations: Ops = frozenset()
-    event_type: EventType = "*"
-    entity_type: EntityTypeName = None
-    tenant_id: TenantId = None
-    trigger: Trigger = "*"
-    changed_fields: ChangedFields = ()
     format: FormatName = "canonical"
     preserve_transactions: Markers = False
     heartbeat_ms: Heartbeat = 15_000
@@ -332,7 +118,7 @@ class CursorQuery(msgspec.Struct, frozen=True, kw_only=True):
     owner: Owner = None
 
 
-class LeaseQuery(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseQuery(FilterParameters, frozen=True, kw_only=True):
     """POST /v1/cursors/{name}/lease."""
 
     owner: Owner = None
@@ -342,14 +128,6 @@ class LeaseQuery(msgspec.Struct, frozen=True, kw_only=True):
         int, Integer(100, 3_600_000, "milliseconds after which what is not acked is handed on")
     ] = 30_000
     wait_ms: Annotated[int, WAIT] = 0
-    source: SourceName = ""
-    tables: Tables = ()
-    operations: Ops = frozenset()
-    event_type: EventType = "*"
-    entity_type: EntityTypeName = None
-    tenant_id: TenantId = None
-    trigger: Trigger = "*"
-    changed_fields: ChangedFields = ()
     format: LeasedFormatName = "canonical"
 
 
@@ -390,7 +168,16 @@ class NoQuery(msgspec.Struct, frozen=True):
 def rules(query: type[msgspec.Struct]) -> Mapping[str, ParameterRule]:
     """The parameters of a route."""
     hints = get_type_hints(query, include_extras=True)
-    return {name: hint.__metadata__[0] for name, hint in hints.items()}
+    return {name: _rule(hint) for name, hint in hints.items() if name in query.__struct_fields__}
+
+
+def _rule(hint: Any) -> ParameterRule:
+    rule = hint.__metadata__[0]
+    if not isinstance(rule, msgspec.Meta):
+        return rule  # type: ignore[no-any-return]
+    # The filters of entities are declared below serve/, with a description alone.
+    about = rule.description or ""
+    return NonEmptyText(about) if hint.__origin__ in (str, str | None) else Names(about)
 
 
 def defaults(query: type[msgspec.Struct]) -> Mapping[str, Any]:

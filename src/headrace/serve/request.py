@@ -8,29 +8,18 @@ from ..formats import AnyFormat
 from ..formats.changefeed import ON_REQUEST
 from ..log import Cursor
 from .access import Access
-from .filter import Filter, named
+from .filter import Filter, FilterParameters, named
 from .problems import Problem, RequestRefused, invalid_parameter
-from .query import NO_KEY, ChangesQuery, ChangesStreamQuery, LeaseQuery
+from .query import NO_KEY
 from .service import Service
 
 _WILD = re.compile(r"[*?[]")
 
 
-def request_filter(
-    service: Service, access: Access, query: ChangesQuery | ChangesStreamQuery | LeaseQuery
-) -> Filter:
+def request_filter(service: Service, access: Access, query: FilterParameters) -> Filter:
     """Which changes a request wants; RequestRefused: its key may not see a table it names."""
     expect_permitted(service, access, query.tables)
-    return Filter(
-        source=query.source,
-        tables=query.tables,
-        operations=query.operations,
-        event_type=query.event_type,
-        entity_type=query.entity_type,
-        tenant_id=query.tenant_id,
-        trigger=query.trigger,
-        changed_fields=query.changed_fields,
-    )
+    return Filter(**{name: getattr(query, name) for name in FilterParameters.__struct_fields__})
 
 
 def expect_permitted(service: Service, access: Access, tables: Iterable[str]) -> None:

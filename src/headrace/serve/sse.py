@@ -12,7 +12,8 @@ from litestar.response import Stream
 
 from .access import Access
 from .feed import Feed
-from .query import UINT64, Integer, read_value
+from .parameters import Integer
+from .query import UINT64, read_value
 from .subscription import FeedPage, LogGap, Subscription
 
 RETRY_MS = 1000
