@@ -69,7 +69,7 @@ _DOCUMENTS = """
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """Who the server is."""
+    """The server's identity, version and settings of its names and rows."""
 
     mariadb: bool
     version: str
@@ -184,7 +184,7 @@ class MysqlCatalog:
         return {str(name).lower(): str(value) for name, value in self._soon(query, *names)}
 
     def server(self) -> ServerIdentity:
-        """Who the server is."""
+        """The server's identity, version and settings of its names and rows."""
         if self._server is None:
             self._server = self._identity()
         return self._server
@@ -224,14 +224,14 @@ class MysqlCatalog:
         return BinlogEnd(str(file), int(position), gtids)
 
     def exact_end(self) -> BinlogEnd:
-        """Where the binary log ends, with the transactions before that place and no others."""
+        """Where the binary log ends, with the transactions before that position and no others."""
         end = self.end()
         if not self.server().mariadb:
             return end  # one response has both
         return replace(end, gtids=self.gtids_at(end.file, end.position))
 
     def gtids_at(self, file: str, position: int) -> str:
-        """MariaDB: the last transactions before a place."""
+        """MariaDB: the last transactions before a position."""
         found = self.rows("SELECT BINLOG_GTID_POS(%s, %s)", file, position)
         return str(found[0][0] or "")
 

@@ -48,7 +48,7 @@ def check(source: MysqlSettings) -> list[Finding]:
 
 
 class _Check:
-    """The looks at one server."""
+    """The checks of one server."""
 
     def __init__(self, source: MysqlSettings, catalog: MysqlCatalog) -> None:
         self._source = source

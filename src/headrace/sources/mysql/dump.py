@@ -119,7 +119,7 @@ class BinlogDump:
     def open(
         cls, address: MysqlAddress, start: DumpStart, *, replica_id: int, heartbeat_seconds: float
     ) -> BinlogDump:
-        """Ask for everything from a place on."""
+        """Request everything from a position on."""
         connection = address.connect()
         try:
             _prepare(connection, start, replica_id, heartbeat_seconds)
@@ -172,7 +172,7 @@ class BinlogDump:
         self._packets.wake()
 
     def close(self) -> None:
-        """Let go of the server."""
+        """Close the connection."""
         self._closed = True
         force_close(self._connection)
 

@@ -39,7 +39,7 @@ class OpenTransaction(msgspec.Struct):
     committing: bool = False  # it goes on until a COMMIT
     ordinal: int = 0
     savepoints: dict[str, int] = {}
-    handed: int = 0  # changes that were handed over already
+    emitted: int = 0  # changes that were emitted already
 
 
 class PendingRows(msgspec.Struct, frozen=True, gc=False):
@@ -79,7 +79,7 @@ class PendingRows(msgspec.Struct, frozen=True, gc=False):
 
 
 def decoded(waiting: list[PendingRows | None]) -> dict[int, Read]:
-    """The rows of each event that is read at all, by its place; alike ones are read at once."""
+    """The rows of each event that is read at all, by its index; alike ones are read at once."""
     alike: dict[tuple[object, ...], list[tuple[int, PendingRows]]] = {}
     for at, each in enumerate(waiting):
         if each is not None and each.reading.rows is not None:

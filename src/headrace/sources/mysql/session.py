@@ -39,7 +39,7 @@ class MysqlSession:
     def open(
         cls, source: MysqlSettings, stored: MysqlResume | MysqlRestart | None, address: MysqlAddress
     ) -> MysqlSession:
-        """Connect, make sure who the server is, and that it has what follows our position."""
+        """Connect, verify the server's identity, and that it has what follows our position."""
         with ExitStack() as stack:
             catalog = MysqlCatalog(
                 address.connect(),
@@ -169,7 +169,7 @@ def _verify_gtids(stored: MysqlResume, catalog: MysqlCatalog) -> None:
 
 
 def _verify_domains(stored: MysqlResume, catalog: MysqlCatalog) -> None:
-    """A server refuses what it lacks of a domain, but not a domain that it has never heard of."""
+    """A server refuses what it lacks of a domain, but not a domain that it does not know."""
     (state,) = catalog.rows("SELECT @@global.gtid_binlog_state")[0]
     # The last of each domain and server; a replica that writes no log has executed more.
     written = [MariadbGtids.parse(gtid) for gtid in str(state or "").split(",")]
@@ -203,7 +203,7 @@ def _begin(server: ServerIdentity, end: BinlogEnd, stored: MysqlRestart | None) 
 
 
 def _narrowed(resume: MysqlResume, source: MysqlSettings) -> MysqlResume:
-    """Let go of tables that the config does not name any more; begin unfinished snapshots anew."""
+    """Leave out tables that the config does not name any more; begin unfinished snapshots anew."""
     gone = [path for path in resume.snapshots if not matches(path, source.tables, source.database)]
     snapshots = {
         path: MysqlTableSnapshot(replaces=True)

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _COM_QUERY = 0x03
 _BATCH_ROWS = 4096
 _BATCH_BYTES = 2 << 20
-_WAIT_SECONDS = 0.5  # between two looks whether it has been closed
+_WAIT_SECONDS = 0.5  # between two tests whether it has been closed
 _SILENCE = 3600.0  # seconds
 _LOCK_SECONDS = 2
 _ERROR, _EOF = 0xFF, 0xFE
@@ -61,7 +61,7 @@ class MysqlSnapshot:
             if all(table.transactional for table in tables):
                 end = _snapshot(connection, address, catalog, tables)
             else:
-                # Its rows are as they are: nobody may write while they are read.
+                # No transaction shows its rows: it must not be written while they are read.
                 names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
                 run(connection, f"LOCK TABLES {names}")
                 end = catalog.exact_end()
@@ -130,7 +130,7 @@ class MysqlSnapshot:
         self._closed = True
 
     def close(self) -> None:
-        """Let go of the snapshot."""
+        """End the snapshot and its session."""
         self._closed = True
         force_close(self._connection)
 
@@ -167,11 +167,11 @@ def _snapshot_end(connection: Connection[Cursor], catalog: MysqlCatalog) -> Binl
 
 
 def _lock(connection: Connection[Cursor], tables: Sequence[FoundTable]) -> None:
-    """Keep everybody from writing, for as long as it takes to begin a snapshot.
+    """Lock out writers, for as long as it takes to begin a snapshot.
 
-    Whoever waits for a lock keeps writers waiting too, so none is waited for long. A transaction
+    A session that waits for a lock keeps writers waiting too, so the wait is short. A transaction
     that wrote to these tables and goes on stands in the way of the first statement alone, and a
-    query that runs for long of the second, which also holds up whoever comes after it.
+    query that runs for long of the second, which also holds up later sessions.
     """
     run(connection, f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
     names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)

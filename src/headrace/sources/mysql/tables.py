@@ -36,7 +36,7 @@ class TableDescriber(Protocol):
     """Describes tables as they are now: the catalog does."""
 
     def server(self) -> ServerIdentity:
-        """Who the server is."""
+        """The identity of the server."""
         ...
 
     def declared(self, schema: str, name: str) -> DeclaredTable | None:

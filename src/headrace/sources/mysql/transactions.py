@@ -75,7 +75,7 @@ class XaMemory:
         self._counted = 0  # changes of the one at hand
         self._size = 0  # bytes of these
 
-    def look(self, changes: list[Change], where: str) -> None:
+    def count(self, changes: list[Change], where: str) -> None:
         """Count what has come to the transaction at hand; SourceRefused: it is too much."""
         for change in changes[self._counted :]:
             self._size += _CHANGE + len(change.before or b"") + len(change.after or b"")
@@ -107,7 +107,7 @@ class BinlogAssembler:
     A compressed transaction may be larger than memory when unpacked, so it is taken in steps:
     while `unpacking`, the next events come by `unpack`.
 
-    `done` holds complete transactions, up to `place`; `open` the one that has begun.
+    `done` holds complete transactions, up to `offset`; `open` the one that has begun.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class BinlogAssembler:
     def cut(self, file: str) -> None:
         """What has begun has no end, and never counted; go on with another file."""
         self.flush()
-        if self._begun is not None and self._begun.handed:
+        if self._begun is not None and self._begun.emitted:
             raise SourceRefused(
                 f"{self.file} ends within a transaction of which a part is stored: the server died "
                 "while it wrote it",
@@ -198,12 +198,12 @@ class BinlogAssembler:
         begun = self._begun
         self.flush()
         if begun is not None and begun.is_xa:
-            self._xa_memory.look(self.open, f"{self.file}:{self._at}")
+            self._xa_memory.count(self.open, f"{self.file}:{self._at}")
             return []
         if begun is None:
             return []
         taken, self.open = self.open[:-1], self.open[-1:]
-        begun.handed += len(taken)
+        begun.emitted += len(taken)
         return taken
 
     # -- events ---------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class BinlogAssembler:
         if found := XA.match(sql):
             self._branch(begun, found["verb"].upper(), xid(found["xid"]))
         elif found := SAVEPOINT.fullmatch(sql):
-            begun.savepoints[savepoint(found["name"])] = begun.handed + len(self.open)
+            begun.savepoints[savepoint(found["name"])] = begun.emitted + len(self.open)
         elif found := ROLLBACK_TO.fullmatch(sql):
             where = f"{self.file}:{self._at}"
             self._rolled_back(begun, changes_kept_by(begun.savepoints, found["name"], where))
@@ -352,12 +352,12 @@ class BinlogAssembler:
     def _rolled_back(self, begun: OpenTransaction, kept: int) -> None:
         """Forget changes of the open transaction, all but the first `kept`."""
         self.flush()
-        if kept < begun.handed:
+        if kept < begun.emitted:
             raise ProtocolError(
                 f"{self.file}:{self._at}: a transaction is rolled back of which a part is stored",
                 hint="Run `headrace snapshot SOURCE` to start again from a new snapshot.",
             )
-        del self.open[kept - begun.handed :]
+        del self.open[kept - begun.emitted :]
         begun.ordinal = kept
 
     def _stated(self, begun: OpenTransaction, event: Query) -> None:
@@ -434,7 +434,7 @@ class BinlogAssembler:
         begun = self._begun
         if begun is None:
             raise ProtocolError("an XA transaction was prepared that had not begun")
-        self._xa_memory.look(self.open, f"{self.file}:{self._at}")
+        self._xa_memory.count(self.open, f"{self.file}:{self._at}")
         size = self._xa_memory.prepare()
         name = f"{event.gtrid.hex()}.{event.bqual.hex()}.{event.format_id}"
         waits = not event.one_phase and (not begun.skipped or name in self._pending)

@@ -91,7 +91,7 @@ def _unchecked(data: bytes, header: Header, form: FormatDescription) -> bytes:
     if form.checksum is None and header.kind != _FORMAT:
         return data  # the format is not known yet, and this one has none
     if header.kind == _FORMAT and body[-1] == 0:
-        return body  # with checksums off the place stays empty
+        return body  # with checksums off the four bytes stay empty
     raise ProtocolError(
         f"a binlog event of type {header.kind} does not have the checksum that it was sent with",
         hint="Check the network and the disk of the server; `mariadb-binlog` reads the same file.",

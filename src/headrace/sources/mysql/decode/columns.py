@@ -26,7 +26,7 @@ class MappedColumn(msgspec.Struct, frozen=True):
     collation: int | None = None  # the number of a collation, which names a character set
     name: str | None = None
     labels: tuple[bytes, ...] | None = None  # of ENUM and SET, in the column's character set
-    key: int | None = None  # place in the primary key, from 0; None: not in it, or not known
+    key: int | None = None  # index in the primary key, from 0; None: not in it, or not known
     visible: bool | None = None
     geometry: int | None = None
     dimensions: int | None = None  # of a VECTOR
@@ -152,7 +152,7 @@ def columns_of(
     if len(mapped) != len(declared):
         raise DecodeError(
             f"its rows have {len(mapped)} columns in the binlog and {len(declared)} in the "
-            "catalogue, so it was altered while nobody followed",
+            "catalogue, so it was altered while Headrace did not read",
             hint=_ROW_METADATA,
         )
     return tuple(_column(m, d) for m, d in zip(mapped, declared, strict=True))
@@ -213,7 +213,7 @@ def _agree(mapped: MappedColumn, declared: DeclaredColumn, kind: DeclaredType) -
     if mapped.name not in (None, declared.name) or mapped.code not in codes:
         raise DecodeError(
             f"the column {mapped.name or declared.name} has another type in the binlog than "
-            f"{declared.name} in the catalogue, so the table was altered while nobody followed",
+            f"{declared.name} in the catalogue, so it was altered while Headrace did not read",
             hint=_ROW_METADATA,
         )
 

@@ -164,7 +164,7 @@ class Payload(msgspec.Struct, frozen=True):
 
 
 class Incident(msgspec.Struct, frozen=True):
-    """The server has lost events: whoever follows it must stop."""
+    """The server has lost events: every reader must stop."""
 
     header: Header
     number: int

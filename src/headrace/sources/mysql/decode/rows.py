@@ -387,7 +387,7 @@ class _PartialUpdates:
 # known beforehand; any other row tests each of its columns that may be NULL.
 
 _Walk = Callable[..., tuple[int, bool]]
-"""The rows from one place to another, and a list for each image of a row (one, or the old and the
+"""The rows between two indexes, and a list for each image of a row (one, or the old and the
 new one), which gets the columns' values one after the other -> where the rows end, and whether
 there was a NULL."""
 
