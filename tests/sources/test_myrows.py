@@ -122,10 +122,10 @@ def test_rows_say_what_was_packed(case: tuple[list[ColumnType], list[list[Any]]]
         for row, (key, before, before_kind, after, changed, unchanged) in zip(
             rows, found, strict=True
         ):
-            image = after if kind == 30 else before
-            assert image is not None
-            assert b"\n" not in image
-            values = msgspec.json.decode(image)
+            shown = after if kind == 30 else before
+            assert shown is not None
+            assert b"\n" not in shown
+            values = msgspec.json.decode(shown)
             assert list(values.items()) == list(expected(columns, row).items())
             assert key is not None
             assert msgspec.json.decode(key) == {columns[0].name: stored(columns[0], row[0])}
