@@ -252,8 +252,8 @@ def test_a_key_that_reads_too_fast_is_patient(shop: Shop, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (KeyRequest(tables=("users",)), "403: this route tells of all tables"),
-        (KeyRequest(tenant="t1"), "403: this route tells of all tables"),
+        (KeyRequest(tables=("users",)), "403: this route shows all tables"),
+        (KeyRequest(tenant="t1"), "403: this route shows all tables"),
         (None, "401: a valid API key is needed"),
     ],
 )

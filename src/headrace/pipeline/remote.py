@@ -152,7 +152,8 @@ class _Body:
         """So many bytes, or fewer at the end."""
         while len(self._buffer) < size and (piece := next(self._pieces, None)) is not None:
             self._buffer += piece
-        data = bytes(self._buffer[:size])
+        with memoryview(self._buffer) as view:
+            data = bytes(view[:size])
         del self._buffer[:size]
         return data
 
