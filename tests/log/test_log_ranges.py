@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.change.event import Batch
-from headrace.change.record import Place
+from headrace.change.record import RecordHead
 from headrace.log import Log, LogReader, Piece
 from headrace.log import ranges as log_ranges
 from tests.effort import times
@@ -114,7 +114,7 @@ def test_the_end_of_a_large_transaction_is_found_in_a_few_looks(log: Log) -> Non
         def __init__(self) -> None:
             self.__dict__ = log.__dict__
 
-        def place(self, sequence: int) -> Place | None:
+        def place(self, sequence: int) -> RecordHead | None:
             looks.append(sequence)
             return log.place(sequence)
 

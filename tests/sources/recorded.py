@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headrace.change.event import Column, Table
 from headrace.change.lsn import parse_lsn
-from headrace.sources.postgres.pgoutput import Relation
+from headrace.sources.postgres.pgoutput import WalRelation
 from headrace.sources.postgres.rows import Rows
 from headrace.sources.postgres.values import SESSION_SETTINGS, TYPES_SQL, PgType, encoder, pg_types
 from headrace.testing import PostgresDatabase
@@ -69,7 +69,7 @@ class Describing:
     def __init__(self, types: Mapping[int, PgType]) -> None:
         self._types = types
 
-    def describe_relation(self, relation: Relation, *, told_by: int = 0) -> Rows:
+    def describe_relation(self, relation: WalRelation, *, told_by: int = 0) -> Rows:
         """The decoder for rows that follow it."""
         columns = tuple(
             Column(column.name, "", column.identity, column.type_id, column.modifier)

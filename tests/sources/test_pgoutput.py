@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from headrace.errors import ProtocolError
 from headrace.sources.postgres.pgoutput import (
-    Begin,
-    Commit,
     Ignored,
     Message,
-    Relation,
     RelationColumn,
-    Truncate,
+    WalBegin,
+    WalCommit,
+    WalRelation,
+    WalTruncate,
     parse,
 )
 
@@ -56,12 +56,12 @@ def test_origins_and_types_are_passed_over() -> None:
 def test_begin_tells_the_commit_to_come(lsn: int, time: int, xid: int) -> None:
     begin = parse(struct.pack(">cQqI", b"B", lsn, time, xid))
     # PostgreSQL counts from 2000-01-01, a change from 1970-01-01.
-    assert begin == Begin(lsn, time + 946_684_800_000_000, xid)
+    assert begin == WalBegin(lsn, time + 946_684_800_000_000, xid)
 
 
 @given(INT64, INT64)
 def test_commit_tells_where_it_stands_and_where_it_ends(lsn: int, end: int) -> None:
-    assert parse(struct.pack(">cBQQq", b"C", 0, lsn, end, 0)) == Commit(lsn, end)
+    assert parse(struct.pack(">cBQQq", b"C", 0, lsn, end, 0)) == WalCommit(lsn, end)
 
 
 @given(
@@ -83,20 +83,20 @@ def test_a_relation_survives_its_message(
     for column in columns:
         data += bytes([column.identity]) + column.name.encode() + b"\0"
         data += struct.pack(">Ii", column.type_id, column.modifier)
-    assert parse(data) == Relation(oid, schema, name, identity, tuple(columns))
+    assert parse(data) == WalRelation(oid, schema, name, identity, tuple(columns))
     with pytest.raises(ProtocolError):
         parse(data + b"\0")
 
 
 def test_the_schema_pg_catalog_is_sent_without_its_name() -> None:
     relation = parse(struct.pack(">cI", b"R", 7) + b"\0t\0d\0\0")
-    assert relation == Relation(7, "pg_catalog", "t", "default", ())
+    assert relation == WalRelation(7, "pg_catalog", "t", "default", ())
 
 
 @given(st.lists(INT32, max_size=10), st.booleans(), st.booleans())
 def test_a_truncate_names_all_its_tables(oids: list[int], cascade: bool, restart: bool) -> None:
     data = struct.pack(f">cIB{len(oids)}I", b"T", len(oids), cascade | restart << 1, *oids)
-    assert parse(data) == Truncate(tuple(oids), cascade, restart)
+    assert parse(data) == WalTruncate(tuple(oids), cascade, restart)
 
 
 def test_a_truncate_of_more_tables_than_it_carries_is_refused() -> None:

@@ -3,20 +3,22 @@
 import pytest
 
 from headrace.sources.postgres.catalog import Published
-from headrace.sources.postgres.resume import Copy, Resume
+from headrace.sources.postgres.resume import PostgresResume, PostgresTableSnapshot
 from headrace.sources.postgres.session import with_tables
 
 
-def resume(**relations: int) -> Resume:
+def resume(**relations: int) -> PostgresResume:
     """Every table named is copied, under its oid."""
-    return Resume(
+    return PostgresResume(
         system="1",
         timeline=1,
         database="shop",
         slot="headrace",
         position=1,
         xid=1,
-        copies={f"public.{name}": Copy(oid, ()) for name, oid in relations.items()},
+        snapshots={
+            f"public.{name}": PostgresTableSnapshot(oid, ()) for name, oid in relations.items()
+        },
         errored={},
         versions={},
         former=(),
@@ -41,7 +43,7 @@ def test_every_table_whose_name_has_another_is_copied_anew(
 ) -> None:
     for order in (now, dict(reversed(now.items()))):
         found = with_tables(resume(**before), tables(**order), copying=True)
-        assert {path: copy.relation for path, copy in found.copies.items()} == {
+        assert {path: copy.relation for path, copy in found.snapshots.items()} == {
             f"public.{name}": oid for name, oid in now.items()
         }
-        assert all(copy.ranges is None and copy.again for copy in found.copies.values())
+        assert all(copy.ranges is None and copy.again for copy in found.snapshots.values())

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from headrace.change.event import Change, Op, Table
 from headrace.errors import DecodeError, ProtocolError
 from headrace.sources._annotations import LIMIT
-from headrace.sources.postgres.pgoutput import Begin, Commit, Relation, parse
-from headrace.sources.postgres.transactions import Assembler
+from headrace.sources.postgres.pgoutput import WalBegin, WalCommit, WalRelation, parse
+from headrace.sources.postgres.transactions import PostgresAssembler
 from tests.changes import wal_position
 from tests.conftest import Servers
 from tests.sources.capturing import image
@@ -47,11 +47,11 @@ class Registered:
 
 def relations(recorded: Recorded) -> dict[int, str]:
     parsed = [parse(data) for _, data in recorded.messages if data[:1] == b"R"]
-    return {r.id: f"{r.schema}.{r.name}" for r in parsed if isinstance(r, Relation)}
+    return {r.id: f"{r.schema}.{r.name}" for r in parsed if isinstance(r, WalRelation)}
 
 
-def assembler_for(recorded: Recorded, *, after: int = 0, xid: int = 0) -> Assembler:
-    assembler = Assembler(Describing(recorded.types), Registered(), after=after, xid=xid)
+def assembler_for(recorded: Recorded, *, after: int = 0, xid: int = 0) -> PostgresAssembler:
+    assembler = PostgresAssembler(Describing(recorded.types), Registered(), after=after, xid=xid)
     assembler.renew(relations(recorded), {}, {})
     return assembler
 
@@ -94,7 +94,7 @@ def test_whatever_the_position_exactly_the_transactions_after_it_come(recorded: 
     ends = [
         message.end_lsn
         for _, data in recorded.messages
-        if isinstance(message := parse_or_none(data), Commit)
+        if isinstance(message := parse_or_none(data), WalCommit)
     ]
     for end in ends:
         rest = [change.id for change in everything if change.position.commit >= end]
@@ -107,7 +107,7 @@ def parse_or_none(data: bytes) -> object:
 
 
 def test_a_transaction_id_has_64_bits(recorded: Recorded) -> None:
-    begins = [m for _, data in recorded.messages if isinstance(m := parse_or_none(data), Begin)]
+    begins = [m for _, data in recorded.messages if isinstance(m := parse_or_none(data), WalBegin)]
     numbers = [
         int(change.transaction.id)
         for change in assembled(recorded, xid=XID)
@@ -142,7 +142,7 @@ class Said:
     """An assembler for one table (id, name), and sentences to feed it."""
 
     def __init__(self, xid: int = 0) -> None:
-        self.assembler = Assembler(Describing({}), Registered(), after=0, xid=xid)
+        self.assembler = PostgresAssembler(Describing({}), Registered(), after=0, xid=xid)
         self.assembler.renew({OID: "public.things"}, {}, {})
         self.lsn = 1000
 
@@ -392,7 +392,9 @@ def test_a_value_that_cannot_be_read_stops_its_table_and_keeps_the_bytes() -> No
 
 
 def test_the_last_change_of_a_transaction_knows_where_its_commit_ends(recorded: Recorded) -> None:
-    commits = [m for _, data in recorded.messages if isinstance(m := parse_or_none(data), Commit)]
+    commits = [
+        m for _, data in recorded.messages if isinstance(m := parse_or_none(data), WalCommit)
+    ]
     ends = {commit.commit_lsn: commit.end_lsn for commit in commits}
     outside = 0
     for change in assembled(recorded):

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.change.event import Batch, BeforeKind, Change, Op
 from headrace.log import Log
-from headrace.sources.postgres.resume import position_in
+from headrace.sources.resume import position_in
 from headrace.testing import PostgresDatabase
 from tests.changes import wal_position
 from tests.sources.capturing import SOURCE, Captured, captured, driven, image, postgres

@@ -32,8 +32,8 @@ class Record(msgspec.Struct, Generic[_P], frozen=True, array_like=True, gc=False
     unchanged: tuple[str, ...]
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a record stands in its transaction: its first fields, the rest is never looked at."""
+class RecordHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The first fields of a record, which say where it stands in its transaction."""
 
     table: int
     op: msgspec.Raw
@@ -80,7 +80,7 @@ _rows = msgspec.msgpack.Decoder(
 ).decode
 
 
-place: Callable[[bytes], Place] = msgspec.msgpack.Decoder(Place).decode
+head: Callable[[bytes], RecordHead] = msgspec.msgpack.Decoder(RecordHead).decode
 """Where a record stands in its transaction."""
 
 
@@ -95,7 +95,7 @@ def encode(changes: Sequence[Change]) -> list[bytes]:
     records: list[bytes] = []
     add, write = records.append, _encode
     table = op = transaction = None
-    head = b""
+    start = b""
     for change in changes:
         if (
             change.transaction is not transaction
@@ -103,7 +103,7 @@ def encode(changes: Sequence[Change]) -> list[bytes]:
             or change.table is not table
         ):
             table, op, transaction = change.table, change.op, change.transaction
-            head = _head(table, op, transaction)
+            start = _start(table, op, transaction)
         tail = write(
             (
                 change.ordinal,
@@ -117,11 +117,11 @@ def encode(changes: Sequence[Change]) -> list[bytes]:
                 change.unchanged,
             )
         )
-        add(head + tail[1:])
+        add(start + tail[1:])
     return records
 
 
-def _head(table: Table, op: Op, transaction: Transaction) -> bytes:
+def _start(table: Table, op: Op, transaction: Transaction) -> bytes:
     shared = _encode(
         (
             table.version,

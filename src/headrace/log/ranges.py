@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..change.record import Place
+from ..change.record import RecordHead
 
 if TYPE_CHECKING:
     from .reader import LogReader
@@ -48,7 +48,7 @@ def plan(
 class _Cuts:
     """Finds the ends of transactions."""
 
-    def __init__(self, place: Callable[[int], Place | None], latest: int) -> None:
+    def __init__(self, place: Callable[[int], RecordHead | None], latest: int) -> None:
         self._place = place
         self._latest = latest  # always the end of a transaction
 
@@ -75,7 +75,7 @@ class _Cuts:
             return before
         return self._end_of(target + 1, following)
 
-    def _end_of(self, sequence: int, place: Place) -> int:
+    def _end_of(self, sequence: int, place: RecordHead) -> int:
         """The end of the transaction that a change belongs to."""
         inside, step = sequence, 1
         while step:
@@ -86,7 +86,7 @@ class _Cuts:
                 step //= 2
         return inside if self._ends(inside) else self._next_end(inside)
 
-    def _together(self, sequence: int, place: Place, other: int) -> bool:
+    def _together(self, sequence: int, place: RecordHead, other: int) -> bool:
         there = self._place(other)
         return (
             there is not None

@@ -17,7 +17,7 @@ import msgspec
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from ..change.event import Change, Table
-from ..change.record import Place, decode, place
+from ..change.record import RecordHead, decode, head
 from ..errors import LogAbsent, LogError
 from . import _layout as layout
 from .keys import Key
@@ -187,10 +187,10 @@ class LogReader:
             return None
         return Piece(layout.sequence_of(first), len(records), b"".join(records))
 
-    def place(self, sequence: int) -> Place | None:
+    def place(self, sequence: int) -> RecordHead | None:
         """Where a change stands in its transaction; None: it is not in the log."""
         stored = self._db.get(layout.change_key(sequence))
-        return None if stored is None or sequence > self._latest else place(stored)
+        return None if stored is None or sequence > self._latest else head(stored)
 
     def ranges(
         self, after: int, *, limit: int | None = None, upto: int | None = None, parts: int = 1

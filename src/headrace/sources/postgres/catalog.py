@@ -13,7 +13,7 @@ from psycopg import sql
 
 from ...change.event import Column, Reference, Table
 from .address import classify
-from .pgoutput import Relation
+from .pgoutput import WalRelation
 from .rows import Rows
 from .values import TYPES_SQL, PgType, as_utf8, encoder, pg_types
 
@@ -110,7 +110,7 @@ _PARTS = """
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PhysicalTable:
     """A physical table: a partition, or a table itself."""
 
     relation: str
@@ -207,9 +207,9 @@ class Catalog:
             for schema, name, oid, columns, rowfilter in self.rows(_PUBLISHED, publication)
         ]
 
-    def parts(self, oid: int) -> list[Part]:
+    def parts(self, oid: int) -> list[PhysicalTable]:
         """The physical tables behind a table."""
-        return [Part(*row) for row in self.rows(_PARTS, oid, oid)]
+        return [PhysicalTable(*row) for row in self.rows(_PARTS, oid, oid)]
 
     def tables(self, publication: str, globs: Sequence[str]) -> list[Table]:
         """The tables that match any of the globs, also those that are not published yet."""
@@ -224,7 +224,7 @@ class Catalog:
         """The decoder for rows of a published table as it is now."""
         return self._rows(self._table(published))
 
-    def describe_relation(self, relation: Relation, *, told_by: int) -> Rows:
+    def describe_relation(self, relation: WalRelation, *, told_by: int) -> Rows:
         """The decoder for rows that follow a Relation message; `told_by` is its transaction."""
         if told_by:
             self._await(told_by)

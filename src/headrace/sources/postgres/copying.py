@@ -20,7 +20,7 @@ from .address import Address, classify
 from .catalog import Published
 from .position import PostgresPosition
 from .replication import copy_lines
-from .resume import Range
+from .resume import BlockRange
 from .rows import Rows
 from .transactions import end
 
@@ -52,11 +52,11 @@ class Task:
 
     table: Published
     rows: Rows
-    range: Range
+    range: BlockRange
     # Read only rows written by this transaction or a later one, outside `left`: rows that may
     # have moved out of a range that was not read yet into one that was. 0: read every row.
     since: int = 0
-    left: tuple[Range, ...] = ()
+    left: tuple[BlockRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Copied:
 
     task: Task
     changes: list[Change]
-    left: Range | None
+    left: BlockRange | None
     error: str = ""  # why the table cannot be copied
 
 
@@ -91,7 +91,7 @@ class Point:
         end(change, self.lsn)
 
 
-class Copier:
+class PostgresSnapshotReader:
     """Reads tasks with several workers that share one snapshot."""
 
     def __init__(self, address: Address, point: Point, *, workers: int) -> None:
@@ -255,11 +255,11 @@ class _Reading:
         return Transaction(name, now, now)
 
 
-def ranges(relation: str, blocks: int) -> list[Range]:
+def ranges(relation: str, blocks: int) -> list[BlockRange]:
     """The blocks of a physical table in pieces; the last one is open, for it may grow."""
     starts = range(0, max(blocks, 1), RANGE_BLOCKS)
     return [
-        Range(relation, f"({start},0)", start + RANGE_BLOCKS if start != starts[-1] else None)
+        BlockRange(relation, f"({start},0)", start + RANGE_BLOCKS if start != starts[-1] else None)
         for start in starts
     ]
 
@@ -294,7 +294,7 @@ def _statement(task: Task) -> sql.Composed:
     )
 
 
-def _inside(part: Range) -> sql.Composed:
+def _inside(part: BlockRange) -> sql.Composed:
     start = sql.SQL("ctid >= {}::tid").format(sql.Literal(part.start))
     if part.end is None:
         return start

@@ -28,7 +28,7 @@ _COUNT = struct.Struct(">H")
 _IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 
 
-class Begin(msgspec.Struct, frozen=True):
+class WalBegin(msgspec.Struct, frozen=True):
     """A transaction starts; it is sent only when it has committed, so its commit is known."""
 
     commit_lsn: int
@@ -36,7 +36,7 @@ class Begin(msgspec.Struct, frozen=True):
     xid: int
 
 
-class Commit(msgspec.Struct, frozen=True):
+class WalCommit(msgspec.Struct, frozen=True):
     """A transaction ends."""
 
     commit_lsn: int
@@ -52,7 +52,7 @@ class RelationColumn(msgspec.Struct, frozen=True):
     modifier: int
 
 
-class Relation(msgspec.Struct, frozen=True):
+class WalRelation(msgspec.Struct, frozen=True):
     """A table's columns, sent before its first row on a connection and after each change."""
 
     id: int
@@ -62,7 +62,7 @@ class Relation(msgspec.Struct, frozen=True):
     columns: tuple[RelationColumn, ...]
 
 
-class Truncate(msgspec.Struct, frozen=True):
+class WalTruncate(msgspec.Struct, frozen=True):
     """Tables emptied by one statement."""
 
     relations: tuple[int, ...]
@@ -83,7 +83,7 @@ class Ignored(msgspec.Struct, frozen=True):
     """Origin and Type messages: nothing we need."""
 
 
-Parsed = Begin | Commit | Relation | Truncate | Message | Ignored
+Parsed = WalBegin | WalCommit | WalRelation | WalTruncate | Message | Ignored
 
 
 def parse(data: bytes) -> Parsed:
@@ -96,17 +96,17 @@ def parse(data: bytes) -> Parsed:
         raise ProtocolError(f"malformed pgoutput message {data[:1]!r}") from error
 
 
-def _begin(data: bytes) -> Begin:
+def _begin(data: bytes) -> WalBegin:
     _, commit_lsn, commit_time, xid = _BEGIN.unpack(data)
-    return Begin(commit_lsn, commit_time + EPOCH_MICROSECONDS, xid)
+    return WalBegin(commit_lsn, commit_time + EPOCH_MICROSECONDS, xid)
 
 
-def _commit(data: bytes) -> Commit:
+def _commit(data: bytes) -> WalCommit:
     _, _flags, commit_lsn, end_lsn, _time = _COMMIT.unpack(data)
-    return Commit(commit_lsn, end_lsn)
+    return WalCommit(commit_lsn, end_lsn)
 
 
-def _relation(data: bytes) -> Relation:
+def _relation(data: bytes) -> WalRelation:
     _, relation = _RELATION.unpack_from(data)
     schema, at = _string(data, 5)
     name, at = _string(data, at)
@@ -122,15 +122,15 @@ def _relation(data: bytes) -> Relation:
         columns.append(RelationColumn(column, bool(flags & 1), type_id, modifier))
     _ended(data, at)
     # pg_catalog is sent as an empty name.
-    return Relation(relation, schema or "pg_catalog", name, identity, tuple(columns))
+    return WalRelation(relation, schema or "pg_catalog", name, identity, tuple(columns))
 
 
-def _truncate(data: bytes) -> Truncate:
+def _truncate(data: bytes) -> WalTruncate:
     _, count, options = _TRUNCATE.unpack_from(data)
     at = _TRUNCATE.size
     _ended(data, at + 4 * count)
     relations = struct.unpack_from(f">{count}I", data, at)
-    return Truncate(relations, bool(options & 1), bool(options & 2))
+    return WalTruncate(relations, bool(options & 1), bool(options & 2))
 
 
 def _message(data: bytes) -> Message:

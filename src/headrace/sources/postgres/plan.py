@@ -10,17 +10,17 @@ import msgspec
 
 from ...change.event import BeforeKind, Change, Op, Transaction
 from .. import Register
-from .catalog import Catalog, Part, Published
+from .catalog import Catalog, PhysicalTable, Published
 from .copying import Copied, Point, Task, ranges
-from .resume import Copies, Copy, Range
+from .resume import BlockRange, PostgresTableSnapshot, PostgresTablesResume
 from .rows import Rows
 from .transactions import schema
 
-R = TypeVar("R", bound=Copies)
+R = TypeVar("R", bound=PostgresTablesResume)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(Generic[R]):
+class SnapshotPlan(Generic[R]):
     """How to copy a table: what to tell first, what to read, and the resume that says so."""
 
     resume: R
@@ -39,14 +39,14 @@ class Planner:
         self._published = {table.path: table for table in catalog.published(publication)}
         self._point = point
 
-    def plan(self, resume: R, path: str) -> Plan[R]:
+    def plan(self, resume: R, path: str) -> SnapshotPlan[R]:
         """How to begin a table's copy, or to take it up where it was interrupted."""
-        copy = resume.copies[path]
+        copy = resume.snapshots[path]
         table = self._published.get(path)
         if table is None or table.oid != copy.relation:
             # Dropped or replaced between the look and the snapshot; the next look sees it.
             gone = msgspec.structs.replace(copy, ranges=())
-            return Plan(resume.with_copy(path, gone), [], [])
+            return SnapshotPlan(resume.with_snapshot(path, gone), [], [])
         decoder = self._catalog.describe(table)
         decoder = decoder.of(self._register(decoder.table))
         parts = self._catalog.parts(table.oid)
@@ -56,20 +56,22 @@ class Planner:
         if copy.ranges is not None and same:
             announced = self._announce(resume, path, decoder, forget=False)
             copy = msgspec.structs.replace(copy, moved=tuple(part.relation for part in parts))
-            resume = resume.with_copy(path, copy)
+            resume = resume.with_snapshot(path, copy)
             tasks = _rest(copy, table, decoder)
         else:
             forget = copy.again or copy.ranges is not None
             announced = self._announce(resume, path, decoder, forget=forget)
             begun = self._begin(table, decoder, parts)
-            resume = resume.with_copy(path, begun)
+            resume = resume.with_snapshot(path, begun)
             tasks = [Task(table, decoder, part) for part in begun.ranges or ()]
-        return Plan(resume.with_version(path, decoder.table.version), announced, tasks)
+        return SnapshotPlan(resume.with_version(path, decoder.table.version), announced, tasks)
 
-    def _begin(self, table: Published, decoder: Rows, parts: list[Part]) -> Copy:
+    def _begin(
+        self, table: Published, decoder: Rows, parts: list[PhysicalTable]
+    ) -> PostgresTableSnapshot:
         whole = [each for part in parts for each in ranges(part.relation, part.blocks)]
         guesses = [part.estimated_rows for part in parts]
-        return Copy(
+        return PostgresTableSnapshot(
             table.oid,
             tuple(whole) if decoder.table.columns else (),
             rows=0,
@@ -78,7 +80,9 @@ class Planner:
             filenodes=_filenodes(parts),
         )
 
-    def _announce(self, resume: Copies, path: str, decoder: Rows, *, forget: bool) -> list[Change]:
+    def _announce(
+        self, resume: PostgresTablesResume, path: str, decoder: Rows, *, forget: bool
+    ) -> list[Change]:
         """Say the table's columns, and forget its rows where they are copied anew."""
         told: list[tuple[Op, object]] = []
         if resume.versions.get(path) != decoder.table.version:
@@ -113,7 +117,7 @@ def progressed(resume: R, copied: Copied) -> R:
     """The resume after some rows have been read."""
     task = copied.task
     path = task.table.path
-    copy = resume.copies[path]
+    copy = resume.snapshots[path]
     left, moved = copy.ranges or (), copy.moved
     if not task.since:
         left = tuple(part for part in left if not _same(part, task.range))
@@ -123,18 +127,18 @@ def progressed(resume: R, copied: Copied) -> R:
         moved = tuple(relation for relation in moved if relation != task.range.relation)
     rows = copy.rows + len(copied.changes)
     copy = msgspec.structs.replace(copy, ranges=left, moved=moved, rows=rows)
-    resume = resume.with_copy(path, copy)
+    resume = resume.with_snapshot(path, copy)
     return resume.with_error(path, copied.error) if copied.error else resume
 
 
-def _rest(copy: Copy, table: Published, decoder: Rows) -> list[Task]:
+def _rest(copy: PostgresTableSnapshot, table: Published, decoder: Rows) -> list[Task]:
     """The ranges that are left, and rows that may have moved out of them meanwhile."""
     left = copy.ranges or ()
     moved = [
         Task(
             table,
             decoder,
-            Range(relation, "(0,0)", None),
+            BlockRange(relation, "(0,0)", None),
             since=copy.since,
             left=tuple(each for each in left if each.relation == relation),
         )
@@ -143,10 +147,10 @@ def _rest(copy: Copy, table: Published, decoder: Rows) -> list[Task]:
     return moved + [Task(table, decoder, part) for part in left]
 
 
-def _filenodes(parts: list[Part]) -> tuple[int, ...]:
+def _filenodes(parts: list[PhysicalTable]) -> tuple[int, ...]:
     return tuple(part.filenode for part in parts)
 
 
-def _same(one: Range, other: Range) -> bool:
+def _same(one: BlockRange, other: BlockRange) -> bool:
     """Whether two are the same range, however far each has come."""
     return (one.relation, one.end) == (other.relation, other.end)

@@ -21,7 +21,7 @@ from ...errors import ProtocolError, SourceUnavailable
 from .catalog import Catalog
 from .pgoutput import EPOCH_MICROSECONDS
 from .replication import Replication
-from .transactions import Assembler
+from .transactions import PostgresAssembler
 
 _WAL, _KEEPALIVE = b"wk"
 _WAL_HEAD = 25  # type, LSN, end of the log, time
@@ -56,7 +56,7 @@ class Receiver:
     def __init__(
         self,
         replication: Replication,
-        assembler: Assembler,
+        assembler: PostgresAssembler,
         catalog: Catalog,
         *,
         status_seconds: float,

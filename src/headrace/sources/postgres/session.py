@@ -12,33 +12,37 @@ from typing import TypeVar
 import msgspec
 
 from ...errors import SourceRefused, SourceUnavailable
+from ..resume import Restart
 from . import ddl, slot
 from .address import Address
 from .catalog import Catalog, Published, matches
 from .copying import Point
 from .replication import Replication, Server
-from .resume import Copies, Copy, Restart, Resume
+from .resume import PostgresResume, PostgresTableSnapshot, PostgresTablesResume
 from .settings import PostgresSettings
 
-R = TypeVar("R", bound=Copies)
+R = TypeVar("R", bound=PostgresTablesResume)
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class PostgresSession:
     """Connections to a server that has turned out to be the right one."""
 
     source: PostgresSettings
     address: Address  # for sessions that read rows
     catalog: Catalog
     replication: Replication
-    resume: Resume  # where to go on
+    resume: PostgresResume  # where to go on
     point: Point | None  # of a slot that was created just now
     refused: dict[str, str]  # tables that are wanted but not published, and why
 
     @classmethod
     def open(
-        cls, source: PostgresSettings, stored: Resume | Restart | None, closing: threading.Event
-    ) -> Session:
+        cls,
+        source: PostgresSettings,
+        stored: PostgresResume | Restart | None,
+        closing: threading.Event,
+    ) -> PostgresSession:
         """Connect, make sure who the server is, and prepare publication and slot."""
         with ExitStack() as stack:
             catalog = Catalog(source.address.connect(), source=source.name)
@@ -47,14 +51,14 @@ class Session:
             replication = address.replicate(closing)
             stack.callback(replication.close)
             server = replication.identify()
-            if isinstance(stored, Resume):
+            if isinstance(stored, PostgresResume):
                 slot.verify(stored, server, catalog)
             published = slot.publish(catalog, source.publication_name, source.tables)
             if not published.tables and stored is None:
                 raise _nothing_to_capture(source, published)
             if source.ddl:
                 ddl.install(catalog)
-            if isinstance(stored, Resume):
+            if isinstance(stored, PostgresResume):
                 resume, point = narrowed(stored, source.tables), None
             else:
                 resume, point = _begin(source, server, catalog, replication, stored)
@@ -82,7 +86,7 @@ def _begin(
     catalog: Catalog,
     replication: Replication,
     stored: Restart | None,
-) -> tuple[Resume, Point | None]:
+) -> tuple[PostgresResume, Point | None]:
     """No position yet: create the slot, or adopt one that somebody has made for us."""
     if stored is not None:
         slot.drop_slot(catalog, source.slot_name)
@@ -94,14 +98,14 @@ def _begin(
             "transactions that were open before"
         )
     point = None if found else slot.create_slot(replication, source.slot_name)
-    resume = Resume(
+    resume = PostgresResume(
         system=server.system,
         timeline=server.timeline,
         database=server.database,
         slot=source.slot_name,
         position=point.lsn if point else found.confirmed if found else 0,
         xid=catalog.next_xid(),
-        copies={},
+        snapshots={},
         errored={},
         versions={},
         former=stored.tables if stored else (),
@@ -111,10 +115,10 @@ def _begin(
 
 def narrowed(resume: R, globs: Sequence[str]) -> R:
     """Let go of tables that the config does not name any more."""
-    former = [path for path in resume.copies if not matches(path, globs)]
+    former = [path for path in resume.snapshots if not matches(path, globs)]
     return msgspec.structs.replace(
         resume,
-        copies={path: copy for path, copy in resume.copies.items() if path not in former},
+        snapshots={path: copy for path, copy in resume.snapshots.items() if path not in former},
         errored={path: why for path, why in resume.errored.items() if path not in former},
         former=(*resume.former, *former),
     )
@@ -122,7 +126,7 @@ def narrowed(resume: R, globs: Sequence[str]) -> R:
 
 def with_tables(resume: R, tables: Sequence[Published], *, copying: bool) -> R:
     """Add tables that are not known yet; forget copies of tables replaced or renamed."""
-    copies = dict(resume.copies)
+    copies = dict(resume.snapshots)
     named = {copy.relation: path for path, copy in copies.items()}
     former = list(resume.former)
     for table in tables:
@@ -136,6 +140,6 @@ def with_tables(resume: R, tables: Sequence[Published], *, copying: bool) -> R:
             del copies[renamed]
             former.append(renamed)
         again = known is not None or renamed is not None or table.path in former
-        copies[table.path] = Copy(table.oid, None if copying else (), again=again)
+        copies[table.path] = PostgresTableSnapshot(table.oid, None if copying else (), again=again)
     former = [path for path in former if path not in copies]
-    return msgspec.structs.replace(resume, copies=copies, former=tuple(former))
+    return msgspec.structs.replace(resume, snapshots=copies, former=tuple(former))

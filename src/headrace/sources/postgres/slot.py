@@ -13,7 +13,7 @@ from ...errors import PositionLost, SourceError, SourceRefused, SourceReplaced
 from .catalog import Catalog, Published, matches
 from .copying import Point
 from .replication import Replication, Server
-from .resume import Resume
+from .resume import PostgresResume
 
 _GENERATED_COLUMNS = 180000  # the first version that can publish them
 
@@ -128,7 +128,7 @@ def create_point(replication: Replication, slot: str) -> Point:
     return _create(replication, f'"{slot[:40]}_copy_{secrets.token_hex(4)}" TEMPORARY')
 
 
-def verify(resume: Resume, server: Server, catalog: Catalog) -> None:
+def verify(resume: PostgresResume, server: Server, catalog: Catalog) -> None:
     """Halt unless everything after our position is still to be had from this very server."""
     if (resume.system, resume.database) != (server.system, server.database):
         raise SourceReplaced(

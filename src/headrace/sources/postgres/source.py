@@ -8,11 +8,12 @@ from typing import ClassVar
 
 from ...change.connector import Connector
 from ...change.event import Table
-from .. import Finding, Phase, Register, Status
+from .. import Finding, Register, Status
+from ..resume import decode, described, snapshots_again
 from . import check
 from .catalog import Catalog
 from .connector import POSTGRES
-from .resume import Resume, asked_again, decode
+from .resume import PostgresResume, paths_of
 from .settings import PostgresSettings
 from .stream import PostgresStream
 
@@ -25,20 +26,18 @@ class Postgres(PostgresSettings):
 
     def open(self, resume: bytes | None, register: Register) -> PostgresStream:
         """Go on after `resume`; connects when the stream is first read."""
-        return PostgresStream(self, None if resume is None else decode(resume), register)
+        stored = None if resume is None else decode(resume, PostgresResume)
+        return PostgresStream(self, stored, register)
 
     def copy_again(self, resume: bytes | None, tables: Sequence[str]) -> bytes | None:
-        """A resume that copies these tables anew; no tables: all, with a new slot."""
+        """A resume with new snapshots of these tables; no tables: of all, from a new start."""
         if resume is None:
             return None
-        return asked_again(self.name, decode(resume), tables)
+        return snapshots_again(self.name, decode(resume, PostgresResume), paths_of(tables))
 
     def describe(self, resume: bytes | None) -> Status:
-        """What a stored resume tells, without asking the server."""
-        known = None if resume is None else decode(resume)
-        if isinstance(known, Resume):
-            return known.status(self.name, Phase.STOPPED)
-        return Status(source=self.name, phase=Phase.STOPPED)
+        """The status behind a stored resume, without asking the database."""
+        return described(self.name, resume, PostgresResume)
 
     def check(self) -> list[Finding]:
         """Look at everything that capturing needs on the server."""

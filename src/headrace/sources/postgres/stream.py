@@ -17,56 +17,36 @@ import msgspec
 
 from ...change.event import Batch, Change
 from .. import Phase, Register, Status
+from ..resume import Restart, position_in
+from ..stream import FlowStream
 from . import slot
-from .copying import Copier, Point
+from .copying import Point, PostgresSnapshotReader
 from .plan import Planner, progressed
 from .receive import Received, Receiver
-from .resume import Restart, Resume, position_in
-from .session import Session, with_tables
+from .resume import PostgresResume
+from .session import PostgresSession, with_tables
 from .settings import PostgresSettings
-from .transactions import Assembler
+from .transactions import PostgresAssembler
 
 _WATCH_SECONDS = 10.0  # between two looks for new tables
 _LONGEST_STATUS = 10.0  # seconds between two words to the server
 _TAKE_SECONDS = 0.5
 
 
-class PostgresStream:
+class PostgresStream(FlowStream["_Flow"]):
     """An open PostgreSQL source."""
 
     def __init__(
-        self, source: PostgresSettings, stored: Resume | Restart | None, register: Register
+        self, source: PostgresSettings, stored: PostgresResume | Restart | None, register: Register
     ) -> None:
+        super().__init__(source.name)
         self._source = source
         self._stored = stored
         self._register = register
-        self._closing = threading.Event()
-        self._flow: _Flow | None = None
 
-    def __iter__(self) -> Iterator[Batch]:
-        session = Session.open(self._source, self._stored, self._closing)
-        flow = self._flow = _Flow(self._source, session, self._register, self._closing)
-        try:
-            yield from flow.batches()
-        finally:
-            flow.release()
-
-    def ack(self, resume: bytes) -> None:
-        """Everything up to `resume` is durable: the server may forget it."""
-        if self._flow is not None:
-            self._flow.ack(position_in(resume))
-
-    def status(self) -> Status:
-        """How it is doing; may be called from any thread."""
-        if self._flow is None:
-            return Status(source=self._source.name, phase=Phase.STARTING)
-        return self._flow.status()
-
-    def close(self) -> None:
-        """End the iteration; may be called from any thread."""
-        self._closing.set()
-        if self._flow is not None:
-            self._flow.interrupt()
+    def _begin(self) -> _Flow:
+        session = PostgresSession.open(self._source, self._stored, self._closing)
+        return _Flow(self._source, session, self._register, self._closing)
 
 
 class _Flow:
@@ -75,7 +55,7 @@ class _Flow:
     def __init__(
         self,
         source: PostgresSettings,
-        session: Session,
+        session: PostgresSession,
         register: Register,
         closing: threading.Event,
     ) -> None:
@@ -87,7 +67,7 @@ class _Flow:
         self._resume = session.resume
         self._refused = session.refused
         self._receiver: Receiver | None = None
-        self._copier: Copier | None = None
+        self._copier: PostgresSnapshotReader | None = None
         self._stored_at = 0
         self._inside = False  # whether a transaction was handed over in part
         self._commit_time = 0  # of the newest change that was handed over; 0: none since caught up
@@ -98,7 +78,7 @@ class _Flow:
     def batches(self) -> Iterator[Batch]:
         """Everything, for ever."""
         yield self._batch([])  # remembers the slot before anything is read from it
-        if self._resume.to_copy:
+        if self._resume.to_snapshot:
             yield from self._copy_at(self._session.point)
         receiver = self._receive()
         self._phase = Phase.STREAMING
@@ -113,8 +93,9 @@ class _Flow:
                 yield from self._copy_at(None)
                 self._phase = Phase.STREAMING
 
-    def ack(self, position: int) -> None:
-        """Everything before `position` is durable."""
+    def ack(self, resume: bytes) -> None:
+        """Everything up to `resume` is durable: the server may forget it."""
+        position = position_in(resume)
         self._stored_at = time.time_ns() // 1000
         receiver = self._receiver
         if receiver is not None:
@@ -177,7 +158,9 @@ class _Flow:
         replication.start(resume.slot, resume.position, options)
         # The receiver asks the catalogs from its own thread, so it has its own connection.
         catalog = self._session.another_catalog()
-        assembler = Assembler(catalog, self._register, after=resume.position, xid=resume.xid)
+        assembler = PostgresAssembler(
+            catalog, self._register, after=resume.position, xid=resume.xid
+        )
         assembler.renew(resume.live, resume.errored, resume.versions)
         timeout = self._session.catalog.wal_sender_timeout()
         seconds = min(_LONGEST_STATUS, timeout / 3) if timeout else _LONGEST_STATUS
@@ -222,7 +205,7 @@ class _Flow:
         )
         self._refused = published.refused
         self._resume = with_tables(self._resume, published.tables, copying=True)
-        return bool(self._resume.to_copy)
+        return bool(self._resume.to_snapshot)
 
     # -- copying --------------------------------------------------------------------------------
 
@@ -259,7 +242,9 @@ class _Flow:
 
     def _copy(self, point: Point) -> Iterator[Batch]:
         source = self._source
-        self._copier = Copier(self._session.address, point, workers=source.copy_workers)
+        self._copier = PostgresSnapshotReader(
+            self._session.address, point, workers=source.copy_workers
+        )
         if self._closing.is_set():
             return
         with closing(self._session.another_catalog()) as catalog:
@@ -268,7 +253,7 @@ class _Flow:
                 catalog, self._register, publication=source.publication_name, point=point
             )
             tasks = []
-            for path in self._resume.to_copy:
+            for path in self._resume.to_snapshot:
                 plan = planner.plan(self._resume, path)
                 self._resume = plan.resume
                 tasks += plan.tasks

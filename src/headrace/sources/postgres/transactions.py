@@ -14,13 +14,13 @@ from ...errors import DecodeError, ProtocolError
 from .. import Register
 from .._annotations import annotated
 from .pgoutput import (
-    Begin,
-    Commit,
     Message,
     Parsed,
-    Relation,
     RelationColumn,
-    Truncate,
+    WalBegin,
+    WalCommit,
+    WalRelation,
+    WalTruncate,
     parse,
 )
 from .position import PostgresPosition
@@ -35,10 +35,10 @@ _Reading = tuple[Op, Callable[[bytes], Row], Table]
 _set = msgspec.structs.force_setattr
 
 
-class Describes(Protocol):
+class RelationCatalog(Protocol):
     """Who knows the types and keys behind a Relation message: the catalog."""
 
-    def describe_relation(self, relation: Relation, *, told_by: int) -> Rows:
+    def describe_relation(self, relation: WalRelation, *, told_by: int) -> Rows:
         """The decoder for rows that follow it; `told_by` is the transaction, 0: an old one."""
         ...
 
@@ -47,13 +47,15 @@ class Describes(Protocol):
         ...
 
 
-class Assembler:
+class PostgresAssembler:
     """Collects what the stream says into changes.
 
     `done` holds complete transactions, up to `position`; `open` the one that has begun.
     """
 
-    def __init__(self, catalog: Describes, register: Register, *, after: int, xid: int) -> None:
+    def __init__(
+        self, catalog: RelationCatalog, register: Register, *, after: int, xid: int
+    ) -> None:
         self.done: list[Change] = []
         self.open: list[Change] = []
         self.position = after
@@ -70,7 +72,7 @@ class Assembler:
         self._known: dict[int, Rows] = {}  # every relation that was described
         self._reading: dict[bytes, _Reading] = {}  # those whose rows are read
         self._transaction: Transaction | None = None
-        self._begin: Begin | None = None
+        self._begin: WalBegin | None = None
         self._commit_lsn = 0
         self._ordinal = 0
         self._nowhere: Table | None = None
@@ -107,13 +109,13 @@ class Assembler:
 
     def _said_by_server(self, message: Parsed, lsn: int) -> None:
         match message:
-            case Begin():
+            case WalBegin():
                 self._started(message)
-            case Commit():
+            case WalCommit():
                 self._committed(message)
-            case Relation():
+            case WalRelation():
                 self._described(message, lsn)
-            case Truncate():
+            case WalTruncate():
                 self._truncated(message, lsn)
             case Message():
                 self._said(message, lsn)
@@ -123,7 +125,7 @@ class Assembler:
         taken, self.open = self.open[:-1], self.open[-1:]
         return taken
 
-    def _started(self, begin: Begin) -> None:
+    def _started(self, begin: WalBegin) -> None:
         if self._begin is not None:
             raise ProtocolError("a transaction began inside another")
         self._begin = begin
@@ -134,7 +136,7 @@ class Assembler:
             now = time.time_ns() // 1000
             self._transaction = Transaction(str(self.xid), begin.commit_time, now)
 
-    def _committed(self, commit: Commit) -> None:
+    def _committed(self, commit: WalCommit) -> None:
         if self._begin is None:
             raise ProtocolError("a transaction ended that had not begun")
         if self.open:
@@ -194,7 +196,7 @@ class Assembler:
         }
         self._add(Op.MESSAGE, table, lsn, kept)
 
-    def _described(self, relation: Relation, lsn: int) -> None:
+    def _described(self, relation: WalRelation, lsn: int) -> None:
         rows = self._rows_of(relation)
         path = self.live.get(relation.id)
         if path is None:
@@ -203,7 +205,7 @@ class Assembler:
             return
         self._versioned(rows, path, lsn, {})
 
-    def _rows_of(self, relation: Relation) -> Rows:
+    def _rows_of(self, relation: WalRelation) -> Rows:
         told_by = 0 if self._transaction is None else self.xid
         return self._catalog.describe_relation(relation, told_by=told_by)
 
@@ -216,7 +218,7 @@ class Assembler:
             if self._transaction is not None:
                 self._add(Op.SCHEMA, table, lsn, schema(table) | ddl)
 
-    def _truncated(self, truncate: Truncate, lsn: int) -> None:
+    def _truncated(self, truncate: WalTruncate, lsn: int) -> None:
         if self._transaction is None:
             self._expect_begun()
             return
@@ -324,13 +326,13 @@ class _DdlTable(msgspec.Struct, frozen=True):
     identity: str
     columns: tuple[_DdlColumn, ...] = ()
 
-    def relation(self) -> Relation:
+    def relation(self) -> WalRelation:
         """What the Relation message will say when the next row comes."""
         columns = tuple(
             RelationColumn(column.name, column.key, column.type_id, column.modifier)
             for column in self.columns
         )
-        return Relation(self.oid, self.schema, self.name, self.identity, columns)
+        return WalRelation(self.oid, self.schema, self.name, self.identity, columns)
 
 
 class _Ddl(msgspec.Struct, frozen=True):

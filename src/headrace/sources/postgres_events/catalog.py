@@ -15,10 +15,10 @@ from ..postgres.address import classify
 from ..postgres.catalog import Catalog, Published
 from ..postgres.copying import Point
 from .ddl import HERE, trigger_names
-from .entries import Entry
+from .entries import EventEntry
 from .position import EventTablePosition
-from .resume import Seen
-from .rows import Described, EventRows
+from .resume import TransactionSnapshot
+from .rows import EventRows, EventTableDescription
 
 _IDENTITY = """
     SELECT s.system_identifier::text, current_database(),
@@ -130,7 +130,7 @@ class State(NamedTuple):
     trimmed: int
 
 
-class News(NamedTuple):
+class EventPoll(NamedTuple):
     """A look at the event table."""
 
     state: State
@@ -147,7 +147,7 @@ class Triggers(NamedTuple):
     enabled: bool
 
 
-class Told(NamedTuple):
+class EventTransaction(NamedTuple):
     """A transaction of the event table."""
 
     xid: int
@@ -264,7 +264,7 @@ class EventCatalog(Catalog):
         found = self._asked(query, columns=columns)
         if not found:
             raise DecodeError(f"{self._schema}.relations does not know the columns {columns}")
-        described = msgspec.json.decode(found[0][0], type=Described)
+        described = msgspec.json.decode(found[0][0], type=EventTableDescription)
         told = self._columns([(c.name, c.key, c.type_id, c.modifier) for c in described.columns])
         published = Published(described.schema, described.name, described.relation, None)
         return EventRows(self._rows(self._described(published, "full", told)), described)
@@ -304,12 +304,14 @@ class EventCatalog(Catalog):
         """Whether a dump has brought the event table from another server or database."""
         return bool(self._asked(f"SELECT server <> {HERE} FROM {{schema}}.state")[0][0])
 
-    def news(self, seen: Seen) -> News:
+    def news(self, seen: TransactionSnapshot) -> EventPoll:
         """What this moment's snapshot sees that an earlier one does not."""
         *state, snapshot, any_, lsn, flushed = self._only(self._asked(_ANY_NEWS, **_unseen(seen)))
-        return News(State(*state), snapshot, any_, lsn, flushed)
+        return EventPoll(State(*state), snapshot, any_, lsn, flushed)
 
-    def transactions(self, seen: Seen, target: str, entry: int) -> Generator[Told, None, None]:
+    def transactions(
+        self, seen: TransactionSnapshot, target: str, entry: int
+    ) -> Generator[EventTransaction, None, None]:
         """What a snapshot sees and an earlier one does not, in order, after an entry."""
         query = self._named(_TRANSACTIONS)
         asked = _unseen(seen) | {"target": target, "entry": entry}
@@ -318,20 +320,22 @@ class EventCatalog(Catalog):
             with self._connection.cursor("headrace_transactions", withhold=True) as cursor:
                 cursor.execute(query, asked)
                 for row in cursor:
-                    yield Told(*row)
+                    yield EventTransaction(*row)
         except psycopg.Error as error:
             raise self._failed(error) from error
 
-    def entries(self, xids: Sequence[int]) -> list[Entry]:
+    def entries(self, xids: Sequence[int]) -> list[EventEntry]:
         """The entries of some transactions, in the order of these."""
         return self._read(_ENTRIES, xids=[str(xid) for xid in xids])
 
-    def piece(self, xid: int, after: Entry | None, *, limit: int, size: int) -> list[Entry]:
+    def piece(
+        self, xid: int, after: EventEntry | None, *, limit: int, size: int
+    ) -> list[EventEntry]:
         """Some entries of one transaction, after another: so many, or of so many bytes."""
         turn, id_ = (after.turn, after.id) if after else (0, 0)
         return self._read(_PIECE, xid=str(xid), turn=turn, after=id_, limit=limit, bytes=size)
 
-    def last_entry(self, told: Told) -> Entry | None:
+    def last_entry(self, told: EventTransaction) -> EventEntry | None:
         """The last entry of a transaction, without its rows; None: it was removed."""
         return next(iter(self._read(_LAST, xid=str(told.xid), last=told.last)), None)
 
@@ -374,9 +378,9 @@ class EventCatalog(Catalog):
         except psycopg.Error as error:
             raise self._failed(error) from error
 
-    def _read(self, query: str, **parameters: object) -> list[Entry]:
+    def _read(self, query: str, **parameters: object) -> list[EventEntry]:
         return [
-            Entry(
+            EventEntry(
                 int(xid),
                 int(id_),
                 int(turn),
@@ -404,5 +408,5 @@ class EventCatalog(Catalog):
         return [tuple([value(row, at) for at in columns]) for row in range(result.ntuples)]
 
 
-def _unseen(seen: Seen) -> dict[str, object]:
+def _unseen(seen: TransactionSnapshot) -> dict[str, object]:
     return {"open": [str(xid) for xid in seen.open], "after": str(seen.after)}

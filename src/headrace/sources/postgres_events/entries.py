@@ -13,9 +13,9 @@ from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError
 from .. import Register
 from .._annotations import annotated
-from ..postgres.resume import Copies
+from ..postgres.resume import PostgresTablesResume
 from ..postgres.transactions import ANNOTATION, schema
-from .outbox import Outbox, Router
+from .outbox import Outbox, OutboxRouter
 from .position import EventTablePosition
 from .rows import EventRows
 
@@ -23,7 +23,7 @@ _OPERATIONS = {b"I": Op.INSERT, b"U": Op.UPDATE, b"D": Op.DELETE, b"T": Op.TRUNC
 _set = msgspec.structs.force_setattr
 
 
-class Entry(NamedTuple):
+class EventEntry(NamedTuple):
     """A row of the event table."""
 
     xid: int
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     at: int  # µs since 1970
 
 
-class Describes(Protocol):
+class DescriptionCatalog(Protocol):
     """Who knows what the event table was told of its tables: the catalog."""
 
     def event_rows(self, columns: str) -> EventRows:
@@ -50,15 +50,19 @@ class Describes(Protocol):
         ...
 
 
-class Teller:
+class EventAssembler:
     """Collects entries into changes; the last of a transaction must be known as such."""
 
     def __init__(
-        self, catalog: Describes, register: Register, resume: Copies, outbox: Outbox | None = None
+        self,
+        catalog: DescriptionCatalog,
+        register: Register,
+        resume: PostgresTablesResume,
+        outbox: Outbox | None = None,
     ) -> None:
         self.errored = resume.errored
         self.astray: frozenset[str] = frozenset()  # tables that were written to by another name
-        self._router = Router(outbox, register, resume.versions)
+        self._router = OutboxRouter(outbox, register, resume.versions)
         self._catalog = catalog
         self._register = register
         self._live = resume.live
@@ -69,7 +73,7 @@ class Teller:
         self._commit = 0  # the number of the transaction's commit
         self._reached = 0  # its highest entry so far
 
-    def renew(self, resume: Copies) -> None:
+    def renew(self, resume: PostgresTablesResume) -> None:
         """Take up tables that were copied meanwhile."""
         self.errored, self._live = resume.errored, resume.live
         self.astray = frozenset()
@@ -84,7 +88,7 @@ class Teller:
         """A transaction of a copy, as its rows are told."""
         return self._router.transaction(changes)
 
-    def begin(self, last: Entry, annotations: Iterable[bytes], *, commit: int) -> None:
+    def begin(self, last: EventEntry, annotations: Iterable[bytes], *, commit: int) -> None:
         """A transaction begins, of which the last entry is known, and all annotations.
 
         `commit` is a number that grows from transaction to transaction.
@@ -101,7 +105,7 @@ class Teller:
         for annotation in unfit:
             self._speak(last._replace(id=0), _spoken(annotation))
 
-    def take(self, entries: Sequence[Entry]) -> list[Change]:
+    def take(self, entries: Sequence[EventEntry]) -> list[Change]:
         """The changes of some entries, but one: it may be the transaction's last."""
         for entry in entries:
             self._tell(entry)
@@ -115,7 +119,7 @@ class Teller:
             _set(taken[-1], "last", True)
         return taken
 
-    def _tell(self, entry: Entry) -> None:
+    def _tell(self, entry: EventEntry) -> None:
         rows = self._known.get(entry.columns)
         if rows is None:
             try:
@@ -141,7 +145,7 @@ class Teller:
             self._add(Op.SCHEMA, rows.table, entry, schema(rows.table))
         self._row(entry, rows, path)
 
-    def _row(self, entry: Entry, rows: EventRows, path: str) -> None:
+    def _row(self, entry: EventEntry, rows: EventRows, path: str) -> None:
         op = _OPERATIONS.get(entry.op)
         if op is Op.TRUNCATE:
             self._add(op, rows.table, entry, {"relations": [rows.table.relation]})
@@ -156,7 +160,7 @@ class Teller:
                 return
         self._add(Op.MESSAGE, rows.table, entry, _undecoded(entry, op, self.errored.get(path, "")))
 
-    def _keep(self, entry: Entry, error: DecodeError) -> None:
+    def _keep(self, entry: EventEntry, error: DecodeError) -> None:
         """An event whose columns are not known: its table stops, and the others go on."""
         path = self._live.get(entry.relation)
         if path is None:
@@ -164,15 +168,15 @@ class Teller:
         self.errored = {path: str(error)} | self.errored
         self._speak(entry, _undecoded(entry, _OPERATIONS.get(entry.op), self.errored[path]))
 
-    def _speak(self, entry: Entry, said: dict[str, Any]) -> None:
+    def _speak(self, entry: EventEntry, said: dict[str, Any]) -> None:
         self._add(Op.MESSAGE, self._register(self._catalog.sourceless()), entry, said)
 
-    def _add(self, op: Op, table: Table, entry: Entry, said: dict[str, Any]) -> None:
+    def _add(self, op: Op, table: Table, entry: EventEntry, said: dict[str, Any]) -> None:
         content = msgspec.json.encode(said)
         place = self._place(entry)
         self._append(Change(op, table, None, None, BeforeKind.NONE, content, None, (), *place))
 
-    def _place(self, entry: Entry) -> tuple[Transaction, int, EventTablePosition]:
+    def _place(self, entry: EventEntry) -> tuple[Transaction, int, EventTablePosition]:
         assert self._transaction is not None
         # A statement that a trigger has run is told before the rest of the one it was run for.
         self._reached = max(self._reached, entry.id)
@@ -191,7 +195,7 @@ def _spoken(annotation: bytes) -> dict[str, Any]:
     return {"prefix": ANNOTATION, "transactional": True, "content": content}
 
 
-def _undecoded(entry: Entry, op: Op | None, why: str) -> dict[str, Any]:
+def _undecoded(entry: EventEntry, op: Op | None, why: str) -> dict[str, Any]:
     """Keep the bytes, so that nothing is forgotten that is not in the log."""
     rows = {"old": entry.old, "new": entry.new}
     kept = {name: base64.b64encode(row).decode() for name, row in rows.items() if row is not None}

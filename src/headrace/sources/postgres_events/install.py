@@ -16,7 +16,7 @@ _TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledTriggers:
     """What of the wanted tables tells its changes, and why others do not."""
 
     tables: list[Published]
@@ -25,7 +25,7 @@ class Installed:
     waiting: dict[str, str]  # the same, of tables that are tried again
 
 
-def ensure(catalog: EventCatalog, source: PostgresEventsSettings) -> Installed:
+def ensure(catalog: EventCatalog, source: PostgresEventsSettings) -> InstalledTriggers:
     """The tables to capture, after putting triggers on those that lack them.
 
     One whose triggers its owner must create counts once somebody has done it.
@@ -81,7 +81,7 @@ def set_up(catalog: EventCatalog, schema: str, stranger: str) -> None:
         ) from error
 
 
-def install(catalog: EventCatalog, source: PostgresEventsSettings) -> Installed:
+def install(catalog: EventCatalog, source: PostgresEventsSettings) -> InstalledTriggers:
     """What a person asks for by the command: as `ensure`, also where captures must not."""
     return ensure(catalog, dataclasses.replace(source, install=True))
 
@@ -125,7 +125,7 @@ def _installed(
     source: PostgresEventsSettings,
     reasons: dict[str, str],
     waiting: dict[str, str],
-) -> Installed:
+) -> InstalledTriggers:
     present = catalog.triggers()
     tables = [table for table in catalog.wanted(source.tables) if table.oid in present]
     for table in tables:
@@ -135,7 +135,7 @@ def _installed(
                 + ddl.triggers(source.schema, (table.schema, table.name))
             )
     triggers = {table.path: present[table.oid].which for table in tables}
-    return Installed(tables, triggers, reasons, waiting)
+    return InstalledTriggers(tables, triggers, reasons, waiting)
 
 
 def _cannot(

@@ -44,7 +44,7 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         }
 
 
-class Router:
+class OutboxRouter:
     """Turns the rows of an outbox into changes of what they name."""
 
     def __init__(self, outbox: Outbox | None, register: Register, versions: dict[str, int]) -> None:

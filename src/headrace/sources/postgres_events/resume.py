@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..postgres.resume import Copies, Copy, Restart
+from ..postgres.resume import PostgresTablesResume
 
 
-class Seen(NamedTuple):
+class TransactionSnapshot(NamedTuple):
     """A snapshot: every transaction below `after` that is not among `open` is in it."""
 
     oldest: int  # every transaction below has ended
@@ -22,13 +22,13 @@ class Seen(NamedTuple):
     open: tuple[int, ...]
 
     @classmethod
-    def of(cls, snapshot: str) -> Seen:
+    def of(cls, snapshot: str) -> TransactionSnapshot:
         """Read PostgreSQL's text for it: 10:20:10,14,15."""
         oldest, after, open_ = snapshot.split(":")
         return cls(int(oldest), int(after), tuple(int(xid) for xid in open_.split(",") if xid))
 
 
-class EventResume(Copies, frozen=True, kw_only=True):
+class EventResume(PostgresTablesResume, frozen=True, kw_only=True):
     """Which event table of which server, and which of its transactions are in the log."""
 
     installation: str  # an event table made anew has another
@@ -48,11 +48,6 @@ class EventResume(Copies, frozen=True, kw_only=True):
         """The snapshot, as PostgreSQL writes one."""
         return self.seen
 
-    def uncopied(self, paths: frozenset[str]) -> EventResume:
-        """With some tables to be copied anew."""
-        anew = {path: Copy(self.copies[path].relation, again=True) for path in paths}
-        return msgspec.structs.replace(self, copies=self.copies | anew)
-
     def reaching(self, target: str, lsn: int) -> EventResume:
         """On the way to a later snapshot."""
         return msgspec.structs.replace(self, target=target, target_lsn=lsn, entry=0)
@@ -69,17 +64,10 @@ class EventResume(Copies, frozen=True, kw_only=True):
         )
 
 
-def decode(stored: bytes) -> EventResume | Restart:
-    """What `encode` wrote."""
-    if b'"restart":' in stored[:16]:
-        return msgspec.json.decode(stored, type=Restart)
-    return msgspec.json.decode(stored, type=EventResume)
-
-
 class _Seen(msgspec.Struct, frozen=True):
     seen: str
 
 
-def seen_in(stored: bytes) -> Seen:
+def seen_in(stored: bytes) -> TransactionSnapshot:
     """The snapshot alone, passing over everything else."""
-    return Seen.of(msgspec.json.decode(stored, type=_Seen).seen)
+    return TransactionSnapshot.of(msgspec.json.decode(stored, type=_Seen).seen)

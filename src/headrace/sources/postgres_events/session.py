@@ -10,13 +10,14 @@ import msgspec
 
 from ...errors import PositionLost, SourceRefused, SourceReplaced
 from ..postgres.address import Address
-from ..postgres.resume import Copy, Restart
+from ..postgres.resume import PostgresTableSnapshot
 from ..postgres.session import narrowed, with_tables
 from ..postgres.slot import nothing_matches
+from ..resume import Restart
 from . import install
 from .catalog import EventCatalog, Identity, State
-from .install import Installed
-from .resume import EventResume, Seen
+from .install import InstalledTriggers
+from .resume import EventResume, TransactionSnapshot
 from .settings import PostgresEventsSettings
 
 
@@ -28,7 +29,7 @@ class EventSession:
     address: Address  # for sessions that read rows
     catalog: EventCatalog
     resume: EventResume  # where to go on
-    installed: Installed
+    installed: InstalledTriggers
 
     @classmethod
     def open(
@@ -70,27 +71,29 @@ def _catalog(source: PostgresEventsSettings, origin: str) -> EventCatalog:
     return EventCatalog(connection, source=source.name, schema=source.schema, origin=origin)
 
 
-def told_by(resume: EventResume, installed: Installed, *, copying: bool) -> EventResume:
+def told_by(resume: EventResume, installed: InstalledTriggers, *, copying: bool) -> EventResume:
     """Add tables that are not known yet, and copy anew those whose triggers are others.
 
     While a table had no trigger, or one that did not fire, its changes were told to nobody.
     """
     copies = {
-        path: Copy(copy.relation, again=True)
+        path: PostgresTableSnapshot(copy.relation, again=True)
         if installed.triggers.get(path, "") != resume.triggers.get(path, "")
         and copy.ranges is not None
         else copy
-        for path, copy in resume.copies.items()
+        for path, copy in resume.snapshots.items()
         if path in installed.triggers
     }
-    gone = tuple(path for path in resume.copies if path not in installed.triggers)
+    gone = tuple(path for path in resume.snapshots if path not in installed.triggers)
     resume = msgspec.structs.replace(
-        resume, copies=copies, triggers=installed.triggers, former=(*resume.former, *gone)
+        resume, snapshots=copies, triggers=installed.triggers, former=(*resume.former, *gone)
     )
     return with_tables(resume, installed.tables, copying=copying)
 
 
-def _nothing_to_capture(source: PostgresEventsSettings, installed: Installed) -> SourceRefused:
+def _nothing_to_capture(
+    source: PostgresEventsSettings, installed: InstalledTriggers
+) -> SourceRefused:
     for path, why in (installed.refused | installed.waiting).items():
         return SourceRefused(f"table {path}: {why}")
     return nothing_matches(source.tables)
@@ -105,7 +108,7 @@ def _begin(identity: Identity, catalog: EventCatalog, stored: Restart | None) ->
         installation=catalog.state().installation,
         seen=seen,
         lsn=lsn,
-        copies={},
+        snapshots={},
         errored={},
         versions={},
         triggers={},
@@ -138,7 +141,7 @@ def _expect_same_server(resume: EventResume, found: Identity) -> None:
 def _expect_same_events(resume: EventResume, catalog: EventCatalog) -> None:
     """Halt unless everything that the log has not seen is still in this very event table."""
     expect_kept(resume, catalog.state())
-    if catalog.next_xid() < Seen.of(resume.seen).after:
+    if catalog.next_xid() < TransactionSnapshot.of(resume.seen).after:
         raise SourceReplaced("the server stands before the log's position: it was restored")
 
 
@@ -146,7 +149,7 @@ def expect_kept(resume: EventResume, state: State) -> None:
     """The same, of what the event table says of itself."""
     if state.installation != resume.installation:
         raise PositionLost("the event table was removed and installed anew")
-    if state.trimmed > Seen.of(resume.seen).oldest:
+    if state.trimmed > TransactionSnapshot.of(resume.seen).oldest:
         raise PositionLost(
             f"events of transactions below {state.trimmed} were removed, but the log has only "
             f"those that snapshot {resume.seen} sees: somebody else reads this event table"

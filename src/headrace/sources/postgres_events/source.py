@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from ...change.connector import Connector
 from ...change.event import Table
-from .. import Finding, Phase, Register, Status
+from .. import Finding, Register, Status
 from ..postgres.connector import POSTGRES
-from ..postgres.resume import asked_again
+from ..postgres.resume import paths_of
+from ..resume import decode, described, snapshots_again
 from . import check
 from .catalog import EventCatalog
-from .resume import EventResume, decode
+from .resume import EventResume
 from .settings import PostgresEventsSettings
 from .stream import EventStream
 
@@ -26,18 +27,18 @@ class PostgresEvents(PostgresEventsSettings):
 
     def open(self, resume: bytes | None, register: Register) -> EventStream:
         """Go on after `resume`; connects when the stream is first read."""
-        return EventStream(self, None if resume is None else decode(resume), register)
+        stored = None if resume is None else decode(resume, EventResume)
+        return EventStream(self, stored, register)
 
     def copy_again(self, resume: bytes | None, tables: Sequence[str]) -> bytes | None:
-        """A resume that copies these tables anew; no tables: all, from a new start."""
-        return None if resume is None else asked_again(self.name, decode(resume), tables)
+        """A resume with new snapshots of these tables; no tables: of all, from a new start."""
+        if resume is None:
+            return None
+        return snapshots_again(self.name, decode(resume, EventResume), paths_of(tables))
 
     def describe(self, resume: bytes | None) -> Status:
-        """What a stored resume tells, without asking the server."""
-        known = None if resume is None else decode(resume)
-        if isinstance(known, EventResume):
-            return known.status(self.name, Phase.STOPPED)
-        return Status(source=self.name, phase=Phase.STOPPED)
+        """The status behind a stored resume, without asking the database."""
+        return described(self.name, resume, EventResume)
 
     def check(self) -> list[Finding]:
         """Look at everything that capturing needs on the server."""

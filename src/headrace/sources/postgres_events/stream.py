@@ -19,14 +19,15 @@ import msgspec
 from ...change.event import Batch, Change
 from ...errors import DecodeError, PositionLost
 from .. import Phase, Register, Status
-from ..postgres.copying import Copied, Copier
+from ..postgres.copying import Copied, PostgresSnapshotReader
 from ..postgres.plan import Planner, progressed
-from ..postgres.resume import Restart
+from ..resume import Restart
+from ..stream import FlowStream
 from . import install
-from .catalog import EventPoint, News, Told
-from .entries import Entry, Teller
-from .install import Installed
-from .resume import EventResume, Seen, seen_in
+from .catalog import EventPoint, EventPoll, EventTransaction
+from .entries import EventAssembler, EventEntry
+from .install import InstalledTriggers
+from .resume import EventResume, TransactionSnapshot, seen_in
 from .session import EventSession, expect_kept, told_by
 from .settings import PostgresEventsSettings
 
@@ -37,7 +38,7 @@ _PAGE_BYTES = 4 << 20  # and so is one whose rows are larger
 _TRIMMED = 10_000  # events removed by one statement
 
 
-class EventStream:
+class EventStream(FlowStream["_Flow"]):
     """An open source that reads an event table."""
 
     def __init__(
@@ -46,36 +47,14 @@ class EventStream:
         stored: EventResume | Restart | None,
         register: Register,
     ) -> None:
+        super().__init__(source.name)
         self._source = source
         self._stored = stored
         self._register = register
-        self._closing = threading.Event()
-        self._flow: _Flow | None = None
 
-    def __iter__(self) -> Iterator[Batch]:
+    def _begin(self) -> _Flow:
         session = EventSession.open(self._source, self._stored)
-        flow = self._flow = _Flow(session, self._register, self._closing)
-        try:
-            yield from flow.batches()
-        finally:
-            flow.release()
-
-    def ack(self, resume: bytes) -> None:
-        """Everything up to `resume` is durable: its events may be removed."""
-        if self._flow is not None:
-            self._flow.ack(seen_in(resume))
-
-    def status(self) -> Status:
-        """How it is doing; may be called from any thread."""
-        if self._flow is None:
-            return Status(source=self._source.name, phase=Phase.STARTING)
-        return self._flow.status()
-
-    def close(self) -> None:
-        """End the iteration; may be called from any thread."""
-        self._closing.set()
-        if self._flow is not None:
-            self._flow.interrupt()
+        return _Flow(session, self._register, self._closing)
 
 
 class _Flow:
@@ -90,8 +69,10 @@ class _Flow:
         self._phase = Phase.STARTING
         self._resume = session.resume
         self._installed = session.installed
-        self._teller = Teller(session.catalog, register, session.resume, self._source.outbox)
-        self._copier: Copier | None = None
+        self._teller = EventAssembler(
+            session.catalog, register, session.resume, self._source.outbox
+        )
+        self._copier: PostgresSnapshotReader | None = None
         self._acked = 0  # every transaction below is durable
         self._trimmed = 0
         self._heard_at = self._stored_at = 0
@@ -102,7 +83,7 @@ class _Flow:
         """Everything, for ever."""
         yield self._batch([])  # remembers the event table before anything is read from it
         yield from self._take_up(self._installed)
-        if self._resume.to_copy:
+        if self._resume.to_snapshot:
             yield from self._copy_at_a_point()
         self._phase = Phase.STREAMING
         while not self._closing.is_set():
@@ -116,16 +97,16 @@ class _Flow:
             if self._time_to_watch():
                 installed = install.ensure(self._catalog, self._source)
                 yield from self._take_up(installed)
-                if self._resume.to_copy:
+                if self._resume.to_snapshot:
                     yield from self._copy_at_a_point()
                     self._phase = Phase.STREAMING
             elif not came:
                 self._closing.wait(self._source.poll_seconds)
 
-    def ack(self, seen: Seen) -> None:
-        """Everything that a snapshot sees is durable."""
+    def ack(self, resume: bytes) -> None:
+        """Everything up to `resume` is durable: its events may be removed."""
         self._stored_at = time.time_ns() // 1000
-        self._acked = max(self._acked, seen.oldest)
+        self._acked = max(self._acked, seen_in(resume).oldest)
 
     def interrupt(self) -> None:
         """End copying."""
@@ -157,7 +138,7 @@ class _Flow:
     def _news(self) -> Iterator[Batch]:
         """What has become visible since the snapshot that the log has come to."""
         if not self._resume.target:
-            news = self._catalog.news(Seen.of(self._resume.seen))
+            news = self._catalog.news(TransactionSnapshot.of(self._resume.seen))
             expect_kept(self._resume, news.state)
             self._heard_at = time.time_ns() // 1000
             if not self._durable(news):
@@ -170,7 +151,7 @@ class _Flow:
             self._behind_since = self._behind_since or time.time()
         yield from self._follow()
 
-    def _durable(self, news: News) -> bool:
+    def _durable(self, news: EventPoll) -> bool:
         """Whether to go on to a snapshot: what it sees must not come undone by a crash."""
         if news.snapshot == self._resume.seen:
             self._behind_since = 0.0
@@ -185,7 +166,9 @@ class _Flow:
     def _follow(self) -> Iterator[Batch]:
         """Hand over what lies between two snapshots; after a crash, what is left of it."""
         resume = self._resume
-        told = self._catalog.transactions(Seen.of(resume.seen), resume.target, resume.entry)
+        told = self._catalog.transactions(
+            TransactionSnapshot.of(resume.seen), resume.target, resume.entry
+        )
         with closing(told):
             for page in _pages(told):
                 if self._closing.is_set():
@@ -197,7 +180,7 @@ class _Flow:
         self._resume = self._resume.arrived()
         yield self._batch([])
 
-    def _page(self, page: list[Told]) -> Iterator[Batch]:
+    def _page(self, page: list[EventTransaction]) -> Iterator[Batch]:
         if _is_large(page[0]):
             yield from self._pieces(page[0])
             return
@@ -215,7 +198,7 @@ class _Flow:
             changes += self._teller.end()
         yield self._told(changes, page[-1], commit)
 
-    def _pieces(self, told: Told) -> Iterator[Batch]:
+    def _pieces(self, told: EventTransaction) -> Iterator[Batch]:
         """A transaction that is too large to be held at once."""
         last = self._catalog.last_entry(told)
         if last is None:
@@ -233,7 +216,7 @@ class _Flow:
                 yield Batch(changes, None)
         yield self._told(self._teller.end(), told, commit)
 
-    def _told(self, changes: list[Change], last: Told, commit: int) -> Batch:
+    def _told(self, changes: list[Change], last: EventTransaction, commit: int) -> Batch:
         self._resume = msgspec.structs.replace(
             self._resume,
             entry=last.last,
@@ -242,7 +225,7 @@ class _Flow:
             versions=self._teller.versions,
         )
         if self._teller.astray:
-            self._resume = self._resume.uncopied(self._teller.astray)
+            self._resume = self._resume.anew(self._teller.astray)
             self._teller.renew(self._resume)
         return self._batch(changes)
 
@@ -268,7 +251,7 @@ class _Flow:
         self._watched = now
         return True
 
-    def _take_up(self, installed: Installed) -> Iterator[Batch]:
+    def _take_up(self, installed: InstalledTriggers) -> Iterator[Batch]:
         """Capture what has triggers now, once all is told of what had them before."""
         if self._resume.target:
             yield from self._follow()
@@ -295,14 +278,16 @@ class _Flow:
         self._teller.renew(self._resume)
 
     def _copy(self, point: EventPoint) -> Iterator[Batch]:
-        self._copier = Copier(self._session.address, point, workers=self._source.copy_workers)
+        self._copier = PostgresSnapshotReader(
+            self._session.address, point, workers=self._source.copy_workers
+        )
         if self._closing.is_set():
             return
         with closing(self._session.another_catalog()) as catalog:
             catalog.share(point.snapshot)
             planner = Planner(catalog, self._register, publication="", point=point)
             tasks = []
-            for path in self._resume.to_copy:
+            for path in self._resume.to_snapshot:
                 plan = planner.plan(self._resume, path)
                 self._resume = plan.resume
                 tasks += plan.tasks
@@ -329,9 +314,9 @@ class _Flow:
         return routed
 
 
-def _pages(transactions: Iterator[Told]) -> Iterator[list[Told]]:
+def _pages(transactions: Iterator[EventTransaction]) -> Iterator[list[EventTransaction]]:
     """Transactions that are read together; a large one is alone."""
-    page: list[Told] = []
+    page: list[EventTransaction] = []
     entries = size = 0
     for told in transactions:
         if page and (entries + told.entries > _PAGE or size + told.size > _PAGE_BYTES):
@@ -344,18 +329,18 @@ def _pages(transactions: Iterator[Told]) -> Iterator[list[Told]]:
         yield page
 
 
-def _is_large(told: Told) -> bool:
+def _is_large(told: EventTransaction) -> bool:
     """Whether a transaction is too large to be held at once."""
     return told.entries > _PAGE or told.size > _PAGE_BYTES
 
 
-def _removed(told: Told) -> PositionLost:
+def _removed(told: EventTransaction) -> PositionLost:
     return PositionLost(
         f"events of transaction {told.xid} or later were removed while they were read: "
         "somebody else reads this event table"
     )
 
 
-def _annotations(transaction: list[Entry]) -> dict[bytes, None]:
+def _annotations(transaction: list[EventEntry]) -> dict[bytes, None]:
     """What a transaction has said of itself, each once, in order."""
     return dict.fromkeys(entry.annotations for entry in transaction if entry.annotations)

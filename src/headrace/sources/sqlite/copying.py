@@ -13,17 +13,19 @@ from ...errors import DecodeError
 from .connections import Row, page
 from .connector import SqlitePosition
 from .database import Snapshot, read
-from .transactions import Described, schema
+from .transactions import DescribedLayout, schema
 
 _ROWS = 4096  # read and told at once
 
 _set = msgspec.structs.force_setattr
 
 
-class Copier:
+class SqliteSnapshotReader:
     """Tells a table as it is at one moment; `looks` sets its names apart from earlier copies'."""
 
-    def __init__(self, snapshot: Snapshot, layout: int, told: Described, *, looks: int) -> None:
+    def __init__(
+        self, snapshot: Snapshot, layout: int, told: DescribedLayout, *, looks: int
+    ) -> None:
         self._snapshot = snapshot
         self._told = told
         self._name = f"snapshot-{snapshot.last}-{looks}-{layout}"

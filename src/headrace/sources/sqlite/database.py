@@ -170,7 +170,7 @@ AND op = 'N' ORDER BY entry"
             for row in rows(self._reading, query, after, upto)
         ]
 
-    def layout(self, number: int) -> tuple[installation.Installed, int | None] | None:
+    def layout(self, number: int) -> tuple[installation.InstalledTable, int | None] | None:
         """A layout, also one that has gone, and the one that it follows."""
         return installation.layout(self._reading, number)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from ...errors import SourceRefused
 from .connections import connect, not_installed, quoted, rows, told, writing
-from .schema import OURS, TABLES, Layout, Shape, matches, path_of, shapes
+from .schema import OURS, TABLES, Layout, SqliteShape, matches, path_of, shapes
 from .triggers import ANNOTATE, KEYS, MOVE_ON, NOW, VALUES, drop, triggers
 
 _KEYS = ", ".join(f"k{number}" for number in range(KEYS))
@@ -45,7 +45,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledTable:
     """A table that has its triggers."""
 
     number: int
@@ -153,19 +153,19 @@ def expect_installed(connection: apsw.Connection, path: str) -> None:
         raise not_installed(path)
 
 
-def layouts(connection: apsw.Connection) -> list[Installed]:
+def layouts(connection: apsw.Connection) -> list[InstalledTable]:
     """The tables that have triggers, or had them when somebody last looked."""
     return [
-        Installed(number, relation, _layout(said))
+        InstalledTable(number, relation, _layout(said))
         for number, relation, said in rows(connection, _LAYOUTS)
     ]
 
 
-def layout(connection: apsw.Connection, number: int) -> tuple[Installed, int | None] | None:
+def layout(connection: apsw.Connection, number: int) -> tuple[InstalledTable, int | None] | None:
     """A layout, also one that has gone, and the one that it follows."""
     query = "SELECT relation, told, follows FROM headrace_layouts WHERE layout = ?"
     for relation, said, follows in rows(connection, query, number):
-        return Installed(number, relation, _layout(said)), follows
+        return InstalledTable(number, relation, _layout(said)), follows
     return None
 
 
@@ -208,7 +208,7 @@ def refusals(connection: apsw.Connection, globs: Sequence[str]) -> dict[str, str
     return {path: why for path, why in found.items() if why}
 
 
-def _refusal(shape: Shape) -> str:
+def _refusal(shape: SqliteShape) -> str:
     if not shape.identity:
         return "its columns have every name of the rowid, so nothing tells its rows apart"
     if len(shape.identity) > KEYS:
@@ -216,7 +216,9 @@ def _refusal(shape: Shape) -> str:
     return ""
 
 
-def _is_right(connection: apsw.Connection, shape: Shape, known: Installed | None) -> bool:
+def _is_right(
+    connection: apsw.Connection, shape: SqliteShape, known: InstalledTable | None
+) -> bool:
     if known is None or known.layout != shape.layout:
         return False
     found = [row for row in rows(connection, _TRIGGERS) if row[2].lower() == shape.name.lower()]
@@ -229,7 +231,7 @@ def _is_right(connection: apsw.Connection, shape: Shape, known: Installed | None
 
 
 def _rebuild(
-    connection: apsw.Connection, shape: Shape, known: Installed | None, altered: str
+    connection: apsw.Connection, shape: SqliteShape, known: InstalledTable | None, altered: str
 ) -> None:
     (newest,) = rows(connection, "SELECT coalesce(max(layout), 0) FROM headrace_layouts")[0]
     number = newest + 1
@@ -260,7 +262,7 @@ def _relation(connection: apsw.Connection, name: str, number: int) -> int:
     return int(found[0][0] or number)
 
 
-def _continues(old: Layout, shape: Shape) -> bool:
+def _continues(old: Layout, shape: SqliteShape) -> bool:
     """Whether old rows are rows of the new layout too, once columns are left out or null."""
     new = shape.layout.columns
     names = {column.name for column in old.columns}

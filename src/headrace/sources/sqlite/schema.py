@@ -54,7 +54,7 @@ class Unique:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SqliteShape:
     """A table, with all that its triggers must know."""
 
     layout: Layout
@@ -83,13 +83,13 @@ def matches(name: str, globs: Sequence[str]) -> bool:
     return any(fnmatchcase(path_of(name), g if "." in g else path_of(g)) for g in globs)
 
 
-def shapes(connection: apsw.Connection, globs: Sequence[str]) -> list[Shape]:
+def shapes(connection: apsw.Connection, globs: Sequence[str]) -> list[SqliteShape]:
     """The tables that match."""
     found = [(name, bool(wr)) for name, wr in rows(connection, _TABLES)]
     return [_shape(connection, name, keyed) for name, keyed in found if matches(name, globs)]
 
 
-def _shape(connection: apsw.Connection, name: str, keyed: bool) -> Shape:
+def _shape(connection: apsw.Connection, name: str, keyed: bool) -> SqliteShape:
     """`keyed`: the table has no rowid."""
     info = [row for row in _pragma(connection, "table_xinfo", name) if row[6] != 1]
     columns = tuple(Column(row[1], row[2] or "ANY", bool(row[5])) for row in info)
@@ -101,7 +101,7 @@ def _shape(connection: apsw.Connection, name: str, keyed: bool) -> Shape:
         identity = tuple(free[:1])
     layout = Layout(name, columns, _references(connection, name, columns))
     if not identity:
-        return Shape(layout, (), (), frozenset())
+        return SqliteShape(layout, (), (), frozenset())
     uniques = () if keyed else (Unique(((quoted(identity[0]), "BINARY"),), _alias(info)),)
     found = [
         _unique(connection, row[1], info, identity)
@@ -109,7 +109,7 @@ def _shape(connection: apsw.Connection, name: str, keyed: bool) -> Shape:
         if row[2]
     ]
     filled = frozenset(row[1] for row in info if row[4] is not None or row[6])
-    return Shape(layout, identity, (*uniques, *found), filled)
+    return SqliteShape(layout, identity, (*uniques, *found), filled)
 
 
 def _rowid(info: Sequence[Row]) -> list[str]:

@@ -11,29 +11,35 @@ import msgspec
 from ...change.event import Table
 from ...errors import PositionLost, SourceRefused, SourceReplaced
 from .. import Register
+from ..resume import Restart
 from .database import Database, Snapshot
-from .installation import Installed
-from .resume import Copy, Restart, Resume
+from .installation import InstalledTable
+from .resume import SqliteResume, SqliteTableSnapshot
 from .schema import SCHEMA, matches
 from .settings import SqliteSettings
-from .transactions import Described
+from .transactions import DescribedLayout
 from .values import Images
 
 
-def begin(source: SqliteSettings, stored: Resume | Restart | None, database: Database) -> Resume:
+def begin(
+    source: SqliteSettings, stored: SqliteResume | Restart | None, database: Database
+) -> SqliteResume:
     """Make sure that it is the right database, and become one of its readers."""
     database.expect_installed()
-    if isinstance(stored, Resume):
+    if isinstance(stored, SqliteResume):
         expect_same(stored, database)
         looks = database.rejoin(source.name, stored.reader, stored.looks)
         return msgspec.structs.replace(_narrowed(stored, source.tables), looks=looks)
     reader = uuid.uuid4().hex
     identity, last, seal = database.join(source.name, reader)
     former = stored.tables if stored else ()
-    return Resume(identity, reader, 1, last, {}, {}, {}, former, seal)
+    return SqliteResume(
+        uuid=identity, reader=reader, looks=1, position=last, seal=seal,
+        snapshots={}, errored={}, versions={}, former=former,
+    )  # fmt: skip
 
 
-def expect_same(resume: Resume, database: Database) -> None:
+def expect_same(resume: SqliteResume, database: Database) -> None:
     """Halt unless it is the database that the log follows, and not an older copy of it."""
     snapshot = database.snapshot()
     try:
@@ -42,7 +48,7 @@ def expect_same(resume: Resume, database: Database) -> None:
         database.release(snapshot)
 
 
-def expect_known(resume: Resume, snapshot: Snapshot, path: str) -> None:
+def expect_known(resume: SqliteResume, snapshot: Snapshot, path: str) -> None:
     """The same, of a look."""
     if snapshot.uuid != resume.uuid:
         raise SourceReplaced(
@@ -60,26 +66,28 @@ def expect_known(resume: Resume, snapshot: Snapshot, path: str) -> None:
         )
 
 
-def _narrowed(resume: Resume, globs: Sequence[str]) -> Resume:
+def _narrowed(resume: SqliteResume, globs: Sequence[str]) -> SqliteResume:
     """Let go of tables that the config does not name any more."""
-    for path in resume.copies:
+    for path in resume.snapshots:
         if not matches(path.partition(".")[2], globs):
             resume = resume.without(path)
     return resume
 
 
-def with_tables(resume: Resume, tables: Sequence[Installed], *, copying: bool) -> Resume:
+def with_tables(
+    resume: SqliteResume, tables: Sequence[InstalledTable], *, copying: bool
+) -> SqliteResume:
     """Add tables that are not known yet, and copy those anew whose changes were not all told."""
-    copies, errored = dict(resume.copies), dict(resume.errored)
+    copies, errored = dict(resume.snapshots), dict(resume.errored)
     for table in tables:
         known = copies.get(table.path)
         if known is not None and known.layout == table.number:
             continue
         again = known is not None or table.path in resume.former
-        copies[table.path] = Copy(table.number, done=not copying, again=again)
+        copies[table.path] = SqliteTableSnapshot(table.number, done=not copying, again=again)
         errored.pop(table.path, None)
     former = tuple(path for path in dict.fromkeys(resume.former) if path not in copies)
-    return msgspec.structs.replace(resume, copies=copies, errored=errored, former=former)
+    return msgspec.structs.replace(resume, snapshots=copies, errored=errored, former=former)
 
 
 def nothing_to_capture(source: SqliteSettings) -> SourceRefused:
@@ -90,7 +98,7 @@ def nothing_to_capture(source: SqliteSettings) -> SourceRefused:
     )
 
 
-class Tables:
+class SqliteTables:
     """The layouts of a database, as changes need them."""
 
     def __init__(
@@ -100,10 +108,10 @@ class Tables:
         self._source = source
         self._origin = f"sqlite:{identity}"
         self._register = register
-        self._known: dict[int, Described] = {}
+        self._known: dict[int, DescribedLayout] = {}
         self._nowhere: Table | None = None
 
-    def describe(self, layout: int) -> Described:
+    def describe(self, layout: int) -> DescribedLayout:
         """The layout of this number, its table registered with the log."""
         if layout not in self._known:
             found = self._database.layout(layout)
@@ -113,7 +121,7 @@ class Tables:
                 )
             installed, follows = found
             table = self._register(table_of(self._source, installed, self._origin))
-            self._known[layout] = Described(table, Images(table.columns), follows)
+            self._known[layout] = DescribedLayout(table, Images(table.columns), follows)
         return self._known[layout]
 
     def sourceless(self) -> Table:
@@ -125,7 +133,7 @@ class Tables:
         return self._nowhere
 
 
-def table_of(source: SqliteSettings, installed: Installed, origin: str) -> Table:
+def table_of(source: SqliteSettings, installed: InstalledTable, origin: str) -> Table:
     """A table as its changes carry it."""
     return Table(
         source.name,

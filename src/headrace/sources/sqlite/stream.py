@@ -18,16 +18,18 @@ import msgspec
 from ...change.event import Batch, BeforeKind, Change, Op, Transaction
 from ...errors import DecodeError, SourceUnavailable
 from .. import Phase, Register, Status
+from ..resume import Restart, position_in
+from ..stream import FlowStream
 from . import installation
 from .connections import classify, weight
 from .connector import SqlitePosition
-from .copying import Copier
+from .copying import SqliteSnapshotReader
 from .database import Database, Snapshot
-from .resume import Restart, Resume, position_in
+from .resume import SqliteResume
 from .schema import matches
-from .session import Tables, begin, expect_known, nothing_to_capture, with_tables
+from .session import SqliteTables, begin, expect_known, nothing_to_capture, with_tables
 from .settings import SqliteSettings
-from .transactions import Assembler, entries, further_ends
+from .transactions import SqliteAssembler, entries, further_ends
 
 _FILE_SECONDS = 1.0  # between two looks whether the file is still the same
 # SQLite refuses a transaction that has begun by reading and then writes, if anybody has written in
@@ -44,17 +46,16 @@ _WAL_BYTES = 4 << 20  # from here on it is worth a try to let the write-ahead lo
 _WAL_MOST = 256 << 20  # from here on that is worth more than knowing where a transaction ended
 
 
-class SqliteStream:
+class SqliteStream(FlowStream["_Flow"]):
     """An open SQLite source."""
 
     def __init__(
-        self, source: SqliteSettings, stored: Resume | Restart | None, register: Register
+        self, source: SqliteSettings, stored: SqliteResume | Restart | None, register: Register
     ) -> None:
+        super().__init__(source.name)
         self._source = source
         self._stored = stored
         self._register = register
-        self._closing = threading.Event()
-        self._flow: _Flow | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         path = self._source.path
@@ -64,10 +65,9 @@ class SqliteStream:
             raise classify(error, path) from error
         try:
             resume = begin(self._source, self._stored, database)
-            first = self._stored is None
-            tables = Tables(database, self._source, resume.uuid, self._register)
-            flow = self._flow = _Flow(self._source, database, tables, resume)
-            yield from flow.batches(self._closing, first=first)
+            tables = SqliteTables(database, self._source, resume.uuid, self._register)
+            flow = self._flow = _Flow(self._source, database, tables, resume, self._closing)
+            yield from flow.batches(first=self._stored is None)
         except apsw.InterruptError:
             if not self._closing.is_set():
                 raise
@@ -76,35 +76,26 @@ class SqliteStream:
         finally:
             database.close()
 
-    def ack(self, resume: bytes) -> None:
-        """Everything up to `resume` is durable: the database may forget it."""
-        if self._flow is not None:
-            self._flow.ack(position_in(resume))
-
-    def status(self) -> Status:
-        """How it is doing; may be called from any thread."""
-        if self._flow is None:
-            return Status(source=self._source.name, phase=Phase.STARTING)
-        return self._flow.status()
-
-    def close(self) -> None:
-        """End the iteration; may be called from any thread."""
-        self._closing.set()
-
 
 class _Flow:
     """Batches of one opening: look, tell the entries, copy what is not copied."""
 
     def __init__(
-        self, source: SqliteSettings, database: Database, tables: Tables, resume: Resume
+        self,
+        source: SqliteSettings,
+        database: Database,
+        tables: SqliteTables,
+        resume: SqliteResume,
+        closing: threading.Event,
     ) -> None:
         self._source = source
+        self._closing = closing
         self._database = database
         self._tables = tables
         self._resume = resume
-        self._assembler = Assembler(tables, resume)
+        self._assembler = SqliteAssembler(tables, resume)
         self._phase = Phase.STARTING
-        self._installed: list[installation.Installed] = []
+        self._installed: list[installation.InstalledTable] = []
         self._refused: dict[str, str] = {}
         self._schema = -1  # the version that `_installed` is of
         self._kept: Snapshot | None = None  # holds the write-ahead log since it was taken
@@ -117,15 +108,14 @@ class _Flow:
         self._busy_at = 0.0  # since when others' checkpoints do not end; 0: there is none
         self._free = False  # whether what is kept needs nothing of the write-ahead log
 
-    def batches(self, closing: threading.Event, *, first: bool) -> Iterator[Batch]:
-        """Everything, for ever."""
-        self._closing = closing
+    def batches(self, *, first: bool = False) -> Iterator[Batch]:
+        """Everything, for ever; `first`: this log has never read it."""
         database = self._database
         yield self._batch([])  # remembers the reader before anything is deleted for it
         database.begin_watch(self._resume.uuid)
         version = None
         copying = self._source.snapshot or not first
-        while not closing.is_set():
+        while not self._closing.is_set():
             now = database.version()
             self._heard_at = time.time_ns() // 1000
             if now != version:
@@ -135,13 +125,19 @@ class _Flow:
                 copying = True
                 self._phase = Phase.STREAMING
             self._tend()
-            closing.wait(self._source.poll_seconds)
+            self._closing.wait(self._source.poll_seconds)
         self._note()
 
-    def ack(self, position: int) -> None:
-        """Everything up to `position` is durable."""
+    def ack(self, resume: bytes) -> None:
+        """Everything up to `resume` is durable."""
         self._stored_at = time.time_ns() // 1000
-        self._acked = max(self._acked, position)
+        self._acked = max(self._acked, position_in(resume))
+
+    def interrupt(self) -> None:
+        """It looks often whether it was closed."""
+
+    def release(self) -> None:
+        """The stream closes the database."""
 
     def status(self) -> Status:
         """How it is doing."""
@@ -165,7 +161,7 @@ class _Flow:
         snapshot = self._snapshot()
         self._newest = snapshot.last
         ends = self._ends_upto(snapshot)
-        copiers: dict[str, Copier] = {}
+        copiers: dict[str, SqliteSnapshotReader] = {}
         holding = self._database.wal is not None
         if not holding:
             # A reader would keep writers waiting here, and entries stay as they are without one.
@@ -177,9 +173,9 @@ class _Flow:
             return  # it is being closed
         yield from self._dropped(snapshot)
         self._resume = with_tables(self._resume, self._installed, copying=copying)
-        if any(not copy.done for copy in self._resume.copies.values()):
+        if any(not copy.done for copy in self._resume.snapshots.values()):
             self._phase = Phase.SNAPSHOT
-            for path in [path for path, copy in self._resume.copies.items() if not copy.done]:
+            for path in [path for path, copy in self._resume.snapshots.items() if not copy.done]:
                 yield from self._copy(path, copiers.get(path) or self._copier(snapshot, path))
         if holding:
             self._keep(snapshot)
@@ -204,7 +200,7 @@ class _Flow:
         self._installed = [each for each in found if matches(each.layout.name, globs)]
         self._refused = installation.refusals(snapshot.connection, globs)
         self._schema = snapshot.schema
-        if not self._installed and not self._resume.copies and not self._resume.former:
+        if not self._installed and not self._resume.snapshots and not self._resume.former:
             raise nothing_to_capture(self._source)
         return snapshot
 
@@ -287,8 +283,8 @@ class _Flow:
 
     def _dropped(self, snapshot: Snapshot) -> Iterator[Batch]:
         there = {each.path for each in self._installed}
-        for path in [path for path in self._resume.copies if path not in there]:
-            layout = self._resume.copies[path].layout
+        for path in [path for path in self._resume.snapshots if path not in there]:
+            layout = self._resume.snapshots[path].layout
             table = self._tables.describe(layout).table
             said = {"ddl_type": "DROP_TABLE", "dropped": True}
             now = time.time_ns() // 1000
@@ -301,43 +297,43 @@ class _Flow:
             self._resume = self._resume.without(path)
             yield self._batch([change])
 
-    def _held(self, snapshot: Snapshot, *, copying: bool) -> dict[str, Copier]:
+    def _held(self, snapshot: Snapshot, *, copying: bool) -> dict[str, SqliteSnapshotReader]:
         """The rows of tables that are not copied, as far as can be known before the entries."""
         resume, self._resume = (
             self._resume,
             with_tables(self._resume, self._installed, copying=copying),
         )
-        pending = [path for path, copy in self._resume.copies.items() if not copy.done]
+        pending = [path for path, copy in self._resume.snapshots.items() if not copy.done]
         copiers = {path: self._copier(snapshot, path) for path in pending}
         self._resume = resume
         for copier in copiers.values():
             copier.hold()
         return copiers
 
-    def _copier(self, snapshot: Snapshot, path: str) -> Copier:
-        layout = self._resume.copies[path].layout
+    def _copier(self, snapshot: Snapshot, path: str) -> SqliteSnapshotReader:
+        layout = self._resume.snapshots[path].layout
         told = self._tables.describe(layout)
-        return Copier(snapshot, layout, told, looks=self._resume.looks)
+        return SqliteSnapshotReader(snapshot, layout, told, looks=self._resume.looks)
 
-    def _copy(self, path: str, copier: Copier) -> Iterator[Batch]:
-        copy = self._resume.copies[path]
+    def _copy(self, path: str, copier: SqliteSnapshotReader) -> Iterator[Batch]:
+        copy = self._resume.snapshots[path]
         version = copier.version
         new = self._resume.versions.get(path) != version
         announced = copier.announce(columns=new, forget=copy.again)
         copy = msgspec.structs.replace(copy, rows=0, again=True)
-        self._resume = self._resume.with_version(path, version).with_copy(path, copy)
+        self._resume = self._resume.with_version(path, version).with_snapshot(path, copy)
         yield self._batch(announced)
         try:
             for changes in copier.rows():
                 if self._closing.is_set():
                     return
                 copy = msgspec.structs.replace(copy, rows=copy.rows + len(changes))
-                self._resume = self._resume.with_copy(path, copy)
+                self._resume = self._resume.with_snapshot(path, copy)
                 yield self._batch(changes)
         except DecodeError as error:
             self._resume = self._resume.with_error(path, str(error))
         done = msgspec.structs.replace(copy, done=True, again=False)
-        self._resume = self._resume.with_copy(path, done)
+        self._resume = self._resume.with_snapshot(path, done)
         yield self._batch([])
 
     # -- between two looks ----------------------------------------------------------------------

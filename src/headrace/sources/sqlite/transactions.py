@@ -13,7 +13,7 @@ from ...errors import DecodeError, ProtocolError
 from .._annotations import annotated
 from .connections import Row
 from .connector import SqlitePosition
-from .resume import Copy, Resume
+from .resume import SqliteResume, SqliteTableSnapshot
 from .values import Images, undecoded
 
 ANNOTATION = "N"
@@ -26,7 +26,7 @@ _set = msgspec.structs.force_setattr
 _encode = msgspec.json.Encoder().encode
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class SqliteEntry(msgspec.Struct, frozen=True, gc=False):
     """What a trigger has told, with its further values."""
 
     number: int  # of the last row it takes
@@ -37,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     values: Sequence[Any]
 
 
-class Described(msgspec.Struct, frozen=True):
+class DescribedLayout(msgspec.Struct, frozen=True):
     """A layout as changes need it."""
 
     table: Table
@@ -45,10 +45,10 @@ class Described(msgspec.Struct, frozen=True):
     follows: int | None  # the layout that this one went on from, in one transaction
 
 
-class Describes(Protocol):
+class LayoutCatalog(Protocol):
     """Who knows what the values of a layout stand for: the database."""
 
-    def describe(self, layout: int) -> Described:
+    def describe(self, layout: int) -> DescribedLayout:
         """The layout of this number, its table registered with the log."""
         ...
 
@@ -57,7 +57,7 @@ class Describes(Protocol):
         ...
 
 
-def entries(rows: Iterable[Row]) -> Iterator[Entry]:
+def entries(rows: Iterable[Row]) -> Iterator[SqliteEntry]:
     """The entries behind rows of the append table."""
     head: Row | None = None
     values: list[Any] = []
@@ -70,10 +70,10 @@ def entries(rows: Iterable[Row]) -> Iterator[Entry]:
             number = row[0]
             continue
         if head is not None:
-            yield Entry(number, head[1], head[2], head[3], head[4], values)
+            yield SqliteEntry(number, head[1], head[2], head[3], head[4], values)
         head, values, number = row, list(row[_HEAD:]), row[0]
     if head is not None:
-        yield Entry(number, head[1], head[2], head[3], head[4], values)
+        yield SqliteEntry(number, head[1], head[2], head[3], head[4], values)
 
 
 def further_ends(rows: Iterable[Row]) -> list[int]:
@@ -92,10 +92,10 @@ def further_ends(rows: Iterable[Row]) -> list[int]:
     return ends
 
 
-class Assembler:
+class SqliteAssembler:
     """Collects entries into changes; `resume` follows what they say of tables."""
 
-    def __init__(self, tables: Describes, resume: Resume) -> None:
+    def __init__(self, tables: LayoutCatalog, resume: SqliteResume) -> None:
         self.resume = resume
         self._tables = tables
         self._live: dict[int, str] = {}
@@ -105,13 +105,13 @@ class Assembler:
         self._ordinal = 0
         self._shown: list[bool] = []  # of the annotations, whether the metadata has it whole
 
-    def renew(self, resume: Resume) -> None:
+    def renew(self, resume: SqliteResume) -> None:
         """Take up tables that were copied meanwhile."""
         self.resume = resume
         # What happens before a table's copy is done is in the copy.
-        self._live = {copy.layout: path for path, copy in resume.copies.items() if copy.done}
+        self._live = {copy.layout: path for path, copy in resume.snapshots.items() if copy.done}
 
-    def whole(self, first: int, told: Sequence[Entry]) -> list[Change]:
+    def whole(self, first: int, told: Sequence[SqliteEntry]) -> list[Change]:
         """The changes of a transaction that is here from its first entry to its last."""
         notes = [entry.values[0] for entry in told if entry.op == ANNOTATION]
         self.begin(first, told[-1].at, notes)
@@ -144,7 +144,7 @@ class Assembler:
             _set(ended[-1], "last", True)
         return ended
 
-    def feed(self, entry: Entry) -> None:
+    def feed(self, entry: SqliteEntry) -> None:
         """Take one entry."""
         if entry.op == ANNOTATION:
             if not self._shown.pop(0):
@@ -160,7 +160,7 @@ class Assembler:
             if path is not None:
                 self._row(path, entry)
 
-    def _row(self, path: str, entry: Entry) -> None:
+    def _row(self, path: str, entry: SqliteEntry) -> None:
         told = self._tables.describe(entry.layout)
         if path not in self.resume.errored:
             try:
@@ -178,7 +178,7 @@ class Assembler:
         }
         self._tell(Op.MESSAGE, told.table, entry, kept)
 
-    def _changed(self, told: Described, entry: Entry) -> None:
+    def _changed(self, told: DescribedLayout, entry: SqliteEntry) -> None:
         images, width = told.images, len(told.table.columns)
         op, first = _OPERATIONS[entry.op], entry.values[:width]
         image = images.image(first)
@@ -191,15 +191,15 @@ class Assembler:
             changed = images.changed(first, new)
             self._add(op, told.table, entry, (images.key(new), image, images.image(new), changed))
 
-    def _altered(self, entry: Entry) -> None:
+    def _altered(self, entry: SqliteEntry) -> None:
         told = self._tables.describe(entry.layout)
         path = self._live.pop(told.follows or 0, None)
         if path is None:
             return
         self._live[entry.layout] = path
-        copy = self.resume.copies[path]
-        moved = Copy(entry.layout, done=True, rows=copy.rows)
-        resume = self.resume.with_copy(path, moved)
+        copy = self.resume.snapshots[path]
+        moved = SqliteTableSnapshot(entry.layout, done=True, rows=copy.rows)
+        resume = self.resume.with_snapshot(path, moved)
         self.resume = resume.with_version(path, told.table.version)
         ddl = str(entry.values[0])
         said = schema(told.table) | {
@@ -208,14 +208,14 @@ class Assembler:
         }
         self._tell(Op.SCHEMA, told.table, entry, said)
 
-    def _tell(self, op: Op, table: Table, entry: Entry, said: dict[str, Any]) -> None:
+    def _tell(self, op: Op, table: Table, entry: SqliteEntry, said: dict[str, Any]) -> None:
         self._add(op, table, entry, (None, None, _encode(said), None))
 
     def _add(
         self,
         op: Op,
         table: Table,
-        entry: Entry,
+        entry: SqliteEntry,
         told: tuple[bytes | None, bytes | None, bytes | None, tuple[str, ...] | None],
     ) -> None:
         key, before, after, changed = told

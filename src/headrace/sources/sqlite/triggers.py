@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .connections import quoted
-from .schema import OURS, Shape, Unique
+from .schema import OURS, SqliteShape, Unique
 
 WIDTH = 32  # values in an entry
 KEYS = 8  # columns of the longest key that a table without rowid may have
@@ -32,7 +32,7 @@ ANNOTATE = f"""CREATE TRIGGER headrace_annotate AFTER INSERT ON headrace_annotat
 END"""
 
 
-def triggers(shape: Shape, layout: int) -> dict[str, str]:
+def triggers(shape: SqliteShape, layout: int) -> dict[str, str]:
     """The triggers of a table by name, in the order to create them in."""
     return {
         name: f"CREATE TRIGGER {name} {event} ON {quoted(shape.name)}{when} BEGIN\n  "
@@ -43,7 +43,7 @@ def triggers(shape: Shape, layout: int) -> dict[str, str]:
 
 
 class _Triggers:
-    def __init__(self, shape: Shape, layout: int) -> None:
+    def __init__(self, shape: SqliteShape, layout: int) -> None:
         self._shape = shape
         self._layout = layout
         self._table = quoted(shape.name)
