@@ -114,7 +114,6 @@ def counted(output: str) -> dict[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.live
-@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("java")
 def test_the_demo_captures_serves_and_proves_a_changing_database(folder: Path) -> None:
     taken = socket.create_server(("127.0.0.1", 0))

@@ -38,12 +38,12 @@ def test_a_full_disk_is_waited_for_and_no_file_is_cut_short(
                 assert status.phase is not SinkPhase.HALTED, status
                 return status.phase is SinkPhase.WAITING and "No space left on" in status.error
 
-            wait_until(waits, timeout=120, message="the sink waits")
+            wait_until(waits, timeout=300, message="the sink waits")
             whole = cabinet.lines()
             assert whole == cabinet.events(formats=Formats())[: len(whole)]
             assert len(whole) == 60  # the batch that the disk had room for
             disk.resize(50 * MEGABYTE)
-            wait_until(lambda: len(cabinet.lines()) == 200, timeout=120, message="all is there")
+            wait_until(lambda: len(cabinet.lines()) == 200, timeout=300, message="all is there")
         assert cabinet.lines() == cabinet.events(formats=Formats())
         assert cabinet.left() == []
     cabinet.log.close()

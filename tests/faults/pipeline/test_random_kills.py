@@ -25,7 +25,7 @@ from tests.faults import workload
 from tests.faults.pipeline.runner import QUICK
 from tests.faults.workload import Workload
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class Place:
         """End in order."""
         assert self._running
         self._running.terminate()
-        assert self._running.wait(timeout=120) == 0, self.words()
+        assert self._running.wait(timeout=300) == 0, self.words()
 
     def finish(self) -> None:
         """Carry what is left."""
@@ -103,7 +103,7 @@ class Place:
         if self._running:
             self._running.kill()
             self._running.wait()
-        wait_until(lambda: not self._javas(), timeout=120, message="no JVM is left")
+        wait_until(lambda: not self._javas(), timeout=300, message="no JVM is left")
 
     def words(self) -> str:
         """What it said, for whoever reads a failed test."""
@@ -120,7 +120,7 @@ class Place:
             return report.pid if report.pid != after and report.sinks[0].batch >= 0 else 0
 
         try:
-            return wait_until(stored, timeout=150, message="a batch is stored")
+            return wait_until(stored, timeout=300, message="a batch is stored")
         except TimeoutError:
             pytest.fail(f"no batch is stored; it said:\n{self.words()}")
 
@@ -135,7 +135,7 @@ class Place:
                 last = log.records(max(log.latest_sequence - 50, 0), limit=50)
                 return any(word.encode() in record for _, record in last)
 
-            wait_until(arrived, timeout=120, message=f"the log has caught up: {self.words()}")
+            wait_until(arrived, timeout=300, message=f"the log has caught up: {self.words()}")
             return log.latest_sequence
 
     # -- kills ------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Site:
             return all(status.sequence >= latest for status in running.statuses())
 
         try:
-            wait_until(arrived, timeout=120)
+            wait_until(arrived, timeout=300)
         except TimeoutError:
             pytest.fail(f"{latest} did not arrive: {running.statuses()}")
         return running.statuses()[0]
@@ -158,7 +158,7 @@ def test_a_pipeline_at_work_stops_once_another_has_taken_over(site: Site) -> Non
         with site.pipeline(once=False, adopt=True, who="second") as second:
             site.await_all(second)
             site.trade.go_on()
-            wait_until(lambda: len(first.halted) == 2, timeout=120, message="the first stops")
+            wait_until(lambda: len(first.halted) == 2, timeout=300, message="the first stops")
             for halted in first.halted:
                 assert "another pipeline" in halted.error
                 assert "--adopt" in halted.hint
@@ -274,7 +274,7 @@ def test_storage_that_fails_for_a_while_is_tried_until_it_answers(site: Site) ->
         site.trade.go_on()
         wait_until(
             lambda: running.statuses()[0].phase is SinkPhase.WAITING,
-            timeout=120,
+            timeout=300,
             message="it waits",
         )
         home.unlink()
@@ -292,7 +292,7 @@ def test_a_full_disk_is_tried_until_there_is_space(site: Site) -> None:
         site.trade.go_on()
         wait_until(
             lambda: running.statuses()[0].phase is SinkPhase.WAITING,
-            timeout=120,
+            timeout=300,
             message="it waits",
         )
         block.unlink()
