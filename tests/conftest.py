@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -169,15 +169,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         if FAULTS in item.path.parents:
             item.add_marker("faults")
     yield  # others choose by the marks, and make the order random
-    seconds: Counter[Path] = Counter()
+    seconds: defaultdict[Path, float] = defaultdict(float)
     for item in items:
         seconds[item.path] += _seconds(item)
     # Each file is one worker's, so one that began last would keep the others waiting.
     items.sort(key=lambda item: -seconds[item.path])
 
 
-def _seconds(item: pytest.Item) -> int:
+def _seconds(item: pytest.Item) -> float:
     """About how long a test takes."""
     if item.get_closest_marker("slow"):
         return 20
-    return 3 if "spark" in getattr(item, "fixturenames", ()) else 1
+    if "spark" in getattr(item, "fixturenames", ()):
+        return 3
+    return 0.5 if item.get_closest_marker("live") else 0.1
