@@ -18,8 +18,14 @@ from .errors import ConfigError
 SOURCES = "headrace.sources"
 SINKS = "headrace.sinks"
 FORMATS = "headrace.formats"
+CONNECTORS = "headrace.connectors"
 
-_WORDS = {SOURCES: "source type", SINKS: "sink type", FORMATS: "format"}
+_WORDS = {
+    SOURCES: "source type",
+    SINKS: "sink type",
+    FORMATS: "format",
+    CONNECTORS: "connector",
+}
 _SPARK = ("pyspark", "deltalake", "pyarrow", "pandas", "numpy")  # what the extra `spark` installs
 
 

@@ -12,12 +12,12 @@ of each of its positions, so that whoever reads a log of it needs no driver of t
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from importlib.metadata import EntryPoint, entry_points
 from operator import or_
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from .. import plugins
 from ..errors import ConfigError
 from .event import Change, Position
 
@@ -87,28 +87,16 @@ def _tag(position: type[Position]) -> str:
 
 
 def _installed(name: str) -> Connector:
-    try:
-        for entry in _entries("headrace.connectors", name):
-            registered: Connector = entry.load()
-            return registered
-        for entry in _entries("headrace.sources", name):
-            of_source: Connector = entry.load().connector
-            return of_source
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"connector {name} ({entry.value}) cannot be imported: {error}",
-            hint="Install what it needs.",
-        ) from error
+    if name in plugins.names(plugins.CONNECTORS):
+        registered: Connector = plugins.load(plugins.CONNECTORS, name)
+        return registered
+    if name in plugins.names(plugins.SOURCES):
+        of_source: Connector = plugins.load(plugins.SOURCES, name).connector
+        return of_source
     raise ConfigError(
         f"no connector called {name!r} is installed",
         hint="Install the package whose source captured these changes.",
     )
-
-
-def _entries(group: str, name: str) -> Iterable[EntryPoint]:
-    """The entry points of this name, ours first."""
-    found = entry_points(group=group, name=name)
-    return sorted(found, key=lambda entry: not entry.value.startswith("headrace."))
 
 
 class PositionsDecoder(Generic[_T]):

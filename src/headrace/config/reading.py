@@ -149,6 +149,11 @@ class _ConfigReader:
 
     def _pipeline(self, where: str, content: object) -> PipelineSection | None:
         given = self._mapping(where, content)
+        try:
+            plugins.require_spark("a pipeline")
+        except ConfigError as error:
+            self.problems.append(f"{where}: {error}")
+            return None
         built = {
             "spark": self._spark(f"{where}.spark", given.pop("spark", None)),
             "sinks": self._named(plugins.SINKS, "sink", f"{where}.sinks", given.pop("sinks", None)),

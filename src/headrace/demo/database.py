@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import pyarrow as pa
-
 from ..change.replay import Row
 
 TABLES = ("customers", "products", "inventory", "orders", "order_items")
@@ -102,8 +100,8 @@ class ShopDatabase(Protocol):
         """A value as the documents say that it looks in JSON."""
         ...
 
-    def arrow(self, declared: str) -> pa.DataType:
-        """The type that a column of the Delta table should have."""
+    def arrow(self, declared: str) -> str:
+        """The type that a column of the Delta table should have, as Arrow prints it."""
         ...
 
     def is_document(self, declared: str) -> bool:

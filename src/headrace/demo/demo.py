@@ -20,7 +20,7 @@ from ..change.replay import TableName
 from ..config import load
 from ..errors import HeadraceError
 from ..operate.show import RunProgress, complaints
-from ..pipeline.session import check_java
+from ..plugins import require_spark
 from ..run import LOOK_SECONDS, Run
 from ..sources import Phase
 from .database import TABLES, ShopDatabase
@@ -46,6 +46,8 @@ class Demo:
 
     def run(self, console: Console, stopping: threading.Event) -> bool:
         """Run until the time is over or `stopping` is set; True when everything is equal."""
+        if self.lake:
+            require_spark("a demo with Delta tables (without them: --no-lake)")
         # Of the other databases, what they need may not be installed.
         module = importlib.import_module(f"{__package__}.{self.source}")
         title = module.title()
@@ -137,6 +139,9 @@ class _RunningDemo:
 
 
 def _has_java(console: Console) -> bool:
+    # Here, since a demo without Delta tables runs where Spark is not installed.
+    from ..pipeline.session import check_java  # noqa: PLC0415
+
     java = check_java()
     if not java.ok:
         say(console, f"Delta tables are left out: {java.detail}. {java.fix}")

@@ -13,8 +13,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pyarrow as pa
-
 from ..change.replay import Row
 from ..errors import ConfigError, HeadraceError
 from . import first_rows
@@ -153,14 +151,14 @@ AFTER_ALTERATION = {
 }
 
 _TYPES = {
-    "bigint": pa.int64(),
-    "bigint unsigned": pa.decimal128(20, 0),
-    "int": pa.int32(),
-    "tinyint(1)": pa.bool_(),
-    "double": pa.float64(),
-    "date": pa.date32(),
-    "datetime": pa.timestamp("us"),
-    "timestamp": pa.timestamp("us", tz="UTC"),
+    "bigint": "int64",
+    "bigint unsigned": "decimal128(20, 0)",
+    "int": "int32",
+    "tinyint(1)": "bool",
+    "double": "double",
+    "date": "date32[day]",
+    "datetime": "timestamp[us]",
+    "timestamp": "timestamp[us, tz=UTC]",
 }
 _decimal = re.compile(r"decimal\((\d+),(\d+)\)").fullmatch
 _width = re.compile(r"(?<!tinyint)\(\d+\)").sub  # what bigint(20) and datetime(6) say besides
@@ -267,13 +265,13 @@ class MysqlShop:
                 return int(value)
         return value if self.is_document(declared) else json_value(value)
 
-    def arrow(self, declared: str) -> pa.DataType:
+    def arrow(self, declared: str) -> str:
         """The type that a column of the Delta table should have."""
         if found := _decimal(declared):
-            return pa.decimal128(int(found[1]), int(found[2]))
+            return f"decimal128({found[1]}, {found[2]})"
         if declared.startswith("set("):
-            return pa.list_(pa.string())
-        return _TYPES.get(_width("", declared), pa.string())
+            return "list<element: string>"
+        return _TYPES.get(_width("", declared), "string")
 
     def is_document(self, declared: str) -> bool:
         """Whether the column holds JSON."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import psycopg
-import pyarrow as pa
 from psycopg import sql
 from psycopg.types.json import set_json_loads
 
@@ -173,16 +172,16 @@ AFTER_ALTERATION = {
 }
 
 _TYPES = {
-    "smallint": pa.int16(),
-    "integer": pa.int32(),
-    "bigint": pa.int64(),
-    "real": pa.float32(),
-    "double precision": pa.float64(),
-    "boolean": pa.bool_(),
-    "bytea": pa.binary(),
-    "date": pa.date32(),
-    "timestamp without time zone": pa.timestamp("us"),
-    "timestamp with time zone": pa.timestamp("us", tz="UTC"),
+    "smallint": "int16",
+    "integer": "int32",
+    "bigint": "int64",
+    "real": "float",
+    "double precision": "double",
+    "boolean": "bool",
+    "bytea": "binary",
+    "date": "date32[day]",
+    "timestamp without time zone": "timestamp[us]",
+    "timestamp with time zone": "timestamp[us, tz=UTC]",
 }
 _numeric = re.compile(r"numeric\((\d+),(\d+)\)").fullmatch
 
@@ -275,13 +274,13 @@ class PostgresShop:
         """A value as the documents say that it looks in JSON."""
         return value if self.is_document(declared) else json_value(value)
 
-    def arrow(self, declared: str) -> pa.DataType:
+    def arrow(self, declared: str) -> str:
         """The type that a column of the Delta table should have."""
         if declared.endswith("[]"):
-            return pa.list_(self.arrow(declared.removesuffix("[]")))
+            return f"list<element: {self.arrow(declared.removesuffix('[]'))}>"
         if found := _numeric(declared):
-            return pa.decimal128(int(found[1]), int(found[2]))
-        return _TYPES.get(declared, pa.string())
+            return f"decimal128({found[1]}, {found[2]})"
+        return _TYPES.get(declared, "string")
 
     def is_document(self, declared: str) -> bool:
         """Whether the column holds JSON."""

@@ -9,8 +9,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pyarrow as pa
-
 from ..change.replay import Row
 from ..errors import ConfigError, SourceUnavailable
 from . import first_rows
@@ -129,7 +127,7 @@ AFTER_ALTERATION = {
     "customers": "UPDATE customers SET name = name WHERE id = (SELECT min(id) FROM customers)",
 }
 
-_TYPES = {"INTEGER": pa.int64(), "REAL": pa.float64(), "BLOB": pa.binary()}
+_TYPES = {"INTEGER": "int64", "REAL": "double", "BLOB": "binary"}
 
 
 def title() -> str:
@@ -205,9 +203,9 @@ class SqliteShop:
                 return Decimal(repr(value))
         return value
 
-    def arrow(self, declared: str) -> pa.DataType:
+    def arrow(self, declared: str) -> str:
         """The type that a column of the Delta table should have."""
-        return _TYPES.get(declared, pa.string())
+        return _TYPES.get(declared, "string")
 
     def is_document(self, declared: str) -> bool:
         """A document is text like any other."""

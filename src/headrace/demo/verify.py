@@ -1,12 +1,10 @@
 """The demo's comparison: the database beside what the log replays to, and beside the Delta tables.
 
-The database's side is read with SELECT and turned into JSON values from Python's own types; the
-Delta tables are read by delta-rs, and their types worked out from what the database declares. So
-it shares no line of code with the capture and the pipeline that it checks.
+The database's side is read with SELECT and turned into JSON values from Python's own types. So it
+shares no line of code with the capture that it checks.
 """
 
 import base64
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime
@@ -16,9 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -29,7 +24,6 @@ from ..log import Log
 from .database import ShopDatabase
 
 PAGE = 10_000
-OWN_COLUMNS = ("_sequence",)  # Headrace's, beside the table's
 
 _canonical = msgspec.json.Encoder(order="deterministic").encode
 
@@ -71,6 +65,9 @@ def compare_all(
     say(console, f"the log has {operations.total():,} changes: {counted}")
     comparisons = {"log replays to": compare_log(database, replay, names)}
     if folders:
+        # Here, since what reads Delta is installed only with Spark.
+        from .delta import compare_delta  # noqa: PLC0415
+
         comparisons["Delta table has"] = compare_delta(database, folders.tables, names)
     console.print(_table(comparisons))
     for column, column_comparisons in comparisons.items():
@@ -87,6 +84,8 @@ def compare_all(
 def _compare_sinks(
     console: Console, log: Log, folders: SinkFolders, comparisons: list[TableComparison]
 ) -> bool:
+    from .delta import has_each_once  # noqa: PLC0415
+
     tables = _all_equal(comparisons)
     equal = "every Delta table holds exactly its table's rows, in the right types"
     say(console, equal if tables else "the Delta tables do NOT all equal their tables")
@@ -221,58 +220,3 @@ def _timestamp(value: datetime) -> str:
     seconds, _, fraction = value.replace(tzinfo=None).isoformat().partition(".")
     zone = "Z" if value.tzinfo is None else "+00:00"
     return f"{seconds}.{fraction.rstrip('0')}{zone}" if fraction else f"{seconds}{zone}"
-
-
-# --- the Delta tables -------------------------------------------------------------------------
-
-
-def compare_delta(
-    database: ShopDatabase, lake: Path, names: Iterable[TableName]
-) -> list[TableComparison]:
-    """Compare every table of the database with its Delta table, rows and types."""
-    return [_compare_delta(database, lake, name) for name in names]
-
-
-def _compare_delta(database: ShopDatabase, lake: Path, name: TableName) -> TableComparison:
-    declared = database.declared(name.name)
-    stored = stored_table(lake / name.schema / name.name)
-    wanted = {column: database.arrow(kind) for column, kind in declared.items()}
-    found = dict(zip(stored.schema.names, stored.schema.types, strict=True))
-    documents = [column for column, kind in declared.items() if database.is_document(kind)]
-    held = [_as_json(row, documents) for row in database.rows(name.name)]
-    comparison = compare_rows(name, held, rows_in_delta(stored, documents))
-    names = sorted(wanted.keys() | found.keys())
-    mistyped = [column for column in names if wanted.get(column) != found.get(column)]
-    return comparison._replace(mistyped=tuple(mistyped))
-
-
-def _as_json(row: Row, documents: Sequence[str]) -> Row:
-    return {n: value if n in documents else json_value(value) for n, value in row.items()}
-
-
-def stored_table(folder: Path) -> pa.Table:
-    """What a Delta table holds, without Headrace's own columns; nothing where there is none."""
-    try:
-        table = DeltaTable(folder).to_pyarrow_table()
-    except TableNotFoundError:
-        return pa.table({})
-    return table.drop_columns([name for name in OWN_COLUMNS if name in table.column_names])
-
-
-def rows_in_delta(stored: pa.Table, documents: Sequence[str]) -> list[Row]:
-    """The rows as JSON values; `documents` are columns that hold JSON as text."""
-
-    def parted(row: dict[str, Any]) -> Row:
-        texts = {name: row[name] for name in documents if row.get(name) is not None}
-        return row | {n: json.loads(text, parse_float=Decimal) for n, text in texts.items()}
-
-    return [_as_json(parted(row), documents) for row in stored.to_pylist()]
-
-
-def has_each_once(folder: Path, sequences: Sequence[int]) -> bool:
-    """Whether a history holds exactly the changes of these sequences, each once."""
-    try:
-        stored = DeltaTable(folder).to_pyarrow_table(columns=["sequence"])
-    except TableNotFoundError:
-        return not sequences
-    return sorted(stored["sequence"].to_pylist()) == list(sequences)

@@ -3,9 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..plugins import require_spark
+
 if TYPE_CHECKING:
     from .apply import apply_changes
     from .transforms import as_changelog, entities, latest_per_key, rows
+
+require_spark(__name__)
 
 __all__ = ["apply_changes", "as_changelog", "entities", "latest_per_key", "rows"]
 

@@ -356,7 +356,14 @@ def _unpacked(payload: Payload) -> Iterator[bytes]:
     if payload.compression not in (_ZSTD, _NONE):
         raise ProtocolError(f"a payload is compressed in an unknown way ({payload.compression})")
     # Here, since it takes longer to load than all else, and most servers compress nothing.
-    import pyarrow as pa  # noqa: PLC0415
+    try:
+        import pyarrow as pa  # noqa: PLC0415
+    except ImportError as error:
+        raise SourceRefused(
+            "the server compresses its binary log, and to read that needs pyarrow: "
+            "pip install 'headrace[spark]'",
+            hint="Or switch it off on the server: SET GLOBAL binlog_transaction_compression = OFF.",
+        ) from error
 
     plain = pa.BufferReader(payload.compressed)
     stream = plain if payload.compression == _NONE else pa.CompressedInputStream(plain, "zstd")
