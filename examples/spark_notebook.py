@@ -4,7 +4,7 @@
 # %% [markdown]
 # # A database's changes in Spark
 #
-# `pip install headrace` is all Spark needs; `headrace run` captures the changes.
+# `pip install 'headrace[spark]'` is all Spark needs; `headrace run` captures the changes.
 #
 # Set `HEADRACE_URL` to a running server (such as `http://127.0.0.1:3000`) or `HEADRACE_LOG` to the
 # log's folder on this machine, and `HEADRACE_LAKE` to where the tables shall be.

@@ -27,16 +27,10 @@ from headrace.change.replay import Replay, TableName
 from headrace.config import parse
 from headrace.demo import Demo
 from headrace.demo.database import TABLES
+from headrace.demo.delta import compare_delta, has_each_once
 from headrace.demo.lake import Lake, pipeline_settings
 from headrace.demo.postgres import PostgresShop
-from headrace.demo.verify import (
-    TableComparison,
-    compare_delta,
-    compare_log,
-    compare_rows,
-    has_each_once,
-    images,
-)
+from headrace.demo.verify import TableComparison, compare_log, compare_rows, images
 from headrace.errors import HeadraceError
 from headrace.sinks import FailedTable, SinkPhase, SinkStatus
 from headrace.sinks.report import REPORT, PipelineReport

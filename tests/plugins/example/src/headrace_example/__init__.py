@@ -1,0 +1,1 @@
+"""A source, a sink and a format for Headrace."""
