@@ -150,6 +150,8 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     """The one Spark of a test run, with two cores; it starts in six to ten seconds."""
     # Workers are new processes: without these they look for another Python.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # What reads a source takes its limit from here, and not from the session's settings.
+    os.environ["SPARK_AUTH_SOCKET_TIMEOUT"] = "60"
     builder = SparkSession.builder.master("local[2]").appName("headrace-tests")
     for name, value in SPARK.items():
         builder = builder.config(name, value)

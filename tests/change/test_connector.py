@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from headrace import plugins
 from headrace.change import connector as connectors
 from headrace.change.arrow import arrow_type
 from headrace.change.arrow.frame import Framing, changes
@@ -59,24 +61,13 @@ class Ledger:
     connector: ClassVar[Connector] = LEDGER
 
 
-class _Entry:
-    """What `entry_points` finds of an installed package."""
-
-    value = "ledger:Ledger"
-
-    def load(self) -> type[Ledger]:
-        return Ledger
-
-
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package whose source is an entry point, and nothing else."""
-    found = connectors._entries
-
-    def entries(group: str, name: str) -> object:
-        return [_Entry()] if (group, name) == ("headrace.sources", "ledger") else found(group, name)
-
-    monkeypatch.setattr(connectors, "_entries", entries)
+    entry = EntryPoint("ledger", f"{__name__}:Ledger", plugins.SOURCES)
+    found = {group: plugins._installed(group) for group in (plugins.SOURCES, plugins.CONNECTORS)}
+    found[plugins.SOURCES] = {**found[plugins.SOURCES], "ledger": [entry]}
+    monkeypatch.setattr(plugins, "_installed", found.__getitem__)
     monkeypatch.setattr(connectors, "_known", dict(connectors._known))
 
 

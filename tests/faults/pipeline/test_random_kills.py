@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from headrace.change.replay import TableName
-from headrace.demo.postgres import PostgresShop
 from headrace.demo.delta import compare_delta, has_each_once
+from headrace.demo.postgres import PostgresShop
 from headrace.log import LogReader
 from headrace.sinks.report import PipelineReport
 from headrace.testing import PostgresDatabase, free_port, wait_until
