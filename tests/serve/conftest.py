@@ -11,7 +11,7 @@ import pytest
 from headrace.formats.catalogue import Formats
 from headrace.log.keys import KeyRequest
 from headrace.serve import BackgroundServer, ServerSettings, create_app
-from headrace.serve.feed import Feed
+from headrace.serve.feed import LogFeed
 from headrace.serve.service import Service
 from headrace.sources import Phase, Status
 from headrace.testing import wait_until
@@ -42,7 +42,7 @@ class Site:
             formats=formats,
         )
         self.service: Service = app.state.service
-        self.feed: Feed = self.service.feed
+        self.feed: LogFeed = self.service.feed
         self.server = stack.enter_context(BackgroundServer(app, settings))
         self.url = self.server.url
         self.http = stack.enter_context(httpx.Client(base_url=self.url, timeout=30))

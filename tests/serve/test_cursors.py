@@ -21,7 +21,7 @@ from headrace.log.keys import Scope
 from headrace.serve import BackgroundServer, ServerSettings, create_app, cursors
 from headrace.serve import groups as sharing
 from headrace.serve.affected import AffectedRows
-from headrace.serve.feed import Feed
+from headrace.serve.feed import LogFeed
 from headrace.serve.filter import Filter
 from headrace.serve.groups import Consumer, Group, LeaseSubscription
 from headrace.serve.permissions import Permissions
@@ -500,7 +500,7 @@ class Shared:
         """The server anew: it knows what is on disk."""
         cursor = self.log.cursor("jobs")
         assert cursor is not None
-        feed = Feed(self.log)
+        feed = LogFeed(self.log)
         self.group = Group(feed, self.log, cursor, EVERYTHING)
 
     async def lease(self, limit: int, seconds: float) -> bool:

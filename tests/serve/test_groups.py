@@ -15,7 +15,7 @@ from headrace.formats import Canonical
 from headrace.log import Cursor, Log
 from headrace.serve import affected
 from headrace.serve import groups as sharing
-from headrace.serve.feed import Feed
+from headrace.serve.feed import LogFeed
 from headrace.serve.filter import Filter
 from headrace.serve.groups import Consumer, Group, Groups, LeaseSubscription
 from headrace.serve.permissions import Permissions
@@ -60,7 +60,7 @@ def put(site: Site, sequence: int = 0) -> None:
 def test_a_key_that_ends_while_it_leases_passes_over_nothing(writer: Writer, looks: int) -> None:
     writer.put_many("users", 600)
     cursor = writer.log.put_cursor(Cursor("jobs", 0, 0))
-    group = Group(Feed(writer.log), writer.log, cursor, EVERYTHING)
+    group = Group(LogFeed(writer.log), writer.log, cursor, EVERYTHING)
     left = iter([True] * looks)
     ending = Consumer("late", valid=lambda: next(left, False))
 
@@ -192,7 +192,7 @@ def test_what_was_handed_out_is_not_kept_and_read_again_when_it_is_handed_on(
     for number in range(20):
         writer.put("users", "same" if number % 2 else str(number), row="x" * 30_000)
     cursor = writer.log.put_cursor(Cursor("jobs", 0, 0))
-    group = Group(Feed(writer.log), writer.log, cursor, EVERYTHING)
+    group = Group(LogFeed(writer.log), writer.log, cursor, EVERYTHING)
     one, two = Consumer("one"), Consumer("two")
     clock = 0.0
 
@@ -233,7 +233,7 @@ def test_a_group_that_nobody_uses_is_forgotten_unless_somebody_holds_a_lease(
     monkeypatch.setattr(sharing, "IDLE_SECONDS", 0.01)
     writer.put_many("users", 3)
     cursors = [writer.log.put_cursor(Cursor(name, 0, 0)) for name in ("idle", "busy")]
-    kept = Groups(Feed(writer.log), writer.log)
+    kept = Groups(LogFeed(writer.log), writer.log)
 
     async def run() -> None:
         idle, busy = (kept.begin(cursor, EVERYTHING) for cursor in cursors)

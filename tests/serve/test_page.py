@@ -10,7 +10,7 @@ from headrace.formats import Canonical
 from headrace.formats.etl import Etl
 from headrace.formats.notification import Notification
 from headrace.serve import page as pages
-from headrace.serve.feed import Feed
+from headrace.serve.feed import LogFeed
 from headrace.serve.filter import Filter
 from headrace.serve.page import FeedPage, PageCache, PageEvent, PageKey
 from headrace.serve.permissions import Permissions
@@ -27,10 +27,10 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
 
 
 @pytest.fixture
-def feed(writer: Writer) -> Feed:
+def feed(writer: Writer) -> LogFeed:
     for number in range(10):
         writer.put("orders" if number % 2 else "users", str(number))
-    return Feed(writer.log)
+    return LogFeed(writer.log)
 
 
 def live(*subscriptions: Subscription) -> list[FeedPage]:
@@ -42,7 +42,7 @@ def live(*subscriptions: Subscription) -> list[FeedPage]:
     return asyncio.run(read())
 
 
-def test_readers_who_want_the_same_from_the_same_place_get_one_page(feed: Feed) -> None:
+def test_readers_who_want_the_same_from_the_same_place_get_one_page(feed: LogFeed) -> None:
     readers = [Subscription(feed, Notification(), filter=ORDERS, after=2) for _ in range(3)]
     first, second, third = live(*readers)
     assert first is second is third
@@ -70,19 +70,19 @@ def test_readers_who_want_the_same_from_the_same_place_get_one_page(feed: Feed) 
     ],
 )
 def test_whoever_wants_or_may_see_something_else_gets_another_page(
-    feed: Feed, filter: Filter, grant: Permissions, after: int
+    feed: LogFeed, filter: Filter, grant: Permissions, after: int
 ) -> None:
     one = Subscription(feed, Notification(), filter=ORDERS, after=0)
     other = Subscription(feed, Notification(), filter=filter, after=after, permissions=grant)
     alone = Subscription(
-        Feed(feed.log), Notification(), filter=filter, after=after, permissions=grant
+        LogFeed(feed.log), Notification(), filter=filter, after=after, permissions=grant
     )
     first, second = live(one, other)
     assert first is not second
     assert second == live(alone)[0]
 
 
-def test_another_format_gets_another_page(feed: Feed) -> None:
+def test_another_format_gets_another_page(feed: LogFeed) -> None:
     first, second = live(
         *(
             Subscription(feed, each, filter=ORDERS, after=0)
@@ -92,13 +92,13 @@ def test_another_format_gets_another_page(feed: Feed) -> None:
     assert first.payloads != second.payloads
 
 
-def test_a_stream_that_remembers_what_it_told_is_not_shared(feed: Feed) -> None:
+def test_a_stream_that_remembers_what_it_told_is_not_shared(feed: LogFeed) -> None:
     first, second = live(*(Subscription(feed, Etl(), filter=ORDERS, after=0) for _ in range(2)))
     assert first is not second
     assert len(first.events) == len(second.events) > 0
 
 
-def test_what_was_trimmed_meanwhile_is_told_as_a_gap(feed: Feed, writer: Writer) -> None:
+def test_what_was_trimmed_meanwhile_is_told_as_a_gap(feed: LogFeed, writer: Writer) -> None:
     early, late = (Subscription(feed, Notification(), filter=ORDERS, after=0) for _ in range(2))
     live(early)
     writer.log.trim(5)
@@ -107,7 +107,7 @@ def test_what_was_trimmed_meanwhile_is_told_as_a_gap(feed: Feed, writer: Writer)
     assert [each.sequence for each in page.events] == [6, 8, 10]
 
 
-def test_readers_go_as_far_as_they_were_woken_for(feed: Feed, writer: Writer) -> None:
+def test_readers_go_as_far_as_they_were_woken_for(feed: LogFeed, writer: Writer) -> None:
     one, other = (Subscription(feed, Notification(), filter=ORDERS, after=0) for _ in range(2))
     (first,) = live(one)
     writer.put("orders", "meanwhile")

@@ -13,7 +13,7 @@ from headrace.change.event import Op
 from headrace.formats import Canonical
 from headrace.formats.etl import Etl
 from headrace.serve.access import Access
-from headrace.serve.feed import BLOCK, Feed
+from headrace.serve.feed import BLOCK, LogFeed
 from headrace.serve.filter import Filter
 from headrace.serve.permissions import Permissions
 from headrace.serve.sse import Pace, frames, gap_event
@@ -48,7 +48,7 @@ def attempts(run: Callable[[Permissions], tuple[int, int]]) -> None:
 
 def test_a_page_whose_key_ends_passes_over_nothing(writer: Writer) -> None:
     writer.put_many("users", CHANGES)
-    feed = Feed(writer.log)
+    feed = LogFeed(writer.log)
 
     def run(grant: Permissions) -> tuple[int, int]:
         subscription = Subscription(feed, Canonical(), filter=Filter(), after=0, permissions=grant)
@@ -61,7 +61,7 @@ def test_a_page_whose_key_ends_passes_over_nothing(writer: Writer) -> None:
 
 def test_a_page_of_a_format_with_a_memory_passes_over_nothing_either(writer: Writer) -> None:
     writer.put_many("users", CHANGES)
-    feed = Feed(writer.log)
+    feed = LogFeed(writer.log)
 
     def run(grant: Permissions) -> tuple[int, int]:
         subscription = Subscription(feed, Etl(), filter=Filter(), after=0, permissions=grant)
@@ -79,7 +79,7 @@ def test_a_stream_whose_key_ends_names_no_sequence_beyond_what_it_sent(writer: W
         for n in range(1, CHANGES + 1)
     ]
     writer.append(changes)
-    feed, filter = Feed(writer.log), Filter(tables=("users",))
+    feed, filter = LogFeed(writer.log), Filter(tables=("users",))
 
     async def streamed(grant: Permissions) -> bytes:
         subscription = Subscription(
@@ -98,7 +98,7 @@ def test_a_stream_whose_key_ends_names_no_sequence_beyond_what_it_sent(writer: W
 
 def test_nothing_that_was_read_goes_out_after_the_key_has_ended(writer: Writer) -> None:
     writer.put_many("users", CHANGES)
-    feed, ended = Feed(writer.log), False
+    feed, ended = LogFeed(writer.log), False
     read = feed.read
 
     async def reading(after: int, upto: int) -> object:
@@ -118,7 +118,7 @@ def test_a_second_gap_is_told_with_the_first(writer: Writer) -> None:
     """A reader who waits and finds nothing may miss changes twice before there is an answer."""
     writer.put_many("users", 10)
     writer.log.trim(4)
-    feed = Feed(writer.log)
+    feed = LogFeed(writer.log)
     filter = Filter(operations=frozenset({Op.DELETE}))
     subscription = Subscription(feed, Canonical(), filter=filter, after=0)
     waits = 0

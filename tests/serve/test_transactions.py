@@ -18,7 +18,7 @@ from headrace.errors import LogError
 from headrace.formats import Rendered
 from headrace.log import Log
 from headrace.serve import renderings
-from headrace.serve.feed import BLOCK, Feed
+from headrace.serve.feed import BLOCK, LogFeed
 from headrace.serve.filter import Filter
 from headrace.serve.renderings import RenderedTransaction
 from headrace.serve.subscription import LogGap, Subscription
@@ -81,7 +81,7 @@ def of(payloads: Sequence[Any]) -> list[int]:
 
 
 def test_pages_of_any_size_from_anywhere_hold_the_same_events(writer: Writer) -> None:
-    feed, log = Feed(writer.log), writer.log
+    feed, log = LogFeed(writer.log), writer.log
 
     @settings(
         max_examples=times(18, nightly=180),
@@ -106,7 +106,7 @@ def test_pages_of_any_size_from_anywhere_hold_the_same_events(writer: Writer) ->
 def test_a_transaction_is_rendered_once_for_all_pages_and_subscriptions(writer: Writer) -> None:
     writer.put_many("users", 3 * BLOCK)
     writer.put_many("users", 5)
-    feed, format = Feed(writer.log), Folded()
+    feed, format = LogFeed(writer.log), Folded()
     for after in (0, 100):
         for limit in (50, 1000):
             read(Subscription(feed, format, filter=EVERY, after=after), limit)
@@ -118,7 +118,7 @@ def test_a_transaction_is_rendered_once_for_all_pages_and_subscriptions(writer: 
 
 def test_two_that_ask_at_once_wait_for_one_rendering(writer: Writer) -> None:
     writer.put_many("users", 2 * BLOCK)
-    feed, format = Feed(writer.log), Folded()
+    feed, format = LogFeed(writer.log), Folded()
 
     async def both() -> list[Any]:
         subscriptions = [Subscription(feed, format, filter=EVERY, after=n) for n in (0, 7, 300)]
@@ -137,7 +137,7 @@ def test_a_filter_looks_at_the_change_where_an_event_stands(writer: Writer) -> N
             for n, table in enumerate([users, users, orders, users, users, orders], 1)
         ]
     )
-    feed = Feed(writer.log)
+    feed = LogFeed(writer.log)
     for wanted, sequences in [
         (Filter(tables=("orders",)), [3]),
         (Filter(tables=("users",)), [1, 1, 5]),
@@ -162,11 +162,11 @@ def test_a_large_transaction_comes_in_pieces_counted_from_its_start(
     pieces = [(1, 3), (4, 8), (9, 13), (14, 15), (16, 17)]
     for after in range(writer.log.latest_sequence):
         format = Folded()
-        found = read(Subscription(Feed(writer.log), format, filter=EVERY, after=after), 2)
+        found = read(Subscription(LogFeed(writer.log), format, filter=EVERY, after=after), 2)
         assert format.seen == [piece for piece in pieces if piece[1] > after]
         assert all(delivery.sequence > after for delivery in found)
     assert of(found) == []
-    whole = read(Subscription(Feed(writer.log), Folded(), filter=EVERY, after=0), 1000)
+    whole = read(Subscription(LogFeed(writer.log), Folded(), filter=EVERY, after=0), 1000)
     assert of(whole) == [3, 3, 3, 5, 5, 5, 5, 5, 5, 2, 2, 2, 2][: len(whole)]
 
 
@@ -187,7 +187,7 @@ def test_what_no_memory_could_hold_is_refused_after_what_stands_before_it(
     writer.put_many("users", 3)
     writer.put_many("users", count)
     for after, limit in [(0, 1), (0, 1000), (2, 1000)]:
-        subscription = Subscription(Feed(writer.log), Folded(), filter=EVERY, after=after)
+        subscription = Subscription(LogFeed(writer.log), Folded(), filter=EVERY, after=after)
         found: list[Any] = []
         while subscription.scanned < 3:
             found += asyncio.run(subscription.next(limit)).events
@@ -205,7 +205,7 @@ def test_what_is_kept_is_bounded_in_bytes(writer: Writer, monkeypatch: pytest.Mo
     monkeypatch.setattr(renderings, "BYTES_KEPT", 20_000)
     for _ in range(50):
         writer.put_many("users", 4)
-    feed, format = Feed(writer.log), Folded(padding=500)
+    feed, format = LogFeed(writer.log), Folded(padding=500)
     read(Subscription(feed, format, filter=EVERY, after=0), 10)
     kept = feed.renderings._kept.values()
     assert 5 < len(kept) < 15
@@ -235,7 +235,7 @@ def test_readers_of_large_transactions_do_not_undo_each_others_work(
     monkeypatch.setattr(renderings, "BYTES_KEPT", 1)
     writer.put_many("users", 2 * BLOCK)
     writer.put_many("users", 2 * BLOCK)
-    feed, format = Feed(writer.log), Folded()
+    feed, format = LogFeed(writer.log), Folded()
 
     async def in_turn() -> None:
         readers = [
@@ -258,7 +258,7 @@ def test_the_rest_of_a_trimmed_transaction_is_rendered_as_it_is(writer: Writer) 
     writer.put_many("users", 9)
     writer.log.trim(4)
     for limit in (1, 3, 100):
-        feed, format = Feed(writer.log), Folded()
+        feed, format = LogFeed(writer.log), Folded()
         page = asyncio.run(Subscription(feed, format, filter=EVERY, after=1).next(limit))
         assert page.gap == LogGap(2, 3)
         assert set(of(page.events)) == {6}
@@ -272,7 +272,7 @@ def test_what_is_trimmed_while_it_is_read_is_announced(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.put_many("users", 9)
-    feed = Feed(writer.log)
+    feed = LogFeed(writer.log)
     reading = feed.renderings.read
 
     async def after_a_trim(*asked: Any) -> RenderedTransaction | None:
@@ -290,7 +290,7 @@ def test_what_is_trimmed_while_it_is_read_is_announced(
 @pytest.mark.parametrize("count", [9, 2 * BLOCK])
 def test_what_has_begun_to_be_told_goes_on_as_it_began(writer: Writer, count: int) -> None:
     writer.put_many("users", count)
-    feed, format = Feed(writer.log), Folded()
+    feed, format = LogFeed(writer.log), Folded()
     subscription = Subscription(feed, format, filter=EVERY, after=0)
     begun = asyncio.run(subscription.next(1))
     assert of(begun.events) == [count] * 2
@@ -310,7 +310,7 @@ def test_what_has_begun_to_be_told_goes_on_as_it_began(writer: Writer, count: in
 def test_a_rest_that_was_rendered_stays_as_it_is_when_more_is_trimmed(writer: Writer) -> None:
     writer.put_many("users", 9)
     writer.log.trim(3)
-    feed, format = Feed(writer.log), Folded()
+    feed, format = LogFeed(writer.log), Folded()
     first = asyncio.run(Subscription(feed, format, filter=EVERY, after=2).next(1))
     assert of(first.events) == [7]
     writer.log.trim(5)
@@ -322,7 +322,7 @@ def test_a_rest_that_was_rendered_stays_as_it_is_when_more_is_trimmed(writer: Wr
 def test_a_log_that_is_trimmed_whole_is_a_gap(writer: Writer) -> None:
     writer.put_many("users", 9)
     writer.log.trim(10)
-    page = asyncio.run(Subscription(Feed(writer.log), Folded(), filter=EVERY, after=2).next(100))
+    page = asyncio.run(Subscription(LogFeed(writer.log), Folded(), filter=EVERY, after=2).next(100))
     assert (page.gap, page.events, page.scanned) == (LogGap(3, 9), [], 9)
 
 
@@ -331,4 +331,4 @@ def test_changes_apart_from_their_transaction_are_told_of_as_an_error(writer: Wr
     writer.put_many("users", 3)
     writer.append([make_change(table=users, ordinal=3)])
     with pytest.raises(LogError, match="change 4 does not stand beside"):
-        read(Subscription(Feed(writer.log), Folded(), filter=EVERY, after=3), 10)
+        read(Subscription(LogFeed(writer.log), Folded(), filter=EVERY, after=3), 10)

@@ -582,7 +582,7 @@ def test_a_log_that_cannot_be_read_is_told(
         raise LogError("the log cannot be read")
 
     talk.subscribe("orders")
-    monkeypatch.setattr("headrace.serve.feed.Feed.read", unreadable)
+    monkeypatch.setattr("headrace.serve.feed.LogFeed.read", unreadable)
     shop.writer.put("orders", "1")
     error = talk.hear()
     assert (error["error"], error["message"]) == ("service_degraded", "the log cannot be read")

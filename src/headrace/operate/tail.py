@@ -7,7 +7,7 @@ from typing import Protocol
 from ..client.client import EventPage, PageRequest
 from ..formats.catalogue import Formats
 from ..log import LogReader
-from ..serve.feed import Feed
+from ..serve.feed import LogFeed
 from ..serve.filter import Filter
 from ..serve.subscription import Subscription
 
@@ -33,7 +33,7 @@ class DiskChanges:
         """What follows `after`, page after page, as one stream; without `upto` for ever."""
         format = self._formats.named(wanted.format, markers=wanted.preserve_transactions)
         subscription = Subscription(
-            Feed(self._reader),
+            LogFeed(self._reader),
             format,
             filter=Filter(tables=wanted.tables),
             after=after,

@@ -7,7 +7,7 @@ from ..change.event import Change, Op, ends_piece, piece_begin
 from ..formats.entities import root_of
 from ..formats.entity import reports_other_rows
 from ..formats.key import previous_primary_key, primary_key
-from .feed import Feed
+from .feed import LogFeed
 
 MOST_ROWS = 1000  # of one event; of more, their whole tables
 
@@ -55,7 +55,7 @@ class BlockedRows:
 class AffectedRowsFinder:
     """Finds what events are about."""
 
-    def __init__(self, feed: Feed, *, together: bool) -> None:
+    def __init__(self, feed: LogFeed, *, together: bool) -> None:
         """`together`: an event may tell of other changes of its transaction too."""
         self._feed = feed
         self._together = together

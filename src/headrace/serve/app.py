@@ -27,7 +27,7 @@ from . import (
     records,
     schemas,
 )
-from .feed import Feed
+from .feed import LogFeed
 from .groups import Groups
 from .health import HealthCheck
 from .keyring import Keyring
@@ -53,7 +53,7 @@ def create_app(
     `operator` is a key that is in no log: this process's own commands have it.
     """
     formats = formats or Formats()
-    feed = Feed(log, formats.model)
+    feed = LogFeed(log, formats.model)
     log.listen(feed.announce)
     service = Service(
         log=log,

@@ -8,7 +8,7 @@ import msgspec
 from ..change.event import Change, Op, ends_piece
 from ..formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from ..formats.entities import Test
-from .feed import BLOCK, Feed, FeedEntry
+from .feed import BLOCK, FeedEntry, LogFeed
 from .renderings import RenderedTransaction, render
 
 
@@ -26,7 +26,7 @@ class EventEncoder(Protocol):
 
 
 def encoder(
-    feed: Feed,
+    feed: LogFeed,
     format: AnyFormat,
     *,
     concerns: Test,
@@ -50,7 +50,7 @@ def encoder(
 class _ChangeEncoder:
     """Change by change: encoded once, for all subscriptions."""
 
-    def __init__(self, feed: Feed, format: Format) -> None:
+    def __init__(self, feed: LogFeed, format: Format) -> None:
         self._format = format
         self._number = feed.number(format)
 
@@ -65,7 +65,7 @@ class _StreamEncoder:
     """As a stream with a memory: encoded for this subscription alone."""
 
     def __init__(
-        self, feed: Feed, format: StreamFormat, concerns: Test, passes: Test | None
+        self, feed: LogFeed, format: StreamFormat, concerns: Test, passes: Test | None
     ) -> None:
         self._feed = feed
         self._format = format
@@ -109,7 +109,7 @@ class _VisibleStreamEncoder:
     One begins with the first change that is visible. Its end is sent if its begin was.
     """
 
-    def __init__(self, stream: _StreamEncoder, feed: Feed, visible: Test) -> None:
+    def __init__(self, stream: _StreamEncoder, feed: LogFeed, visible: Test) -> None:
         self._encoder = stream
         self._feed = feed
         self._visible = visible
@@ -169,7 +169,7 @@ def _transaction(change: Change) -> int:
 class _TransactionEncoder:
     """As whole transactions: rendered once, for all subscriptions, wherever these begin and end."""
 
-    def __init__(self, feed: Feed, format: TransactionFormat) -> None:
+    def __init__(self, feed: LogFeed, format: TransactionFormat) -> None:
         self._renderings = feed.renderings
         self._format = format
         self._number = feed.number(format)

@@ -77,7 +77,7 @@ class Block:
         self.size += sum(map(image_size, changes))
 
 
-class Feed:
+class LogFeed:
     """What all subscriptions share."""
 
     def __init__(self, log: LogReader, model: Model | None = None) -> None:

@@ -22,7 +22,7 @@ import msgspec
 from ..formats import AnyFormat, TransactionFormat
 from ..log import Cursor, Log
 from .affected import AffectedRows, AffectedRowsFinder, BlockedRows
-from .feed import Feed
+from .feed import LogFeed
 from .filter import Filter
 from .permissions import Permissions
 from .subscription import RECHECK_SECONDS, LogGap, PageEvent, Subscription, spanning
@@ -41,7 +41,7 @@ class LeaseSubscription(NamedTuple):
     filter: Filter
     permissions: Permissions  # they do not end: every request is checked for itself
 
-    def reading(self, feed: Feed, *, after: int, upto: int | None = None) -> Subscription:
+    def reading(self, feed: LogFeed, *, after: int, upto: int | None = None) -> Subscription:
         """A reader of its events."""
         return Subscription(
             feed,
@@ -118,7 +118,7 @@ class Group:
     """A named cursor whose consumers read with one subscription."""
 
     def __init__(
-        self, feed: Feed, log: Log, cursor: Cursor, subscription: LeaseSubscription
+        self, feed: LogFeed, log: Log, cursor: Cursor, subscription: LeaseSubscription
     ) -> None:
         self._feed = feed
         self._log = log
@@ -387,7 +387,7 @@ async def _wait_for(event: asyncio.Event) -> bool:
 class Groups:
     """The cursors of a log that consumers share now, each under its `id`."""
 
-    def __init__(self, feed: Feed, log: Log) -> None:
+    def __init__(self, feed: LogFeed, log: Log) -> None:
         self._feed = feed
         self._log = log
         self._groups: dict[Hashable, tuple[LeaseSubscription, Group]] = {}

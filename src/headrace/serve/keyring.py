@@ -28,7 +28,7 @@ class Keyring:
     ) -> None:
         """Read the keys; `clock` tells microseconds since 1970."""
         self.limiter = Limiter()
-        self.connections = OpenConnections(self.valid)
+        self.connections = KeyConnections(self.valid)
         self._log = log
         self._changing = threading.Lock()  # or a rotation could bring a revoked key back
         self._clock = clock
@@ -178,7 +178,7 @@ class Limiter:
         return bucket
 
 
-class OpenConnections:
+class KeyConnections:
     """The connections of each key; all of it on one event loop.
 
     A connection ends with its key, also where the client takes nothing.

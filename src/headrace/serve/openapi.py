@@ -78,7 +78,7 @@ def operation(
     """An operation with these parameters and this body; `lines` may be requested by Accept."""
 
     @dataclass
-    class Described(Operation):
+    class DescribedOperation(Operation):
         def __post_init__(self) -> None:
             declared = [*(self.parameters or []), *_parameters(query)]
             for parameter in declared:
@@ -94,7 +94,7 @@ def operation(
                     text = Schema(type=OpenAPIType.STRING, description="One JSON document a line.")
                     good.content[lines] = OpenAPIMediaType(schema=text)
 
-    return Described
+    return DescribedOperation
 
 
 def replies(

@@ -19,7 +19,7 @@ from .service import Service
 RECORDS = "application/x-headrace-records"
 
 
-class TableVersions(msgspec.Struct, frozen=True):
+class TableVersionList(msgspec.Struct, frozen=True):
     """Versions of tables' columns, oldest first."""
 
     epoch: str
@@ -63,7 +63,7 @@ async def records(request: Request[Any, Any, Any]) -> Stream:
     "/v1/tables",
     guards=[whole],
     operation_class=operation(TablesQuery),
-    responses=replies(TableVersions),
+    responses=replies(TableVersionList),
 )
 async def tables(request: Request[Any, Any, Any]) -> Response[bytes]:
     """What the columns of tables were, and are: one entry a version."""
@@ -71,7 +71,7 @@ async def tables(request: Request[Any, Any, Any]) -> Response[bytes]:
     query = read_query(request, TablesQuery)
     known = await asyncio.to_thread(service.log.tables)
     later = [table for table in known if table.version > query.after]
-    document = msgspec.json.encode(TableVersions(service.feed.epoch, later))
+    document = msgspec.json.encode(TableVersionList(service.feed.epoch, later))
     return Response(document, media_type="application/json")
 
 

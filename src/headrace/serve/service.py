@@ -9,7 +9,7 @@ from litestar.connection import ASGIConnection
 from ..formats.catalogue import Formats
 from ..log import Log
 from ..sources import Status
-from .feed import Feed
+from .feed import LogFeed
 from .groups import Groups
 from .health import HealthCheck
 from .keyring import Keyring
@@ -22,7 +22,7 @@ class Service:
     """The log, the way to read it, and what the process knows of its sources."""
 
     log: Log
-    feed: Feed
+    feed: LogFeed
     statuses: Callable[[], list[Status]]
     copy_again: Callable[[str, list[str]], None] | None  # None: this process captures nothing
     settings: ServerSettings

@@ -11,7 +11,7 @@ from litestar import Request
 from litestar.response import Stream
 
 from .access import Access
-from .feed import Feed
+from .feed import LogFeed
 from .parameters import Integer
 from .query import UINT64, read_value
 from .subscription import FeedPage, LogGap, Subscription
@@ -27,7 +27,7 @@ def resume_after(request: Request[Any, Any, Any], cursor: int) -> int:
     return read_value("Last-Event-ID", last, _LAST_EVENT_ID) if last else cursor
 
 
-def event_stream(feed: Feed, frames: AsyncIterator[bytes]) -> Stream:
+def event_stream(feed: LogFeed, frames: AsyncIterator[bytes]) -> Stream:
     """The response whose body is made of frames."""
     return Stream(
         frames,

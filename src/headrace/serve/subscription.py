@@ -12,7 +12,7 @@ from ..errors import LogError
 from ..formats import AnyFormat, StreamFormat, TransactionFormat
 from ..formats.entity import Entity
 from .encoders import encoder
-from .feed import BLOCK, Feed, FeedEntry
+from .feed import BLOCK, FeedEntry, LogFeed
 from .filter import Filter, both
 from .page import FeedPage, LogGap, PageEvent, PageKey
 from .permissions import EVERYTHING, Permissions
@@ -36,7 +36,7 @@ class Subscription:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: LogFeed,
         format: AnyFormat,
         *,
         filter: Filter,
