@@ -361,7 +361,7 @@ def through_spark(spark: SparkSession, folder: Path, queues: Queues) -> None:
 
 
 def settle(line: ReconnectingChannel, policy: Policy, events: Sequence[Event]) -> None:
-    """DeliveryTask as a task does, and again where it stopped; nothing is put aside or fails."""
+    """Deliver as a task does, and again where it stopped; nothing is put aside or fails."""
     letters, point = DeadLetterQueue(), DeliveryCheckpoint()
     while True:
         delivery = EventDelivery(line.send, policy, letters, checkpoint=point)

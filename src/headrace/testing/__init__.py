@@ -1,5 +1,8 @@
 """The test kit, shipped to users: real servers, Spark, and what sources and sinks promise."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .contract import SourceContract
 from .postgres import (
     PostgresDatabase,
@@ -13,7 +16,12 @@ from .sinks import SinkContract, SinkTrial
 from .spark import SparkCluster
 from .writing import RowWriter, Session, SqlWriter, Value
 
+if TYPE_CHECKING:
+    from .channels import ChannelContract, ChannelTrial
+
 __all__ = [
+    "ChannelContract",
+    "ChannelTrial",
     "Place",
     "PostgresDatabase",
     "PostgresInstall",
@@ -35,3 +43,10 @@ __all__ = [
     "session",
     "wait_until",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the contract of channels when it is used: push sinks need headrace[spark]."""
+    if name in ("ChannelContract", "ChannelTrial"):
+        return getattr(import_module(".channels", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
