@@ -22,7 +22,7 @@ from headrace.sinks.push.deadletters import DeadLetterBuffer, DeadLetters
 from headrace.sinks.push.delivery import Counts, DeliveryCheckpoint
 from headrace.sinks.push.ledger import LedgerEntry, PushLedger
 from tests.changes import Writer, opened_writer
-from tests.sinks.courier import Courier
+from tests.sinks.socket_sink import Courier
 
 
 class Account:

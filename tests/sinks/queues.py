@@ -31,10 +31,10 @@ from headrace.testing import wait_until
 from headrace.testing.processes import ServerProcess
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
-from tests.sinks.courier import Office
-from tests.sinks.office import DeadLetterQueue
-from tests.sinks.post import Post
-from tests.sinks.ways import Cut, Slow, nowhere
+from tests.sinks.memory_destination import DeadLetterQueue
+from tests.sinks.proxies import Cut, Slow, nowhere
+from tests.sinks.push_harness import Post
+from tests.sinks.socket_sink import Office
 
 SECRET = "hunter2-of-nobody"
 

@@ -16,8 +16,8 @@ from headrace.sinks.files.sink import Files
 from headrace.sinks.history import History
 from headrace.sinks.tables.sink import Tables
 from headrace.testing import SinkContract, SinkTrial
-from tests.sinks.courier import Courier, opened_office
 from tests.sinks.destinations import stored as rows_in
+from tests.sinks.socket_sink import Courier, opened_office
 
 
 class TestTables(SinkContract):

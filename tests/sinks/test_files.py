@@ -24,7 +24,16 @@ from headrace.sinks import Progress, Sink
 from headrace.sinks.files.ledger import Entry, Ledger
 from headrace.sinks.files.sink import Files
 from tests.sinks.archive import account
-from tests.sinks.drawer import DAY, FORMATS, NOON, Drawer, names, opened_drawer, parquet, rows
+from tests.sinks.files_harness import (
+    DAY,
+    FORMATS,
+    NOON,
+    Drawer,
+    names,
+    opened_drawer,
+    parquet,
+    rows,
+)
 from tests.sinks.lake import change, put, remove, schema, truncate
 
 Open = Callable[..., Drawer]

@@ -25,8 +25,8 @@ from headrace.testing import wait_until
 from headrace.testing.kafka import KafkaServer
 from tests.needs import missing
 from tests.sinks.brokers import channel, event, expect_kafka, read, sink, table_name
+from tests.sinks.proxies import Slow, Way, nowhere
 from tests.sinks.queues import ids, settle
-from tests.sinks.ways import Slow, Way, nowhere
 
 PASSWORD = "hunter2-of-alice"
 

@@ -24,9 +24,9 @@ from headrace.sinks.push.writer import PushWriter
 from headrace.testing import wait_until
 from headrace.testing.kafka import KafkaServer
 from tests.sinks.brokers import Record, expect_kafka, read, sink
-from tests.sinks.courier import Office
 from tests.sinks.lake import put, remove
-from tests.sinks.post import USERS, Post
+from tests.sinks.push_harness import USERS, Post
+from tests.sinks.socket_sink import Office
 
 SECRET = "hunter2-of-nobody"
 

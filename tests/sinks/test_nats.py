@@ -25,6 +25,7 @@ from headrace.testing.nats import HINT, NatsServer, nats_program
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
 from tests.sinks.nkeys import Trust, another_seed
+from tests.sinks.proxies import Cut
 from tests.sinks.queues import (
     SECRET,
     Queues,
@@ -36,7 +37,6 @@ from tests.sinks.queues import (
     expect_stored,
     through_spark,
 )
-from tests.sinks.ways import Cut
 
 USERS = f"""
 authorization {{

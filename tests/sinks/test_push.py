@@ -19,9 +19,9 @@ from headrace.sinks.push import ledger as ledgers
 from headrace.sinks.push import writer as writers
 from headrace.sinks.push.events import part_of
 from headrace.testing import wait_until
-from tests.sinks.courier import Courier, Taken, kind
 from tests.sinks.lake import change, put, remove, schema, truncate
-from tests.sinks.post import USERS, Post, opened_post
+from tests.sinks.push_harness import USERS, Post, opened_post
+from tests.sinks.socket_sink import Courier, Taken, kind
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from headrace.sinks.push import waiting as waiting_rows
 from headrace.sinks.push.breaker import MOST_REFUSALS
 from headrace.sinks.push.delivery import DeliveryCheckpoint, EventDelivery, Stopped
 from tests.effort import times
-from tests.sinks.office import (
+from tests.sinks.memory_destination import (
     FAILED,
     POLICY,
     REFUSED,

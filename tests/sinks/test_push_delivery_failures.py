@@ -12,8 +12,7 @@ from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Event, Reply
 from headrace.sinks.push.breaker import MOST_REFUSALS
 from headrace.sinks.push.delivery import DeliveryCheckpoint, EventDelivery
 from headrace.sinks.push.waiting import Pending
-from tests.sinks.courier import Courier
-from tests.sinks.office import (
+from tests.sinks.memory_destination import (
     FAILED,
     POLICY,
     REFUSED,
@@ -26,6 +25,7 @@ from tests.sinks.office import (
     event,
     failing,
 )
+from tests.sinks.socket_sink import Courier
 
 HOUR = 3600.0
 

@@ -17,7 +17,7 @@ from headrace.sinks.push.channels import close_all
 from headrace.sinks.push.deadletters import SCHEMA
 from headrace.sinks.push.delivery import DeliveryCheckpoint
 from headrace.sinks.push.tasks import DeliveryTask, TaskReport
-from tests.sinks.office import POLICY, REFUSED, Office, event
+from tests.sinks.memory_destination import POLICY, REFUSED, Office, event
 
 HELD_BYTES = 100_000
 SIZE = 8_000  # of an event; a dozen are as much as is held

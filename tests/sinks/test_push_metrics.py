@@ -20,7 +20,7 @@ from headrace.sinks.report import PipelineFolder
 from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
 from tests.pipeline.sites import Site
-from tests.sinks.courier import Courier, Office, opened_office
+from tests.sinks.socket_sink import Courier, Office, opened_office
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from headrace.sinks.push import writer as writers
 from headrace.sinks.push.breaker import MOST_REFUSALS
 from headrace.testing import wait_until
 from tests.pipeline.sites import PLUGINS, Site
-from tests.sinks.courier import Courier, Office, opened_office
+from tests.sinks.socket_sink import Courier, Office, opened_office
 
 SECRET = "hush-hush-4711"
 

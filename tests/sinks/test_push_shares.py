@@ -18,7 +18,7 @@ from headrace.sinks import LogRange
 from headrace.sinks.push import Event
 from headrace.sinks.push.events import Chunk, EventRendering, part_of
 from tests.sinks.lake import Shop, put, remove
-from tests.sinks.post import USERS
+from tests.sinks.push_harness import USERS
 
 PARTS = 3
 

@@ -41,9 +41,9 @@ from headrace.sinks.push.deadletters import DeadLetterBuffer, DeadLetters, ranks
 from headrace.sinks.push.delivery import Counts, DeliveryCheckpoint
 from headrace.sinks.push.ledger import LedgerEntry, PushLedger
 from headrace.testing import wait_until
-from tests.sinks.courier import Taken, kind, opened_office
 from tests.sinks.lake import put
-from tests.sinks.post import USERS, Post
+from tests.sinks.push_harness import USERS, Post
+from tests.sinks.socket_sink import Taken, kind, opened_office
 
 cloudpickle: Any = _cloudpickle
 

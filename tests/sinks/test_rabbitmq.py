@@ -21,6 +21,7 @@ from headrace.testing import free_port
 from headrace.testing.rabbitmq import HINT, RabbitmqServer, rabbitmq_program
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
+from tests.sinks.proxies import Cut, Gate
 from tests.sinks.queues import (
     SECRET,
     Queues,
@@ -35,7 +36,6 @@ from tests.sinks.queues import (
     through_spark,
     until_accepted,
 )
-from tests.sinks.ways import Cut, Gate
 
 CONTROL = "/usr/lib/rabbitmq/bin/rabbitmqctl"
 

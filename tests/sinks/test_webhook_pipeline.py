@@ -25,10 +25,10 @@ from headrace.sinks.push import writer as writers
 from headrace.sinks.push.writer import PushWriter
 from headrace.sinks.webhook.sink import Webhook
 from headrace.testing import wait_until
-from tests.sinks.courier import Office
 from tests.sinks.hooks import SECRET, sink
-from tests.sinks.post import Post
+from tests.sinks.push_harness import Post
 from tests.sinks.receiver import OK, Receiver, Request, reply
+from tests.sinks.socket_sink import Office
 
 
 class Hooks(Post):

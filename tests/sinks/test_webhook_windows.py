@@ -15,7 +15,7 @@ from headrace.sinks.push.delivery import DeliveryCheckpoint, EventDelivery
 from headrace.sinks.webhook import channel as module
 from headrace.sinks.webhook.channel import HttpChannel
 from tests.sinks.hooks import answers, channel, event, sink
-from tests.sinks.office import DeadLetterQueue
+from tests.sinks.memory_destination import DeadLetterQueue
 from tests.sinks.receiver import OK, Receiver, Request, Script, reply
 
 ACCEPTED, FAILED, UNSENT = DeliveryOutcome.ACCEPTED, DeliveryOutcome.FAILED, DeliveryOutcome.UNSENT

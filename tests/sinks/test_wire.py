@@ -12,7 +12,7 @@ import pytest
 from headrace.errors import SinkUnavailable
 from headrace.sinks.push.wire import Host, Wire, first_that_answers, why
 from headrace.testing import free_port
-from tests.sinks.ways import nowhere
+from tests.sinks.proxies import nowhere
 
 
 @pytest.mark.parametrize("number", [errno.ENETUNREACH, errno.EHOSTUNREACH])

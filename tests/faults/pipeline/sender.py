@@ -33,7 +33,7 @@ from headrace.sinks.push.ledger import PushLedger
 from headrace.sinks.push.redrive import RedriveRunner
 from headrace.sinks.push.writer import PushWriter
 from tests.faults.pipeline.runner import QUICK
-from tests.sinks.courier import Courier
+from tests.sinks.socket_sink import Courier
 
 
 class KillPoint(StrEnum):

@@ -13,7 +13,7 @@ from headrace.formats.catalogue import Formats
 from headrace.sinks import SinkPhase
 from tests.faults.pipeline.filer import Point, Run, Told
 from tests.faults.pipeline.outside import Outside
-from tests.sinks.drawer import DAY, Cabinet
+from tests.sinks.files_harness import DAY, Cabinet
 
 pytestmark = pytest.mark.slow
 

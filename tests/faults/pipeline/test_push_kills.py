@@ -15,9 +15,9 @@ from headrace.pipeline.verify import Span, Verified, verify
 from headrace.sinks import SinkPhase
 from tests.faults.pipeline.outside import Outside
 from tests.faults.pipeline.sender import KillPoint, Orders, Run, Told
-from tests.sinks.courier import Courier, Office, Taken, kind, opened_office
 from tests.sinks.lake import Shop, put
-from tests.sinks.post import USERS
+from tests.sinks.push_harness import USERS
+from tests.sinks.socket_sink import Courier, Office, Taken, kind, opened_office
 
 pytestmark = pytest.mark.slow
 

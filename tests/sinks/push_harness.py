@@ -16,8 +16,8 @@ from headrace.pipeline.query import RangesBatch
 from headrace.pipeline.reading import Disk, PipelineLog
 from headrace.sinks import LogBatch
 from headrace.sinks.push.writer import PushWriter
-from tests.sinks.courier import Courier, Office, opened_office
 from tests.sinks.lake import Row, Shop, put
+from tests.sinks.socket_sink import Courier, Office, opened_office
 
 USERS = (Column("id", "bigint", key=True), Column("name", "text"))
 
