@@ -69,7 +69,7 @@ class Describing:
     def __init__(self, types: Mapping[int, PgType]) -> None:
         self._types = types
 
-    def describe_relation(self, relation: WalRelation, *, told_by: int = 0) -> Rows:
+    def describe_relation(self, relation: WalRelation, *, announced_by: int = 0) -> Rows:
         """The decoder for rows that follow it."""
         columns = tuple(
             Column(column.name, "", column.identity, column.type_id, column.modifier)

@@ -24,7 +24,7 @@ from tests.sources.writing import BIG, create, writers
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranges of four blocks, so that small tables have several, and a look a moment."""
-    monkeypatch.setattr("headrace.sources.postgres.copying.RANGE_BLOCKS", 4)
+    monkeypatch.setattr("headrace.sources.postgres.snapshot.RANGE_BLOCKS", 4)
     monkeypatch.setattr("headrace.sources.postgres.stream._WATCH_SECONDS", 0.05)
 
 

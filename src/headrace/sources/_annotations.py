@@ -25,16 +25,16 @@ def annotated(metadata: bytes | None, content: bytes) -> tuple[bytes, bool]:
     """A transaction's metadata with one more annotation, and whether that is there as a whole."""
     known = {} if metadata is None else _fields(metadata)
     error = known.pop(ERROR, None)  # ours, so it takes no room from what is said
-    said = _said(content)
-    if said is not None and len(_encode(known | said)) <= LIMIT:
-        return _written(known | said, error), True
+    parsed = _parsed(content)
+    if parsed is not None and len(_encode(known | parsed)) <= LIMIT:
+        return _written(known | parsed, error), True
     if error is not None:
         return _written(known, error), False  # there is room for one
     text = _shown(content)
     return _written(known, msgspec.Raw(_encode(text))), text.encode() == content
 
 
-def _said(content: bytes) -> _Fields | None:
+def _parsed(content: bytes) -> _Fields | None:
     """The fields of an annotation; None: it is no object that everybody can read."""
     if len(content) > LIMIT:
         return None

@@ -337,14 +337,14 @@ class _Worker:
 
     def _tell(self) -> None:
         """Say how it is doing, now and then, for as long as somebody listens."""
-        told = None
+        sent_status = None
         pause = threading.Event()
         while not pause.wait(_STATE_SECONDS):
             status = self._stream.status()
-            if status != told:
+            if status != sent_status:
                 with suppress(BrokenPipeError):  # nobody is left to tell
                     self._far.send(_State(status))
-                told = status
+                sent_status = status
 
 
 def main() -> None:

@@ -99,7 +99,7 @@ class Framing:
     wanted: tuple[str, ...] = ()  # globs of tables; none: all
     # Whether what all changes of a table's version share is told only with the first of them.
     terse: bool = False
-    _told: set[int] = field(default_factory=set, compare=False, repr=False)
+    _announced: set[int] = field(default_factory=set, compare=False, repr=False)
     # A table's answer never changes, so each version is asked once.
     _answers: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
 
@@ -166,9 +166,9 @@ class _Columns:
         """The indices with null wherever the version has been told of before."""
         firsts: list[int | None] = [None] * len(self._tables)
         for at, version in enumerate(versions):
-            if version not in self.framing._told:
+            if version not in self.framing._announced:
                 firsts[pc.index(self._tables.indices, at).as_py()] = at
-        self.framing._told.update(versions)
+        self.framing._announced.update(versions)
         return pa.array(firsts, pa.int32())
 
     def of_table(self, value: Callable[[Table], str | None]) -> pa.Array:
@@ -346,19 +346,19 @@ def _units(framed: pa.Table | pa.RecordBatch) -> list[tuple[Any, ...]]:
 
 def _tables(rows: pa.RecordBatch) -> Iterator[Table]:
     """The table of each row: worked out once for all rows that tell the same of theirs."""
-    told = [rows[name].dictionary_encode("encode") for name in _TABLE]
-    words = [each.dictionary.to_pylist() for each in told]
+    encoded = [rows[name].dictionary_encode("encode") for name in _TABLE]
+    words = [each.dictionary.to_pylist() for each in encoded]
     known: dict[tuple[int, ...], Table] = {}
-    for at in zip(*(each.indices.to_pylist() for each in told), strict=True):
+    for at in zip(*(each.indices.to_pylist() for each in encoded), strict=True):
         if at not in known:
             known[at] = _table(*(word[index] for word, index in zip(words, at, strict=True)))
         yield known[at]
 
 
 @lru_cache(maxsize=4096)
-def _table(*told: Any) -> Table:
+def _table(*values: Any) -> Table:
     # One value for all batches: formats keep what they have worked out for a table.
-    source, connector, origin, database, schema, name, version, text = told
+    source, connector, origin, database, schema, name, version, text = values
     return Table(
         source,
         connector,

@@ -4,7 +4,7 @@
 
 `stream` is that flow. Around it: `slot` (publication, slot, identity), `receive` (the socket),
 `transactions`, `pgoutput`, `rows` and `values` (bytes -> changes, no I/O), `plan`
-and `copying`, `resume` (what the log remembers), `catalog`, `check`, `ddl`.
+and `snapshot`, `resume` (what the log remembers), `catalog`, `check`, `ddl`.
 """
 
 from typing import TYPE_CHECKING

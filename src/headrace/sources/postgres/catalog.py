@@ -224,10 +224,10 @@ class Catalog:
         """The decoder for rows of a published table as it is now."""
         return self._rows(self._table(published))
 
-    def describe_relation(self, relation: WalRelation, *, told_by: int) -> Rows:
-        """The decoder for rows that follow a Relation message; `told_by` is its transaction."""
-        if told_by:
-            self._await(told_by)
+    def describe_relation(self, relation: WalRelation, *, announced_by: int) -> Rows:
+        """The decoder for rows after a Relation message; `announced_by` is its transaction."""
+        if announced_by:
+            self._await(announced_by)
         keys = {column.name for column in relation.columns if column.identity}
         if relation.identity in ("full", "nothing"):
             # Then the flags do not name the key: all columns have them, or none.

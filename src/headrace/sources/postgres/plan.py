@@ -11,9 +11,9 @@ import msgspec
 from ...change.event import BeforeKind, Change, Op, Transaction
 from .. import Register
 from .catalog import Catalog, PhysicalTable, Published
-from .copying import Copied, Point, Task, ranges
 from .resume import BlockRange, PostgresTableSnapshot, PostgresTablesResume
 from .rows import Rows
+from .snapshot import Copied, Point, Task, ranges
 from .transactions import schema
 
 R = TypeVar("R", bound=PostgresTablesResume)
@@ -84,11 +84,13 @@ class Planner:
         self, resume: PostgresTablesResume, path: str, decoder: Rows, *, forget: bool
     ) -> list[Change]:
         """Say the table's columns, and forget its rows where they are copied anew."""
-        told: list[tuple[Op, object]] = []
+        contents: list[tuple[Op, object]] = []
         if resume.versions.get(path) != decoder.table.version:
-            told.append((Op.SCHEMA, schema(decoder.table)))
+            contents.append((Op.SCHEMA, schema(decoder.table)))
         if forget:
-            told.append((Op.TRUNCATE, {"snapshot": True, "relations": [decoder.table.relation]}))
+            contents.append(
+                (Op.TRUNCATE, {"snapshot": True, "relations": [decoder.table.relation]})
+            )
         now = time.time_ns() // 1000
         transaction = Transaction(f"snapshot-{self._point.name}-{path}", now, now)
         position = self._point.position
@@ -99,14 +101,14 @@ class Planner:
                 key=None,
                 before=None,
                 before_kind=BeforeKind.NONE,
-                after=msgspec.json.encode(said),
+                after=msgspec.json.encode(payload),
                 changed=None,
                 unchanged=(),
                 transaction=transaction,
                 ordinal=ordinal,
                 position=position,
             )
-            for ordinal, (op, said) in enumerate(told, 1)
+            for ordinal, (op, payload) in enumerate(contents, 1)
         ]
         if announced:
             self._point.end(announced[-1])

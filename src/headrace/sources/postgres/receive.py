@@ -76,7 +76,7 @@ class Receiver:
         self._acked = assembler.position
         self._offered = assembler.position  # the last position that was handed over
         self._heard = time.monotonic()
-        self._told = (0, 0.0)  # what the server was told last, and when
+        self._reported = (0, 0.0)  # what the server was told last, and when
         self._advanced = time.monotonic()
         self._closed = False
         self._error: Exception | None = None
@@ -300,16 +300,16 @@ class Receiver:
             self._offer([], self._assembler.position)
 
     def _tell_status(self, *, now: bool = False, answering: bool = False) -> None:
-        told, at = self._told
+        reported, at = self._reported
         acked = self._acked
         since = time.monotonic() - at
-        if not now and since < self._interval and not (acked > told and since > 1.0):
+        if not now and since < self._interval and not (acked > reported and since > 1.0):
             return
         clock = time.time_ns() // 1000 - EPOCH_MICROSECONDS
         # Asked for a reply, the server tells how far it has come even when nothing is written.
         reply = not answering
         self._replication.send(_STATUS.pack(b"r", acked, acked, acked, clock, reply))
-        self._told = (acked, time.monotonic())
+        self._reported = (acked, time.monotonic())
 
     @property
     def _interval(self) -> float:
@@ -318,7 +318,7 @@ class Receiver:
         return _APPROACHING if approaching else self._status_seconds
 
     def _until_status(self) -> float:
-        return max(min(self._told[1] + self._interval - time.monotonic(), 1.0), 0.0)
+        return max(min(self._reported[1] + self._interval - time.monotonic(), 1.0), 0.0)
 
     def _wait_for_input(self) -> None:
         stream, wake = self._replication.socket, self._wake_out.fileno()

@@ -16,10 +16,10 @@ from ..resume import Restart
 from . import ddl, slot
 from .address import Address
 from .catalog import Catalog, Published, matches
-from .copying import Point
 from .replication import Replication, Server
 from .resume import PostgresResume, PostgresTableSnapshot, PostgresTablesResume
 from .settings import PostgresSettings
+from .snapshot import Point
 
 R = TypeVar("R", bound=PostgresTablesResume)
 

@@ -11,9 +11,9 @@ from psycopg import sql
 from ...change.lsn import format_lsn, parse_lsn
 from ...errors import PositionLost, SourceError, SourceRefused, SourceReplaced
 from .catalog import Catalog, Published, matches
-from .copying import Point
 from .replication import Replication, Server
 from .resume import PostgresResume
+from .snapshot import Point
 
 _GENERATED_COLUMNS = 180000  # the first version that can publish them
 

@@ -20,12 +20,12 @@ from .. import Phase, Register, Status
 from ..resume import Restart, position_in
 from ..stream import FlowStream
 from . import slot
-from .copying import Point, PostgresSnapshotReader
 from .plan import Planner, progressed
 from .receive import Received, Receiver
 from .resume import PostgresResume
 from .session import PostgresSession, with_tables
 from .settings import PostgresSettings
+from .snapshot import Point, PostgresSnapshotReader
 from .transactions import PostgresAssembler
 
 _WATCH_SECONDS = 10.0  # between two looks for new tables

@@ -38,8 +38,8 @@ _set = msgspec.structs.force_setattr
 class RelationCatalog(Protocol):
     """Who knows the types and keys behind a Relation message: the catalog."""
 
-    def describe_relation(self, relation: WalRelation, *, told_by: int) -> Rows:
-        """The decoder for rows that follow it; `told_by` is the transaction, 0: an old one."""
+    def describe_relation(self, relation: WalRelation, *, announced_by: int) -> Rows:
+        """The decoder for rows that follow it; `announced_by` is the transaction, 0: an old one."""
         ...
 
     def sourceless(self) -> Table:
@@ -118,7 +118,7 @@ class PostgresAssembler:
             case WalTruncate():
                 self._truncated(message, lsn)
             case Message():
-                self._said(message, lsn)
+                self._logical_message(message, lsn)
 
     def take_open(self) -> list[Change]:
         """The changes of the open transaction so far, but one: the last must be known as such."""
@@ -206,8 +206,8 @@ class PostgresAssembler:
         self._versioned(rows, path, lsn, {})
 
     def _rows_of(self, relation: WalRelation) -> Rows:
-        told_by = 0 if self._transaction is None else self.xid
-        return self._catalog.describe_relation(relation, told_by=told_by)
+        announced_by = 0 if self._transaction is None else self.xid
+        return self._catalog.describe_relation(relation, announced_by=announced_by)
 
     def _versioned(self, rows: Rows, path: str, lsn: int, ddl: dict[str, Any]) -> None:
         table = self._register(rows.table)
@@ -225,15 +225,15 @@ class PostgresAssembler:
         captured = [
             each for each in truncate.relations if each in self.live and each in self._known
         ]
-        said = {
+        payload = {
             "cascade": truncate.cascade,
             "restart_identity": truncate.restart_identity,
             "relations": captured,
         }
         for relation in captured:
-            self._add(Op.TRUNCATE, self._known[relation].table, lsn, said)
+            self._add(Op.TRUNCATE, self._known[relation].table, lsn, payload)
 
-    def _said(self, message: Message, lsn: int) -> None:
+    def _logical_message(self, message: Message, lsn: int) -> None:
         if message.prefix == HEARTBEAT:
             return
         if not message.transactional:
@@ -245,7 +245,7 @@ class PostgresAssembler:
         elif message.prefix == ANNOTATION:
             self._annotated(message, lsn)
         else:
-            self._add(Op.MESSAGE, self._no_table(), lsn, _spoken(message))
+            self._add(Op.MESSAGE, self._no_table(), lsn, _message_payload(message))
 
     def _annotated(self, message: Message, lsn: int) -> None:
         transaction = self._transaction
@@ -254,7 +254,7 @@ class PostgresAssembler:
         # Nobody has seen the transaction yet, and its changes share this one value.
         _set(transaction, "metadata", metadata)
         if not whole:
-            self._add(Op.MESSAGE, self._no_table(), lsn, _spoken(message))
+            self._add(Op.MESSAGE, self._no_table(), lsn, _message_payload(message))
 
     def _said_outside(self, message: Message) -> None:
         """A message that belongs to no transaction is one by itself."""
@@ -264,8 +264,8 @@ class PostgresAssembler:
         now = time.time_ns() // 1000
         transaction = Transaction(f"message-{message.lsn:X}", now, now)
         position = PostgresPosition(message.lsn, message.lsn)
-        said = msgspec.json.encode(_spoken(message))
-        change = _told(Op.MESSAGE, self._no_table(), said, transaction, 1, position)
+        payload = msgspec.json.encode(_message_payload(message))
+        change = _rowless(Op.MESSAGE, self._no_table(), payload, transaction, 1, position)
         end(change, message.lsn)
         self.done.append(change)
         self.position = message.lsn
@@ -274,15 +274,15 @@ class PostgresAssembler:
         try:
             ddl = msgspec.json.decode(message.content, type=_Ddl)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._add(Op.MESSAGE, self._no_table(), lsn, _spoken(message))
+            self._add(Op.MESSAGE, self._no_table(), lsn, _message_payload(message))
             return
-        told = {"ddl_type": ddl.tag.replace(" ", "_"), "ddl_command": ddl.sql}
+        statement = {"ddl_type": ddl.tag.replace(" ", "_"), "ddl_command": ddl.sql}
         for table in ddl.tables:
             path = self.live.get(table.oid)
             if path is not None and table.columns:
-                self._versioned(self._rows_of(table.relation()), path, lsn, told)
+                self._versioned(self._rows_of(table.relation()), path, lsn, statement)
             elif path is not None:
-                self._add(Op.SCHEMA, self._last_known(table), lsn, told | {"dropped": True})
+                self._add(Op.SCHEMA, self._last_known(table), lsn, statement | {"dropped": True})
 
     def _last_known(self, table: _DdlTable) -> Table:
         """A table that is gone; its columns are forgotten unless it had a row just now."""
@@ -291,12 +291,12 @@ class PostgresAssembler:
             return self._register(self._rows_of(table.relation()).table)
         return known.table
 
-    def _add(self, op: Op, table: Table, lsn: int, said: dict[str, Any]) -> None:
+    def _add(self, op: Op, table: Table, lsn: int, payload: dict[str, Any]) -> None:
         assert self._transaction is not None
         self._ordinal += 1
         position = PostgresPosition(self._commit_lsn, lsn)
-        content = msgspec.json.encode(said)
-        self.open.append(_told(op, table, content, self._transaction, self._ordinal, position))
+        content = msgspec.json.encode(payload)
+        self.open.append(_rowless(op, table, content, self._transaction, self._ordinal, position))
 
     def _no_table(self) -> Table:
         if self._nowhere is None:
@@ -358,20 +358,27 @@ def schema(table: Table) -> dict[str, Any]:
     return {"columns": columns}
 
 
-def _told(
-    op: Op, table: Table, said: bytes, transaction: Transaction, ordinal: int, at: PostgresPosition
+def _rowless(
+    op: Op,
+    table: Table,
+    payload: bytes,
+    transaction: Transaction,
+    ordinal: int,
+    at: PostgresPosition,
 ) -> Change:
     """A change that is not about a row."""
-    return Change(op, table, None, None, BeforeKind.NONE, said, None, (), transaction, ordinal, at)
+    return Change(
+        op, table, None, None, BeforeKind.NONE, payload, None, (), transaction, ordinal, at
+    )
 
 
-def _spoken(message: Message) -> dict[str, Any]:
-    said: dict[str, Any] = {"prefix": message.prefix, "transactional": message.transactional}
+def _message_payload(message: Message) -> dict[str, Any]:
+    payload: dict[str, Any] = {"prefix": message.prefix, "transactional": message.transactional}
     try:
-        said["content"] = message.content.decode()
+        payload["content"] = message.content.decode()
     except UnicodeDecodeError:
-        said["content_base64"] = base64.b64encode(message.content).decode()
-    return said
+        payload["content_base64"] = base64.b64encode(message.content).decode()
+    return payload
 
 
 def _full_xid(xid: int, near: int) -> int:

@@ -13,7 +13,7 @@ from ...change.event import Change, Column, Position, Table
 from ...errors import DecodeError, PositionLost, SourceError, SourceRefused
 from ..postgres.address import classify
 from ..postgres.catalog import Catalog, Published
-from ..postgres.copying import Point
+from ..postgres.snapshot import Point
 from .ddl import HERE, trigger_names
 from .entries import EventEntry
 from .position import EventTablePosition
@@ -209,7 +209,7 @@ class EventCatalog(Catalog):
         found = self.rows(query, self._schema)
         return str(found[0][0]) if found else None
 
-    def stranger(self) -> str:
+    def other_owner(self) -> str:
         """Who owns the schema or its functions, if that is nobody we trust; "": it is."""
         found = self.rows(_STRANGERS, self._schema)
         return str(found[0][0]) if found else ""
@@ -265,9 +265,11 @@ class EventCatalog(Catalog):
         if not found:
             raise DecodeError(f"{self._schema}.relations does not know the columns {columns}")
         described = msgspec.json.decode(found[0][0], type=EventTableDescription)
-        told = self._columns([(c.name, c.key, c.type_id, c.modifier) for c in described.columns])
+        reported = self._columns(
+            [(c.name, c.key, c.type_id, c.modifier) for c in described.columns]
+        )
         published = Published(described.schema, described.name, described.relation, None)
-        return EventRows(self._rows(self._described(published, "full", told)), described)
+        return EventRows(self._rows(self._described(published, "full", reported)), described)
 
     def _described(self, published: Published, identity: str, columns: tuple[Column, ...]) -> Table:
         # A trigger sees the whole old row, whatever the table's replica identity is.
@@ -314,11 +316,11 @@ class EventCatalog(Catalog):
     ) -> Generator[EventTransaction, None, None]:
         """What a snapshot sees and an earlier one does not, in order, after an entry."""
         query = self._named(_TRANSACTIONS)
-        asked = _unseen(seen) | {"target": target, "entry": entry}
+        parameters = _unseen(seen) | {"target": target, "entry": entry}
         try:
             # Held by the server: there may be millions, and no transaction shall stay open.
             with self._connection.cursor("headrace_transactions", withhold=True) as cursor:
-                cursor.execute(query, asked)
+                cursor.execute(query, parameters)
                 for row in cursor:
                     yield EventTransaction(*row)
         except psycopg.Error as error:
@@ -335,9 +337,9 @@ class EventCatalog(Catalog):
         turn, id_ = (after.turn, after.id) if after else (0, 0)
         return self._read(_PIECE, xid=str(xid), turn=turn, after=id_, limit=limit, bytes=size)
 
-    def last_entry(self, told: EventTransaction) -> EventEntry | None:
+    def last_entry(self, reported: EventTransaction) -> EventEntry | None:
         """The last entry of a transaction, without its rows; None: it was removed."""
-        return next(iter(self._read(_LAST, xid=str(told.xid), last=told.last)), None)
+        return next(iter(self._read(_LAST, xid=str(reported.xid), last=reported.last)), None)
 
     def annotations(self, xid: int) -> list[bytes]:
         """What a transaction has said of itself, in order."""
@@ -389,10 +391,10 @@ class EventCatalog(Catalog):
                 columns.decode(),
                 old,
                 new,
-                said,
+                annotations,
                 int(at),
             )
-            for xid, id_, turn, op, of, columns, old, new, said, at in self._raw_rows(
+            for xid, id_, turn, op, of, columns, old, new, annotations, at in self._raw_rows(
                 query, **parameters
             )
         ]

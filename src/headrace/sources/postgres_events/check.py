@@ -115,13 +115,13 @@ class _Check:
             fix = f"GRANT USAGE ON SCHEMA {_name(table.schema)} TO {user};" if not usable else ""
             fix = f"{fix} GRANT SELECT ON {name} TO {user};".strip()
             return Finding(what, ok=False, detail="may not be read", fix=fix)
-        told = ddl.triggers(self._source.schema, (table.schema, table.name))
+        statement = ddl.triggers(self._source.schema, (table.schema, table.name))
         if triggers is None:
             may = self._source.install and self._catalog.owns(table.oid)
             detail = "gets its triggers at the start" if may else "has no triggers, and is not ours"
-            return Finding(what, ok=may, detail=detail, fix="" if may else told)
+            return Finding(what, ok=may, detail=detail, fix="" if may else statement)
         if not triggers.enabled:
-            return Finding(what, ok=False, detail="has triggers that are disabled", fix=told)
+            return Finding(what, ok=False, detail="has triggers that are disabled", fix=statement)
         detail = "tells its changes" if keyed else "tells its changes; it has no primary key"
         return Finding(what, ok=True, detail=detail)
 

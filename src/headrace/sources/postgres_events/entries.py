@@ -103,7 +103,7 @@ class EventAssembler:
         self._ordinal = self._reached = 0
         self._commit = commit
         for annotation in unfit:
-            self._speak(last._replace(id=0), _spoken(annotation))
+            self._emit_message(last._replace(id=0), _spoken(annotation))
 
     def take(self, entries: Sequence[EventEntry]) -> list[Change]:
         """The changes of some entries, but one: it may be the transaction's last."""
@@ -166,13 +166,13 @@ class EventAssembler:
         if path is None:
             raise error
         self.errored = {path: str(error)} | self.errored
-        self._speak(entry, _undecoded(entry, _OPERATIONS.get(entry.op), self.errored[path]))
+        self._emit_message(entry, _undecoded(entry, _OPERATIONS.get(entry.op), self.errored[path]))
 
-    def _speak(self, entry: EventEntry, said: dict[str, Any]) -> None:
-        self._add(Op.MESSAGE, self._register(self._catalog.sourceless()), entry, said)
+    def _emit_message(self, entry: EventEntry, payload: dict[str, Any]) -> None:
+        self._add(Op.MESSAGE, self._register(self._catalog.sourceless()), entry, payload)
 
-    def _add(self, op: Op, table: Table, entry: EventEntry, said: dict[str, Any]) -> None:
-        content = msgspec.json.encode(said)
+    def _add(self, op: Op, table: Table, entry: EventEntry, payload: dict[str, Any]) -> None:
+        content = msgspec.json.encode(payload)
         place = self._place(entry)
         self._append(Change(op, table, None, None, BeforeKind.NONE, content, None, (), *place))
 

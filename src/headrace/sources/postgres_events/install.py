@@ -30,9 +30,9 @@ def ensure(catalog: EventCatalog, source: PostgresEventsSettings) -> InstalledTr
 
     One whose triggers its owner must create counts once somebody has done it.
     """
-    stranger = catalog.stranger()
+    other_owner = catalog.other_owner()
     if source.install:
-        set_up(catalog, source.schema, stranger)
+        set_up(catalog, source.schema, other_owner)
     elif catalog.edition() is None:
         raise SourceRefused(
             f"there is no event table in schema {source.schema}",
@@ -49,23 +49,23 @@ def ensure(catalog: EventCatalog, source: PostgresEventsSettings) -> InstalledTr
     for table in catalog.wanted(source.tables):
         if table.oid in present:
             continue
-        if why := _cannot(catalog, source, table, stranger):
+        if why := _cannot(catalog, source, table, other_owner):
             reasons[table.path] = why
         elif not _add(catalog, source, table):
             waiting[table.path] = "it gets its triggers once the transactions that write to it end"
     return _installed(catalog, source, reasons, waiting)
 
 
-def set_up(catalog: EventCatalog, schema: str, stranger: str) -> None:
+def set_up(catalog: EventCatalog, schema: str, other_owner: str) -> None:
     """Create the event table where it is missing, and bring its functions up to date."""
     found = catalog.edition()
-    if stranger and found is None:
+    if other_owner and found is None:
         raise SourceRefused(
-            f"schema {schema} belongs to {stranger}, whose functions could run with every write",
+            f"schema {schema} belongs to {other_owner}, whose functions could run with every write",
             hint="Let its owner be a superuser, the database's owner or the source's user; or set "
             "`schema` to another one.",
         )
-    if stranger:
+    if other_owner:
         return  # and no triggers of ours call what is there
     try:
         if found != ddl.edition(schema):
@@ -139,13 +139,13 @@ def _installed(
 
 
 def _cannot(
-    catalog: EventCatalog, source: PostgresEventsSettings, table: Published, stranger: str
+    catalog: EventCatalog, source: PostgresEventsSettings, table: Published, other_owner: str
 ) -> str:
     """Why the triggers of a table cannot be created by us; "": they can."""
     if not source.install:
         return f"it has no triggers; run `headrace postgres install {source.name}` as its owner"
-    if stranger and catalog.owner(table.oid) != stranger:
-        return f"its triggers would call functions of {stranger}, who does not own it"
+    if other_owner and catalog.owner(table.oid) != other_owner:
+        return f"its triggers would call functions of {other_owner}, who does not own it"
     if catalog.owns(table.oid):
         return ""
     statements = ddl.triggers(source.schema, (table.schema, table.name))

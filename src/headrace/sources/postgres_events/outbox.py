@@ -55,10 +55,10 @@ class OutboxRouter:
 
     def transaction(self, changes: Sequence[Change]) -> list[Change]:
         """A whole transaction, with the rows of the outbox as what they name."""
-        told = [each for change in changes for each in self.routed(change)]
+        rerouted = [each for change in changes for each in self.routed(change)]
         return [
-            msgspec.structs.replace(change, ordinal=ordinal, last=ordinal == len(told))
-            for ordinal, change in enumerate(told, 1)
+            msgspec.structs.replace(change, ordinal=ordinal, last=ordinal == len(rerouted))
+            for ordinal, change in enumerate(rerouted, 1)
         ]
 
     def routed(self, change: Change) -> list[Change]:
@@ -74,12 +74,12 @@ class OutboxRouter:
         row = {names.get(name, name): value for name, value in fields.items()}
         del row[outbox.aggregate_type]
         key = _encode({"id": row["id"]})
-        told = msgspec.structs.replace(change, table=table, key=key, after=_encode(row))
+        rerouted = msgspec.structs.replace(change, table=table, key=key, after=_encode(row))
         if self.versions.get(_path(table)) == table.version:
-            return [told]
+            return [rerouted]
         self.versions = self.versions | {_path(table): table.version}
-        said = _encode(schema(table))
-        return [msgspec.structs.replace(told, op=Op.SCHEMA, key=None, after=said), told]
+        payload = _encode(schema(table))
+        return [msgspec.structs.replace(rerouted, op=Op.SCHEMA, key=None, after=payload), rerouted]
 
     def _table(self, outbox: Outbox, table: Table, fields: dict[str, msgspec.Raw]) -> Table:
         """The table that a row is told of."""

@@ -54,7 +54,7 @@ class EventSession:
             else:
                 # Without a snapshot, what is not copied is what was there before the first start.
                 copying = source.snapshot or stored is not None
-                resume = told_by(_begin(identity, asking, stored), installed, copying=copying)
+                resume = with_triggers(_begin(identity, asking, stored), installed, copying=copying)
             address = dataclasses.replace(source.address, encoding=encoding)
             catalog = _catalog(source, resume.origin)
             if encoding != source.address.encoding:
@@ -71,7 +71,9 @@ def _catalog(source: PostgresEventsSettings, origin: str) -> EventCatalog:
     return EventCatalog(connection, source=source.name, schema=source.schema, origin=origin)
 
 
-def told_by(resume: EventResume, installed: InstalledTriggers, *, copying: bool) -> EventResume:
+def with_triggers(
+    resume: EventResume, installed: InstalledTriggers, *, copying: bool
+) -> EventResume:
     """Add tables that are not known yet, and copy anew those whose triggers are others.
 
     While a table had no trigger, or one that did not fire, its changes were told to nobody.

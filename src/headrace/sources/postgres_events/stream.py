@@ -19,8 +19,8 @@ import msgspec
 from ...change.event import Batch, Change
 from ...errors import DecodeError, PositionLost
 from .. import Phase, Register, Status
-from ..postgres.copying import Copied, PostgresSnapshotReader
 from ..postgres.plan import Planner, progressed
+from ..postgres.snapshot import Copied, PostgresSnapshotReader
 from ..resume import Restart
 from ..stream import FlowStream
 from . import install
@@ -28,7 +28,7 @@ from .catalog import EventPoint, EventPoll, EventTransaction
 from .entries import EventAssembler, EventEntry
 from .install import InstalledTriggers
 from .resume import EventResume, TransactionSnapshot, seen_in
-from .session import EventSession, expect_kept, told_by
+from .session import EventSession, expect_kept, with_triggers
 from .settings import PostgresEventsSettings
 
 _WATCH_SECONDS = 10.0  # between two looks for new tables
@@ -69,7 +69,7 @@ class _Flow:
         self._phase = Phase.STARTING
         self._resume = session.resume
         self._installed = session.installed
-        self._teller = EventAssembler(
+        self._assembler = EventAssembler(
             session.catalog, register, session.resume, self._source.outbox
         )
         self._copier: PostgresSnapshotReader | None = None
@@ -88,7 +88,7 @@ class _Flow:
         self._phase = Phase.STREAMING
         while not self._closing.is_set():
             came = False
-            for batch in self._news():
+            for batch in self._poll():
                 came = True
                 yield batch
             if self._idle():
@@ -135,7 +135,7 @@ class _Flow:
 
     # -- events ---------------------------------------------------------------------------------
 
-    def _news(self) -> Iterator[Batch]:
+    def _poll(self) -> Iterator[Batch]:
         """What has become visible since the snapshot that the log has come to."""
         if not self._resume.target:
             news = self._catalog.news(TransactionSnapshot.of(self._resume.seen))
@@ -166,11 +166,11 @@ class _Flow:
     def _follow(self) -> Iterator[Batch]:
         """Hand over what lies between two snapshots; after a crash, what is left of it."""
         resume = self._resume
-        told = self._catalog.transactions(
+        reported = self._catalog.transactions(
             TransactionSnapshot.of(resume.seen), resume.target, resume.entry
         )
-        with closing(told):
-            for page in _pages(told):
+        with closing(reported):
+            for page in _pages(reported):
                 if self._closing.is_set():
                     return
                 yield from self._page(page)
@@ -185,48 +185,48 @@ class _Flow:
             yield from self._pieces(page[0])
             return
         changes: list[Change] = []
-        entries = self._catalog.entries([told.xid for told in page])
-        if len(entries) != sum(told.entries for told in page):
+        entries = self._catalog.entries([reported.xid for reported in page])
+        if len(entries) != sum(reported.entries for reported in page):
             raise _removed(page[0])
         commit = self._resume.lsn
         for _, group in groupby(entries, key=lambda entry: entry.xid):
             transaction = list(group)
             commit += 1
             last = max(transaction, key=lambda entry: entry.id)
-            self._teller.begin(last, _annotations(transaction), commit=commit)
-            changes += self._teller.take(transaction)
-            changes += self._teller.end()
-        yield self._told(changes, page[-1], commit)
+            self._assembler.begin(last, _annotations(transaction), commit=commit)
+            changes += self._assembler.take(transaction)
+            changes += self._assembler.end()
+        yield self._emitted(changes, page[-1], commit)
 
-    def _pieces(self, told: EventTransaction) -> Iterator[Batch]:
+    def _pieces(self, reported: EventTransaction) -> Iterator[Batch]:
         """A transaction that is too large to be held at once."""
-        last = self._catalog.last_entry(told)
+        last = self._catalog.last_entry(reported)
         if last is None:
-            raise _removed(told)
+            raise _removed(reported)
         commit = self._resume.lsn + 1
-        self._teller.begin(last, self._catalog.annotations(told.xid), commit=commit)
+        self._assembler.begin(last, self._catalog.annotations(reported.xid), commit=commit)
         read, after = 0, None
-        while read < told.entries:
-            piece = self._catalog.piece(told.xid, after, limit=_PAGE, size=_PAGE_BYTES)
+        while read < reported.entries:
+            piece = self._catalog.piece(reported.xid, after, limit=_PAGE, size=_PAGE_BYTES)
             if not piece:
-                raise _removed(told)  # and the log forgets the pieces
+                raise _removed(reported)  # and the log forgets the pieces
             read, after = read + len(piece), piece[-1]
-            changes = self._teller.take(piece)
+            changes = self._assembler.take(piece)
             if changes:
                 yield Batch(changes, None)
-        yield self._told(self._teller.end(), told, commit)
+        yield self._emitted(self._assembler.end(), reported, commit)
 
-    def _told(self, changes: list[Change], last: EventTransaction, commit: int) -> Batch:
+    def _emitted(self, changes: list[Change], last: EventTransaction, commit: int) -> Batch:
         self._resume = msgspec.structs.replace(
             self._resume,
             entry=last.last,
             lsn=commit,
-            errored=self._teller.errored,
-            versions=self._teller.versions,
+            errored=self._assembler.errored,
+            versions=self._assembler.versions,
         )
-        if self._teller.astray:
-            self._resume = self._resume.anew(self._teller.astray)
-            self._teller.renew(self._resume)
+        if self._assembler.astray:
+            self._resume = self._resume.anew(self._assembler.astray)
+            self._assembler.renew(self._resume)
         return self._batch(changes)
 
     def _idle(self) -> bool:
@@ -255,12 +255,12 @@ class _Flow:
         """Capture what has triggers now, once all is told of what had them before."""
         if self._resume.target:
             yield from self._follow()
-        yield from self._news()
+        yield from self._poll()
         if self._closing.is_set():
             return
         self._installed = installed
-        self._resume = told_by(self._resume, installed, copying=True)
-        self._teller.renew(self._resume)
+        self._resume = with_triggers(self._resume, installed, copying=True)
+        self._assembler.renew(self._resume)
 
     # -- copying --------------------------------------------------------------------------------
 
@@ -275,7 +275,7 @@ class _Flow:
             self._resume = self._resume.reaching(point.seen, point.lsn)
             yield from self._follow()
             yield from self._copy(point)
-        self._teller.renew(self._resume)
+        self._assembler.renew(self._resume)
 
     def _copy(self, point: EventPoint) -> Iterator[Batch]:
         self._copier = PostgresSnapshotReader(
@@ -308,9 +308,9 @@ class _Flow:
         """The rows of an outbox as what they name, and the resume that says so."""
         if self._source.outbox is None:
             return changes
-        self._teller.renew(self._resume)
-        routed = self._teller.copied(changes)
-        self._resume = msgspec.structs.replace(self._resume, versions=self._teller.versions)
+        self._assembler.renew(self._resume)
+        routed = self._assembler.copied(changes)
+        self._resume = msgspec.structs.replace(self._resume, versions=self._assembler.versions)
         return routed
 
 
@@ -318,25 +318,25 @@ def _pages(transactions: Iterator[EventTransaction]) -> Iterator[list[EventTrans
     """Transactions that are read together; a large one is alone."""
     page: list[EventTransaction] = []
     entries = size = 0
-    for told in transactions:
-        if page and (entries + told.entries > _PAGE or size + told.size > _PAGE_BYTES):
+    for reported in transactions:
+        if page and (entries + reported.entries > _PAGE or size + reported.size > _PAGE_BYTES):
             yield page
             page, entries, size = [], 0, 0
-        page.append(told)
-        entries += told.entries
-        size += told.size
+        page.append(reported)
+        entries += reported.entries
+        size += reported.size
     if page:
         yield page
 
 
-def _is_large(told: EventTransaction) -> bool:
+def _is_large(reported: EventTransaction) -> bool:
     """Whether a transaction is too large to be held at once."""
-    return told.entries > _PAGE or told.size > _PAGE_BYTES
+    return reported.entries > _PAGE or reported.size > _PAGE_BYTES
 
 
-def _removed(told: EventTransaction) -> PositionLost:
+def _removed(reported: EventTransaction) -> PositionLost:
     return PositionLost(
-        f"events of transaction {told.xid} or later were removed while they were read: "
+        f"events of transaction {reported.xid} or later were removed while they were read: "
         "somebody else reads this event table"
     )
 

@@ -5,7 +5,7 @@
 `stream` is that flow. Around it: `installation`, `triggers` and `schema` (what is put into the
 database, and for which tables), `database` and `connections` (reading and writing it), `wal` (where
 transactions end), `transactions` and `values` (entries -> changes, no I/O), `session` and
-`copying`, `resume` (what the log remembers), `check`, and `attached` for programs that want their
+`snapshot`, `resume` (what the log remembers), `check`, and `attached` for programs that want their
 own transactions told apart.
 """
 

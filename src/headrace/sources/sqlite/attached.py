@@ -35,8 +35,8 @@ class Attached:
 
     def annotate(self, metadata: Mapping[str, Any]) -> None:
         """Say who and why, of the transaction that is open."""
-        said = msgspec.json.encode(metadata).decode()
-        self._connection.execute("INSERT INTO main.headrace_annotations VALUES (?)", (said,))
+        statement = msgspec.json.encode(metadata).decode()
+        self._connection.execute("INSERT INTO main.headrace_annotations VALUES (?)", (statement,))
 
     def token(self, *_: object) -> str:
         """What the entries of the present transaction carry."""

@@ -10,7 +10,7 @@ import apsw
 from ...errors import SourceError
 from .. import Finding
 from . import installation
-from .connections import connect, rows, told
+from .connections import classified, connect, rows
 from .schema import shapes
 from .settings import SqliteSettings
 
@@ -23,7 +23,7 @@ _TOGETHER = (
 def check(source: SqliteSettings) -> list[Finding]:
     """Look at everything, as far as the file can be opened."""
     try:
-        with told(source.path), closing(connect(source.path)) as connection:
+        with classified(source.path), closing(connect(source.path)) as connection:
             return list(_findings(source, connection))
     except SourceError as error:
         fix = error.hint or "Check `path` of the source, and who holds the database."

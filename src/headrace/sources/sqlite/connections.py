@@ -22,7 +22,7 @@ _REFUSED = (apsw.ReadOnlyError, apsw.PermissionsError, apsw.AuthError, apsw.NotA
 
 def connect(path: str) -> apsw.Connection:
     """Open a database that exists."""
-    with told(path):
+    with classified(path):
         if not os.path.exists(path):
             raise SourceUnavailable(f"there is no file {path}")
         connection = apsw.Connection(path, flags=apsw.SQLITE_OPEN_READWRITE)
@@ -33,7 +33,7 @@ def connect(path: str) -> apsw.Connection:
 
 
 @contextmanager
-def told(path: str) -> Iterator[None]:
+def classified(path: str) -> Iterator[None]:
     """Turn SQLite's errors into ours."""
     try:
         yield

@@ -10,7 +10,7 @@ import apsw
 import msgspec
 
 from ...errors import SourceRefused
-from .connections import connect, not_installed, quoted, rows, told, writing
+from .connections import classified, connect, not_installed, quoted, rows, writing
 from .schema import OURS, TABLES, Layout, SqliteShape, matches, path_of, shapes
 from .triggers import ANNOTATE, KEYS, MOVE_ON, NOW, VALUES, drop, triggers
 
@@ -70,7 +70,7 @@ class Report:
 def install(path: str, globs: Sequence[str], *, wal: bool = True) -> Report:
     """Put tables and triggers into a database; what is there and right stays as it is."""
     connection = connect(path)
-    with told(path):
+    with classified(path):
         try:
             if wal:
                 _write_ahead(connection)
@@ -90,7 +90,7 @@ def alter(path: str, statements: str) -> Report:
     SQLite refuses to drop a column that a trigger names, so these are away meanwhile.
     """
     connection = connect(path)
-    with told(path):
+    with classified(path):
         try:
             expect_installed(connection, path)
             with writing(connection):
@@ -124,7 +124,7 @@ def _within(operation: int, *_: str | None) -> int:
 def remove(path: str) -> bool:
     """Take everything of Headrace's away; False: there was nothing."""
     connection = connect(path)
-    with told(path):
+    with classified(path):
         try:
             with writing(connection):
                 found = rows(connection, _OBJECTS)
@@ -156,16 +156,16 @@ def expect_installed(connection: apsw.Connection, path: str) -> None:
 def layouts(connection: apsw.Connection) -> list[InstalledTable]:
     """The tables that have triggers, or had them when somebody last looked."""
     return [
-        InstalledTable(number, relation, _layout(said))
-        for number, relation, said in rows(connection, _LAYOUTS)
+        InstalledTable(number, relation, _layout(stored))
+        for number, relation, stored in rows(connection, _LAYOUTS)
     ]
 
 
 def layout(connection: apsw.Connection, number: int) -> tuple[InstalledTable, int | None] | None:
     """A layout, also one that has gone, and the one that it follows."""
     query = "SELECT relation, told, follows FROM headrace_layouts WHERE layout = ?"
-    for relation, said, follows in rows(connection, query, number):
-        return InstalledTable(number, relation, _layout(said)), follows
+    for relation, stored, follows in rows(connection, query, number):
+        return InstalledTable(number, relation, _layout(stored)), follows
     return None
 
 
@@ -247,8 +247,8 @@ def _rebuild(
     for statement in triggers(shape, number).values():
         connection.execute(statement)
     if follows is not None:
-        said = f"INSERT INTO headrace_changes (layout, op, at, v0) VALUES (?, 'S', {NOW}, ?)"
-        connection.execute(said, (number, altered))
+        stored = f"INSERT INTO headrace_changes (layout, op, at, v0) VALUES (?, 'S', {NOW}, ?)"
+        connection.execute(stored, (number, altered))
         connection.execute(MOVE_ON)
 
 

@@ -20,7 +20,7 @@ except ImportError as error:
 from .. import Finding, Register, Status
 from ..resume import decode, described, snapshots_again
 from . import check
-from .connections import connect, told
+from .connections import classified, connect
 from .connector import SQLITE
 from .installation import InstalledTable
 from .resume import SqliteResume
@@ -58,6 +58,6 @@ class Sqlite(SqliteSettings):
 
     def captured_tables(self) -> list[Table]:
         """The tables that would be captured now."""
-        with told(self.path), closing(connect(self.path)) as connection:
+        with classified(self.path), closing(connect(self.path)) as connection:
             found = shapes(connection, self.tables)
         return [table_of(self, InstalledTable(0, 0, shape.layout), "") for shape in found]

@@ -23,12 +23,12 @@ from ..stream import FlowStream
 from . import installation
 from .connections import classify, weight
 from .connector import SqlitePosition
-from .copying import SqliteSnapshotReader
 from .database import Database, Snapshot
 from .resume import SqliteResume
 from .schema import matches
 from .session import SqliteTables, begin, expect_known, nothing_to_capture, with_tables
 from .settings import SqliteSettings
+from .snapshot import SqliteSnapshotReader
 from .transactions import SqliteAssembler, entries, further_ends
 
 _FILE_SECONDS = 1.0  # between two looks whether the file is still the same
@@ -102,7 +102,7 @@ class _Flow:
         self._watched = -1  # the entry that it had come to then; -1: nobody has watched
         self._ends: list[int] = []  # found out, not noted in the database yet
         self._acked = self._trimmed = resume.position
-        self._told_at = self._stored_at = self._heard_at = 0
+        self._emitted_at = self._stored_at = self._heard_at = 0
         self._newest = 0  # the newest entry that was seen
         self._file_at = self._trim_at = self._kept_at = self._looked_at = time.monotonic()
         self._busy_at = 0.0  # since when others' checkpoints do not end; 0: there is none
@@ -124,7 +124,7 @@ class _Flow:
                 self._looked_at = time.monotonic()
                 copying = True
                 self._phase = Phase.STREAMING
-            self._tend()
+            self._maintain()
             self._closing.wait(self._source.poll_seconds)
         self._note()
 
@@ -142,8 +142,8 @@ class _Flow:
     def status(self) -> Status:
         """How it is doing."""
         resume = self._resume
-        behind = self._told_at and self._newest > self._acked
-        since = self._told_at / 1e6 if behind else time.time()
+        behind = self._emitted_at and self._newest > self._acked
+        since = self._emitted_at / 1e6 if behind else time.time()
         return msgspec.structs.replace(
             resume.status(self._source.name, self._phase),
             lag_seconds=max(time.time() - since, 0.0),
@@ -243,11 +243,11 @@ class _Flow:
             changes: list[Change] = []
             first = 0
             for end in whole:
-                told = list(entries(page[first : end - position]))
-                changes += self._assembler.whole(position + first + 1, told)
+                found = list(entries(page[first : end - position]))
+                changes += self._assembler.whole(position + first + 1, found)
                 first = end - position
             at += len(whole)
-            yield self._told(changes, whole[-1])
+            yield self._batch_upto(changes, whole[-1])
 
     def _large(self, end: int) -> Iterator[Batch]:
         """A transaction that does not fit into a page."""
@@ -263,11 +263,11 @@ class _Flow:
                 yield Batch(self._assembler.take_open(), None)
                 if self._closing.is_set():
                     return
-        yield self._told(self._assembler.end(), end)
+        yield self._batch_upto(self._assembler.end(), end)
 
-    def _told(self, changes: list[Change], position: int) -> Batch:
+    def _batch_upto(self, changes: list[Change], position: int) -> Batch:
         if changes:
-            self._told_at = changes[-1].transaction.commit_time
+            self._emitted_at = changes[-1].transaction.commit_time
         seal = self._database.seal(position)
         self._resume = msgspec.structs.replace(self._assembler.resume, position=position, seal=seal)
         self._assembler.resume = self._resume
@@ -286,12 +286,13 @@ class _Flow:
         for path in [path for path in self._resume.snapshots if path not in there]:
             layout = self._resume.snapshots[path].layout
             table = self._tables.describe(layout).table
-            said = {"ddl_type": "DROP_TABLE", "dropped": True}
+            payload = {"ddl_type": "DROP_TABLE", "dropped": True}
             now = time.time_ns() // 1000
             name = f"dropped-{snapshot.last}-{self._resume.looks}-{layout}"
             at = SqlitePosition(snapshot.last, snapshot.last)
             change = Change(
-                Op.SCHEMA, table, None, None, BeforeKind.NONE, msgspec.json.encode(said), None, (),
+                Op.SCHEMA, table, None, None, BeforeKind.NONE, msgspec.json.encode(payload), None,
+                (),
                 Transaction(name, now, now), 1, at, last=True,
             )  # fmt: skip
             self._resume = self._resume.without(path)
@@ -312,8 +313,8 @@ class _Flow:
 
     def _copier(self, snapshot: Snapshot, path: str) -> SqliteSnapshotReader:
         layout = self._resume.snapshots[path].layout
-        told = self._tables.describe(layout)
-        return SqliteSnapshotReader(snapshot, layout, told, looks=self._resume.looks)
+        described = self._tables.describe(layout)
+        return SqliteSnapshotReader(snapshot, layout, described, looks=self._resume.looks)
 
     def _copy(self, path: str, copier: SqliteSnapshotReader) -> Iterator[Batch]:
         copy = self._resume.snapshots[path]
@@ -338,7 +339,7 @@ class _Flow:
 
     # -- between two looks ----------------------------------------------------------------------
 
-    def _tend(self) -> None:
+    def _maintain(self) -> None:
         now = time.monotonic()
         if now - self._file_at >= _FILE_SECONDS:
             self._file_at = now

@@ -111,11 +111,11 @@ class SqliteAssembler:
         # What happens before a table's copy is done is in the copy.
         self._live = {copy.layout: path for path, copy in resume.snapshots.items() if copy.done}
 
-    def whole(self, first: int, told: Sequence[SqliteEntry]) -> list[Change]:
+    def whole(self, first: int, found: Sequence[SqliteEntry]) -> list[Change]:
         """The changes of a transaction that is here from its first entry to its last."""
-        notes = [entry.values[0] for entry in told if entry.op == ANNOTATION]
-        self.begin(first, told[-1].at, notes)
-        for entry in told:
+        notes = [entry.values[0] for entry in found if entry.op == ANNOTATION]
+        self.begin(first, found[-1].at, notes)
+        for entry in found:
             self.feed(entry)
         return self.end()
 
@@ -148,10 +148,10 @@ class SqliteAssembler:
         """Take one entry."""
         if entry.op == ANNOTATION:
             if not self._shown.pop(0):
-                said = {"prefix": "headrace", "transactional": True}
+                payload = {"prefix": "headrace", "transactional": True}
                 content = _spoken(entry.values[0]).decode(errors="replace")
-                self._tell(
-                    Op.MESSAGE, self._tables.sourceless(), entry, said | {"content": content}
+                self._emit(
+                    Op.MESSAGE, self._tables.sourceless(), entry, payload | {"content": content}
                 )
         elif entry.op == _SCHEMA:
             self._altered(entry)
@@ -161,64 +161,66 @@ class SqliteAssembler:
                 self._row(path, entry)
 
     def _row(self, path: str, entry: SqliteEntry) -> None:
-        told = self._tables.describe(entry.layout)
+        described = self._tables.describe(entry.layout)
         if path not in self.resume.errored:
             try:
-                self._changed(told, entry)
+                self._changed(described, entry)
                 return
             except DecodeError as error:
                 self.resume = self.resume.with_error(path, str(error))
         # Kept, so that nothing is acknowledged that is not in the log.
         op = _OPERATIONS[entry.op]
-        width = len(told.table.columns) * (2 if op is Op.UPDATE else 1)
+        width = len(described.table.columns) * (2 if op is Op.UPDATE else 1)
         kept = {
             "error": self.resume.errored[path],
             "operation": op,
             "values": undecoded(entry.values[:width]),
         }
-        self._tell(Op.MESSAGE, told.table, entry, kept)
+        self._emit(Op.MESSAGE, described.table, entry, kept)
 
-    def _changed(self, told: DescribedLayout, entry: SqliteEntry) -> None:
-        images, width = told.images, len(told.table.columns)
+    def _changed(self, described: DescribedLayout, entry: SqliteEntry) -> None:
+        images, width = described.images, len(described.table.columns)
         op, first = _OPERATIONS[entry.op], entry.values[:width]
         image = images.image(first)
         if op is Op.INSERT:
-            self._add(op, told.table, entry, (images.key(first), None, image, None))
+            self._add(op, described.table, entry, (images.key(first), None, image, None))
         elif op is Op.DELETE:
-            self._add(op, told.table, entry, (images.key(first), image, None, None))
+            self._add(op, described.table, entry, (images.key(first), image, None, None))
         else:
             new = entry.values[width : 2 * width]
             changed = images.changed(first, new)
-            self._add(op, told.table, entry, (images.key(new), image, images.image(new), changed))
+            self._add(
+                op, described.table, entry, (images.key(new), image, images.image(new), changed)
+            )
 
     def _altered(self, entry: SqliteEntry) -> None:
-        told = self._tables.describe(entry.layout)
-        path = self._live.pop(told.follows or 0, None)
+        described = self._tables.describe(entry.layout)
+        path = self._live.pop(described.follows or 0, None)
         if path is None:
             return
         self._live[entry.layout] = path
         copy = self.resume.snapshots[path]
         moved = SqliteTableSnapshot(entry.layout, done=True, rows=copy.rows)
         resume = self.resume.with_snapshot(path, moved)
-        self.resume = resume.with_version(path, told.table.version)
+        self.resume = resume.with_version(path, described.table.version)
         ddl = str(entry.values[0])
-        said = schema(told.table) | {
+        payload = schema(described.table) | {
             "ddl_type": "_".join(ddl.split()[:2]).upper(),
             "ddl_command": ddl,
         }
-        self._tell(Op.SCHEMA, told.table, entry, said)
+        self._emit(Op.SCHEMA, described.table, entry, payload)
 
-    def _tell(self, op: Op, table: Table, entry: SqliteEntry, said: dict[str, Any]) -> None:
-        self._add(op, table, entry, (None, None, _encode(said), None))
+    def _emit(self, op: Op, table: Table, entry: SqliteEntry, payload: dict[str, Any]) -> None:
+        self._add(op, table, entry, (None, None, _encode(payload), None))
 
     def _add(
         self,
         op: Op,
         table: Table,
         entry: SqliteEntry,
-        told: tuple[bytes | None, bytes | None, bytes | None, tuple[str, ...] | None],
+        described: tuple[bytes | None, bytes | None, bytes | None, tuple[str, ...] | None],
     ) -> None:
-        key, before, after, changed = told
+        key, before, after, changed = described
         self._ordinal += 1
         kind = BeforeKind.NONE if before is None else BeforeKind.FULL
         at = SqlitePosition(self._number, entry.number)

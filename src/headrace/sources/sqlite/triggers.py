@@ -73,9 +73,9 @@ class _Triggers:
         return [*self._tell_replaced(moved), *self._tell("U", values), MOVE_ON]
 
     def _deleted(self) -> list[str]:
-        told = [f"OLD.{name} = k{number}" for number, name in enumerate(self._identity)]
+        conditions = [f"OLD.{name} = k{number}" for number, name in enumerate(self._identity)]
         return [
-            f"DELETE FROM headrace_replaced WHERE layout = {self._layout} AND {_all(told)};",
+            f"DELETE FROM headrace_replaced WHERE layout = {self._layout} AND {_all(conditions)};",
             *self._tell("D", self._row("OLD")),
             MOVE_ON,
         ]
@@ -84,32 +84,32 @@ class _Triggers:
         return [f"{which}.{column}" for column in self._columns]
 
     def _tell(self, op: str, values: Sequence[str]) -> list[str]:
-        said = []
+        statements = []
         for number, part in enumerate(_parts(values)):
             names = ", ".join(f"v{at}" for at in range(len(part)))
             kind = op if number == 0 else "+"
-            said.append(
+            statements.append(
                 f"INSERT INTO headrace_changes (layout, op, at, {names})"
                 f" VALUES ({self._layout}, '{kind}', {NOW}, {', '.join(part)});"
             )
-        return said
+        return statements
 
     # -- rows that REPLACE deletes --------------------------------------------------------------
 
     def _set_aside(self, but: str) -> list[str]:
-        said = [f"DELETE FROM headrace_replaced WHERE layout = {self._layout};"]
+        statements = [f"DELETE FROM headrace_replaced WHERE layout = {self._layout};"]
         keys = ", ".join(f"k{number}" for number in range(len(self._identity)))
         these = ", ".join(f"t.{name}" for name in self._identity)
         for number, unique in enumerate(self._shape.uniques):
             for at, part in enumerate(_parts(self._row("t"))):
                 names = ", ".join(f"v{n}" for n in range(len(part)))
                 known = self._known(at) if number else ""
-                said.append(
+                statements.append(
                     f"INSERT INTO headrace_replaced (layout, part, {keys}, {names})"
                     f" SELECT {self._layout}, {at}, {these}, {', '.join(part)}"
                     f" FROM {self._table} AS t WHERE {self._conflict(unique)}{but}{known};"
                 )
-        return said
+        return statements
 
     def _known(self, part: int) -> str:
         same = [f"r.k{number} IS t.{name}" for number, name in enumerate(self._identity)]

@@ -42,9 +42,9 @@ class Images:
 
     def image(self, values: Sequence[Any]) -> bytes:
         """All columns."""
-        told = map(_told, values, self._blobs)
+        converted = map(_json_value, values, self._blobs)
         try:
-            return _encode(dict(zip(self._names, told, strict=True)))
+            return _encode(dict(zip(self._names, converted, strict=True)))
         except _NotText as error:
             broken = [n for n, v in zip(self._names, values, strict=True) if type(v) is Broken]
             raise DecodeError(f"column {broken[0]!r} has text that is not UTF-8") from error
@@ -53,7 +53,7 @@ class Images:
         """The columns of the key; None: the table has none."""
         if not self._keys:
             return None
-        key = {self._names[at]: _told(values[at], self._blobs[at]) for at in self._keys}
+        key = {self._names[at]: _json_value(values[at], self._blobs[at]) for at in self._keys}
         if None in key.values():
             names = ", ".join(name for name, value in key.items() if value is None)
             raise DecodeError(
@@ -74,7 +74,7 @@ class _NotText(ValueError):
     """A value that is neither text nor a blob."""
 
 
-def _told(value: Any, blobs: bool) -> Any:
+def _json_value(value: Any, blobs: bool) -> Any:
     kind = type(value)
     if kind is Broken:
         raise _NotText
@@ -90,6 +90,8 @@ def _told(value: Any, blobs: bool) -> Any:
 def undecoded(values: Sequence[Any]) -> list[Any]:
     """Values that are kept although they could not be read, each with its type."""
     return [
-        {"base64": b64encode(value).decode()} if isinstance(value, bytes) else _told(value, False)
+        {"base64": b64encode(value).decode()}
+        if isinstance(value, bytes)
+        else _json_value(value, False)
         for value in values
     ]

@@ -24,10 +24,10 @@ class SqliteSnapshotReader:
     """Tells a table as it is at one moment; `looks` sets its names apart from earlier copies'."""
 
     def __init__(
-        self, snapshot: Snapshot, layout: int, told: DescribedLayout, *, looks: int
+        self, snapshot: Snapshot, layout: int, described: DescribedLayout, *, looks: int
     ) -> None:
         self._snapshot = snapshot
-        self._told = told
+        self._described = described
         self._name = f"snapshot-{snapshot.last}-{looks}-{layout}"
         self._number = 0
         self._found = self._read()
@@ -36,7 +36,7 @@ class SqliteSnapshotReader:
     @property
     def version(self) -> int:
         """The table's version in the log."""
-        return self._told.table.version
+        return self._described.table.version
 
     def hold(self) -> None:
         """Read all rows at once, so that the moment may be let go."""
@@ -47,24 +47,24 @@ class SqliteSnapshotReader:
 
     def announce(self, *, columns: bool, forget: bool) -> list[Change]:
         """Say the table's columns, and forget its rows where they are copied anew."""
-        table = self._told.table
-        said: list[tuple[Op, object]] = []
+        table = self._described.table
+        contents: list[tuple[Op, object]] = []
         if columns:
-            said.append((Op.SCHEMA, schema(table)))
+            contents.append((Op.SCHEMA, schema(table)))
         if forget:
-            said.append((Op.TRUNCATE, {"snapshot": True, "relations": [table.relation]}))
-        return self._changes([(op, None, msgspec.json.encode(told)) for op, told in said])
+            contents.append((Op.TRUNCATE, {"snapshot": True, "relations": [table.relation]}))
+        return self._changes([(op, None, msgspec.json.encode(what)) for op, what in contents])
 
     def rows(self) -> Iterator[list[Change]]:
         """The rows, some at a time."""
-        images = self._told.images
+        images = self._described.images
         if self._error is not None:
             raise self._error
         while rows := page(self._found, _ROWS):
             yield self._changes([(Op.READ, images.key(row), images.image(row)) for row in rows])
 
     def _read(self) -> Iterator[Row]:
-        table = self._told.table
+        table = self._described.table
         try:
             yield from read(self._snapshot.connection, table.name, [c.name for c in table.columns])
         except UnicodeDecodeError as error:
@@ -72,15 +72,15 @@ class SqliteSnapshotReader:
         except apsw.SQLError as error:  # a generated column by a function that only its writer has
             raise DecodeError(f"its rows cannot be read: {error}") from error
 
-    def _changes(self, told: list[tuple[Op, bytes | None, bytes]]) -> list[Change]:
+    def _changes(self, described: list[tuple[Op, bytes | None, bytes]]) -> list[Change]:
         self._number += 1
         now = time.time_ns() // 1000
         transaction = Transaction(f"{self._name}-{self._number}", now, now)
         at = SqlitePosition(self._snapshot.last, self._snapshot.last)
-        none, table = BeforeKind.NONE, self._told.table
+        none, table = BeforeKind.NONE, self._described.table
         changes = [
             Change(op, table, key, None, none, after, None, (), transaction, ordinal, at)
-            for ordinal, (op, key, after) in enumerate(told, 1)
+            for ordinal, (op, key, after) in enumerate(described, 1)
         ]
         if changes:
             _set(changes[-1], "last", True)
