@@ -95,7 +95,7 @@ def test_capture_serving_and_the_commands_need_none_of_it(site: Site) -> None:
         assert Client(client.url, made["secret"]).get("/v1/changes", limit=1)["changes"]
         assert "app" in site.printed("headrace", "keys", "list")
     verify = (
-        "from headrace import webhooks; from headrace.formats.signature import *;"
+        "from headrace.client import webhooks; from headrace.formats.signature import *;"
         "s = sign_standard(b'{}', 'evt_1', 1, standard_key('k'));"
         "h = {'webhook-id': 'evt_1', 'webhook-timestamp': '1', 'webhook-signature': s};"
         "assert webhooks.verify(b'{}', h, 'k', now=2) == 'evt_1'"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from standardwebhooks.webhooks import Webhook as Standard
 
-from headrace import webhooks
+from headrace.client import webhooks
 from headrace.config import parse
 from headrace.errors import ConfigError
 from headrace.formats import savegress

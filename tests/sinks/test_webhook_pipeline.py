@@ -15,7 +15,7 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from headrace import webhooks
+from headrace.client import webhooks
 from headrace.config import parse
 from headrace.errors import SinkRefused
 from headrace.retry import Backoff

@@ -21,7 +21,7 @@ from confluent_kafka.cimpl import NewTopic
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
-from headrace import webhooks
+from headrace.client import webhooks
 from headrace.errors import SignatureInvalid
 from headrace.testing import free_port
 from headrace.testing.kafka import KafkaServer

@@ -20,10 +20,10 @@ import msgspec
 
 from ...errors import SinkRefused
 from ...retry import Backoff
+from ...retry.clock import DeliveryClock, SystemClock
 from .breaker import LONGEST_NAP, CircuitBreaker
 from .contract import ACCEPTED, DeliveryOutcome, Event, Reply
 from .events import reference
-from .retry import DeliveryClock, SystemClock
 from .waiting import Pending, WaitingRow, WaitingRows
 
 SendWindow = Callable[[Sequence[Event]], Sequence[Reply]]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from standardwebhooks.webhooks import Webhook as Standard
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from headrace import webhooks
+from headrace.client import webhooks
 from headrace.errors import SignatureInvalid
 from headrace.formats.signature import sign, sign_standard, standard_key
 

@@ -1,6 +1,6 @@
 """For those who receive webhooks: whether a request is what Headrace signed, and is new.
 
-    from headrace import webhooks
+    from headrace.client import webhooks
 
     event_id = webhooks.verify(body, request.headers, secret)
 
@@ -11,8 +11,8 @@ import hmac
 import time
 from collections.abc import Iterable, Mapping
 
-from .errors import SignatureInvalid
-from .formats import signature as signatures
+from ..errors import SignatureInvalid
+from ..formats import signature as signatures
 
 TOLERANCE_SECONDS = 300.0
 
