@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from headrace.change.arrow import decode
 from headrace.pipeline.options import Options
-from headrace.pipeline.reading import Disk, Range, read
+from headrace.pipeline.reading import DiskLog, SequenceRange, read
 
 from . import delta
 from .lake_task import Lap, Task, outcome
@@ -40,9 +40,9 @@ def apply(task: Task) -> Outcome:
 
 
 def _read(task: Task, after: int, upto: int) -> pa.Table:
-    log, options = Disk(task.log), Options(path=task.log, columns=_FIELDS)
+    log, options = DiskLog(task.log), Options(path=task.log, columns=_FIELDS)
     epoch = log.ranges(0, upto=0).epoch
-    return pa.Table.from_batches(list(read(log, Range(epoch, after, upto), options)))
+    return pa.Table.from_batches(list(read(log, SequenceRange(epoch, after, upto), options)))
 
 
 def latest(changes: pa.Table) -> pa.Table:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
-from headrace.pipeline.checkpoint import Checkpoint
-from headrace.pipeline.query import Batches, Feed, Plan, Stored
+from headrace.pipeline.checkpoint import QueryCheckpoint
+from headrace.pipeline.query import Batches, PipelineInput, QueryPlan, Stored
 from headrace.pipeline.session import opened_session
 from headrace.sinks import SinkWriter
 from headrace.sinks.tables.sink import Tables
@@ -49,10 +49,10 @@ class Timed(Batches):
 
 def apply(spark: SparkSession, task: Task) -> Outcome:
     """All that the log has, from where the last run ended."""
-    plan = Plan(
+    plan = QueryPlan(
         sink=Tables(name="lake", path=str(task.lake)),
-        feed=Feed(address={"path": task.log}, max_changes_per_batch=task.batch),
-        checkpoint=Checkpoint("lake", Path(task.folder, "checkpoints")),
+        feed=PipelineInput(address={"path": task.log}, max_changes_per_batch=task.batch),
+        checkpoint=QueryCheckpoint("lake", Path(task.folder, "checkpoints")),
         once=True,
     )
     writer = plan.sink.open(plan.checkpoint.writer())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from headrace.pipeline.query import Feed, Stored
+from headrace.pipeline.query import PipelineInput, Stored
 from headrace.pipeline.run import plans
 from headrace.pipeline.session import opened_session
 from headrace.sinks import Sink
@@ -23,7 +23,7 @@ def through(sink: Sink, log: str, folder: Path, *, changes: int, warm_up: int) -
 
     Those after the warm-up count.
     """
-    feed = Feed(address={"path": log}, max_changes_per_batch=changes)
+    feed = PipelineInput(address={"path": log}, max_changes_per_batch=changes)
     [plan] = plans([sink], feed, checkpoints=folder, once=True)
     stored: list[Stored] = []
     ends = [0.0]

@@ -13,7 +13,7 @@ import pytest
 from headrace.change.event import Op
 from headrace.errors import LogReplaced
 from headrace.operate.show import verified_lines
-from headrace.pipeline.verify import Span, Verified, verify
+from headrace.pipeline.verify import EventSpan, Verified, verify
 from headrace.sinks.lake.delta import Marks
 from headrace.sinks.lake.storage import Folder
 from headrace.sinks.push import Event, deadletters
@@ -95,28 +95,28 @@ def test_gaps_are_named_within_and_between_batches(account: Account) -> None:
     account.settle(1, 10, sent=9)
     account.settle(16, 30, sent=15)
     found = account.verify()
-    assert found.missing == [Span(1, 10, 1), Span(11, 15, 5)]
+    assert found.missing == [EventSpan(1, 10, 1), EventSpan(11, 15, 5)]
     assert not found.complete
     assert (found.expected, found.sent) == (30, 24)
     assert "missing: 5 events within 11 to 15" in "\n".join(verified_lines(found))
     assert account.verify(first=16).missing == []
-    assert account.verify(first=12, upto=20).missing == [Span(12, 15, 4)]
-    assert account.verify(upto=10).missing == [Span(1, 10, 1)]
+    assert account.verify(first=12, upto=20).missing == [EventSpan(12, 15, 4)]
+    assert account.verify(upto=10).missing == [EventSpan(1, 10, 1)]
 
 
 def test_what_was_begun_twice_may_have_come_twice(account: Account) -> None:
     account.settle(1, 10, sent=10, doubtful=6)
     account.settle(11, 30, sent=21)
     found = account.verify()
-    assert found.repeated == [Span(1, 10, 6)]
-    assert found.surplus == [Span(11, 30, 1)]
+    assert found.repeated == [EventSpan(1, 10, 6)]
+    assert found.surplus == [EventSpan(11, 30, 1)]
     assert found.complete
 
 
 def test_ranges_that_overlap_came_twice(account: Account) -> None:
     account.settle(1, 20, sent=20)
     account.settle(11, 30, sent=20)
-    assert account.verify().repeated == [Span(11, 20, 10)]
+    assert account.verify().repeated == [EventSpan(11, 20, 10)]
 
 
 def test_changes_of_other_tables_are_no_gap(account: Account) -> None:
@@ -138,7 +138,7 @@ def test_tombstones_are_counted(account: Account) -> None:
     account.sink = replace(account.sink, tombstones=True)
     account.writer.put("users", "1", Op.DELETE)
     account.settle(1, 31, sent=31)
-    assert account.verify().missing == [Span(1, 31, 1)]
+    assert account.verify().missing == [EventSpan(1, 31, 1)]
 
 
 def test_dead_letters_that_are_gone_are_missed(account: Account) -> None:
@@ -193,8 +193,8 @@ def test_old_batches_are_compared_together(
     account.settle(21, 30, sent=10)
     account.ledger.compact()
     found = account.verify()
-    assert found.missing == [Span(1, 20, 1)]
-    assert found.repeated == [Span(1, 20, 2)]
+    assert found.missing == [EventSpan(1, 20, 1)]
+    assert found.repeated == [EventSpan(1, 20, 2)]
     assert found.redriven == 1
     assert not found.letters_missing
 

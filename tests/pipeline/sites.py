@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from headrace.config import sink_class
-from headrace.pipeline.run import Feed, Pipeline, plans
+from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.sinks import Sink, SinkPhase, SinkStatus
 from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
@@ -61,7 +61,7 @@ class Site:
         self, *sinks: Sink, once: bool = True, adopt: Sequence[str] = (), most: int = 1000
     ) -> Pipeline:
         """A pipeline to enter."""
-        feed = Feed(
+        feed = PipelineInput(
             address={"path": str(self.log)}, max_changes_per_batch=most, trigger_seconds=0.1
         )
         queries = plans(

@@ -11,7 +11,7 @@ from headrace import plugins
 from headrace.errors import ConfigError, PipelineError
 from headrace.log import Log
 from headrace.pipeline import supervise
-from headrace.pipeline.run import News, alone_in
+from headrace.pipeline.run import SinkStatusLog, alone_in
 from headrace.retry import Backoff
 from headrace.sinks import FailedTable, SinkPhase, SinkStatus
 from headrace.sinks.report import PipelineReport
@@ -224,20 +224,20 @@ def test_a_log_that_is_not_there_yet_is_waited_for(site: Site) -> None:
 
 
 def test_a_sink_is_told_of_once_a_phase(caplog: pytest.LogCaptureFixture) -> None:
-    news = News()
+    log = SinkStatusLog()
     streaming = SinkStatus(sink="lake", phase=SinkPhase.STREAMING, sequence=7)
     failed = (FailedTable("public.users", 8, "its key went", "copy anew"),)
     halted = SinkStatus(
         sink="lake", phase=SinkPhase.HALTED, sequence=7, error="gone", hint="mend it"
     )
     with caplog.at_level(logging.INFO, logger="headrace"):
-        news.tell([streaming])
-        news.tell([msgspec.structs.replace(streaming, batch=2)])
-        news.tell([msgspec.structs.replace(streaming, failed_tables=failed)])
-        news.tell([msgspec.structs.replace(streaming, failed_tables=failed)])
-        news.tell([SinkStatus(sink="lake", phase=SinkPhase.WAITING, error="away")])
-        news.tell([halted])
-        news.tell([halted])
+        log.report([streaming])
+        log.report([msgspec.structs.replace(streaming, batch=2)])
+        log.report([msgspec.structs.replace(streaming, failed_tables=failed)])
+        log.report([msgspec.structs.replace(streaming, failed_tables=failed)])
+        log.report([SinkStatus(sink="lake", phase=SinkPhase.WAITING, error="away")])
+        log.report([halted])
+        log.report([halted])
     assert caplog.messages == [
         "sink=lake phase=streaming sequence=7",
         "sink=lake table=public.users failed=its key went",

@@ -22,7 +22,7 @@ from headrace.log import Log
 from headrace.log.keys import KeyLimits, KeyRequest
 from headrace.pipeline import remote
 from headrace.pipeline.options import Options
-from headrace.pipeline.reading import Disk, Range, Reading, read
+from headrace.pipeline.reading import DiskLog, SequenceRange, Reading, read
 from headrace.pipeline.remote import RemoteLog
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.keyring import Keyring
@@ -42,15 +42,15 @@ class Shop:
         app = create_app(self.log, statuses=list, copy_again=None, settings=settings)
         self.keyring: Keyring = app.state.service.keyring
         self.server = stack.enter_context(BackgroundServer(app, settings))
-        self.disk = Disk(str(folder))
+        self.disk = DiskLog(str(folder))
         self.remote = RemoteLog(self.server.url)
 
     @property
     def log(self) -> Log:
         return self.writer.log
 
-    def all(self) -> Range:
-        return Range(self.log.epoch, 0, self.log.latest_sequence)
+    def all(self) -> SequenceRange:
+        return SequenceRange(self.log.epoch, 0, self.log.latest_sequence)
 
 
 @pytest.fixture
@@ -71,11 +71,11 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
 
 
-def table(reading: Reading, wanted: Range, options: Options = OPTIONS) -> pa.Table:
+def table(reading: Reading, wanted: SequenceRange, options: Options = OPTIONS) -> pa.Table:
     return pa.Table.from_batches(read(reading, wanted, options))
 
 
-def sequences(reading: Reading, wanted: Range, options: Options = OPTIONS) -> list[int]:
+def sequences(reading: Reading, wanted: SequenceRange, options: Options = OPTIONS) -> list[int]:
     batches = read(reading, wanted, options)
     return [n for batch in batches for n in batch["sequence"].to_pylist()]
 
@@ -111,7 +111,7 @@ def test_ranges_are_the_same_from_disk_and_server(shop: Shop) -> None:
 
 def test_a_range_is_read_again_alike_while_the_log_grows(shop: Shop, reading: Reading) -> None:
     fill(shop.writer)
-    wanted = Range(shop.log.epoch, 100, 6000)
+    wanted = SequenceRange(shop.log.epoch, 100, 6000)
     before = table(reading, wanted)
     shop.writer.put("customers", "new")
     assert table(reading, wanted).equals(before)
@@ -144,9 +144,9 @@ def test_a_range_that_was_trimmed_whole_is_noticed(shop: Shop, reading: Reading)
     shop.writer.put_many("users", 9)
     shop.log.trim(8)
     with pytest.raises(ChangesLost, match="changes 1 to 5"):
-        sequences(reading, Range(shop.log.epoch, 0, 5))
+        sequences(reading, SequenceRange(shop.log.epoch, 0, 5))
     lenient = Options(path="x", strict=False)
-    assert sequences(reading, Range(shop.log.epoch, 0, 5), lenient) == []
+    assert sequences(reading, SequenceRange(shop.log.epoch, 0, 5), lenient) == []
 
 
 def test_retention_that_passes_a_reader_is_noticed(shop: Shop) -> None:
@@ -162,29 +162,29 @@ def test_retention_that_passes_a_reader_is_noticed(shop: Shop) -> None:
 def test_another_log_is_noticed(shop: Shop, reading: Reading) -> None:
     shop.writer.put("users", "1")
     with pytest.raises(LogReplaced, match=f"log other, but this one is {shop.log.epoch}"):
-        sequences(reading, Range("other", 0, 1))
+        sequences(reading, SequenceRange("other", 0, 1))
 
 
 def test_a_range_beyond_the_log_is_an_error(shop: Shop, reading: Reading) -> None:
     shop.writer.put("users", "1")
     with pytest.raises(PipelineError, match="the log ends at 1 where this executor reads it"):
-        sequences(reading, Range(shop.log.epoch, 0, 5))
+        sequences(reading, SequenceRange(shop.log.epoch, 0, 5))
 
 
 def test_a_log_replaced_on_disk_is_opened_anew(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     with opened_writer(folder) as writer:
         writer.put("users", "1")
-    old = Disk(str(folder)).ranges(0)
+    old = DiskLog(str(folder)).ranges(0)
     shutil.rmtree(folder)
     with pytest.raises(LogAbsent):
-        Disk(str(folder)).ranges(0)
+        DiskLog(str(folder)).ranges(0)
     with opened_writer(folder) as writer:
         writer.put_many("users", 3)
-    new = Disk(str(folder)).ranges(0)
+    new = DiskLog(str(folder)).ranges(0)
     assert (old.ends, new.ends) == ([1], [3])
     with pytest.raises(LogReplaced):
-        sequences(Disk(str(folder)), Range(old.epoch, 0, 1))
+        sequences(DiskLog(str(folder)), SequenceRange(old.epoch, 0, 1))
 
 
 @pytest.mark.parametrize("cut_after", [0, 10, 100, 150, 200, 230, 250, 270, 1_000, 800_000])

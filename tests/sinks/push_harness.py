@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from headrace.change.event import Column, Op
 from headrace.pipeline.options import Options
 from headrace.pipeline.query import RangesBatch
-from headrace.pipeline.reading import Disk, PipelineLog
+from headrace.pipeline.reading import DiskLog, PipelineLog
 from headrace.sinks import LogBatch
 from headrace.sinks.push.writer import PushWriter
 from tests.sinks.lake import Row, Shop, put
@@ -59,7 +59,7 @@ class Post(Shop):
         rows = self.spark.sparkContext.parallelize(ranges, parts)
         columns = "epoch string, after long, upto long, part int, parts int"
         frame = self.spark.createDataFrame(rows, columns)
-        return RangesBatch(frame, PipelineLog(Disk(path), Options(path=path)))
+        return RangesBatch(frame, PipelineLog(DiskLog(path), Options(path=path)))
 
     def write(self, upto: int | None = None, *, parts: int = 1) -> int:
         """The next batch; returns how many changes it held."""

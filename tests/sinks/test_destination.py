@@ -17,8 +17,8 @@ from headrace.change.event import Column
 from headrace.errors import ConfigError, LogReplaced, SinkFenced, SinkRefused, SinkUnavailable
 from headrace.log import Log
 from headrace.pipeline.options import Options
-from headrace.pipeline.reading import Disk, PipelineLog
-from headrace.pipeline.run import Feed, Pipeline, plans
+from headrace.pipeline.reading import DiskLog, PipelineLog
+from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.sinks import LogBatch, LogRange, Progress, SinkPhase
 from headrace.sinks.destination import LEDGER, DestinationSink, DestinationWriter, _opened
 from headrace.testing import wait_until
@@ -73,7 +73,7 @@ class Site(Shop):
 
     def batch(self, after: int, upto: int) -> Here:
         path = str(self.log.path)
-        log = PipelineLog(Disk(path), Options(path=path))
+        log = PipelineLog(DiskLog(path), Options(path=path))
         return Here(LogRange(log, self.log.epoch, after, upto))
 
     def write(self, upto: int | None = None) -> int:
@@ -255,7 +255,7 @@ def test_on_spark_a_worker_killed_between_call_and_ledger_calls_again(
     def run() -> SinkPhase:
         [plan] = plans(
             [site.sink],
-            Feed(address={"path": str(site.log.path)}),
+            PipelineInput(address={"path": str(site.log.path)}),
             checkpoints=site.folder / "checkpoints",
             once=True,
         )

@@ -21,7 +21,7 @@ from headrace.config import parse
 from headrace.errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from headrace.pipeline.verify import verify
 from headrace.sinks import Progress, Sink
-from headrace.sinks.files.ledger import Entry, Ledger
+from headrace.sinks.files.ledger import FilesEntry, FilesLedger
 from headrace.sinks.files.sink import Files
 from tests.sinks.archive import account
 from tests.sinks.files_harness import (
@@ -330,9 +330,9 @@ def test_one_that_still_lives_loses_no_file_to_the_one_that_takes_its_place(
     drawer = drawers()
     drawer.fill(3)
     drawer.write(1)
-    old, read = drawer.writer, Ledger.__init__
+    old, read = drawer.writer, FilesLedger.__init__
 
-    def race(ledger: Ledger, path: str) -> None:
+    def race(ledger: FilesLedger, path: str) -> None:
         read(ledger, path)
         if not old_done:  # the new one has read the ledger, and now the old one commits
             old_done.append(1)
@@ -340,7 +340,7 @@ def test_one_that_still_lives_loses_no_file_to_the_one_that_takes_its_place(
             (drawer.path / "_headrace" / "staging" / "of one that was killed").mkdir()
 
     old_done: list[int] = []
-    monkeypatch.setattr(Ledger, "__init__", race)
+    monkeypatch.setattr(FilesLedger, "__init__", race)
     new = drawer.open()
     assert drawer.lines() == drawer.events(upto=2), "what the old one has committed is there"
     new.write(drawer.changes(1, 3), 1)
@@ -356,14 +356,14 @@ def test_what_one_has_staged_is_deleted_only_when_it_cannot_be_committed_any_mor
     drawer = drawers()
     drawer.fill(2)
     drawer.write(1)
-    old, commit = drawer.writer, Ledger.commit
+    old, commit = drawer.writer, FilesLedger.commit
 
-    def late(ledger: Ledger, entry: Entry) -> None:
-        monkeypatch.setattr(Ledger, "commit", commit)
+    def late(ledger: FilesLedger, entry: FilesEntry) -> None:
+        monkeypatch.setattr(FilesLedger, "commit", commit)
         drawer.open()  # the new one finds staged files, and does not know whose they are
         commit(ledger, entry)
 
-    monkeypatch.setattr(Ledger, "commit", late)
+    monkeypatch.setattr(FilesLedger, "commit", late)
     with pytest.raises(SinkFenced, match="not committed"):
         old.write(drawer.changes(1, 2), 1)
     assert drawer.writer.progress() == Progress(drawer.log.epoch, 1)
@@ -377,14 +377,14 @@ def test_a_staged_file_that_is_gone_when_it_was_committed_is_told(
 ) -> None:
     drawer = drawers()
     drawer.fill(1)
-    place = Ledger.place
+    place = FilesLedger.place
 
-    def rob(ledger: Ledger, *, fresh: bool = False) -> None:
+    def rob(ledger: FilesLedger, *, fresh: bool = False) -> None:
         for file in ledger.entry.files if ledger.entry else []:
             (drawer.path / "_headrace" / "staging" / file.staged).unlink()
         place(ledger, fresh=fresh)
 
-    monkeypatch.setattr(Ledger, "place", rob)
+    monkeypatch.setattr(FilesLedger, "place", rob)
     with pytest.raises(PipelineError, match=r"was deleted in .*staging") as raised:
         drawer.write()
     assert "another path" in raised.value.hint

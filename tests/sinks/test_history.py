@@ -20,8 +20,8 @@ from headrace.sinks import Progress, Sink
 from headrace.sinks.history import History
 from headrace.sinks.lake.append import Append, Appended, Join, Joined, due
 from headrace.sinks.lake.delta import Delta
-from headrace.sinks.lake.plan import Part
-from headrace.sinks.lake.shape import Whole
+from headrace.sinks.lake.plan import DataFile
+from headrace.sinks.lake.shape import WholeChanges
 from headrace.sinks.lake.storage import Folder
 from tests.sinks.archive import Archive, account, fill
 from tests.sinks.lake import Lake, Row, change, put, remove, schema, truncate
@@ -153,8 +153,8 @@ def test_small_files_are_joined_and_old_ones_deleted(spark: SparkSession, tmp_pa
 
 
 def test_files_wait_for_others_of_their_size() -> None:
-    def files(size: int, count: int, day: str = "2026-01-01") -> list[Part]:
-        return [Part.of(f"{size}-{at}", size, 1, {"day": day}) for at in range(count)]
+    def files(size: int, count: int, day: str = "2026-01-01") -> list[DataFile]:
+        return [DataFile.of(f"{size}-{at}", size, 1, {"day": day}) for at in range(count)]
 
     assert due(files(1000, 7) + files(100_000, 7) + files(1000, 7, "2026-01-02")) == []
     assert due(files(1000, 9)) == [files(1000, 9)[:8]]
@@ -182,7 +182,7 @@ def test_a_day_is_one_of_utc_wherever_spark_runs(tmp_path: Path) -> None:
     transaction = pa.struct([*inner, pa.field("commit_time", tokyo)])
     session = pa.schema(list((FIELDS | {"transaction": transaction}).items()))
     folder = Folder.of(str(tmp_path), {})
-    task = Append(folder, ("tenant", "day"), Whole("tenant_id"), "e", 0)
+    task = Append(folder, ("tenant", "day"), WholeChanges("tenant_id"), "e", 0)
     (rows,) = task(iter([changes(4, 3), changes(2, 1)]))
     told = msgspec.json.decode(rows["result"][0].as_py(), type=Appended)
     files = {file.partition["day"]: folder.read(file.path) for file in told.added}
@@ -200,7 +200,7 @@ def test_a_large_part_of_a_batch_is_written_as_it_comes(
     monkeypatch.setattr("headrace.sinks.lake.append._HELD_BYTES", 1)
     rows = [{"sequence": n, "op": "MESSAGE", "epoch": "e", "unchanged": []} for n in range(1, 5)]
     batches = pa.Table.from_pylist(rows, frame_schema()).to_batches(max_chunksize=1)
-    task = Append(Folder.of(str(tmp_path), {}), ("day",), Whole(""), "e", 1)
+    task = Append(Folder.of(str(tmp_path), {}), ("day",), WholeChanges(""), "e", 1)
     (rows,) = task(iter(batches))
     told = msgspec.json.decode(rows["result"][0].as_py(), type=Appended)
     assert [file.rows for file in told.added] == [1, 1, 1]  # the first one is there already
@@ -208,7 +208,7 @@ def test_a_large_part_of_a_batch_is_written_as_it_comes(
 
 
 def test_a_history_of_an_earlier_time_gets_the_fields_that_changes_have_now(tmp_path: Path) -> None:
-    shape, folder = Whole(""), Folder.of(str(tmp_path), {})
+    shape, folder = WholeChanges(""), Folder.of(str(tmp_path), {})
     row: Row = {"sequence": 1, "op": "MESSAGE", "epoch": "e", "unchanged": []}
     now = pa.Table.from_pylist([row, row], frame_schema())
     then = now.drop_columns(["origin"])
@@ -218,7 +218,7 @@ def test_a_history_of_an_earlier_time_gets_the_fields_that_changes_have_now(tmp_
     History(name="audit", path=str(tmp_path)).open("query-1")
     assert DeltaTable(str(tmp_path)).to_pyarrow_table().schema.field("origin").type == pa.string()
     files = [folder.write(each, "changes", {"day": None}) for each in (then, now)]
-    parts = [Part.of(file.path, file.size, file.rows, file.partition) for file in files]
+    parts = [DataFile.of(file.path, file.size, file.rows, file.partition) for file in files]
     (rows,) = Join(folder, [parts])(iter([pa.record_batch({"id": [0]})]))
     joined = msgspec.json.decode(rows["result"][0].as_py(), type=Joined)
     assert folder.read(joined.added[0].path)["origin"].to_pylist() == [None] * 4

@@ -21,10 +21,10 @@ from headrace.errors import ConfigError, PipelineError
 from headrace.formats.catalogue import Formats, names
 from headrace.formats.facts import Facts, SourceServer
 from headrace.model import Model
-from headrace.pipeline.run import Feed, plans
+from headrace.pipeline.run import PipelineInput, plans
 from headrace.run import formats
 from headrace.sinks.history import History
-from headrace.sinks.lake.shape import Events, renderer
+from headrace.sinks.lake.shape import FormattedEvents, renderer
 from tests.formats import generated
 from tests.sinks.archive import Archive, account
 from tests.sinks.lake import change, put, remove, schema, truncate
@@ -78,7 +78,7 @@ def test_every_format_writes_what_it_would_write_of_the_log(
     framing = Framing("epoch-1", tables)
     begin, records = transaction[0].sequence, b"".join(encode(transaction))
     rows = pa.Table.from_batches([framing.batch(begin, len(transaction), records)])
-    shape = Events(FORMATS, name, "")
+    shape = FormattedEvents(FORMATS, name, "")
     kept = pa.concat_tables(list(shape(rows.to_batches(max_chunksize=2))))
     assert kept.schema == shape.schema
     found = list(zip(kept["sequence"].to_pylist(), kept["event"].to_pylist(), strict=True))
@@ -263,7 +263,7 @@ def test_a_history_is_told_of_servers_and_model(tmp_path: Path) -> None:
     }
     config = parse(content, folder=tmp_path, environment={})
     assert config.pipeline is not None
-    feed = Feed(address=config.log_address)
+    feed = PipelineInput(address=config.log_address)
     known = formats(config)
     [plan] = plans(config.pipeline.sinks, feed, checkpoints=tmp_path, formats=known)
     assert isinstance(plan.sink, History)

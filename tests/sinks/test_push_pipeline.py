@@ -16,7 +16,7 @@ from headrace import plugins
 from headrace.errors import ConfigError, PipelineError
 from headrace.pipeline import redrive as redriving
 from headrace.pipeline import supervise
-from headrace.pipeline.run import Feed, Pipeline, plans
+from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sinks import SinkPhase, SinkStatus
@@ -223,7 +223,7 @@ def test_dead_letters_are_redriven_without_a_running_pipeline(site: Site, office
     office.judge = lambda event: ("refused", "no thanks", 0.0)
     site.once(courier(office))
     office.judge = lambda event: ("accepted", "", 0.0)
-    feed = Feed(address={"path": str(site.log)})
+    feed = PipelineInput(address={"path": str(site.log)})
     post, lake = plans([courier(office), site.sink("lake")], feed, checkpoints=site.checkpoints)
     told = redriving.redrive(post, site.spark, [])
     assert (told.letters, told.sent, told.left) == (3, 3, 0)

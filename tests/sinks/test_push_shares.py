@@ -13,7 +13,7 @@ import pytest
 from headrace.change.event import Op
 from headrace.formats.catalogue import Formats
 from headrace.pipeline.options import Options
-from headrace.pipeline.reading import Disk, PipelineLog
+from headrace.pipeline.reading import DiskLog, PipelineLog
 from headrace.sinks import LogRange
 from headrace.sinks.push import Event
 from headrace.sinks.push.events import Chunk, EventRendering, part_of
@@ -29,7 +29,7 @@ class Batch(Shop):
     def chunks(self, rendering: EventRendering, parts: int) -> list[list[Chunk]]:
         """What each task makes of all changes."""
         path = str(self.log.path)
-        log, latest = PipelineLog(Disk(path), Options(path=path)), self.log.latest_sequence
+        log, latest = PipelineLog(DiskLog(path), Options(path=path)), self.log.latest_sequence
         ranges = [LogRange(log, self.log.epoch, 0, latest, part, parts) for part in range(parts)]
         # As they come to a task.
         return [list(rendering.events(pickle.loads(pickle.dumps(each)))) for each in ranges]

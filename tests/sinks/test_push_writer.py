@@ -27,7 +27,7 @@ from headrace.pipeline import query
 from headrace.pipeline import redrive as asking
 from headrace.pipeline.options import Options
 from headrace.pipeline.query import RangesBatch
-from headrace.pipeline.reading import Disk, PipelineLog
+from headrace.pipeline.reading import DiskLog, PipelineLog
 from headrace.pipeline.source import LOG_RANGES
 from headrace.retry import Backoff
 from headrace.serve import BackgroundServer, ServerSettings, create_app
@@ -91,7 +91,7 @@ class Local(Post):
             for each in (ranges if after < upto else [])
         ]
         frame: Any = Frame(rows)
-        return RangesBatch(frame, PipelineLog(Disk(path), Options(path=path)))
+        return RangesBatch(frame, PipelineLog(DiskLog(path), Options(path=path)))
 
     def lines(self, *what: str) -> list[LedgerEntry]:
         """Of the ledger, those of some kinds."""

@@ -69,7 +69,7 @@ def pipeline(
 
         raise ConfigError("the config has no section pipeline", hint="See docs/pipeline.md.")
     from ..operate.show import SinkProgress
-    from ..pipeline.run import Feed, Pipeline, alone_in, plans, waiting
+    from ..pipeline.run import Pipeline, PipelineInput, alone_in, plans, waiting
     from ..pipeline.session import opened_session
     from ..run import formats
 
@@ -77,7 +77,7 @@ def pipeline(
     log_to(console, context)
     stopping = stop_on_signals(with_parent=with_parent)
     section, folder = settings.pipeline, settings.pipeline_dir
-    feed = Feed(
+    feed = PipelineInput(
         address=settings.log_address,
         max_changes_per_batch=section.max_changes_per_batch,
         trigger_seconds=section.trigger_seconds,

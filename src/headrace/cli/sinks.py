@@ -103,7 +103,7 @@ def _do(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Red
     """Do it here, where no pipeline runs."""
     from ..pipeline.checkpoint import alone_in
     from ..pipeline.redrive import nothing, redrive
-    from ..pipeline.run import Feed, plans
+    from ..pipeline.run import PipelineInput, plans
     from ..pipeline.session import opened_session
     from ..run import formats
     from ..sinks.push.deadletters import rows_of
@@ -115,7 +115,7 @@ def _do(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Red
             return nothing(sink.folder)
         [plan] = plans(
             [sink],
-            Feed(address=settings.log_address),
+            PipelineInput(address=settings.log_address),
             checkpoints=settings.checkpoint_dir,
             formats=formats(settings),
         )

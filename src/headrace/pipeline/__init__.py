@@ -23,7 +23,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    # Looked up when asked for: Spark's workers start often, and the source needs none of these.
+    # Looked up on first use: Spark's workers start often, and the source needs none of these.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -87,19 +87,19 @@ _event = msgspec.json.Decoder(_Event).decode
 
 
 def _rows(events: Sequence[Rendered]) -> pa.RecordBatch:
-    told = [_event(event.payload) for event in events]
-    moments = pa.array([each.timestamp for each in told], pa.string())
+    decoded = [_event(event.payload) for event in events]
+    moments = pa.array([each.timestamp for each in decoded], pa.string())
     arrays = [
         [event.sequence for event in events],
-        [each.event_id for each in told],
-        [each.event_type for each in told],
-        [each.entity.entity_type for each in told],
-        [each.entity.entity_id for each in told],
-        [each.entity.tenant_id for each in told],
-        [each.operation.trigger for each in told],
-        [each.operation.changed_fields for each in told],
+        [each.event_id for each in decoded],
+        [each.event_type for each in decoded],
+        [each.entity.entity_type for each in decoded],
+        [each.entity.entity_id for each in decoded],
+        [each.entity.tenant_id for each in decoded],
+        [each.operation.trigger for each in decoded],
+        [each.operation.changed_fields for each in decoded],
         moments.cast(SCHEMA.field("timestamp").type),
-        [each.source.transaction_id for each in told],
+        [each.source.transaction_id for each in decoded],
         [event.payload for event in events],
     ]
     return pa.record_batch(

@@ -24,7 +24,7 @@ _text = msgspec.json.Encoder().encode
 def split(batches: Batches) -> Batches:
     """Tell each change the key its row had before, and add a DELETE of that key."""
     for batch in batches:
-        moved_from = [_old_key(*told) for told in _told(batch)]
+        moved_from = [_old_key(*row) for row in _images(batch)]
         moved = batch.append_column(MOVED_FROM, pa.array(moved_from, pa.string()))
         yield moved
         left = [at for at, key in enumerate(moved_from) if key is not None]
@@ -32,7 +32,7 @@ def split(batches: Batches) -> Batches:
             yield _deletes(moved.take(left))
 
 
-def _told(batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, str | None, str | None]]:
+def _images(batch: pa.RecordBatch) -> Iterator[tuple[str, str | None, str | None, str | None]]:
     # Most changes have no old image, and then there is nothing to look for.
     before = batch["before"] if pc.any(pc.is_valid(batch["before"])).as_py() else None
     if before is None:
@@ -70,7 +70,7 @@ def _deletes(moved: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(slots=True)
 class _Row:
-    """A row as far as the batch tells: where its last change stands, and what was put into it."""
+    """A row as far as the batch has it: where its last change stands, and what was put into it."""
 
     at: int
     after: str | None

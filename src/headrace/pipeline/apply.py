@@ -23,7 +23,7 @@ EVERY_SECOND: Mapping[str, Any] = {"processingTime": "1 second"}
 
 
 class Settings(TypedDict, total=False):
-    """What else may be said of the tables; see `Tables`."""
+    """Further settings of the tables; see `Tables`."""
 
     keep: Literal["rows", "history"]
     as_text: tuple[str, ...]
@@ -33,7 +33,7 @@ class Settings(TypedDict, total=False):
 
 
 class MoreSettings(Settings, total=False):
-    """What else may be said of the query."""
+    """Further settings of the query."""
 
     adopt: bool  # take over tables that another query has written
 
@@ -52,7 +52,7 @@ def apply_changes(
 
     `changes` is a stream with the columns of `format("headrace")`. Each table goes to
     `into`/schema/table; with `table` (schema.table) there is only that one. `keys` are the columns
-    that tell the rows of that table apart if its own key does not, or such columns for several
+    that identify the rows of that table if its own key does not, or such columns for several
     tables by name. `trigger` is what Spark's `DataStreamWriter.trigger` takes. A folder `into`
     belongs to one query: another one is refused with SinkFenced, unless `adopt` is set.
 
@@ -124,7 +124,7 @@ def _keys(
     if isinstance(given, Mapping):
         return {name: tuple(columns) for name, columns in given.items()}
     if given and not table:
-        raise ConfigError("keys without table: whose columns they are is not said")
+        raise ConfigError("keys without table: it is not clear whose columns they are")
     if isinstance(given, str):
         raise ConfigError(f"keys must be a list of columns, such as [{given!r}]")
     return {table: tuple(given)} if given else {}

@@ -22,7 +22,7 @@ _WRITER = "writer.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class QueryCheckpoint:
     """The checkpoint of one sink."""
 
     sink: str
@@ -96,12 +96,12 @@ class Checkpoint:
 
 
 def informed(sink: Sink, **known: object) -> Sink:
-    """A sink that knows what only its pipeline can tell, as far as it has a place for it."""
+    """A sink with the values that only its pipeline knows, as far as it has fields for them."""
     unaware: Any = sink
     fields: Any = getattr(sink, "__dataclass_fields__", {})
     places = {name for name, field in fields.items() if not field.metadata.get("setting", True)}
-    told = {name: value for name, value in known.items() if name in places}
-    aware: Sink = replace(unaware, **told) if told else sink
+    values = {name: value for name, value in known.items() if name in places}
+    aware: Sink = replace(unaware, **values) if values else sink
     return aware
 
 

@@ -23,14 +23,14 @@ _ANY = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception)): ", re.MULTILI
 
 
 def understood(error: BaseException) -> HeadraceError:
-    """The error to tell a person; row values that Spark's own text may hold are left out."""
+    """The error to show a person; row values that Spark's own text may hold are left out."""
     causes = list(_causes(error))
     for cause in causes:
         if isinstance(cause, HeadraceError):
             return cause
     for cause in causes:
-        if told := _told(str(cause)):
-            return told
+        if ours := _own_error(str(cause)):
+            return ours
     if isinstance(error, OSError):
         return SinkUnavailable(f"{type(error).__name__}: {error.strerror or 'no reason given'}")
     return QueryFailed(f"the query ended with {_named(error)}")
@@ -51,7 +51,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _told(text: str) -> HeadraceError | None:
+def _own_error(text: str) -> HeadraceError | None:
     for found in reversed(list(_OURS.finditer(text))):
         kind = getattr(errors, found["kind"], None)
         if isinstance(kind, type) and issubclass(kind, HeadraceError):

@@ -1,4 +1,4 @@
-"""What `format("headrace")` may be told, read and checked whole."""
+"""The options of `format("headrace")`, read and checked whole."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -67,8 +67,8 @@ def _unknown(name: str) -> ConfigError:
     lower = {known.lower(): known for known in _KNOWN}
     near = difflib.get_close_matches(name.lower(), lower, n=1)
     # In the message, not in the hint: Spark shows only the message.
-    told = f"did you mean {lower[near[0]]}?" if near else f"there are: {', '.join(_KNOWN)}"
-    return ConfigError(f"there is no option {name!r}; {told}")
+    suggestion = f"did you mean {lower[near[0]]}?" if near else f"there are: {', '.join(_KNOWN)}"
+    return ConfigError(f"there is no option {name!r}; {suggestion}")
 
 
 def _text(name: str, text: str) -> str:

@@ -18,7 +18,7 @@ from ..errors import ConfigError, HeadraceError, LogReplaced, PipelineError, Tab
 from ..log import Ranges
 from ..sinks import FailedTable, LogBatch, LogRange, ReadableLog, Sink, SinkWriter, Takes
 from ..sinks.results import result, texts
-from .checkpoint import Checkpoint
+from .checkpoint import QueryCheckpoint
 from .options import Options
 from .reading import PipelineLog
 from .remote import reading
@@ -33,7 +33,7 @@ _MOST_PARTS = 8  # each reads everything: with more of them, reading costs more 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
+class PipelineInput:
     """Where a pipeline's changes come from, and in what portions."""
 
     address: Mapping[str, str]  # the source's options that say where the log is
@@ -107,12 +107,12 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class QueryPlan:
     """A query to come: its sink, where it reads, and its checkpoint."""
 
     sink: Sink
-    feed: Feed
-    checkpoint: Checkpoint
+    feed: PipelineInput
+    checkpoint: QueryCheckpoint
     once: bool = False
     adopt: bool = False  # what another query wrote, and begin a new checkpoint there
 

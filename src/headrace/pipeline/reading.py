@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class SequenceRange:
     """Changes that one task reads: those after `after`, up to and with `upto`."""
 
     epoch: str
@@ -28,8 +28,8 @@ class Range:
     parts: int = 1
 
 
-class Reading(Protocol):
-    """A log within reach: on disk, or behind a server. It is opened when it is first asked."""
+class LogAccess(Protocol):
+    """A log within reach: on disk, or behind a server. It is opened at its first use."""
 
     def ranges(
         self, after: int, *, limit: int | None = None, upto: int | None = None, parts: int = 1
@@ -37,7 +37,7 @@ class Reading(Protocol):
         """How readers may share what follows `after`; see `headrace.log.ranges`."""
         ...
 
-    def pieces(self, wanted: Range) -> Iterator[Piece]:
+    def pieces(self, wanted: SequenceRange) -> Iterator[Piece]:
         """The changes of a range, those that are still there; LogReplaced: it is another log."""
         ...
 
@@ -47,7 +47,7 @@ class Reading(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
+class DiskLog:
     """A log in a folder, which another process may be writing."""
 
     path: str
@@ -58,7 +58,7 @@ class Disk:
         """How readers may share what follows `after`."""
         return _reader(self.path).ranges(after, limit=limit, upto=upto, parts=parts)
 
-    def pieces(self, wanted: Range) -> Iterator[Piece]:
+    def pieces(self, wanted: SequenceRange) -> Iterator[Piece]:
         """The changes of a range, those that are still there."""
         reader, after = _reader(self.path), wanted.after
         expect_epoch(wanted.epoch, reader.epoch)
@@ -91,7 +91,7 @@ def _reader(path: str) -> LogReader:
     return reader
 
 
-def read(reading: Reading, wanted: Range, options: Options) -> Iterator[pa.RecordBatch]:
+def read(reading: LogAccess, wanted: SequenceRange, options: Options) -> Iterator[pa.RecordBatch]:
     """The changes of a range as Arrow, some thousands at a time."""
     tables = _Tables(reading, wanted.epoch)
     framing = Framing(wanted.epoch, tables, options.columns, options.tables, options.packed)
@@ -105,12 +105,12 @@ def read(reading: Reading, wanted: Range, options: Options) -> Iterator[pa.Recor
 class PipelineLog:
     """The log of a pipeline as the tasks of a sink read it; see `sinks.ReadableLog`."""
 
-    reading: Reading
+    reading: LogAccess
     options: Options
 
     def pieces(self, epoch: str, after: int, upto: int) -> Iterator[tuple[int, int, bytes]]:
         """The changes of a range, as the log stores them."""
-        for piece in _pieces(self.reading, Range(epoch, after, upto), self.options):
+        for piece in _pieces(self.reading, SequenceRange(epoch, after, upto), self.options):
             yield piece.first, piece.count, piece.records
 
     def tables(self, epoch: str) -> Mapping[int, Table]:
@@ -118,7 +118,7 @@ class PipelineLog:
         return _Tables(self.reading, epoch)
 
 
-def _pieces(reading: Reading, wanted: Range, options: Options) -> Iterator[Piece]:
+def _pieces(reading: LogAccess, wanted: SequenceRange, options: Options) -> Iterator[Piece]:
     """The changes of a range; none is missing unnoticed."""
     after = wanted.after
     for piece in reading.pieces(wanted):
@@ -130,7 +130,7 @@ def _pieces(reading: Reading, wanted: Range, options: Options) -> Iterator[Piece
         _explain_end(reading, wanted, after, options)
 
 
-def _explain_end(reading: Reading, wanted: Range, after: int, options: Options) -> None:
+def _explain_end(reading: LogAccess, wanted: SequenceRange, after: int, options: Options) -> None:
     """What is missing at the end of a range was trimmed, or has not come to this machine."""
     now = reading.ranges(after, upto=after)
     expect_epoch(wanted.epoch, now.epoch)
@@ -160,9 +160,9 @@ def lose(options: Options, wanted: int, first: int) -> None:
 
 
 class _Tables(dict[int, Table]):
-    """Table versions, asked for the first time each is met."""
+    """Table versions, read when each is first met."""
 
-    def __init__(self, reading: Reading, epoch: str) -> None:
+    def __init__(self, reading: LogAccess, epoch: str) -> None:
         super().__init__()
         self._reading = reading
         self._epoch = epoch

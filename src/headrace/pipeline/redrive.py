@@ -14,7 +14,7 @@ from ..sinks.push.redrive import RedriveResult, request_redrive, requested, resu
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from .query import Plan
+    from .query import QueryPlan
 
 __all__ = ["RedriveResult", "ask", "nothing", "redrive"]
 
@@ -53,7 +53,7 @@ def ask(
         time.sleep(LOOK_SECONDS)
 
 
-def redrive(plan: Plan, spark: SparkSession, keys: Sequence[str]) -> RedriveResult:
+def redrive(plan: QueryPlan, spark: SparkSession, keys: Sequence[str]) -> RedriveResult:
     """Do it here; no pipeline may run meanwhile (see `checkpoint.alone_in`).
 
     A destination that had refused everything is tried again from now on.

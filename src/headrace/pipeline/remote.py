@@ -16,7 +16,7 @@ from ..errors import ConfigError, LogError, LogUnreachable, ServerAbsent, Server
 from ..log import PIECE_HEAD, Piece, Ranges
 from ..retry import Backoff
 from .options import Options
-from .reading import Disk, Range, Reading, expect_epoch
+from .reading import DiskLog, LogAccess, SequenceRange, expect_epoch
 
 RESPONSE_SECONDS = 30.0
 PATIENCE_SECONDS = 10.0  # how long a server that restarts is waited for
@@ -26,7 +26,7 @@ _PASSING = (0, 429, 502, 503, 504)  # no response, or one of a server or proxy t
 T = TypeVar("T")
 
 
-class TableVersions(msgspec.Struct, frozen=True):
+class RemoteTables(msgspec.Struct, frozen=True):
     """Versions of tables, as the server lists them."""
 
     epoch: str
@@ -48,7 +48,7 @@ class RemoteLog:
         given = {"after": after, "limit": limit, "upto": upto, "parts": parts}
         return self._get("/v1/ranges", given, Ranges)
 
-    def pieces(self, wanted: Range) -> Iterator[Piece]:
+    def pieces(self, wanted: SequenceRange) -> Iterator[Piece]:
         """The changes of a range, those that are still there; it reconnects when it must."""
         after, patience = wanted.after, _Patience(self.url)
         while after < wanted.upto:
@@ -62,7 +62,7 @@ class RemoteLog:
             except ServerError as error:
                 patience.spend(error)
 
-    def _has_no_more(self, wanted: Range, after: int) -> bool:
+    def _has_no_more(self, wanted: SequenceRange, after: int) -> bool:
         """Whether a response ended where the log does, or was trimmed; else it was cut short.
 
         A response that breaks off within its headers looks like a short one, or another log's.
@@ -77,7 +77,7 @@ class RemoteLog:
         """A version of a table's columns."""
         known = _versions.setdefault((self.url, epoch), [])
         if version > len(known):
-            listed = self._get("/v1/tables", {"after": len(known)}, TableVersions)
+            listed = self._get("/v1/tables", {"after": len(known)}, RemoteTables)
             expect_epoch(epoch, listed.epoch)
             known.extend(listed.tables)
         if not 0 < version <= len(known) or known[version - 1].version != version:
@@ -195,8 +195,8 @@ def _key_in(file: Path) -> str:
         ) from error
 
 
-def reading(options: Options) -> Reading:
+def reading(options: Options) -> LogAccess:
     """The log that the options name."""
     if options.path:
-        return Disk(options.path)
+        return DiskLog(options.path)
     return RemoteLog(options.url, options.api_key_env, options.api_key_file)

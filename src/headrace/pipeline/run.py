@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
 from ..sinks import Sink, SinkPhase, SinkStatus, report
-from .checkpoint import Checkpoint, alone_in, informed
-from .query import Feed, Plan, parts_of
+from .checkpoint import QueryCheckpoint, alone_in, informed
+from .query import PipelineInput, QueryPlan, parts_of
 from .session import jvm_lives, local_cores
 from .supervise import Supervised
 
-__all__ = ["Feed", "News", "Pipeline", "alone_in", "plans", "waiting"]
+__all__ = ["Pipeline", "PipelineInput", "SinkStatusLog", "alone_in", "plans", "waiting"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Pipeline:
     def __init__(
         self,
         spark: SparkSession,
-        plans: Sequence[Plan],
+        plans: Sequence[QueryPlan],
         *,
         folder: Path,
     ) -> None:
@@ -54,7 +54,7 @@ class Pipeline:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # All are told before any is waited for.
+        # All are closed before any is waited for.
         for sink in self._sinks:
             sink.close()
         for sink in self._sinks:
@@ -72,13 +72,13 @@ class Pipeline:
 
     def work(self, stopping: threading.Event, look: Callable[[], None], *, once: bool) -> None:
         """Stay until `stopping` is set, or (`once`) until every sink has all there is."""
-        news = News()
+        log = SinkStatusLog()
         while True:
-            news.tell(self.statuses())
+            log.report(self.statuses())
             look()
             self._report(due=self._due)
             if once and all(sink.ended for sink in self._sinks):
-                news.tell(self.statuses())
+                log.report(self.statuses())
                 return
             if not jvm_lives(self._spark):
                 raise PipelineError(
@@ -102,13 +102,13 @@ class Pipeline:
 
 def plans(
     sinks: Sequence[Sink],
-    feed: Feed,
+    feed: PipelineInput,
     *,
     checkpoints: Path,
     once: bool = False,
     adopt: Sequence[str] = (),
     formats: Formats = _FORMATS,
-) -> list[Plan]:
+) -> list[QueryPlan]:
     """A query for each sink; those named in `adopt` take over from whoever wrote before.
 
     Sinks that write events get the `formats` of this installation, those that keep notes a folder.
@@ -118,10 +118,10 @@ def plans(
         if name not in names:
             raise ConfigError(f"no sink called {name}; there are: {', '.join(names)}")
     return [
-        Plan(
+        QueryPlan(
             sink=informed(sink, formats=formats, folder=str(checkpoints / sink.name)),
             feed=feed,
-            checkpoint=Checkpoint(sink.name, checkpoints),
+            checkpoint=QueryCheckpoint(sink.name, checkpoints),
             once=once,
             adopt=sink.name in adopt,
         )
@@ -129,23 +129,23 @@ def plans(
     ]
 
 
-def waiting(plans: Sequence[Plan], master: str) -> int:
+def waiting(plans: Sequence[QueryPlan], master: str) -> int:
     """How many tasks may wait for other systems at once, on a local master."""
     return sum(parts_of(plan.sink, local_cores(master)) for plan in plans)
 
 
-class News:
-    """Tells the journal how the sinks are doing, each thing once."""
+class SinkStatusLog:
+    """Logs how the sinks are doing, each change once."""
 
     def __init__(self) -> None:
         self._known: Mapping[str, SinkStatus] = {}
 
-    def tell(self, statuses: Sequence[SinkStatus]) -> None:
-        """Tell what differs from the last time."""
+    def report(self, statuses: Sequence[SinkStatus]) -> None:
+        """Log what differs from the last time."""
         for status in statuses:
             before = self._known.get(status.sink)
             if before is None or (before.phase, before.error) != (status.phase, status.error):
-                _tell_phase(status)
+                _log_phase(status)
             for table in status.failed_tables:
                 if before is None or table not in before.failed_tables:
                     logger.warning(
@@ -154,7 +154,7 @@ class News:
         self._known = {status.sink: status for status in statuses}
 
 
-def _tell_phase(status: SinkStatus) -> None:
+def _log_phase(status: SinkStatus) -> None:
     logger.info("sink=%s phase=%s sequence=%d", status.sink, status.phase, status.sequence)
     if status.phase is SinkPhase.WAITING:
         logger.warning("sink=%s is tried again; error=%s", status.sink, status.error)

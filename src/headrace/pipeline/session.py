@@ -27,7 +27,7 @@ _INSTALL_JAVA = (
 _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 _JVM_SECONDS = 10.0
 
-# What the JVM must know when it starts. The rest is told once it runs, so that a storage's keys
+# What the JVM must know when it starts. The rest is set once it runs, so that a storage's keys
 # do not show in the list of processes.
 _AT_LAUNCH = ("spark.master", "spark.driver.", "spark.jars", "spark.submit.", "spark.files")
 
@@ -111,11 +111,11 @@ def check_java() -> Finding:
     program = _java()
     if program is None:
         return Finding("java", False, "there is no Java, and Spark needs it", fix=_INSTALL_JAVA)
-    told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False)
+    shown = subprocess.run([program, "-version"], capture_output=True, text=True, check=False)
     # openjdk version "17.0.15" 2025-04-15, or of old: java version "1.8.0_292"
-    found = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    found = re.search(r'version "(?:1\.)?(\d+)', shown.stderr + shown.stdout)
     if not found:
-        return Finding("java", False, f"{program} does not tell its version", fix=_INSTALL_JAVA)
+        return Finding("java", False, f"{program} does not show its version", fix=_INSTALL_JAVA)
     version = int(found[1])
     detail = f"{program} is Java {version}"
     if version < JAVA_VERSION:
@@ -124,7 +124,7 @@ def check_java() -> Finding:
 
 
 def _quieten_py4j() -> None:
-    # It prints the traceback of every error in a batch, which the sink's status tells in a word;
+    # It prints the traceback of every error in a batch, which the sink's status has in short;
     # and to the root logger, which nobody else uses, that of every call to a JVM that has ended.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: record.levelno >= logging.CRITICAL)
@@ -151,7 +151,7 @@ def _launched(settings: Mapping[str, str], output: Path) -> Any:
             return launch(conf, popen_kwargs={"stdout": file, "stderr": file})
         except PySparkRuntimeError as error:
             raise PipelineError(
-                "Spark does not start", hint=f"What Java said is in {output}."
+                "Spark does not start", hint=f"The output of Java is in {output}."
             ) from error
 
 

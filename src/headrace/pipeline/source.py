@@ -23,13 +23,13 @@ from ..change.arrow import frame
 from ..errors import ConfigError, LogReplaced
 from ..log import Ranges
 from .options import EARLIEST, LATEST, Options
-from .reading import Range, Reading, expect_epoch, lose, read
+from .reading import LogAccess, SequenceRange, expect_epoch, lose, read
 from .remote import reading
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-_IDLE_SECONDS = 0.1  # a log that had nothing new is not asked again before
+_IDLE_SECONDS = 0.1  # a log that had nothing new is not read again before
 _SMALLEST_PART = 5_000  # changes; fewer are not worth a task
 
 LOG_RANGES = pa.schema(
@@ -41,7 +41,7 @@ LOG_RANGES = pa.schema(
         ("parts", pa.int32()),
     ]
 )
-"""One row a task, for sinks whose tasks read the log by themselves: the fields of a `Range`."""
+"""One row a task, for sinks whose tasks read the log: the fields of a `SequenceRange`."""
 
 Offset = dict[str, Any]
 
@@ -79,7 +79,7 @@ class ChangeSource(DataSource):
 class RangePartition(InputPartition):
     """What one task reads."""
 
-    def __init__(self, value: Range) -> None:
+    def __init__(self, value: SequenceRange) -> None:
         super().__init__(value)
 
 
@@ -146,11 +146,11 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if now.ends:
             return _offset(now.epoch, now.ends[-1])
         self._rested = time.monotonic() + _IDLE_SECONDS
-        # Beyond what was lost, so that the loss is told once.
+        # Beyond what was lost, so that the loss is reported once.
         return _offset(now.epoch, max(start["sequence"], now.first_sequence - 1))
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """How far the log reached when it was asked last: lag, in the query's progress."""
+        """How far the log reached at the last look: lag, in the query's progress."""
         return self._latest
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
@@ -193,7 +193,7 @@ def _after(options: Options, now: Ranges) -> int:
 
 
 def _partitions(
-    reading: Reading, options: Options, epoch: str, after: int, upto: int
+    reading: LogAccess, options: Options, epoch: str, after: int, upto: int
 ) -> list[InputPartition]:
     if after >= upto:
         return []
@@ -208,11 +208,11 @@ def _partitions(
     if options.log_ranges and now.ends:
         parts = max(1, min(options.log_ranges, (upto - after) // _SMALLEST_PART))
         return [
-            RangePartition(Range(epoch, starts[0], now.ends[-1], part, parts))
+            RangePartition(SequenceRange(epoch, starts[0], now.ends[-1], part, parts))
             for part in range(parts)
         ]
     return [
-        RangePartition(Range(epoch, begin, end))
+        RangePartition(SequenceRange(epoch, begin, end))
         for begin, end in zip(starts, now.ends, strict=False)
     ]
 
@@ -225,11 +225,13 @@ def _expect_within(sequence: int, now: Ranges) -> None:
         )
 
 
-def _read(reading: Reading, partition: InputPartition, options: Options) -> Iterator["RecordBatch"]:
+def _read(
+    reading: LogAccess, partition: InputPartition, options: Options
+) -> Iterator["RecordBatch"]:
     # A batch read without any range gets a partition of Spark's own, with no value.
     if not isinstance(partition, RangePartition):
         return iter(())
-    wanted: Range = partition.value
+    wanted: SequenceRange = partition.value
     if options.log_ranges:
         values = [[getattr(wanted, name)] for name in LOG_RANGES.names]
         return iter([pa.record_batch(values, LOG_RANGES)])

@@ -16,7 +16,7 @@ from ..errors import HeadraceError, LogError, QueryFailed
 from ..retry import Backoff
 from ..sinks import DeliveryStatus, SinkPhase, SinkStatus, SinkWriter
 from .failures import passing, understood
-from .query import Batches, Plan, Stored
+from .query import Batches, QueryPlan, Stored
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _WAITS = "Everything waits in the log and is sent when it is back; the other sin
 class Supervised:
     """A sink with a thread that looks after its query."""
 
-    def __init__(self, plan: Plan, spark: SparkSession) -> None:
+    def __init__(self, plan: QueryPlan, spark: SparkSession) -> None:
         self.plan = plan
         self._spark = spark
         self._stopping = threading.Event()
@@ -237,7 +237,7 @@ class Supervised:
         [source] = progress["sources"]
         end, latest = _sequence(source["endOffset"]), _sequence(source["latestOffset"])
         if end is not None:
-            # A batch that is run again after a start has not asked yet how far the log is.
+            # A batch that is run again after a start does not know yet how far the log is.
             lag = self._status.lag if latest is None else max(latest - end, 0)
             self._note(sequence=end, lag=lag)
 

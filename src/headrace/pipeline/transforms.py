@@ -51,14 +51,14 @@ class _Shape:
     def __call__(self, batches: Batches) -> Batches:
         """Put the columns in place of the images; runs in Spark's tasks."""
         for batch in batches:
-            told = pa.Table.from_batches([batch])
+            rows = pa.Table.from_batches([batch])
             typed = decode(
-                told[_IMAGE], self.columns, as_text=self.as_text, connector=self.connector
+                rows[_IMAGE], self.columns, as_text=self.as_text, connector=self.connector
             )
-            told = told.drop_columns([_IMAGE])
-            arrays = [*told.columns, *typed.columns]
+            rows = rows.drop_columns([_IMAGE])
+            arrays = [*rows.columns, *typed.columns]
             yield from pa.table(
-                arrays, names=[*told.column_names, *typed.column_names]
+                arrays, names=[*rows.column_names, *typed.column_names]
             ).to_batches()
 
     def typed(self, images: DataFrame) -> DataFrame:
@@ -117,7 +117,7 @@ def as_changelog(
 
     A READ is an insert. An UPDATE gives an update_preimage where the source sent the whole old
     row, and an update_postimage always. `_commit_version` is the sequence of the first change of
-    the transaction: all its changes share it, and it grows in commit order. `_sequence` tells the
+    the transaction: all its changes share it, and it grows in commit order. `_sequence` gives the
     changes of a transaction apart; `_absent` and the rest are as in `rows`.
     """
     images = _of_table(changes, table).select(
@@ -130,7 +130,7 @@ def as_changelog(
 
 
 def latest_per_key(changes: DataFrame) -> DataFrame:
-    """The last change of each key, with as many of its absent columns as earlier ones tell.
+    """The last change of each key, with as many of its absent columns as earlier ones have.
 
     Columns that an UPDATE lacks come from the newest earlier change of the same row; what no
     change has stays in `unchanged`. An UPDATE that moves a row to another key also leaves a DELETE
@@ -159,7 +159,7 @@ def entities(changes: DataFrame, model: Model, facts: Facts = _NO_FACTS) -> Data
     """What happened to entities: an event a row, as JSON text and with columns to look for it.
 
     `changes` is a batch or a stream with the columns of `format("headrace")`, in any order. What
-    was left out of a transaction before is not told in its events, so choose tables and tenants
+    was left out of a transaction before is not in its events, so choose tables and tenants
     from what this gives. A transaction of more than 100,000 changes is taken in pieces of so many.
     """
     expect(changes.columns, _entities.FIELDS)
@@ -223,7 +223,7 @@ def _old_image() -> Expression:
 def _change_types() -> Expression:
     """What a change says in Spark's words, with the image of each."""
 
-    def said(change_type: str, image: Expression, absent: Expression) -> Expression:
+    def image_of(change_type: str, image: Expression, absent: Expression) -> Expression:
         return F.struct(
             F.lit(change_type).alias("_change_type"),
             absent.alias("_absent"),
@@ -232,12 +232,12 @@ def _change_types() -> Expression:
 
     after, unchanged = F.col("after"), F.col("unchanged")
     none = F.array().cast("array<string>")
-    updated = said("update_postimage", after, unchanged)
+    updated = image_of("update_postimage", after, unchanged)
     whole = (F.col("before_kind") == "full") & F.col("before").isNotNull()
     return (
-        F.when(F.col("op") == "DELETE", F.array(said("delete", _old_image(), unchanged)))
-        .when(F.col("op") != "UPDATE", F.array(said("insert", after, unchanged)))
-        .when(whole, F.array(said("update_preimage", F.col("before"), none), updated))
+        F.when(F.col("op") == "DELETE", F.array(image_of("delete", _old_image(), unchanged)))
+        .when(F.col("op") != "UPDATE", F.array(image_of("insert", after, unchanged)))
+        .when(whole, F.array(image_of("update_preimage", F.col("before"), none), updated))
         .otherwise(F.array(updated))
     )
 

@@ -1,7 +1,7 @@
 """What a sink says it has sent, compared with the log, range by range of sequences; no Spark.
 
 The log is rendered once more, with the sink's own tables and format, and the events are counted
-that each settled range should have had. A count cannot tell which event of a range is missing, so
+that each settled range should have had. A count does not show which event of a range is missing, so
 a range is named as a whole.
 """
 
@@ -17,12 +17,12 @@ from .options import Options
 from .reading import PipelineLog
 from .remote import reading
 
-__all__ = ["Span", "Verified", "verify"]
+__all__ = ["EventSpan", "Verified", "verify"]
 
 Look = Callable[[int, int], None]  # how many changes of how many were read
 
 
-class Span(msgspec.Struct, frozen=True):
+class EventSpan(msgspec.Struct, frozen=True):
     """Some events between two sequences."""
 
     first: int
@@ -39,9 +39,9 @@ class Verified(msgspec.Struct, kw_only=True):
     expected: int = 0  # events that these changes stand for
     sent: int = 0  # that were accepted at once, or when they were tried again
     aside: int = 0  # that became dead letters then
-    missing: list[Span] = []  # neither sent nor kept
-    surplus: list[Span] = []  # more than there should be
-    repeated: list[Span] = []  # that may have come twice: nobody knew that they had been sent
+    missing: list[EventSpan] = []  # neither sent nor kept
+    surplus: list[EventSpan] = []  # more than there should be
+    repeated: list[EventSpan] = []  # that may have come twice: nobody knew that they had been sent
     retried: int = 0  # handed over again after no answer, or a failure
     redriven: int = 0  # dead letters that were sent later
     dead_letters: int = 0  # that are kept now
@@ -83,7 +83,7 @@ def verify(
     rendering = sink.rendering
     if rendering is None:
         raise ConfigError(f"the sink {sink.name} keeps no count of its events")
-    sent = sink.sent()  # before the log is asked, which grows
+    sent = sink.sent()  # before a look at the log, which grows
     # What is trimmed meanwhile is not to be compared any more.
     options = Options.read({**address, "failOnDataLoss": "false"})
     log = reading(options)
@@ -142,11 +142,11 @@ class _Counting:
         events = min(self._count(each, after, settled.first - 1) for each in set(renderings))
         if events:
             found.expected += events
-            found.missing.append(Span(after + 1, settled.first - 1, events))
+            found.missing.append(EventSpan(after + 1, settled.first - 1, events))
         if found.last and settled.first <= after:
             upto = min(after, settled.last)
             twice = self._count(renderings[-1], settled.first - 1, upto)
-            found.repeated.append(Span(settled.first, upto, twice))
+            found.repeated.append(EventSpan(settled.first, upto, twice))
 
     def _compare(self, found: Verified, settled: SettledRange, rendering: EventRendering) -> None:
         expected = self._count(rendering, settled.first - 1, settled.last)
@@ -156,11 +156,11 @@ class _Counting:
         found.aside += settled.aside
         found.retried += settled.retried
         if counted < expected:
-            found.missing.append(Span(settled.first, settled.last, expected - counted))
+            found.missing.append(EventSpan(settled.first, settled.last, expected - counted))
         elif counted > expected:
-            found.surplus.append(Span(settled.first, settled.last, counted - expected))
+            found.surplus.append(EventSpan(settled.first, settled.last, counted - expected))
         if settled.again:
-            found.repeated.append(Span(settled.first, settled.last, settled.again))
+            found.repeated.append(EventSpan(settled.first, settled.last, settled.again))
 
     def _count(self, rendering: EventRendering, after: int, upto: int) -> int:
         """The events of a piece of the log."""

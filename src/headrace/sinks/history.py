@@ -97,18 +97,20 @@ class HistoryWriter(SinkWriter["DataFrame"]):
                 hint="Bring it back from a copy, or run `headrace pipeline --adopt "
                 f"{self._sink.name}` to begin a new one with all that is still in the log.",
             )
-        told = self._appended(batch)
-        epoch = self._epoch(told)
+        appended = self._appended(batch)
+        epoch = self._epoch(appended)
         delta = self._delta = self._delta or self._created(epoch)
         if epoch != self._known.epoch:
             self._turn_to(delta, epoch)
             if self._known.sequence:
-                told = self._appended(batch)  # some of this log came in an earlier time
-        if added := [file for each in told for file in each.added]:
-            marks = Marks(batch_id=batch_id, epoch=epoch, sequence=max(each.last for each in told))
+                appended = self._appended(batch)  # some of this log came in an earlier time
+        if added := [file for each in appended for file in each.added]:
+            marks = Marks(
+                batch_id=batch_id, epoch=epoch, sequence=max(each.last for each in appended)
+            )
             delta.commit(added, [], marks=marks, partition_by=self._sink.partition_by)
             self._known = Progress(epoch, marks.sequence)
-        return sum(each.changes for each in told)
+        return sum(each.changes for each in appended)
 
     def _turn_to(self, delta: Delta, epoch: str) -> None:
         # Noted before any of its changes come: a crash in between then leaves a table that has
@@ -122,9 +124,9 @@ class HistoryWriter(SinkWriter["DataFrame"]):
         task = Append(sink.folder, sink.partition_by, sink.shape, *self._known)
         return results(changes.select(*frame.FIELDS), task, Appended)
 
-    def _epoch(self, told: list[Appended]) -> str:
+    def _epoch(self, appended: list[Appended]) -> str:
         """The log that the batch comes from."""
-        epochs = set().union(*(each.epochs for each in told))
+        epochs = set().union(*(each.epochs for each in appended))
         if len(epochs) > 1:
             raise PipelineError(
                 "the batch holds changes of several logs, and their sequences have no common order",

@@ -111,11 +111,11 @@ class SinkRun:
         """Some changes of the log, as the sink takes them."""
         # Not at the top: the tests of sources need no pyarrow.
         from ..pipeline.options import Options  # noqa: PLC0415
-        from ..pipeline.reading import Disk, PipelineLog  # noqa: PLC0415
+        from ..pipeline.reading import DiskLog, PipelineLog  # noqa: PLC0415
 
         sink, path = self._trial.sink, str(self.log.path)
         if sink.takes is Takes.LOG_RANGE:
-            log = PipelineLog(Disk(path), Options(path=path))
+            log = PipelineLog(DiskLog(path), Options(path=path))
             return LocalBatch(LogRange(log, self.log.epoch, after, upto))
         reader = self._trial.spark.read.format("headrace").option("path", path)
         if sink.fields:

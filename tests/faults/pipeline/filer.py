@@ -22,11 +22,11 @@ from pyspark.sql import SparkSession
 
 from headrace.pipeline import supervise
 from headrace.pipeline.query import Batches
-from headrace.pipeline.run import Feed, Pipeline, plans
+from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.pipeline.session import opened_session
 from headrace.retry import Backoff
 from headrace.sinks import SinkPhase
-from headrace.sinks.files.ledger import Ledger
+from headrace.sinks.files.ledger import FilesLedger
 from headrace.sinks.files.sink import Files, FilesWriter
 from tests.faults.pipeline.runner import QUICK
 
@@ -60,8 +60,8 @@ class Killer:
     def __init__(self) -> None:
         self.at: Point | None = None
         self._around(FilesWriter, "_staged", after=Point.STAGED)
-        self._around(Ledger, "_name", before=Point.WRITTEN)
-        self._around(Ledger, "commit", after=Point.COMMITTED)
+        self._around(FilesLedger, "_name", before=Point.WRITTEN)
+        self._around(FilesLedger, "commit", after=Point.COMMITTED)
         self._around(Path, "replace", after=Point.ONE_MOVED)
         self._around(Batches, "__call__", after=Point.MOVED)
 
@@ -102,7 +102,7 @@ def _ran(spark: SparkSession, folder: Path) -> Told:
     checkpoints = folder / "pipeline"
     checkpoints.mkdir(exist_ok=True)
     sink = Files(name="drawer", path=str(folder / "files"))
-    feed = Feed(address={"path": str(folder / "log")}, max_changes_per_batch=100)
+    feed = PipelineInput(address={"path": str(folder / "log")}, max_changes_per_batch=100)
     queries = plans([sink], feed, checkpoints=checkpoints, once=True)
     with Pipeline(spark, queries, folder=checkpoints) as running:
         running.work(threading.Event(), lambda: None, once=True)

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from headrace.errors import PipelineError
 from headrace.pipeline import supervise
 from headrace.pipeline.query import Batches
-from headrace.pipeline.run import Feed, Pipeline, plans
+from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.pipeline.session import opened_session
 from headrace.retry import Backoff
 from headrace.sinks import Sink, SinkStatus
@@ -32,10 +32,10 @@ from headrace.sinks.history import History
 from headrace.sinks.lake.delta import Delta
 from headrace.sinks.lake.plan import TablePlan
 from headrace.sinks.tables import compaction, sink
-from headrace.sinks.tables.ledger import Ledger
+from headrace.sinks.tables.ledger import TablesLedger
 from headrace.sinks.tables.merge import Merge
 from headrace.sinks.tables.sink import Tables
-from headrace.sinks.tables.target import Target
+from headrace.sinks.tables.target import TargetTable
 
 LAKE, AUDIT = "lake", "audit"  # the sinks, and their folders
 WORKER_DIED = "worker-died"  # a file that tells so
@@ -150,9 +150,9 @@ def lay(killer: Killer) -> None:
     killer.after(Delta, "create", lambda folder, *_, **__: _in(folder.uri, LAKE, Point.CREATED))
     killer.after(Delta, "add_columns", lambda *_: Point.COLUMNS_ADDED)
     killer.before(Delta, "note", lambda *_: Point.REPLACED)
-    killer.before(Ledger, "save", lambda *_: Point.COMMITTED)
-    killer.before(Target, "arranged", lambda *_: Point.JOINED)
-    killer.after(Target, "arranged", lambda *_: Point.ARRANGED)
+    killer.before(TablesLedger, "save", lambda *_: Point.COMMITTED)
+    killer.before(TargetTable, "arranged", lambda *_: Point.JOINED)
+    killer.after(TargetTable, "arranged", lambda *_: Point.ARRANGED)
     killer.after(Batches, "__call__", _stored)
 
 
@@ -210,7 +210,9 @@ class Runner:
         self._killer.at = order.kill
         dying = partial(DyingMerge, died=self._folder / WORKER_DIED)
         setattr(sink, "Merge", dying if order.kill is Point.WORKER else Merge)  # noqa: B010
-        feed = Feed(address={"path": str(self._folder / "log")}, max_changes_per_batch=order.most)
+        feed = PipelineInput(
+            address={"path": str(self._folder / "log")}, max_changes_per_batch=order.most
+        )
         checkpoints = self._folder / "pipeline"
         checkpoints.mkdir(exist_ok=True)
         queries = plans(

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from headrace.pipeline import supervise
 from headrace.pipeline.query import Batches
-from headrace.pipeline.run import Feed, Pipeline, plans
+from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.pipeline.session import opened_session
 from headrace.retry import Backoff
 from headrace.sinks import SinkPhase
@@ -110,7 +110,7 @@ def _ran(spark: SparkSession, folder: Path, port: int, run: Run) -> Told:
     checkpoints = folder / "pipeline"
     checkpoints.mkdir(exist_ok=True)
     sink = Courier(name="post", port=port, batch_size=20, retry_first_seconds=0.01)
-    feed = Feed(address={"path": str(folder / "log")}, max_changes_per_batch=100)
+    feed = PipelineInput(address={"path": str(folder / "log")}, max_changes_per_batch=100)
     queries = plans([sink], feed, checkpoints=checkpoints, once=True)
     if run.redrive:
         [plan] = queries

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.formats.catalogue import Formats
-from headrace.pipeline.run import Feed, Pipeline, plans
+from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.sinks import SinkPhase
 from headrace.sinks.files.sink import Files
 from headrace.testing import wait_until
@@ -27,7 +27,7 @@ def test_a_full_disk_is_waited_for_and_no_file_is_cut_short(
     for number in range(200):  # about twice what the disk holds
         cabinet.commit(put(cabinet.accounts, **account(number, name=long)))
     (tmp_path / "pipeline").mkdir()
-    feed = Feed(address={"path": str(cabinet.log.path)}, max_changes_per_batch=60)
+    feed = PipelineInput(address={"path": str(cabinet.log.path)}, max_changes_per_batch=60)
     with small_disk(tmp_path / "files", MEGABYTE) as disk:
         sink = Files(name="drawer", path=str(disk.path), batch_seconds=0.2)
         queries = plans([sink], feed, checkpoints=tmp_path / "pipeline")

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from headrace.change.event import Op
-from headrace.pipeline.verify import Span, Verified, verify
+from headrace.pipeline.verify import EventSpan, Verified, verify
 from headrace.sinks import SinkPhase
 from tests.faults.pipeline.outside import Outside
 from tests.faults.pipeline.sender import KillPoint, Orders, Run, Told
@@ -122,7 +122,7 @@ def test_killed_after_sending_sends_that_batch_again_and_no_other(place: Place) 
     place.sender.run()
     # Two tasks send at once, so rows may come in another order.
     assert sorted(place.office.taken[before + 50 :]) == sorted(sent)
-    assert place.verified().repeated[-1] == Span(first, first + 49, 50)
+    assert place.verified().repeated[-1] == EventSpan(first, first + 49, 50)
     place.check()
 
 

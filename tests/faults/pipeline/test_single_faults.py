@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from headrace.change.event import Op
 from headrace.errors import SinkFenced
 from headrace.pipeline import supervise
-from headrace.pipeline.run import Feed, Pipeline, plans
+from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.retry import Backoff
 from headrace.sinks import FailedTable, Sink, SinkPhase, SinkStatus
 from headrace.sinks.history import History
@@ -39,7 +39,7 @@ class Site:
         """A pipeline to enter; each `who` has checkpoints of its own."""
         checkpoints = self._folder / who
         checkpoints.mkdir(exist_ok=True)
-        feed = Feed(address={"path": str(self._folder / "log")}, trigger_seconds=0.1)
+        feed = PipelineInput(address={"path": str(self._folder / "log")}, trigger_seconds=0.1)
         sinks: list[Sink] = [
             Tables(name=LAKE, path=str(self._folder / LAKE)),
             History(name=AUDIT, path=str(self._folder / AUDIT)),

@@ -49,7 +49,7 @@ class File(msgspec.Struct, frozen=True):
     size: int  # bytes
 
 
-class Made(msgspec.Struct, frozen=True):
+class FileSettings(msgspec.Struct, frozen=True):
     """What all files of a folder have in common."""
 
     kind: str
@@ -57,7 +57,7 @@ class Made(msgspec.Struct, frozen=True):
     tenant: str
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenRange(msgspec.Struct, frozen=True):
     """A range of a log that is in the files."""
 
     epoch: str
@@ -67,20 +67,20 @@ class Written(msgspec.Struct, frozen=True):
     tables: list[str]  # globs of the tables that were wanted then
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class FilesEntry(msgspec.Struct, frozen=True, kw_only=True):
     """What a folder has after a batch."""
 
     writer: str
-    made: Made
+    settings: FileSettings = msgspec.field(name="made")
     batch: int = -1
     epoch: str = ""  # the log that was read last
     logs: dict[str, int] = {}  # every log so far, in order, and up to where it is here
     files: list[File] = []  # of this batch
-    written: list[Written] = []  # all batches, those alike as one
+    written: list[WrittenRange] = []  # all batches, those alike as one
     at: int = 0  # microseconds since 1970
 
 
-def added(written: list[Written], more: Written) -> list[Written]:
+def added(written: list[WrittenRange], more: WrittenRange) -> list[WrittenRange]:
     """The ranges with one more, joined to the last if it goes on with it."""
     if written and (written[-1].epoch, written[-1].tables) == (more.epoch, more.tables):
         *before, last = written
@@ -92,10 +92,10 @@ def added(written: list[Written], more: Written) -> list[Written]:
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Entry).decode
+_decode = msgspec.json.Decoder(FilesEntry).decode
 
 
-class Ledger:
+class FilesLedger:
     """The entries, as the one sees them who writes the next."""
 
     def __init__(self, path: str) -> None:
@@ -117,7 +117,7 @@ class Ledger:
 
     # --- entries ---------------------------------------------------------------------------------
 
-    def commit(self, entry: Entry) -> None:
+    def commit(self, entry: FilesEntry) -> None:
         """Make the files of a batch count, unless somebody else has written here."""
         number = self._number + 1
         with self._reached():
@@ -139,7 +139,7 @@ class Ledger:
         try:
             os.link(fresh, self._file(number))  # fails where a rename would replace
         except FileExistsError as error:
-            # A server of files whose answer got lost is asked again, and then says this.
+            # A file server gets a request again whose response was lost, and then reports this.
             if fresh.stat().st_nlink == 1:
                 raise self._fenced() from error
         except OSError as error:
@@ -155,7 +155,7 @@ class Ledger:
             f"another pipeline has just written into {self._root}; this batch was not committed"
         )
 
-    def tend(self) -> None:
+    def prune(self) -> None:
         """Delete entries of long ago."""
         with self._reached():
             numbers = sorted(self._numbers())
@@ -171,7 +171,7 @@ class Ledger:
             names = os.listdir(self._own) if self._own.exists() else []
         return (int(found[1]) for name in names if (found := _ENTRY.fullmatch(name)))
 
-    def _read(self) -> Entry:
+    def _read(self) -> FilesEntry:
         file = self._file(self._number)
         with self._reached():
             content = file.read_bytes()

@@ -23,7 +23,7 @@ from .. import Progress, SentEvents, SettledRange, SinkWriter
 from ..lake.shape import DAY, TENANT, Shaped
 from ..push.events import EventRendering
 from ..results import results
-from .ledger import Entry, File, Ledger, Made, Written, added
+from .ledger import File, FilesEntry, FileSettings, FilesLedger, WrittenRange, added
 from .stage import Compression, Kind, Stage, Staged, Style, final
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Files(Shaped):
 
     def sent(self) -> SentEvents:
         """What the files have, by the ledger beside them."""
-        entry = Ledger(os.path.abspath(self.path)).entry
+        entry = FilesLedger(os.path.abspath(self.path)).entry
         return SentEvents(
             [
                 SettledRange(
@@ -112,26 +112,26 @@ class FilesWriter(SinkWriter["DataFrame"]):
         self._adopt = adopt
         # A task runs in another folder than the driver.
         self._path = os.path.abspath(sink.path)
-        self._made = Made(sink.kind, sink.format, sink.tenant)
+        self._settings = FileSettings(sink.kind, sink.format, sink.tenant)
         self._ledger = self._taken()
         self._placed = True  # whether the files of the last entry are all at their places
 
-    def _taken(self) -> Ledger:
+    def _taken(self) -> FilesLedger:
         """The ledger, ours alone from now on.
 
         One who wrote before us may still live, cut off from the rest, and just be committing what
         it has staged. So nothing of that is deleted until an entry of ours is in its way.
         """
         while True:
-            ledger = Ledger(self._path)
+            ledger = FilesLedger(self._path)
             entry = ledger.entry
             if entry is not None:
                 if entry.writer != self._writer and not self._adopt:
                     raise SinkFenced(f"another pipeline writes the files in {self._path}")
-                _check(self._sink, self._path, entry.made)
+                _check(self._sink, self._path, entry.settings)
                 ledger.place()
             if ledger.left() or (entry is not None and entry.writer != self._writer):
-                mine = entry or Entry(writer=self._writer, made=self._made)
+                mine = entry or FilesEntry(writer=self._writer, settings=self._settings)
                 mine = msgspec.structs.replace(mine, writer=self._writer, files=[], at=_now())
                 try:
                     ledger.commit(mine)
@@ -160,28 +160,28 @@ class FilesWriter(SinkWriter["DataFrame"]):
                 "still in the log.",
             )
         self._place()
-        folder, told = self._staged(batch, self._ledger.progress)
-        epoch = self._epoch(told)
+        folder, staged = self._staged(batch, self._ledger.progress)
+        epoch = self._epoch(staged)
         if epoch != self._ledger.progress.epoch and (applied := self._ledger.applied(epoch)):
             self._ledger.drop(folder)
-            folder, told = self._staged(batch, Progress(epoch, applied))  # it came once before
-        files = [file for each in told for file in each.files]
+            folder, staged = self._staged(batch, Progress(epoch, applied))  # it came once before
+        files = [file for each in staged for file in each.files]
         if files or not self._begun or epoch != self._ledger.progress.epoch:
-            last = max((each.last for each in told), default=0)
+            last = max((each.last for each in staged), default=0)
             self._commit(batch_id, Progress(epoch, last), files)
         self._ledger.drop(folder)
-        return sum(each.changes for each in told)
+        return sum(each.changes for each in staged)
 
     def _staged(self, changes: DataFrame, known: Progress) -> tuple[Path, list[Staged]]:
         sink, folder = self._sink, self._ledger.stage()
         task = Stage(folder, sink.by, sink.shape, sink.style, known)
         try:
-            told = results(changes.select(*frame.FIELDS), task, Staged)
-            self._epoch(told)
+            staged = results(changes.select(*frame.FIELDS), task, Staged)
+            self._epoch(staged)
         except BaseException:
             self._ledger.drop(folder)
             raise
-        return folder, told
+        return folder, staged
 
     def _commit(self, batch_id: int, reached: Progress, files: list[File]) -> None:
         before = self._ledger.entry
@@ -193,9 +193,9 @@ class FilesWriter(SinkWriter["DataFrame"]):
         written = before.written if before else []
         if files:
             written = added(written, _range(reached.epoch, named, self._sink.tables))
-        entry = Entry(
+        entry = FilesEntry(
             writer=self._writer,
-            made=self._made,
+            settings=self._settings,
             batch=batch_id,
             epoch=reached.epoch,
             logs=logs,
@@ -213,9 +213,9 @@ class FilesWriter(SinkWriter["DataFrame"]):
             self._ledger.place(fresh=fresh)
             self._placed = True
 
-    def _epoch(self, told: list[Staged]) -> str:
+    def _epoch(self, staged: list[Staged]) -> str:
         """The log that the batch comes from."""
-        epochs = set().union(*(each.epochs for each in told))
+        epochs = set().union(*(each.epochs for each in staged))
         if len(epochs) > 1:
             raise PipelineError(
                 "the batch holds changes of several logs, and their sequences have no common order",
@@ -229,11 +229,11 @@ class FilesWriter(SinkWriter["DataFrame"]):
 
     def maintain(self) -> None:
         """Keep the ledger short; the files themselves stay until their owner deletes them."""
-        self._ledger.tend()
+        self._ledger.prune()
 
 
-def _range(epoch: str, files: list[File], tables: tuple[str, ...]) -> Written:
-    return Written(
+def _range(epoch: str, files: list[File], tables: tuple[str, ...]) -> WrittenRange:
+    return WrittenRange(
         epoch,
         min(file.first for file in files),
         max(file.last for file in files),
@@ -242,9 +242,9 @@ def _range(epoch: str, files: list[File], tables: tuple[str, ...]) -> Written:
     )
 
 
-def _check(sink: Files, path: str, made: Made) -> None:
-    for setting in Made.__struct_fields__:
-        was, now = getattr(made, setting), getattr(sink, setting)
+def _check(sink: Files, path: str, then: FileSettings) -> None:
+    for setting in FileSettings.__struct_fields__:
+        was, now = getattr(then, setting), getattr(sink, setting)
         if was != now:
             raise PipelineError(
                 f"the files in {path} were made with {setting}: {was or 'none'}, "

@@ -23,9 +23,9 @@ import pyarrow.parquet as pq
 
 from ...errors import SinkUnavailable
 from .. import Progress
-from ..lake.append import Met, fresh
+from ..lake.append import ChangesRead, fresh
 from ..lake.disk import sync_names
-from ..lake.shape import PARTITIONS, Shape
+from ..lake.shape import PARTITIONS, RowShape
 from ..lake.storage import LONGEST_NAME, repetitive
 from ..results import result
 from .ledger import File
@@ -43,7 +43,7 @@ _SEQUENCE = 19  # digits of the largest
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Staged(Met):
+class Staged(ChangesRead):
     """What a task has met and written; nothing of it counts until it is committed."""
 
     files: list[File] = msgspec.field(default_factory=list)
@@ -90,23 +90,23 @@ class Stage:
 
     folder: Path
     by: tuple[str, ...]  # what folders are named by
-    shape: Shape
+    shape: RowShape
     style: Style
     known: Progress  # what is in the files already
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write down what is not in the files yet."""
-        told = Staged()
+        staged = Staged()
         held: list[pa.Table] = []
         size = 0
-        for rows in self.shape(fresh(told, batches, self.known)):
+        for rows in self.shape(fresh(staged, batches, self.known)):
             held.append(rows)
             size += rows.nbytes
             if size >= _HELD_BYTES:
-                told.files += self._written(held)
+                staged.files += self._written(held)
                 held, size = [], 0
-        told.files += self._written(held)
-        yield result(told)
+        staged.files += self._written(held)
+        yield result(staged)
 
     def _written(self, held: Sequence[pa.Table]) -> list[File]:
         rows = pa.concat_tables(held) if held else None

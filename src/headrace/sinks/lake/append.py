@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 from ...change.arrow import frame
 from .. import Progress
 from ..results import result
-from .plan import Part
-from .shape import Shape
+from .plan import DataFile
+from .shape import RowShape
 from .storage import Added, Folder
 
 FILE_BYTES = 32_000_000  # about the size that files grow to
@@ -30,7 +30,7 @@ _NAME = "changes"
 _IN_ORDER = [("epoch", "ascending"), ("sequence", "ascending")]
 
 
-class Met(msgspec.Struct):
+class ChangesRead(msgspec.Struct):
     """The changes that a task has met."""
 
     changes: int = 0
@@ -38,7 +38,7 @@ class Met(msgspec.Struct):
     epochs: set[str] = set()
 
 
-class Appended(Met):
+class Appended(ChangesRead):
     """What a task has met and written; nothing of it counts until it is committed."""
 
     added: list[Added] = []
@@ -57,7 +57,7 @@ class Append:
 
     folder: Folder
     partition_by: tuple[str, ...]
-    shape: Shape
+    shape: RowShape
     epoch: str  # of the log …
     applied: int  # … of which the table has everything up to here
 
@@ -91,7 +91,9 @@ class Append:
         return self.folder.write(rows, _NAME, partition)
 
 
-def fresh(met: Met, batches: Iterable[pa.RecordBatch], known: Progress) -> Iterator[pa.RecordBatch]:
+def fresh(
+    met: ChangesRead, batches: Iterable[pa.RecordBatch], known: Progress
+) -> Iterator[pa.RecordBatch]:
     """Those changes that are not there yet, all being counted as met."""
     for batch in batches:
         # Spark gives times in the session's zone; the moments are the same.
@@ -121,7 +123,7 @@ class Join:
     """What a task does with files that are to become one."""
 
     folder: Folder
-    work: list[list[Part]] = field(default_factory=list)
+    work: list[list[DataFile]] = field(default_factory=list)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Join the files whose number comes."""
@@ -129,7 +131,7 @@ class Join:
             for at in batch.column("id").to_pylist():
                 yield result(self._joined(self.work[at]))
 
-    def _joined(self, parts: Sequence[Part]) -> Joined:
+    def _joined(self, parts: Sequence[DataFile]) -> Joined:
         # Older files may lack a field that changes have now.
         files = [self.folder.read(part.path) for part in parts]
         rows = pa.concat_tables(files, promote_options="default")
@@ -137,13 +139,13 @@ class Join:
         return Joined([part.path for part in parts], [added])
 
 
-def due(parts: Iterable[Part]) -> list[list[Part]]:
+def due(parts: Iterable[DataFile]) -> list[list[DataFile]]:
     """Files worth joining, a list for each new one.
 
     Files wait for others of about their size, so that a change is written again only as often as
     its file has grown eightfold.
     """
-    waiting: dict[tuple[object, int], list[Part]] = defaultdict(list)
+    waiting: dict[tuple[object, int], list[DataFile]] = defaultdict(list)
     for part in parts:
         if part.size < FILE_BYTES / _GENERATION:
             size = int(math.log(max(part.size, 1), _GENERATION))

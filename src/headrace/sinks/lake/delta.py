@@ -18,7 +18,7 @@ from deltalake.schema import Schema
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
 from ...errors import SinkFenced, SinkUnavailable, TableFailed
-from .plan import Part
+from .plan import DataFile
 from .storage import Added, Folder
 
 WRITER = "headrace.writer"
@@ -26,11 +26,11 @@ SOURCE = "headrace.source"
 KEEP = "headrace.keep"
 EPOCH = "headrace.epoch"
 
-# What delta-rs says of a log that it can reach: it has no kind of error for it.
+# How delta-rs reports a damaged log that it can reach: it has no kind of error for it.
 _DAMAGE = ("Json error", "No table metadata or protocol")
-_MEND_LOG = (
+_FIX_LOG = (
     "Bring _delta_log back from a copy, or remove the folder; then run "
-    "`headrace snapshot SOURCE TABLE` for a full copy, and the table goes on."
+    "`headrace snapshot SOURCE TABLE` for a full snapshot, and the table goes on."
 )
 
 
@@ -41,7 +41,7 @@ class Delta:
         self.folder = folder
         self._table = table
         self._writer = writer
-        self.parts: dict[str, Part] = _parts(table)
+        self.parts: dict[str, DataFile] = _parts(table)
 
     @classmethod
     def open(cls, folder: Folder, writer: str, *, adopt: bool = False) -> "Delta | None":
@@ -53,7 +53,7 @@ class Delta:
         except (DeltaError, OSError) as error:
             if _damaged(error):
                 raise TableFailed(
-                    f"the Delta log in {folder.uri} is damaged", hint=_MEND_LOG
+                    f"the Delta log in {folder.uri} is damaged", hint=_FIX_LOG
                 ) from error
             raise SinkUnavailable(f"the Delta table {folder.uri} cannot be read") from error
         owner = table.metadata().configuration.get(WRITER)
@@ -133,7 +133,7 @@ class Delta:
         """Take files in and out at once.
 
         A `schema` replaces the table's, and `added` all of its files. Without `marks` the table's
-        rows stay as they are: its files are only arranged in another way.
+        rows stay as they are: the same rows are in other files.
         """
         actions: list[AddAction | RemoveAction] = [_add(file, marks) for file in added]
         if schema is None:
@@ -148,7 +148,8 @@ class Delta:
         for path in gone:
             del self.parts[path]
         self.parts |= {
-            file.path: Part.of(file.path, file.size, file.rows, file.partition) for file in added
+            file.path: DataFile.of(file.path, file.size, file.rows, file.partition)
+            for file in added
         }
 
     def _written(
@@ -244,13 +245,13 @@ def _add(file: Added, marks: Marks | None) -> AddAction:
     )
 
 
-def _parts(table: DeltaTable) -> dict[str, Part]:
+def _parts(table: DeltaTable) -> dict[str, DataFile]:
     actions = pa.table(table.get_add_actions())
     # The log has paths as they stand in an address.
     paths = [unquote(path) for path in actions["path"].to_pylist()]
     sizes, rows = actions["size_bytes"].to_pylist(), actions["num_records"].to_pylist()
     given = zip(paths, sizes, rows, _partitions(actions), strict=True)
-    return {path: Part.of(path, size, count or 0, of) for path, size, count, of in given}
+    return {path: DataFile.of(path, size, count or 0, of) for path, size, count, of in given}
 
 
 def _partitions(actions: pa.Table) -> list[dict[str, str | None]]:

@@ -1,4 +1,4 @@
-"""What Spark's tasks are told of a table before a batch, and what they tell back."""
+"""What Spark's tasks get to know of a table before a batch, and what they return."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ OWN_COLUMNS = {
 _part_name = re.compile(r"(?:.*/)?part-(\d+)-(\d+)-[0-9a-f]{32}\.parquet").fullmatch
 
 
-class Place(msgspec.Struct, frozen=True):
+class TableRef(msgspec.Struct, frozen=True):
     """Which table of which source."""
 
     source: str
@@ -38,7 +38,7 @@ class Place(msgspec.Struct, frozen=True):
         return f"{self.schema}.{self.table}"
 
 
-class Part(msgspec.Struct, frozen=True):
+class DataFile(msgspec.Struct, frozen=True):
     """A file of a table: rows whose keys fall into one bucket of 2 ** level."""
 
     path: str
@@ -51,7 +51,7 @@ class Part(msgspec.Struct, frozen=True):
     @classmethod
     def of(
         cls, path: str, size: int, rows: int, partition: Mapping[str, str | None] | None = None
-    ) -> "Part":
+    ) -> "DataFile":
         """The part behind a file's name."""
         found = _part_name(path)
         level, bucket = (int(found[1]), int(found[2])) if found else (-1, 0)
@@ -67,7 +67,7 @@ def part_name(level: int, bucket: int) -> str:
 class TablePlan:
     """One table before a batch."""
 
-    place: Place
+    ref: TableRef
     connector: str  # whose types the columns have
     folder: Folder
     columns: tuple[Column, ...]  # of the source's table at the end of the batch
@@ -75,7 +75,7 @@ class TablePlan:
     as_text: frozenset[str]  # columns kept as their exact text
     keep_history: bool
     level: int
-    parts: tuple[Part, ...]
+    parts: tuple[DataFile, ...]
     versions: frozenset[int]  # of the source's columns that may come
     applied: int  # changes up to this sequence are in the table already
     upto: int  # changes beyond it follow other columns, and are left for the next job; 0: none are
@@ -87,7 +87,7 @@ class TablePlan:
         """The key columns; none: each row is its own."""
         return tuple(column for column in self.columns if column.key)
 
-    def parts_of(self, bucket: int) -> tuple[Part, ...]:
+    def parts_of(self, bucket: int) -> tuple[DataFile, ...]:
         """The files that a task of a bucket owns."""
         if self.together:
             return self.parts
@@ -118,10 +118,10 @@ def delta_schema(
     return pa.schema(fields + [pa.field(name, kind) for name, kind in own.items()])
 
 
-class Seen(msgspec.Struct, kw_only=True):
+class VersionSummary(msgspec.Struct, kw_only=True):
     """What a task met of one version of a table's columns."""
 
-    place: Place
+    ref: TableRef
     connector: str
     version: int
     row_schema: str
@@ -132,10 +132,10 @@ class Seen(msgspec.Struct, kw_only=True):
     size: int  # bytes of images
     emptied_at: int = 0  # the last TRUNCATE; 0: none
     moves: bool = False  # a row that is not whole changed its key
-    trouble: "Trouble | None" = None
+    failure: "TableFailure | None" = None
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class TableFailure(msgspec.Struct, frozen=True):
     """Why a table cannot follow its source."""
 
     sequence: int
@@ -144,21 +144,21 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 # What a value or a column may do to those who were not made for it; an OSError is the storage's.
-UNFOLLOWED = (HeadraceError, pa.ArrowException, ValueError, TypeError, LookupError, OverflowError)
+APPLY_ERRORS = (HeadraceError, pa.ArrowException, ValueError, TypeError, LookupError, OverflowError)
 
 
-def trouble_of(error: Exception, sequence: int) -> Trouble:
+def failure_of(error: Exception, sequence: int) -> TableFailure:
     """Why a table cannot follow; what passes by itself is raised instead."""
     if isinstance(error, HeadraceError):
         if error.retry:
             raise error
-        return Trouble(sequence, str(error), error.hint)
+        return TableFailure(sequence, str(error), error.hint)
     # Its text may show a value.
     hint = TableFailed.hint
-    return Trouble(sequence, f"a change cannot be applied ({type(error).__name__})", hint)
+    return TableFailure(sequence, f"a change cannot be applied ({type(error).__name__})", hint)
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True):
+class BucketResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a task did to a bucket; nothing of it counts until it is committed."""
 
     bucket: int

@@ -32,7 +32,7 @@ _EVENT_FIELDS = ("sequence", "id", "op", "source", "schema", "table")
 Batches = Iterable[pa.RecordBatch]
 
 
-class Shape(Protocol):
+class RowShape(Protocol):
     """How changes become the rows of a history."""
 
     @property
@@ -46,7 +46,7 @@ class Shape(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeChanges:
     """Changes with all their fields."""
 
     tenant: str  # a column; "": there are no tenants
@@ -66,8 +66,8 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
-    """Changes in a format, as text, beside what tells them apart."""
+class FormattedEvents:
+    """Changes in a format, as text, beside what identifies them."""
 
     formats: Formats
     format: str
@@ -104,7 +104,7 @@ class Events:
         return not self.tables or any(map(table.matches, self.tables))
 
     def _rows(self, changes: pa.Table, at: pa.Array, events: Sequence[bytes]) -> pa.Table:
-        # Those that tell of whole transactions tell of entities, and whose these are.
+        # Events of whole transactions are about entities, and name their tenant.
         of_entities = isinstance(self.formats.named(self.format), TransactionFormat)
         times = _commit_times(changes).take(at)
         arrays = [
@@ -136,15 +136,15 @@ class Shaped(Sink):
 
     @property
     def whole_transactions(self) -> bool:
-        """Only whole transactions tell what happened to an entity."""
+        """Only whole transactions show what happened to an entity."""
         return bool(self.format) and isinstance(self.formats.named(self.format), TransactionFormat)
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> RowShape:
         """What is kept of changes."""
         if not self.format:
-            return Whole(self.tenant)
-        return Events(self.formats, self.format, self.tenant, self.tables)
+            return WholeChanges(self.tenant)
+        return FormattedEvents(self.formats, self.format, self.tenant, self.tables)
 
     def expect_shape(self, taker: str) -> None:
         """Refuse a format that cannot be kept, and a tenant that it does not go with."""
@@ -158,7 +158,7 @@ class Shaped(Sink):
 
 
 def expect_format(name: str, formats: Formats, taker: str) -> None:
-    """Refuse what is no format, and one whose events cannot be told apart by their change."""
+    """Refuse what is no format, and one whose events cannot be identified by their change."""
     known = event_names()
     if name not in names():
         raise ConfigError(f"format: no format called {name}{nearest(name, known)}")

@@ -139,13 +139,13 @@ def statistics(rows: pa.Table) -> str:
         bounds = _bounds(column)
         if bounds is not None:
             smallest[name], largest[name] = bounds
-    said = {
+    statistics = {
         "numRecords": rows.num_rows,
         "minValues": smallest,
         "maxValues": largest,
         "nullCount": nulls,
     }
-    return _to_json(said).decode()
+    return _to_json(statistics).decode()
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[object, object] | None:

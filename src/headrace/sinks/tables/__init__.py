@@ -1,6 +1,6 @@
 """A Delta table for each table, equal to it after every batch.
 
-`route`, `merge`, `effects`, `fold`, `keys` and `compaction` run in Spark's tasks; `sink`, `target`
+`route`, `merge`, `effects`, `keys` and `compaction` run in Spark's tasks; `sink`, `target`
 and `ledger` on the driver.
 """
 

@@ -85,7 +85,7 @@ def _mixed(numbers: Hashes) -> Hashes:
 
 
 def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """One array; Arrow combines chunks only when asked."""
+    """One array; Arrow combines chunks only on request."""
     if isinstance(column, pa.ChunkedArray):
         return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
     return column

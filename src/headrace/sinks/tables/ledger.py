@@ -1,42 +1,42 @@
-"""What a tables sink remembers beside its tables: how far it has come, which tables it knows."""
+"""What a tables sink stores beside its tables: how far it has come, which tables it knows."""
 
 import msgspec
 
 from ...errors import PipelineError, SinkFenced
 from .. import FailedTable, Progress
-from ..lake.plan import Place, Trouble
+from ..lake.plan import TableFailure, TableRef
 from ..lake.storage import Folder
 
 _PATH = "_headrace/ledger.json"
 
 
-class Entry(msgspec.Struct):
+class TableEntry(msgspec.Struct):
     """One table."""
 
-    place: Place
-    trouble: Trouble | None = None
+    ref: TableRef = msgspec.field(name="place")
+    failure: TableFailure | None = msgspec.field(default=None, name="trouble")
 
 
 class _Content(msgspec.Struct):
     writer: str
     epoch: str = ""
     sequence: int = 0
-    tables: list[Entry] = []
+    tables: list[TableEntry] = []
 
 
-class Ledger:
+class TablesLedger:
     """A small file in the sink's folder; what it says is already true when it is written."""
 
     def __init__(self, folder: Folder, content: _Content) -> None:
         self._folder = folder
         self._content = content
-        self._entries = {entry.place: entry for entry in content.tables}
+        self._entries = {entry.ref: entry for entry in content.tables}
         self._written = b""
         self._owners = {content.writer}  # whose name may stand in the file
         self.absent = False  # there was none when it was opened
 
     @classmethod
-    def open(cls, folder: Folder, writer: str, *, adopt: bool) -> "Ledger":
+    def open(cls, folder: Folder, writer: str, *, adopt: bool) -> "TablesLedger":
         """The sink's ledger; that of another writer is refused."""
         text = folder.read_text(_PATH)
         content = _Content(writer) if text is None else _read(text, folder)
@@ -62,39 +62,39 @@ class Ledger:
         return Progress(content.epoch, content.sequence) if content.epoch else None
 
     @property
-    def places(self) -> list[Place]:
+    def refs(self) -> list[TableRef]:
         """Every table that the sink has had."""
         return list(self._entries)
 
-    def knows(self, place: Place) -> bool:
+    def knows(self, ref: TableRef) -> bool:
         """Whether the sink has had this table."""
-        return place in self._entries
+        return ref in self._entries
 
-    def trouble(self, place: Place) -> Trouble | None:
+    def failure(self, ref: TableRef) -> TableFailure | None:
         """Why the table is not followed; None: it is."""
-        entry = self._entries.get(place)
-        return entry.trouble if entry else None
+        entry = self._entries.get(ref)
+        return entry.failure if entry else None
 
     def failed_tables(self) -> list[FailedTable]:
         """Every table that is not followed."""
-        found = [entry for entry in self._content.tables if entry.trouble]
+        found = [entry for entry in self._content.tables if entry.failure]
         return [
-            FailedTable(str(entry.place), trouble.sequence, trouble.reason, trouble.hint)
-            for entry in sorted(found, key=lambda entry: str(entry.place))
-            if (trouble := entry.trouble)
+            FailedTable(str(entry.ref), failure.sequence, failure.reason, failure.hint)
+            for entry in sorted(found, key=lambda entry: str(entry.ref))
+            if (failure := entry.failure)
         ]
 
-    def note(self, place: Place, trouble: Trouble | None) -> None:
+    def note(self, ref: TableRef, failure: TableFailure | None) -> None:
         """Remember a table, and what is wrong with it."""
-        if place not in self._entries:
-            self._entries[place] = Entry(place)
-            self._content.tables.append(self._entries[place])
-        self._entries[place].trouble = trouble
+        if ref not in self._entries:
+            self._entries[ref] = TableEntry(ref)
+            self._content.tables.append(self._entries[ref])
+        self._entries[ref].failure = failure
 
-    def forget_troubles(self) -> None:
+    def forget_failures(self) -> None:
         """Begin anew with every table: another log will fill them."""
         for entry in self._content.tables:
-            entry.trouble = None
+            entry.failure = None
 
     def reach(self, epoch: str, sequence: int) -> None:
         """Remember that every change up to this one has arrived."""

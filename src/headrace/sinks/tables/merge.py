@@ -13,23 +13,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..lake.plan import (
+    APPLY_ERRORS,
     CURRENT,
     SEQUENCE,
-    UNFOLLOWED,
     VALID_TO,
-    Done,
-    Part,
+    BucketResult,
+    DataFile,
     TablePlan,
+    failure_of,
     part_name,
-    trouble_of,
 )
 from ..lake.storage import Added
 from .effects import Effects, conformed
 from .keys import Numbers, buckets
 from .route import unpacked
 
-RESULT = pa.schema([("at", pa.int32()), ("kind", pa.string()), ("said", pa.string())])
-RESULT_DDL = "at int, kind string, said string"
+RESULT = pa.schema([("at", pa.int32()), ("kind", pa.string()), ("result", pa.string())])
+RESULT_DDL = "at int, kind string, result string"
 
 # Below this share of changed rows a file's keys are looked at before the rest is read.
 _KEYS_FIRST = 0.02
@@ -59,15 +59,15 @@ class Merge:
             return _results(at, "seen", changes["key"].to_pylist())
         try:
             done = _Bucket(self._plans[at], bucket).merge(changes)
-        except UNFOLLOWED as error:
-            trouble = trouble_of(error, changes["sequence"][0].as_py())
-            return _results(at, "trouble", [_text(trouble).decode()])
+        except APPLY_ERRORS as error:
+            failure = failure_of(error, changes["sequence"][0].as_py())
+            return _results(at, "failure", [_text(failure).decode()])
         return _results(at, "done", [_text(done).decode()])
 
 
-def _results(at: int, kind: str, said: list[str]) -> list[pa.RecordBatch]:
-    told = pa.table([[at] * len(said), [kind] * len(said), said], schema=RESULT)
-    batches: list[pa.RecordBatch] = told.to_batches()
+def _results(at: int, kind: str, values: list[str]) -> list[pa.RecordBatch]:
+    rows = pa.table([[at] * len(values), [kind] * len(values), values], schema=RESULT)
+    batches: list[pa.RecordBatch] = rows.to_batches()
     return batches
 
 
@@ -82,21 +82,21 @@ class _Bucket:
         self._kept: list[tuple[int, pa.Table]] = []  # (bucket, rows) to be written again
         self._removed: list[str] = []
 
-    def merge(self, changes: pa.Table) -> Done:
+    def merge(self, changes: pa.Table) -> BucketResult:
         """Put the changes, in their order, into the bucket."""
         effects = Effects(self._plan, changes)
         for part in self._plan.parts_of(self._bucket):
             self._put_into(part, effects)
         new = effects.new_rows()
-        told = pc.sum(pc.not_equal(changes["op"], "SCHEMA")).as_py()
-        return Done(
+        count = pc.sum(pc.not_equal(changes["op"], "SCHEMA")).as_py()
+        return BucketResult(
             bucket=self._bucket,
             added=[_written(self._plan, at, rows) for at, rows in self._by_bucket(new)],
             removed=self._removed,
-            changes=told or 0,
+            changes=count or 0,
         )
 
-    def _put_into(self, part: Part, effects: Effects) -> None:
+    def _put_into(self, part: DataFile, effects: Effects) -> None:
         plan = self._plan
         if effects.emptied and not plan.keep_history:
             self._removed.append(part.path)
@@ -118,7 +118,7 @@ class _Bucket:
         self._removed.append(part.path)
         self._kept.append((part.bucket, rows if left is None else left))
 
-    def _touches(self, part: Part, effects: Effects) -> bool:
+    def _touches(self, part: DataFile, effects: Effects) -> bool:
         keys = self._plan.folder.read(part.path, self._key)
         return bool((effects.where([keys[name] for name in self._key]) >= 0).any())
 

@@ -1,7 +1,7 @@
 """Changes on their way to the tasks that own their keys: each gets a table and a bucket.
 
 Runs inside Spark's tasks on Arrow batches. What the driver must decide (a table, a version of its
-columns or a case that the plan does not cover) is told to it in place of being routed.
+columns or a case that the plan does not cover) is reported to it instead of being routed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from ...change.arrow import columns_of, decode
 from ...change.arrow.frame import PACKED, pack, unpack
+from ...change.event import Column
 from ...errors import TableFailed
-from ..lake.plan import UNFOLLOWED, Place, Seen, TablePlan, Trouble, trouble_of
+from ..lake.plan import APPLY_ERRORS, TableFailure, TablePlan, TableRef, VersionSummary, failure_of
 from .keys import buckets
-from .rekey import rekeyed, with_keys
 
 FIELDS = (
     "sequence",
@@ -37,7 +37,7 @@ FIELDS = (
 
 ROUTED = pa.schema(
     [
-        ("at", pa.int32()),  # which plan; -1: `key` holds a `Seen`
+        ("at", pa.int32()),  # which plan; -1: `key` holds a `VersionSummary`
         ("bucket", pa.int32()),
         ("sequence", pa.int64()),
         ("op", pa.string()),
@@ -77,14 +77,14 @@ def _tables(batches: Iterator[pa.RecordBatch], *, packed: bool) -> Iterator[pa.T
 class _Described(NamedTuple):
     """What all changes of a version of a table share."""
 
-    place: Place
+    ref: TableRef
     connector: str
     version: int
     row_schema: str
     epoch: str
 
 
-class Router:
+class ChangeRouter:
     """Sends every change of a batch where the plans say."""
 
     def __init__(
@@ -97,17 +97,19 @@ class Router:
         packed: bool,
     ) -> None:
         """`packed`: whether changes come as `frame.PACKED`, else as rows."""
-        self._plans = {plan.place: (at, plan) for at, plan in enumerate(plans)}
+        self._plans = {plan.ref: (at, plan) for at, plan in enumerate(plans)}
         counts = [len(plan.buckets) for plan in plans]
-        self._first_task = np.cumsum([0, *counts])  # of each plan; the last is that of `Seen`s
+        self._first_task = np.cumsum(
+            [0, *counts]
+        )  # of each plan; the last is that of `VersionSummary`s
         self._tasks = tasks
         self._keys = dict(keys)  # schema.table: the columns that are its key instead of its own
         self._packed = packed
         self._only_planned = only_planned  # other tables have been dealt with already
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        seen: dict[int, Seen] = {}
-        described: dict[int, _Described] = {}  # by what the first change of each version tells
+        seen: dict[int, VersionSummary] = {}
+        described: dict[int, _Described] = {}  # by what the first change of each version has
         for changes in _tables(batches, packed=self._packed):
             versions = pc.unique(changes["schema_version"]).to_pylist()
             for version in versions:
@@ -116,11 +118,11 @@ class Router:
                     of_version = changes.filter(pc.equal(changes["schema_version"], version))
                 if version not in described:
                     described[version] = _described(of_version, version)
-                if described[version].place.table:
+                if described[version].ref.table:
                     for routed in self._routed(of_version, described[version], seen):
                         yield from self._sent(routed)
         yield from self._sent(self._everywhere())
-        yield from self._sent(_told(seen))
+        yield from self._sent(_reported(seen))
 
     def _sent(self, routed: pa.Table) -> Iterator[pa.RecordBatch]:
         """Routed changes by their tasks: one bucket is one task's, and tasks share them out."""
@@ -131,10 +133,10 @@ class Router:
             yield pa.record_batch([[int(task)], [pack(part)]], schema=_SENT)
 
     def _routed(
-        self, changes: pa.Table, described: _Described, seen: dict[int, Seen]
+        self, changes: pa.Table, described: _Described, seen: dict[int, VersionSummary]
     ) -> Iterator[pa.Table]:
-        place, version = described.place, described.version
-        at, plan = self._plans.get(place, (-1, None))
+        ref, version = described.ref, described.version
+        at, plan = self._plans.get(ref, (-1, None))
         if plan is None and self._only_planned:
             return
         if plan is not None:
@@ -142,32 +144,32 @@ class Router:
             if not changes.num_rows:
                 return
         known = _look(seen, changes, described)
-        chosen = self._keys.get(str(place), ())
+        chosen = self._keys.get(str(ref), ())
         try:
             if chosen:
                 known.row_schema = rekeyed(known.row_schema, chosen)
             if plan is None or version not in plan.versions:
                 return
             yield from _Routing(at, plan, known, rekey=bool(chosen)).of(changes)
-        except UNFOLLOWED as error:
+        except APPLY_ERRORS as error:
             first = changes["sequence"][0].as_py()
-            known.trouble = known.trouble or trouble_of(error, first)
+            known.failure = known.failure or failure_of(error, first)
 
     def _everywhere(self) -> pa.Table:
-        """A word to every bucket of a table whose files must all be written anew."""
-        told = [
+        """A row for every bucket of a table whose files must all be written anew."""
+        rows = [
             {"at": at, "bucket": bucket, "sequence": 0, "op": "SCHEMA", "key": ""}
             for at, plan in self._plans.values()
             if plan.rewrite
             for bucket in plan.buckets
         ]
-        return pa.Table.from_pylist(told, ROUTED)
+        return pa.Table.from_pylist(rows, ROUTED)
 
 
 class _Routing:
     """The changes of one version of one table's columns."""
 
-    def __init__(self, at: int, plan: TablePlan, seen: Seen, *, rekey: bool) -> None:
+    def __init__(self, at: int, plan: TablePlan, seen: VersionSummary, *, rekey: bool) -> None:
         self._at = at
         self._plan = plan
         self._seen = seen
@@ -216,7 +218,7 @@ class _Routing:
                     old[at] = before
         if None in keys:
             sequence = rows["sequence"][keys.index(None)].as_py()
-            raise _troubled("a change comes without its key", sequence, self._seen)
+            raise _failed("a change comes without its key", sequence, self._seen)
         if any(old) and not self._plan.together:
             self._seen.moves = True
         rows = rows.set_column(rows.column_names.index("key"), "key", pa.array(keys, pa.string()))
@@ -236,7 +238,7 @@ class _Routing:
         other = pc.invert(pc.is_in(rows["op"], value_set=pa.array(["INSERT", "READ"])))
         if pc.any(other).as_py():
             sequence = rows.filter(other)["sequence"][0].as_py()
-            raise _troubled("a row was changed, and the table has no key", sequence, self._seen)
+            raise _failed("a row was changed, and the table has no key", sequence, self._seen)
         nothing = pa.nulls(rows.num_rows, pa.string())
         key = pc.cast(rows["sequence"], pa.string())
         return self._table(rows, self._bucket([rows["sequence"]], rows.num_rows), key, nothing)
@@ -274,15 +276,15 @@ class _Routing:
             schema=ROUTED,
         )
 
-    def _about_tables(self, told: pa.Table) -> pa.Table:
+    def _about_tables(self, changes: pa.Table) -> pa.Table:
         """TRUNCATE goes to every bucket, and so does a DROP, after which there are no rows."""
         routed = []
-        for change in told.select(["sequence", "op", "after"]).to_pylist():
-            said: Mapping[str, object] = msgspec.json.decode(change["after"] or "{}")
+        for change in changes.select(["sequence", "op", "after"]).to_pylist():
+            details: Mapping[str, object] = msgspec.json.decode(change["after"] or "{}")
             if change["op"] == "MESSAGE":
-                reason = f"the source could not read a row: {said.get('error', 'unknown')}"
-                raise _troubled(reason, change["sequence"], self._seen)
-            if change["op"] == "TRUNCATE" or said.get("dropped"):
+                reason = f"the source could not read a row: {details.get('error', 'unknown')}"
+                raise _failed(reason, change["sequence"], self._seen)
+            if change["op"] == "TRUNCATE" or details.get("dropped"):
                 routed += [
                     {
                         "at": self._at,
@@ -290,7 +292,7 @@ class _Routing:
                         "sequence": change["sequence"],
                         "op": "TRUNCATE",
                         "key": "",
-                        "commit_time": _time_of(told, change["sequence"]),
+                        "commit_time": _time_of(changes, change["sequence"]),
                     }
                     for bucket in self._plan.buckets
                 ]
@@ -302,15 +304,17 @@ def _described(changes: pa.Table, version: int) -> _Described:
     source, schema, table, connector, text, epoch = (
         changes[name][0].as_py() or "" for name in names
     )
-    return _Described(Place(source, schema, table), connector, version, text, epoch)
+    return _Described(TableRef(source, schema, table), connector, version, text, epoch)
 
 
-def _look(seen: dict[int, Seen], changes: pa.Table, described: _Described) -> Seen:
+def _look(
+    seen: dict[int, VersionSummary], changes: pa.Table, described: _Described
+) -> VersionSummary:
     sequences = changes["sequence"]
     known = seen.get(described.version)
     if known is None:
-        known = seen[described.version] = Seen(
-            place=described.place,
+        known = seen[described.version] = VersionSummary(
+            ref=described.ref,
             connector=described.connector,
             version=described.version,
             row_schema=described.row_schema,
@@ -328,7 +332,7 @@ def _look(seen: dict[int, Seen], changes: pa.Table, described: _Described) -> Se
     return known
 
 
-def _told(seen: dict[int, Seen]) -> pa.Table:
+def _reported(seen: dict[int, VersionSummary]) -> pa.Table:
     rows = [
         {
             "at": -1,
@@ -342,14 +346,14 @@ def _told(seen: dict[int, Seen]) -> pa.Table:
     return pa.Table.from_pylist(rows, ROUTED)
 
 
-def _troubled(reason: str, sequence: int, seen: Seen) -> TableFailed:
+def _failed(reason: str, sequence: int, seen: VersionSummary) -> TableFailed:
     error = TableFailed(reason)
-    seen.trouble = Trouble(sequence, reason, error.hint)
+    seen.failure = TableFailure(sequence, reason, error.hint)
     return error
 
 
 def _commit_time(rows: pa.Table) -> Any:
-    """In microseconds; 0 where nobody asked for it."""
+    """In microseconds; 0 where the column was left out."""
     if "transaction" not in rows.column_names:
         return pa.array(np.zeros(rows.num_rows, np.int64))
     return pc.cast(pc.struct_field(rows["transaction"], "commit_time"), pa.int64())
@@ -367,3 +371,53 @@ def _or_null(lists: Any) -> Any:
 
 def _chunked(column: Any) -> pa.ChunkedArray:
     return column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+
+
+# --- tables whose rows are identified by other columns than their key ----------------------------
+
+_FULL = (
+    "Run `ALTER TABLE … REPLICA IDENTITY FULL` on the server, "
+    "then `headrace snapshot SOURCE TABLE`."
+)
+
+
+def rekeyed(row_schema: str, key: Sequence[str]) -> str:
+    """The columns of a table, these ones marked as its key."""
+    columns = columns_of(row_schema)
+    missing = set(key) - {column.name for column in columns}
+    if missing:
+        raise TableFailed(
+            f"keys names column {min(missing)}, and the table has none of this name",
+            hint="Correct keys in the config, then run `headrace snapshot SOURCE TABLE`.",
+        )
+    marked = [{"name": c.name, "type": c.type, "key": c.name in key} for c in columns]
+    return _text(marked).decode()
+
+
+def with_keys(rows: pa.Table, key: Sequence[Column]) -> pa.Table:
+    """Changes of rows whose `key` and `before` are made of the chosen columns."""
+    names = [column.name for column in key]
+    given = (rows[name].to_pylist() for name in ("sequence", "op", "key", "before", "after"))
+    keys: list[str] = []
+    befores: list[str | None] = []
+    for sequence, op, source_key, before, after in zip(*given, strict=True):
+        # A source that sends no old row has not changed its own key.
+        old = {} if op in ("INSERT", "READ") else _image(before or source_key or "{}")
+        new = old if op == "DELETE" else {**old, **_image(after)}
+        befores.append(None if op in ("INSERT", "READ") else _key_text(names, old, sequence))
+        keys.append(_key_text(names, new, sequence))
+    return _replaced(_replaced(rows, "key", keys), "before", befores)
+
+
+def _key_text(names: Sequence[str], image: Mapping[str, msgspec.Raw], sequence: int) -> str:
+    for name in names:
+        if name not in image:
+            raise TableFailed(
+                f"change {sequence} comes without the value of {name}, which keys names",
+                hint=_FULL,
+            )
+    return _text({name: image[name] for name in names}).decode()
+
+
+def _replaced(rows: pa.Table, name: str, values: Sequence[Any]) -> pa.Table:
+    return rows.set_column(rows.column_names.index(name), name, pa.array(values, pa.string()))

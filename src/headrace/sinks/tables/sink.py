@@ -23,13 +23,13 @@ import msgspec
 from ...errors import ConfigError, LogReplaced, PipelineError, TableFailed
 from .. import FailedTable, Progress, Sink, SinkWriter, Takes
 from ..lake.delta import Delta, Marks
-from ..lake.plan import Done, Place, Seen, TablePlan, Trouble
+from ..lake.plan import BucketResult, TableFailure, TablePlan, TableRef, VersionSummary
 from ..lake.storage import Folder
-from .compaction import arrange
-from .ledger import Ledger
+from .compaction import compact
+from .ledger import TablesLedger
 from .merge import RESULT_DDL, Merge
-from .route import FIELDS, SENT_DDL, TASK, Router
-from .target import Target
+from .route import FIELDS, SENT_DDL, TASK, ChangeRouter
+from .target import TargetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -82,7 +82,7 @@ class Tables(Sink):
 
     def failed_tables(self) -> list[FailedTable]:
         """The tables that are not followed any more; another query may be writing."""
-        return Ledger.open(self.folder, "", adopt=True).failed_tables()
+        return TablesLedger.open(self.folder, "", adopt=True).failed_tables()
 
     def open(self, writer: str, *, adopt: bool = False) -> TablesWriter:
         """Begin to write."""
@@ -100,19 +100,19 @@ class TablesWriter(SinkWriter["DataFrame"]):
         self._writer = writer
         self._adopt = adopt
         self._packed = takes is Takes.PACKED
-        self._ledger = Ledger.open(sink.folder, writer, adopt=adopt)
+        self._ledger = TablesLedger.open(sink.folder, writer, adopt=adopt)
         if adopt:
             self._take_over()
-        self._targets: dict[Place, Target] = {}
+        self._targets: dict[TableRef, TargetTable] = {}
         self._spark: SparkSession | None = None
         self._vacuum_due = time.monotonic()
 
     def _take_over(self) -> None:
         """Be the writer of every table, also of those that do not change for long."""
-        for place in self._ledger.places:
-            # What is wrong with one is told when its next change comes.
+        for ref in self._ledger.refs:
+            # What is wrong with one shows when its next change comes.
             with suppress(TableFailed):
-                folder = self._sink.folder.within(place.schema, place.table)
+                folder = self._sink.folder.within(ref.schema, ref.table)
                 Delta.open(folder, self._writer, adopt=True)
 
     def progress(self) -> Progress | None:
@@ -134,8 +134,8 @@ class TablesWriter(SinkWriter["DataFrame"]):
         for _ in range(_MOST_PASSES):
             if not again:
                 break
-            targets = [self._targets[place] for place in again]
-            self._arrange([target for target in targets if not target.ready])
+            targets = [self._targets[ref] for ref in again]
+            self._compact([target for target in targets if not target.ready])
             plans = [target.plan() for target in targets]
             again = self._settle(targets, self._run(changes, plans, only_planned=True), marks)
         if again:
@@ -149,7 +149,7 @@ class TablesWriter(SinkWriter["DataFrame"]):
     ) -> Outcome:
         """One job over the batch, for all of these tables."""
         tasks = self._tasks(changes.sparkSession, plans)
-        routing = Router(
+        routing = ChangeRouter(
             plans,
             keys=self._sink.keys,
             only_planned=only_planned,
@@ -159,7 +159,7 @@ class TablesWriter(SinkWriter["DataFrame"]):
         routed = changes.mapInArrow(routing, SENT_DDL)
         merged = routed.repartitionById(tasks, TASK).mapInArrow(Merge(plans), RESULT_DDL)
         results = merged.collect()
-        return Outcome(plans, [(row["at"], row["kind"], row["said"]) for row in results])
+        return Outcome(plans, [(row["at"], row["kind"], row["result"]) for row in results])
 
     @staticmethod
     def _tasks(spark: SparkSession, plans: list[TablePlan]) -> int:
@@ -188,62 +188,62 @@ class TablesWriter(SinkWriter["DataFrame"]):
         if self._ledger.epoch not in ("", epoch):
             if not self._adopt:
                 raise LogReplaced(f"the tables in {self._sink.path} were filled from another log")
-            self._ledger.forget_troubles()
+            self._ledger.forget_failures()
         last = max((seen.last_sequence for seen in outcome.seen), default=0)
         return Marks(batch_id=batch_id, epoch=epoch, sequence=last)
 
-    def _settle(self, targets: list[Target], outcome: Outcome, marks: Marks) -> list[Place]:
+    def _settle(self, targets: list[TargetTable], outcome: Outcome, marks: Marks) -> list[TableRef]:
         """Commit what is done; returns the tables that another job must do."""
-        known = {target.place: at for at, target in enumerate(targets)}
-        again: list[Place] = []
-        for place, seen in outcome.by_place.items():
-            at = known.get(place)
+        known = {target.ref: at for at, target in enumerate(targets)}
+        again: list[TableRef] = []
+        for ref, seen in outcome.by_table.items():
+            at = known.get(ref)
             try:
                 if at is None:
-                    if self._opened(place, seen):
-                        again.append(place)
+                    if self._opened(ref, seen):
+                        again.append(ref)
                 elif targets[at].adapt(seen):
-                    again.append(place)  # planned anew, it may well get through
-                elif at in outcome.troubled:
-                    targets[at].recover(outcome.troubled[at], seen)
-                    again.append(place)
+                    again.append(ref)  # planned anew, it may well get through
+                elif at in outcome.failures:
+                    targets[at].recover(outcome.failures[at], seen)
+                    again.append(ref)
             except TableFailed as error:
-                self._give_up(place, seen, error)
+                self._give_up(ref, seen, error)
         self._commit(
             [
                 (target, outcome.plans[at], outcome.done[at])
                 for at, target in enumerate(targets)
-                if target.place not in again and target.place in self._targets
+                if target.ref not in again and target.ref in self._targets
             ],
             marks,
         )
-        unfinished = [plan.place for plan in outcome.plans if plan.upto]
-        return again + [
-            place for place in unfinished if place in self._targets and place not in again
-        ]
+        unfinished = [plan.ref for plan in outcome.plans if plan.upto]
+        return again + [ref for ref in unfinished if ref in self._targets and ref not in again]
 
-    def _opened(self, place: Place, seen: Sequence[Seen]) -> bool:
+    def _opened(self, ref: TableRef, seen: Sequence[VersionSummary]) -> bool:
         """Whether a table that changes for the first time is followed from now on."""
-        trouble = self._ledger.trouble(place)
+        failure = self._ledger.failure(ref)
         emptied = max(each.emptied_at for each in seen)
-        if trouble and emptied <= trouble.sequence:
+        if failure and emptied <= failure.sequence:
             return False
-        target = Target.open(
+        target = TargetTable.open(
             self._sink,
-            place,
+            ref,
             seen,
             writer=self._writer,
             adopt=self._adopt,
-            known=self._ledger.knows(place) and not emptied,
+            known=self._ledger.knows(ref) and not emptied,
         )
-        if trouble:
-            logger.info("a full copy has come, so the table goes on table=%s", place)
+        if failure:
+            logger.info("a full snapshot has come, so the table goes on table=%s", ref)
             target.start_at(emptied)
-        self._ledger.note(place, None)
-        self._targets[place] = target
+        self._ledger.note(ref, None)
+        self._targets[ref] = target
         return True
 
-    def _commit(self, settled: list[tuple[Target, TablePlan, list[Done]]], marks: Marks) -> None:
+    def _commit(
+        self, settled: list[tuple[TargetTable, TablePlan, list[BucketResult]]], marks: Marks
+    ) -> None:
         with ThreadPoolExecutor(_COMMITS_AT_ONCE) as threads:
             # Every one is tried, and the first error raised.
             waiting = [
@@ -253,42 +253,42 @@ class TablesWriter(SinkWriter["DataFrame"]):
         for each in waiting:
             each.result()
 
-    def _give_up(self, place: Place, seen: Sequence[Seen], error: TableFailed) -> None:
-        logger.error("a table is not followed any more table=%s reason=%s", place, error)
+    def _give_up(self, ref: TableRef, seen: Sequence[VersionSummary], error: TableFailed) -> None:
+        logger.error("a table is not followed any more table=%s reason=%s", ref, error)
         first = min(each.first_sequence for each in seen)
-        self._targets.pop(place, None)
-        self._ledger.note(place, Trouble(first, str(error), error.hint))
+        self._targets.pop(ref, None)
+        self._ledger.note(ref, TableFailure(first, str(error), error.hint))
 
     def maintain(self) -> None:
         """Join small files, split large buckets, and now and then delete old files."""
         targets = list(self._targets.values())
-        self._arrange(targets)
+        self._compact(targets)
         if time.monotonic() >= self._vacuum_due:
             pause = min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
             self._vacuum_due = time.monotonic() + pause
             for target in targets:
                 target.delta.vacuum(self._sink.vacuum_hours)
 
-    def _arrange(self, targets: Sequence[Target]) -> None:
+    def _compact(self, targets: Sequence[TargetTable]) -> None:
         if self._spark is not None:
-            arrange(self._spark, targets, self._sink.file_bytes)
+            compact(self._spark, targets, self._sink.file_bytes)
 
 
 class Outcome:
-    """What the tasks of a job told."""
+    """What the tasks of a job returned."""
 
     def __init__(self, plans: list[TablePlan], results: list[tuple[int, str, str]]) -> None:
         self.plans = plans
-        self.seen: list[Seen] = []
-        self.done: dict[int, list[Done]] = defaultdict(list)
-        self.troubled: dict[int, Trouble] = {}
-        for at, kind, said in results:
+        self.seen: list[VersionSummary] = []
+        self.done: dict[int, list[BucketResult]] = defaultdict(list)
+        self.failures: dict[int, TableFailure] = {}
+        for at, kind, text in results:
             if kind == "seen":
-                self.seen.append(msgspec.json.decode(said, type=Seen))
+                self.seen.append(msgspec.json.decode(text, type=VersionSummary))
             elif kind == "done":
-                self.done[at].append(msgspec.json.decode(said, type=Done))
+                self.done[at].append(msgspec.json.decode(text, type=BucketResult))
             else:
-                self.troubled[at] = msgspec.json.decode(said, type=Trouble)
+                self.failures[at] = msgspec.json.decode(text, type=TableFailure)
 
     @property
     def changes(self) -> int:
@@ -296,9 +296,9 @@ class Outcome:
         return sum(seen.changes for seen in self.seen)
 
     @property
-    def by_place(self) -> dict[Place, list[Seen]]:
+    def by_table(self) -> dict[TableRef, list[VersionSummary]]:
         """What was seen, table by table."""
-        found: dict[Place, list[Seen]] = defaultdict(list)
+        found: dict[TableRef, list[VersionSummary]] = defaultdict(list)
         for seen in self.seen:
-            found[seen.place].append(seen)
+            found[seen.ref].append(seen)
         return found

@@ -14,7 +14,15 @@ from ...change.arrow import columns_of, widened
 from ...change.event import Column
 from ...errors import HeadraceError, LogReplaced, TableFailed
 from ..lake.delta import EPOCH, KEEP, SOURCE, Delta, Marks
-from ..lake.plan import Done, Part, Place, Seen, TablePlan, Trouble, delta_schema
+from ..lake.plan import (
+    BucketResult,
+    DataFile,
+    TableFailure,
+    TablePlan,
+    TableRef,
+    VersionSummary,
+    delta_schema,
+)
 from ..lake.storage import Added, Folder
 
 if TYPE_CHECKING:
@@ -29,16 +37,16 @@ _STORED_SHARE = 0.15
 _LARGEST_LEVEL = 16
 
 
-class Target:
+class TargetTable:
     """A table, kept equal to its source."""
 
-    def __init__(self, sink: Tables, place: Place, delta: Delta, *, applied: int) -> None:
-        self.place = place
+    def __init__(self, sink: Tables, ref: TableRef, delta: Delta, *, applied: int) -> None:
+        self.ref = ref
         self.delta = delta
         self.applied = applied
         self._keep_history = sink.keep == "history"
         self._connector = ""  # known with the first change
-        self._as_text = as_text(sink, place)
+        self._as_text = as_text(sink, ref)
         self._columns: tuple[Column, ...] = ()
         self._had = set(delta.schema.names)  # the columns after the last commit
         self._upto = 0
@@ -54,22 +62,22 @@ class Target:
     def open(
         cls,
         sink: Tables,
-        place: Place,
-        seen: Sequence[Seen],
+        ref: TableRef,
+        seen: Sequence[VersionSummary],
         *,
         writer: str,
         adopt: bool,
         known: bool,
-    ) -> Target:
+    ) -> TargetTable:
         """The table behind changes that come for the first time; created if there is none."""
-        folder = sink.folder.within(place.schema, place.table)
+        folder = sink.folder.within(ref.schema, ref.table)
         epoch = seen[0].epoch
         delta = Delta.open(folder, writer, adopt=adopt)
         if delta is None:
             if known:
                 raise TableFailed(f"the Delta table {folder.uri} is gone")
-            delta = cls._created(sink, place, seen, folder, writer)
-        cls._check(sink, place, delta)
+            delta = cls._created(sink, ref, seen, folder, writer)
+        cls._check(sink, ref, delta)
         if delta.properties.get(EPOCH) != epoch:
             if not adopt:
                 raise LogReplaced(f"{folder.uri} was filled from another log")
@@ -77,7 +85,7 @@ class Target:
             empty = Marks(batch_id=None, epoch=epoch, sequence=0)
             delta.commit([], [], schema=delta.schema, marks=empty)
             delta.note({EPOCH: epoch})
-        target = cls(sink, place, delta, applied=delta.applied(epoch))
+        target = cls(sink, ref, delta, applied=delta.applied(epoch))
         if not delta.parts:
             target._level = level_for(
                 sum(each.size for each in seen) * _STORED_SHARE, sink.file_bytes
@@ -88,17 +96,17 @@ class Target:
 
     @staticmethod
     def _created(
-        sink: Tables, place: Place, seen: Sequence[Seen], folder: Folder, writer: str
+        sink: Tables, ref: TableRef, seen: Sequence[VersionSummary], folder: Folder, writer: str
     ) -> Delta:
         columns = columns_of(_oldest(seen).row_schema)
         schema = delta_schema(
             columns,
-            as_text(sink, place),
+            as_text(sink, ref),
             connector=seen[0].connector,
             keep_history=sink.keep == "history",
         )
         properties = {
-            SOURCE: place.source,
+            SOURCE: ref.source,
             KEEP: sink.keep,
             EPOCH: seen[0].epoch,
             KEY: _key_note(columns, schema),
@@ -106,12 +114,12 @@ class Target:
         return Delta.create(folder, schema, properties, writer=writer)
 
     @staticmethod
-    def _check(sink: Tables, place: Place, delta: Delta) -> None:
+    def _check(sink: Tables, ref: TableRef, delta: Delta) -> None:
         noted = delta.properties
-        if noted.get(SOURCE) != place.source:
+        if noted.get(SOURCE) != ref.source:
             raise TableFailed(
                 f"{delta.folder.uri} holds the table of source {noted.get(SOURCE)}, "
-                f"and source {place.source} has one of the same name",
+                f"and source {ref.source} has one of the same name",
                 hint="Rename one of them, or run a Headrace of its own for each source.",
             )
         if noted.get(KEEP) != sink.keep:
@@ -129,7 +137,7 @@ class Target:
     def plan(self) -> TablePlan:
         """What the tasks must know."""
         return TablePlan(
-            place=self.place,
+            ref=self.ref,
             connector=self._connector,
             folder=self.delta.folder,
             columns=self._columns,
@@ -145,7 +153,7 @@ class Target:
             rewrite=self._rewrite,
         )
 
-    def adapt(self, seen: Sequence[Seen]) -> bool:
+    def adapt(self, seen: Sequence[VersionSummary]) -> bool:
         """Get ready for what a batch brings; True: the plan has changed.
 
         A change that cannot be followed raises TableFailed, unless the batch empties the table
@@ -154,9 +162,9 @@ class Target:
         fresh = [each for each in seen if each.last_sequence > self.applied]
         if not fresh:
             return False
-        trouble = next((each.trouble for each in fresh if each.trouble), None)
-        if trouble:
-            return self.recover(trouble, seen)
+        failure = next((each.failure for each in fresh if each.failure), None)
+        if failure:
+            return self.recover(failure, seen)
         segment, upto = self._segment(fresh)
         moves = any(each.moves for each in segment) and not self._together
         versions = frozenset(each.version for each in segment)
@@ -165,11 +173,13 @@ class Target:
         try:
             self._follow(_newest(segment), versions)
         except TableFailed as error:
-            return self.recover(Trouble(segment[0].first_sequence, str(error), error.hint), seen)
+            return self.recover(
+                TableFailure(segment[0].first_sequence, str(error), error.hint), seen
+            )
         self._together, self._upto = self._together or moves, upto
         return True
 
-    def _segment(self, fresh: Sequence[Seen]) -> tuple[list[Seen], int]:
+    def _segment(self, fresh: Sequence[VersionSummary]) -> tuple[list[VersionSummary], int]:
         """The first changes whose columns only grow, and where they end; 0: with the batch.
 
         A change that lost a column, or has another type or key, must not be read with the columns
@@ -186,16 +196,16 @@ class Target:
             columns = later
         return ordered, 0
 
-    def recover(self, trouble: Trouble, seen: Sequence[Seen]) -> bool:
+    def recover(self, failure: TableFailure, seen: Sequence[VersionSummary]) -> bool:
         """Start at the batch's last TRUNCATE, if it comes after what is wrong."""
         emptied = max(each.emptied_at for each in seen)
-        if emptied <= max(trouble.sequence, self.applied + 1):
-            raise TableFailed(trouble.reason, hint=trouble.hint)
+        if emptied <= max(failure.sequence, self.applied + 1):
+            raise TableFailed(failure.reason, hint=failure.hint)
         self.start_at(emptied)
         self._versions = frozenset()  # what follows is looked at anew
         return True
 
-    def _follow(self, newest: Seen, versions: frozenset[int]) -> None:
+    def _follow(self, newest: VersionSummary, versions: frozenset[int]) -> None:
         """Take over the columns of the newest version, with the least that this needs."""
         columns = columns_of(newest.row_schema)
         wanted = delta_schema(
@@ -221,12 +231,12 @@ class Target:
                 self.delta.add_columns(added)
                 schema = self.delta.schema  # in the order that Delta keeps them
         if self._columns:
-            logger.info("columns have changed table=%s version=%d", self.place, newest.version)
+            logger.info("columns have changed table=%s version=%d", self.ref, newest.version)
         self._connector = newest.connector
         self._columns, self._schema = columns, schema
         self._versions, self._version = versions, newest.version
 
-    def commit(self, plan: TablePlan, done: Sequence[Done], marks: Marks) -> None:
+    def commit(self, plan: TablePlan, done: Sequence[BucketResult], marks: Marks) -> None:
         """Make what the tasks have written part of the table, if they have written anything."""
         added = [file for each in done for file in each.added]
         removed = [path for each in done for path in each.removed]
@@ -243,15 +253,15 @@ class Target:
         self._versions = frozenset({self._version})
 
     def _replace(
-        self, plan: TablePlan, done: Sequence[Done], added: Sequence[Added], marks: Marks
+        self, plan: TablePlan, done: Sequence[BucketResult], added: Sequence[Added], marks: Marks
     ) -> None:
         missing = set(plan.buckets) - {each.bucket for each in done}
         if missing:
-            raise HeadraceError(f"{self.place}: {len(missing)} buckets were not written anew")
+            raise HeadraceError(f"{self.ref}: {len(missing)} buckets were not written anew")
         self.delta.commit(added, [], schema=plan.schema, marks=marks)
         self.delta.note({KEY: _key_note(plan.columns, plan.schema)})
 
-    def arranged(self, level: int, added: Sequence[Added], removed: Sequence[str]) -> None:
+    def compacted(self, level: int, added: Sequence[Added], removed: Sequence[str]) -> None:
         """The same rows in other files."""
         self.delta.commit(added, removed)
         self._level = level
@@ -262,7 +272,7 @@ class Target:
         return self._level
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[DataFile]:
         """The table's files."""
         return list(self.delta.parts.values())
 
@@ -277,9 +287,9 @@ class Target:
         return all(part.level == self._level for part in self.delta.parts.values())
 
 
-def as_text(sink: Tables, place: Place) -> frozenset[str]:
+def as_text(sink: Tables, ref: TableRef) -> frozenset[str]:
     """The columns of a table that the sink keeps as text."""
-    prefix = f"{place}."
+    prefix = f"{ref}."
     return frozenset(path.removeprefix(prefix) for path in sink.as_text if path.startswith(prefix))
 
 
@@ -301,11 +311,11 @@ def _names(columns: Sequence[Column]) -> set[str]:
     return {column.name for column in columns}
 
 
-def _oldest(seen: Sequence[Seen]) -> Seen:
+def _oldest(seen: Sequence[VersionSummary]) -> VersionSummary:
     return min(seen, key=lambda each: each.first_sequence)
 
 
-def _newest(seen: Sequence[Seen]) -> Seen:
+def _newest(seen: Sequence[VersionSummary]) -> VersionSummary:
     return max(seen, key=lambda each: each.last_sequence)
 
 
