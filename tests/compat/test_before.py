@@ -28,7 +28,7 @@ from headrace.errors import ServerAbsent, ServerError
 from headrace.formats import StreamFormat, TransactionFormat
 from headrace.formats.catalogue import names
 from headrace.log import Log, LogReader
-from headrace.pipeline.run import PipelineInput, Pipeline, plans
+from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.run import formats
 from headrace.testing import free_port, wait_until
 from tests.sinks.receiver import Receiver
@@ -234,7 +234,9 @@ def run_pipeline(before: Before, spark: SparkSession) -> Mapping[str, Any]:
     for sink in config.pipeline.sinks:
         queries = plans(
             [sink],
-            PipelineInput(address=config.log_address, max_changes_per_batch=1000, trigger_seconds=0.1),
+            PipelineInput(
+                address=config.log_address, max_changes_per_batch=1000, trigger_seconds=0.1
+            ),
             checkpoints=config.checkpoint_dir,
             once=True,
             formats=formats(config),

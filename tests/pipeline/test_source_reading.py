@@ -22,7 +22,7 @@ from headrace.log import Log
 from headrace.log.keys import KeyLimits, KeyRequest
 from headrace.pipeline import remote
 from headrace.pipeline.options import Options
-from headrace.pipeline.reading import DiskLog, SequenceRange, Reading, read
+from headrace.pipeline.reading import DiskLog, LogAccess, SequenceRange, read
 from headrace.pipeline.remote import RemoteLog
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.keyring import Keyring
@@ -60,9 +60,9 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 
 @pytest.fixture(params=["disk", "remote"])
-def reading(request: pytest.FixtureRequest, shop: Shop) -> Reading:
+def reading(request: pytest.FixtureRequest, shop: Shop) -> LogAccess:
     """Each way to reach the shop's log."""
-    chosen: Reading = getattr(shop, request.param)
+    chosen: LogAccess = getattr(shop, request.param)
     return chosen
 
 
@@ -71,11 +71,11 @@ def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
 
 
-def table(reading: Reading, wanted: SequenceRange, options: Options = OPTIONS) -> pa.Table:
+def table(reading: LogAccess, wanted: SequenceRange, options: Options = OPTIONS) -> pa.Table:
     return pa.Table.from_batches(read(reading, wanted, options))
 
 
-def sequences(reading: Reading, wanted: SequenceRange, options: Options = OPTIONS) -> list[int]:
+def sequences(reading: LogAccess, wanted: SequenceRange, options: Options = OPTIONS) -> list[int]:
     batches = read(reading, wanted, options)
     return [n for batch in batches for n in batch["sequence"].to_pylist()]
 
@@ -109,7 +109,7 @@ def test_ranges_are_the_same_from_disk_and_server(shop: Shop) -> None:
         )
 
 
-def test_a_range_is_read_again_alike_while_the_log_grows(shop: Shop, reading: Reading) -> None:
+def test_a_range_is_read_again_alike_while_the_log_grows(shop: Shop, reading: LogAccess) -> None:
     fill(shop.writer)
     wanted = SequenceRange(shop.log.epoch, 100, 6000)
     before = table(reading, wanted)
@@ -118,20 +118,20 @@ def test_a_range_is_read_again_alike_while_the_log_grows(shop: Shop, reading: Re
     assert sequences(reading, wanted) == list(range(101, 6001))
 
 
-def test_a_table_that_came_later_is_known(shop: Shop, reading: Reading) -> None:
+def test_a_table_that_came_later_is_known(shop: Shop, reading: LogAccess) -> None:
     shop.writer.put("users", "1")
     assert table(reading, shop.all())["table"].to_pylist() == ["users"]
     shop.writer.put("orders", "1")
     assert table(reading, shop.all())["table"].to_pylist() == ["users", "orders"]
 
 
-def test_only_requested_tables_are_read(shop: Shop, reading: Reading) -> None:
+def test_only_requested_tables_are_read(shop: Shop, reading: LogAccess) -> None:
     fill(shop.writer)
     options = Options(path="x", tables=("us*",), columns=("sequence",))
     assert sequences(reading, shop.all(), options) == [1, 12_002]
 
 
-def test_what_was_trimmed_is_an_error_or_left_out(shop: Shop, reading: Reading) -> None:
+def test_what_was_trimmed_is_an_error_or_left_out(shop: Shop, reading: LogAccess) -> None:
     shop.writer.put_many("users", 9)
     wanted = shop.all()
     shop.log.trim(4)
@@ -140,7 +140,7 @@ def test_what_was_trimmed_is_an_error_or_left_out(shop: Shop, reading: Reading) 
     assert sequences(reading, wanted, Options(path="x", strict=False)) == list(range(4, 10))
 
 
-def test_a_range_that_was_trimmed_whole_is_noticed(shop: Shop, reading: Reading) -> None:
+def test_a_range_that_was_trimmed_whole_is_noticed(shop: Shop, reading: LogAccess) -> None:
     shop.writer.put_many("users", 9)
     shop.log.trim(8)
     with pytest.raises(ChangesLost, match="changes 1 to 5"):
@@ -159,13 +159,13 @@ def test_retention_that_passes_a_reader_is_noticed(shop: Shop) -> None:
         list(batches)
 
 
-def test_another_log_is_noticed(shop: Shop, reading: Reading) -> None:
+def test_another_log_is_noticed(shop: Shop, reading: LogAccess) -> None:
     shop.writer.put("users", "1")
     with pytest.raises(LogReplaced, match=f"log other, but this one is {shop.log.epoch}"):
         sequences(reading, SequenceRange("other", 0, 1))
 
 
-def test_a_range_beyond_the_log_is_an_error(shop: Shop, reading: Reading) -> None:
+def test_a_range_beyond_the_log_is_an_error(shop: Shop, reading: LogAccess) -> None:
     shop.writer.put("users", "1")
     with pytest.raises(PipelineError, match="the log ends at 1 where this executor reads it"):
         sequences(reading, SequenceRange(shop.log.epoch, 0, 5))
