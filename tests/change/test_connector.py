@@ -53,8 +53,12 @@ LEDGER = Connector(
     name="ledger",
     positions=(LedgerPosition,),
     arrow=f"{__name__}:kind",
-    debezium=DebeziumBlock("ledgerdb", members=lambda change: {"page": change.position.commit}),
+    debezium=DebeziumBlock("ledgerdb", members=lambda change: _members(change.position.commit)),
 )
+
+
+def _members(page: int) -> dict[str, int]:
+    return {"page": page} if page else {}
 
 
 class Ledger:
@@ -112,6 +116,8 @@ class TestInstalled:
         debezium = json.loads(Debezium(Facts()).encode(change) or b"")["source"]
         assert (debezium["connector"], debezium["page"]) == ("ledgerdb", 7)
         assert debezium["sequence"] == '["7","3"]'
+        without = ledger_change(position=LedgerPosition(0, 3))
+        assert "page" not in json.loads(Debezium(Facts()).encode(without) or b"")["source"]
         assert json.loads(Savegress(Facts()).encode(change) or b"")["position"] == shown
         assert Protobuf(Facts()).encode(change)  # it has no message for this position
 

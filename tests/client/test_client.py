@@ -272,8 +272,9 @@ def test_a_request_that_cannot_be_made_is_refused_at_once(place: Place, clients:
         client.changes("orders")
     with pytest.raises(ConfigError, match="at which gRPC answers"):
         next(client.changes(transport="grpc"))
-    with pytest.raises(ConfigError, match="http://"):
-        Client("127.0.0.1:3000")
+    for url in ("127.0.0.1:3000", "http://127.0.0.1:none", "http://127.0.0.1:99999"):
+        with pytest.raises(ConfigError, match="http://"):
+            Client(url)
     for make in (Client, AsyncClient):
         with pytest.raises(ConfigError, match="no user and no password") as refused:
             make("http://user:hunter2@127.0.0.1:3000")

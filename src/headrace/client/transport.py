@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 import httpx
 import msgspec
@@ -195,7 +195,7 @@ class HttpTransport:
 
 def _checked(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
         # Not shown: it may hold a password.
         raise ConfigError("the url must be like http://127.0.0.1:3000")
     if parts.username is not None or parts.password is not None:
@@ -204,6 +204,14 @@ def _checked(url: str) -> str:
             hint="Give the API key to the client: Client(url, key).",
         )
     return url.rstrip("/")
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """Whether the port is one, or is left out; any other would look like an absent server."""
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def _printable(key: str) -> str:

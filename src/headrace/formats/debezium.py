@@ -113,8 +113,12 @@ class _Source:
             committed,
             committed * 1000,
             self._table,
-            b"," + _encode(self._own(change))[1:-1] if self._own else b"",
+            self._own_members(change),
         )
+
+    def _own_members(self, change: Change) -> bytes:
+        own = _encode(self._own(change))[1:-1] if self._own else b""
+        return b"," + own if own else b""
 
 
 _BLOCK = b'{%b,"ts_ms":%d,"snapshot":"%b",%b,"sequence":%b,"ts_us":%d,"ts_ns":%d,%b%b}'

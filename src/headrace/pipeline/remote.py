@@ -94,7 +94,9 @@ class RemoteLog:
 
     def _read(self, path: str) -> bytes:
         """A response's body, over the connection of the last one if it still stands."""
-        http, connections = _connections.pop(self) if self in _connections else self._connect()
+        # One step: another thread may take the connection between a test and a pop.
+        kept = _connections.pop(self, None)
+        http, connections = kept or self._connect()
         try:
             body, _ = http.read(_request(path), connections)
         except BaseException:

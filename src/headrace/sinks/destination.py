@@ -175,7 +175,8 @@ class DestinationWriter(SinkWriter[LogBatch]):
             if not done.error:
                 break
             if done.refused:
-                raise _ERRORS.get(done.refused, SinkRefused)(done.error, hint=done.hint)
+                reason = self._sink.masked(done.error)
+                raise _ERRORS.get(done.refused, SinkRefused)(reason, hint=done.hint)
             self._wait(done.error, tries)
         self._note(epoch, after)
         return changes
