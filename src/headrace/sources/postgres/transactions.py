@@ -105,9 +105,9 @@ class PostgresAssembler:
         elif data[:1] in _OPERATIONS:
             self._passed_over(lsn, data)
         else:
-            self._said_by_server(parse(data), lsn)
+            self._handle(parse(data), lsn)
 
-    def _said_by_server(self, message: Parsed, lsn: int) -> None:
+    def _handle(self, message: Parsed, lsn: int) -> None:
         match message:
             case WalBegin():
                 self._started(message)
@@ -237,7 +237,7 @@ class PostgresAssembler:
         if message.prefix == HEARTBEAT:
             return
         if not message.transactional:
-            self._said_outside(message)
+            self._outside_transaction(message)
         elif self._transaction is None:
             self._expect_begun()
         elif message.prefix == DDL:
@@ -256,7 +256,7 @@ class PostgresAssembler:
         if not whole:
             self._add(Op.MESSAGE, self._no_table(), lsn, _message_payload(message))
 
-    def _said_outside(self, message: Message) -> None:
+    def _outside_transaction(self, message: Message) -> None:
         """A message that belongs to no transaction is one by itself."""
         # Its LSN is where its record ends, which is where the next one begins: perhaps a commit.
         if message.lsn <= self.position:

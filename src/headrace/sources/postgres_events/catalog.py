@@ -216,7 +216,7 @@ class EventCatalog(Catalog):
 
     def state(self) -> State:
         """Which installation it is, and how far its events were removed."""
-        return State(*self._only(self._asked(_STATE)))
+        return State(*self._only(self._queried(_STATE)))
 
     # -- tables ---------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class EventCatalog(Catalog):
     def event_rows(self, columns: str) -> EventRows:
         """The decoder for rows of a description."""
         query = "SELECT described::text FROM {schema}.relations WHERE columns = %(columns)s LIMIT 1"
-        found = self._asked(query, columns=columns)
+        found = self._queried(query, columns=columns)
         if not found:
             raise DecodeError(f"{self._schema}.relations does not know the columns {columns}")
         described = msgspec.json.decode(found[0][0], type=EventTableDescription)
@@ -304,11 +304,11 @@ class EventCatalog(Catalog):
 
     def moved(self) -> bool:
         """Whether a dump has brought the event table from another server or database."""
-        return bool(self._asked(f"SELECT server <> {HERE} FROM {{schema}}.state")[0][0])
+        return bool(self._queried(f"SELECT server <> {HERE} FROM {{schema}}.state")[0][0])
 
     def news(self, seen: TransactionSnapshot) -> EventPoll:
         """What this moment's snapshot sees that an earlier one does not."""
-        *state, snapshot, any_, lsn, flushed = self._only(self._asked(_ANY_NEWS, **_unseen(seen)))
+        *state, snapshot, any_, lsn, flushed = self._only(self._queried(_ANY_NEWS, **_unseen(seen)))
         return EventPoll(State(*state), snapshot, any_, lsn, flushed)
 
     def transactions(
@@ -347,7 +347,7 @@ class EventCatalog(Catalog):
 
     def trim(self, before: int, limit: int) -> int:
         """Remove some events of transactions below `before`; returns how many."""
-        return int(self._asked(_TRIM, before=str(before), limit=limit)[0][0])
+        return int(self._queried(_TRIM, before=str(before), limit=limit)[0][0])
 
     def apply(self, statements: str, *, wait: str = "0") -> bool:
         """Run statements as one transaction; False when a lock was not to be had in time."""
@@ -374,7 +374,7 @@ class EventCatalog(Catalog):
     def _named(self, query: str) -> bytes:
         return query.replace("{schema}", f'"{self._schema}"').encode()
 
-    def _asked(self, query: str, **parameters: object) -> list[tuple[Any, ...]]:
+    def _queried(self, query: str, **parameters: object) -> list[tuple[Any, ...]]:
         try:
             return self._connection.execute(self._named(query), parameters).fetchall()
         except psycopg.Error as error:

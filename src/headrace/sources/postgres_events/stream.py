@@ -291,20 +291,20 @@ class _Flow:
                 plan = planner.plan(self._resume, path)
                 self._resume = plan.resume
                 tasks += plan.tasks
-                yield self._batch(self._as_told(plan.announced))
+                yield self._batch(self._routed(plan.announced))
         for copied in self._copier.copy(tasks):
             yield self._copied(copied)
 
     def _copied(self, copied: Copied) -> Batch:
         changes: list[Change] = []
         try:
-            changes = self._as_told(copied.changes)
+            changes = self._routed(copied.changes)
         except DecodeError as error:
             copied = dataclasses.replace(copied, error=str(error))
         self._resume = progressed(self._resume, copied)
         return self._batch(changes)
 
-    def _as_told(self, changes: list[Change]) -> list[Change]:
+    def _routed(self, changes: list[Change]) -> list[Change]:
         """The rows of an outbox as what they name, and the resume that says so."""
         if self._source.outbox is None:
             return changes

@@ -30,4 +30,5 @@ __getattr__ = lazy(
         "install": "installation",
         "remove": "installation",
     },
+    driver="apsw",
 )

@@ -8,15 +8,6 @@ from typing import ClassVar
 
 from ...change.connector import Connector
 from ...change.event import Table
-from ...errors import ConfigError
-
-try:  # before any part is imported that needs it
-    import apsw as _apsw  # noqa: F401
-except ImportError as error:
-    raise ConfigError(
-        "a source of type sqlite needs apsw", hint="Run: pip install 'headrace[sqlite]'"
-    ) from error
-
 from .. import Finding, Register, Status
 from ..resume import decode, described, snapshots_again
 from . import check
