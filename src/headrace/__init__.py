@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _MOVED = {
     "headrace.columns": "headrace.change.arrow",
     "headrace.event": "headrace.change.event",
+    "headrace.frame": "headrace.change.arrow.frame",
     "headrace.webhooks": "headrace.client.webhooks",
 }
 
