@@ -43,6 +43,9 @@ def opened_session(
     java = check_java()
     if not java.ok:
         raise PipelineError(java.detail, hint=java.fix)
+    # The runner of Python sources has a limit of 15 s of its own, too short for a busy machine to
+    # start Python in. It reads no other setting.
+    os.environ.setdefault("SPARK_AUTH_SOCKET_TIMEOUT", "60")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = settings.get(
         "spark.pyspark.python", os.environ.get("PYSPARK_PYTHON", sys.executable)
     )

@@ -2,7 +2,7 @@
 
     form = UNKNOWN                        until the server has described its format
     event = parse(data, form)             one event, header and checksum included
-    if isinstance(event, Format): form = event
+    if isinstance(event, FormatDescription): form = event
 
 Rows are not decoded here: `rows` turns the rows of an event into JSON images.
 
@@ -12,6 +12,7 @@ passed over but is not known: nothing of a stream is left out in silence.
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from typing import Protocol
 from uuid import UUID
 
 import msgspec
+import zstandard
 
 from ....errors import DecodeError, ProtocolError, SourceRefused
 from .charsets import charset_of, decoder
@@ -345,7 +347,7 @@ _LARGEST = (1 << 30) + (1 << 20)  # the servers' limit for an event, with some r
 
 
 class _Readable(Protocol):
-    def read(self, nbytes: int) -> bytes: ...
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 def _unpacked(payload: Payload) -> Iterator[bytes]:
@@ -355,22 +357,12 @@ def _unpacked(payload: Payload) -> Iterator[bytes]:
     """
     if payload.compression not in (_ZSTD, _NONE):
         raise ProtocolError(f"a payload is compressed in an unknown way ({payload.compression})")
-    # Here, since it takes longer to load than all else, and most servers compress nothing.
+    stream: _Readable = io.BytesIO(payload.compressed)
+    if payload.compression == _ZSTD:
+        stream = zstandard.ZstdDecompressor().stream_reader(payload.compressed)
     try:
-        import pyarrow as pa  # noqa: PLC0415
-    except ImportError as error:
-        raise SourceRefused(
-            "the server compresses its binary log, and to read that needs pyarrow: "
-            "pip install 'headrace[spark]'",
-            hint="Or switch it off on the server: SET GLOBAL binlog_transaction_compression = OFF.",
-        ) from error
-
-    plain = pa.BufferReader(payload.compressed)
-    stream = plain if payload.compression == _NONE else pa.CompressedInputStream(plain, "zstd")
-    try:
-        with plain, stream:
-            yield from _packed_events(stream)
-    except OSError as error:  # what Arrow raises for bytes that are no such stream
+        yield from _packed_events(stream)
+    except zstandard.ZstdError as error:
         raise ProtocolError("a payload of a transaction cannot be unpacked") from error
 
 
