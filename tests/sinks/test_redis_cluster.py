@@ -193,6 +193,7 @@ def test_a_url_says_what_the_settings_would() -> None:
     assert (sink.username, sink.password) == ("alice", Secret(SECRET))
     assert SECRET not in repr(sink)
     assert Redis(name="events", url=Secret("redis://here")).servers == "here:6379"
+    assert Redis(name="events", url=Secret("redis://here"), tls=True).tls
 
 
 def test_sentinels_are_set_in_a_config_file(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ class Redis(BrokerSettings):
         host = str(parts.get("host") or "localhost")
         given: dict[str, Any] = {
             "servers": str(Host(host, int(parts.get("port") or _PORT))),
-            "tls": url.startswith("rediss://"),
+            "tls": self.tls or url.startswith("rediss://"),
             "username": parts.get("username") or self.username,
             "password": Secret(parts["password"]) if parts.get("password") else self.password,
             "database": parts.get("db") or self.database,
@@ -255,9 +255,8 @@ class RedisChannel:
         if isinstance(done, errors.ResponseError) and "permission" in str(done):
             raise errors.ConnectionError(_complaint(done, self._sink))
         ran = isinstance(done, list)
-        replies = (
-            done if ran else queued
-        )  # only a key that is no stream is found as late as in EXEC
+        # Only a key that is no stream is found as late as in EXEC.
+        replies = done if ran else queued
         if len(replies) != len(events):
             raise errors.InvalidResponse(_NO_REDIS)
         for at, event, reply in zip(places, events, replies, strict=True):
