@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.change.arrow import frame
-from headrace.change.arrow.frame import FIELDS, TOLD, Framing, schema, transactions, whole
+from headrace.change.arrow.frame import FIELDS, REQUIRED, Framing, schema, transactions, whole
 from headrace.change.event import BeforeKind, Change, Column, Op, Table, Transaction
 from headrace.change.record import encode
 from headrace.errors import ConfigError
@@ -205,7 +205,7 @@ def test_rows_may_come_in_any_zone_and_in_many_chunks() -> None:
     assert frame.changes(pa.Table.from_batches(chunks)) == given
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", REQUIRED)
 def test_rows_of_which_something_was_left_out_are_refused(name: str) -> None:
     rows = batch_of([make_change()])
     assert frame.changes(rows.drop_columns(["id", "epoch"])) == [make_change()]

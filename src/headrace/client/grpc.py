@@ -93,7 +93,7 @@ def _opened(metadata: Any) -> list[Opened]:
 
 
 def _messages(response: v1.SubscribeResponse) -> list[StreamMessage]:
-    match response.WhichOneof("told"):
+    match response.WhichOneof("item"):
         case "gap":
             return [MissedChanges(response.gap.first, response.gap.last)]
         case "scanned":

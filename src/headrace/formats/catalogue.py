@@ -27,7 +27,7 @@ def _of_streams(name: str) -> bool:
     try:
         return isinstance(plugins.load(plugins.FORMATS, name), StreamFormat)
     except ConfigError:
-        return False  # whoever asks for it is told why
+        return False  # loading it by name raises the reason
 
 
 @dataclass(frozen=True)

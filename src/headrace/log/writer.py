@@ -70,7 +70,7 @@ class Log(LogReader):
         try:
             super().close()
         except Exception as error:
-            # After a failed write RocksDB only says the same once more; whoever wrote was told.
+            # After a failed write RocksDB only repeats the error that was already raised.
             if self._failure is None:
                 raise LogFailed(f"the log in {self.path} could not be closed") from error
 

@@ -12,7 +12,7 @@ from ..formats.entity import Entity
 
 Batches = Iterator[pa.RecordBatch]
 
-FIELDS = (*frame.TOLD, "epoch")
+FIELDS = (*frame.REQUIRED, "epoch")
 
 SCHEMA = pa.schema(
     [

@@ -97,7 +97,7 @@ class Framing:
     tables: Mapping[int, Table]  # by version
     fields: tuple[str, ...] = tuple(FIELDS)
     wanted: tuple[str, ...] = ()  # globs of tables; none: all
-    # Whether what all changes of a table's version share is told only with the first of them.
+    # Whether what all changes of a table version share is set only in the first of them.
     terse: bool = False
     _announced: set[int] = field(default_factory=set, compare=False, repr=False)
     # A table's answer never changes, so each version is asked once.
@@ -163,7 +163,7 @@ class _Columns:
             self._shares = self._first_of(versions)
 
     def _first_of(self, versions: list[int]) -> pa.Array:
-        """The indices with null wherever the version has been told of before."""
+        """The indices, with null wherever the version was set before."""
         firsts: list[int | None] = [None] * len(self._tables)
         for at, version in enumerate(versions):
             if version not in self.framing._announced:
@@ -238,7 +238,7 @@ _BUILD: dict[str, Callable[[_Columns], pa.Array]] = {
 
 # --- and back ------------------------------------------------------------------------------------
 
-TOLD = tuple(name for name in FIELDS if name not in ("id", "epoch"))
+REQUIRED = tuple(name for name in FIELDS if name not in ("id", "epoch"))
 """The fields that `changes` needs."""
 
 _TABLE = (
@@ -263,9 +263,9 @@ def changes(framed: pa.Table | pa.RecordBatch) -> list[Change]:
     """
     if isinstance(framed, pa.Table):
         return [change for batch in framed.to_batches() for change in changes(batch)]
-    expect(framed.schema.names, TOLD)
+    expect(framed.schema.names, REQUIRED)
     # Spark gives times in the session's zone; the moments are the same.
-    rows = framed.select(TOLD).cast(schema(TOLD))
+    rows = framed.select(REQUIRED).cast(schema(REQUIRED))
     ids, ordinals, lasts, commit_times = rows["transaction"].flatten()
     return list(
         map(

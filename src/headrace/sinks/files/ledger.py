@@ -32,7 +32,7 @@ _ENTRY = re.compile(r"(\d{12})\.json")
 _KEPT = 100  # entries that stay for whoever wants to look
 _MOST = 200
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-_MEND = (
+_FIX = (
     "Bring it back from a copy. Without it, move all files away and run "
     "`headrace pipeline --adopt SINK`: everything in the log is then written again."
 )
@@ -179,7 +179,7 @@ class FilesLedger:
             return _decode(content)
         except msgspec.DecodeError as error:
             raise PipelineError(
-                f"{file} cannot be read, and it says which changes the files have", hint=_MEND
+                f"{file} cannot be read, and it says which changes the files have", hint=_FIX
             ) from error
 
     # --- files -----------------------------------------------------------------------------------
