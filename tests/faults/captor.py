@@ -38,7 +38,7 @@ HALTED, REFUSED = 3, 4  # exit codes
 STREAMING = f"""
     FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid
     WHERE slot_name = 'headrace_{SOURCE}'"""
-REQUIRED = f"SELECT 1 {STREAMING} AND reply_time > %s"
+ANSWERED = f"SELECT 1 {STREAMING} AND reply_time > %s"
 CUT = f"SELECT pg_terminate_backend(pid) {STREAMING}"
 
 
@@ -106,7 +106,7 @@ class Killer:
         with psycopg.connect(self._url, autocommit=True) as connection:
             if kill.told:
                 now = connection.execute("SELECT clock_timestamp()").fetchall()[0]
-                wait_until(lambda: connection.execute(REQUIRED, now).fetchall(), timeout=120)
+                wait_until(lambda: connection.execute(ANSWERED, now).fetchall(), timeout=120)
             if kill.cut:
                 connection.execute(CUT)
             else:
