@@ -15,7 +15,7 @@ from headrace.errors import (
 )
 from headrace.pipeline.failures import passing, understood
 
-FAILURE = """[STREAM_FAILED] Query lake terminated with exception: Traceback (most recent call last):
+FAILED = """[STREAM_FAILED] Query lake terminated with exception: Traceback (most recent call last):
   File "source.py", line 1, in latestOffset
     raise ChangesLost(...)
 headrace.errors.ChangesLost: changes 11 to 14 are gone
@@ -34,7 +34,7 @@ def test_an_error_of_ours_is_found_behind_others() -> None:
 
 
 def test_an_error_that_crossed_the_jvm_is_itself_again() -> None:
-    error = understood(StreamingQueryException(FAILURE))
+    error = understood(StreamingQueryException(FAILED))
     assert type(error) is ChangesLost
     assert str(error) == "changes 11 to 14 are gone"
     assert error.hint == ChangesLost.hint
