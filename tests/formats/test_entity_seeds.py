@@ -162,7 +162,7 @@ def test_the_documents_settings_are_settings() -> None:
         enabled=True, storage="postgres_wal", retention_days=30, batch_size=100
     )
     assert cdc(table).storage == "event_table"
-    with pytest.raises(ConfigError, match="storage kafka: it comes"):
+    with pytest.raises(ConfigError, match="storage kafka: it is not supported yet"):
         cdc(kafka)
 
 

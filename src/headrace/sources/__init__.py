@@ -70,7 +70,7 @@ class Finding(msgspec.Struct, frozen=True):
     name: str
     ok: bool
     detail: str
-    fix: str = ""  # the statement or setting that mends it
+    fix: str = ""  # the statement or setting that fixes it
 
 
 class Stream(Protocol):

@@ -79,7 +79,7 @@ _COLUMNS = """
            AND current_setting('server_version_num')::int >= 180000)
     ORDER BY a.attnum"""
 
-# Rows of a partition are told as those of the whole table; the server keeps a key towards such a
+# Rows of a partition are captured as rows of the whole; the server keeps a key towards such a
 # table once more for each of its partitions. A key with PERIOD (18) names no one row.
 _REFERENCES = """
     SELECT ARRAY(SELECT a.attname::text FROM unnest(k.conkey) WITH ORDINALITY AS c(number, at)
@@ -256,7 +256,7 @@ class Catalog:
     def _await(self, xid: int) -> None:
         """Wait until the catalogs show what a transaction has done to them.
 
-        It is told of when its commit is written, and seen when synchronous standbys have it too.
+        It is streamed once its commit is written, and visible once synchronous standbys have it.
         """
         end = time.monotonic() + _UNSEEN_SECONDS
         while not self.rows(_SEEN, xid)[0][0] and time.monotonic() < end:

@@ -35,7 +35,7 @@ _TABLE = """
 
 
 def check(source: PostgresSettings) -> list[Finding]:
-    """Every setting and privilege that capturing needs, with the statement that mends it."""
+    """Every setting and privilege that capturing needs, with the statement that fixes it."""
     try:
         connection = source.address.connect()
     except HeadraceError as error:

@@ -1,8 +1,8 @@
-"""The thread that reads the replication stream and tells the server how far the log has come.
+"""The thread that reads the replication stream and reports to the server how far the log is.
 
-While the log is slow it stops reading but goes on answering, so the server neither drops the
-connection nor forgets anything that is not durable. Only a table's columns, told before its first
-row and after each change of them, make it wait: until the log has their version.
+While the log is slow it stops reading but keeps answering, so the server neither drops the
+connection nor forgets anything that is not durable. Only a table's columns, which come before its
+first row and after each DDL, make it wait until the log has their version.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Receiver:
     ) -> None:
         self._assembler = assembler
         self._catalog = catalog  # closed with the thread that asks it
-        self.wal_end = 0  # how far the server's log reaches, as far as it has told
+        self.wal_end = 0  # how far the server's log reaches, as far as it has reported
         self.heard_at = 0  # µs since 1970
         self._replication = replication
         self._status_seconds = status_seconds
@@ -76,7 +76,7 @@ class Receiver:
         self._acked = assembler.position
         self._offered = assembler.position  # the last position that was handed over
         self._heard = time.monotonic()
-        self._reported = (0, 0.0)  # what the server was told last, and when
+        self._reported = (0, 0.0)  # what the server was sent last, and when
         self._advanced = time.monotonic()
         self._closed = False
         self._error: Exception | None = None
@@ -104,7 +104,7 @@ class Receiver:
         self._acked = max(self._acked, position)
 
     def heard_of(self, wal_end: int) -> None:
-        """The server's log reaches this far, although the stream has not told yet."""
+        """The server's log reaches this far, although the stream has not reported it yet."""
         self.wal_end = max(self.wal_end, wal_end)
 
     def reached_boundary(self) -> bool:

@@ -136,7 +136,7 @@ def with_tables(resume: R, tables: Sequence[Published], *, copying: bool) -> R:
         renamed = named.get(table.oid)
         # Another table may have got the old name, and have been met before.
         if renamed is not None and copies[renamed].relation == table.oid:
-            # What the stream has told under the new name already is in the copy as well.
+            # What the stream has already sent under the new name is in the snapshot as well.
             del copies[renamed]
             former.append(renamed)
         again = known is not None or renamed is not None or table.path in former

@@ -71,7 +71,7 @@ class _Flow:
         self._stored_at = 0
         self._inside = False  # whether a transaction was handed over in part
         self._commit_time = 0  # of the newest change that was handed over; 0: none since caught up
-        self._caught_up = time.time()  # when the log last had all that the server had told of
+        self._caught_up = time.time()  # when the log last had all that the server reported
         self._watched = self._beat = time.monotonic()
         self._beat_position = 0
 
@@ -229,7 +229,7 @@ class _Flow:
     def _follow_to(self, lsn: int) -> Iterator[Batch]:
         yield from self._reach_boundary(self._receive(boundary=lsn))
         if not self._closing.is_set():
-            # Of tables that are copied only now the stream has told nothing so far: what was
+            # The stream has sent nothing yet of tables whose snapshot begins only now: what was
             # committed before this point is in the copy, and must not come once more after it.
             position = max(self._resume.position, lsn)
             self._resume = msgspec.structs.replace(self._resume, position=position)

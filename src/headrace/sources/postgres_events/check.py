@@ -31,7 +31,7 @@ _RIGHTS = """
 
 
 def check(source: PostgresEventsSettings) -> list[Finding]:
-    """Every table, trigger and privilege that capturing needs, and what mends it."""
+    """Every table, trigger and privilege that capturing needs, and what fixes it."""
     try:
         connection = source.address.connect()
     except HeadraceError as error:

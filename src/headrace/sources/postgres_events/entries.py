@@ -30,7 +30,7 @@ class EventEntry(NamedTuple):
     id: int
     turn: int  # the first entry of the same statement
     op: bytes
-    relation: int  # which table, or partition, has told it
+    relation: int  # which table, or partition, it comes from
     columns: str  # which description its rows follow
     old: bytes | None
     new: bytes | None
@@ -39,7 +39,7 @@ class EventEntry(NamedTuple):
 
 
 class DescriptionCatalog(Protocol):
-    """Who knows what the event table was told of its tables: the catalog."""
+    """Describes tables as the event table has them."""
 
     def event_rows(self, columns: str) -> EventRows:
         """The decoder for rows of a description."""
@@ -81,11 +81,11 @@ class EventAssembler:
 
     @property
     def versions(self) -> dict[str, int]:
-        """Which version of each table was told last."""
+        """The version of each table that was emitted last."""
         return self._router.versions
 
     def copied(self, changes: Sequence[Change]) -> list[Change]:
-        """A transaction of a copy, as its rows are told."""
+        """A transaction of a snapshot, while its rows are emitted."""
         return self._router.transaction(changes)
 
     def begin(self, last: EventEntry, annotations: Iterable[bytes], *, commit: int) -> None:
@@ -178,7 +178,7 @@ class EventAssembler:
 
     def _place(self, entry: EventEntry) -> tuple[Transaction, int, EventTablePosition]:
         assert self._transaction is not None
-        # A statement that a trigger has run is told before the rest of the one it was run for.
+        # A statement that a trigger has run comes before the rest of the one that fired it.
         self._reached = max(self._reached, entry.id)
         position = EventTablePosition(entry.xid, self._reached, self._commit)
         return self._transaction, self._ordinal + 1, position

@@ -131,7 +131,7 @@ def _installed(
     for table in tables:
         if not present[table.oid].enabled:
             waiting[table.path] = (
-                "its triggers are disabled, so that its changes are not told; its owner can run: "
+                "its triggers are disabled, so its changes are not captured; its owner can run: "
                 + ddl.triggers(source.schema, (table.schema, table.name))
             )
     triggers = {table.path: present[table.oid].which for table in tables}

@@ -35,7 +35,7 @@ class Outbox(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def names(self) -> dict[str, str]:
-        """The columns that are told under a name that is always the same."""
+        """The columns whose name is always the same."""
         return {
             self.id: "id",
             self.aggregate_id: "aggregate_id",
@@ -48,7 +48,7 @@ class OutboxRouter:
     """Turns the rows of an outbox into changes of what they name."""
 
     def __init__(self, outbox: Outbox | None, register: Register, versions: dict[str, int]) -> None:
-        self.versions = versions  # schema.table -> the version its last SCHEMA change told
+        self.versions = versions  # schema.table -> the version of its last SCHEMA change
         self._outbox = outbox
         self._register = register
         self._tables: dict[tuple[int, str], Table] = {}
@@ -82,7 +82,7 @@ class OutboxRouter:
         return [msgspec.structs.replace(rerouted, op=Op.SCHEMA, key=None, after=payload), rerouted]
 
     def _table(self, outbox: Outbox, table: Table, fields: dict[str, msgspec.Raw]) -> Table:
-        """The table that a row is told of."""
+        """The table of the event that a row becomes."""
         missing = [name for name in (*outbox.names, outbox.aggregate_type) if name not in fields]
         if missing:
             raise DecodeError(f"the outbox {outbox.table} has no column {', '.join(missing)}")

@@ -76,7 +76,7 @@ def with_triggers(
 ) -> EventResume:
     """Add tables that are not known yet, and copy anew those whose triggers are others.
 
-    While a table had no trigger, or one that did not fire, its changes were told to nobody.
+    While a table had no trigger, or one that did not fire, its changes were not captured.
     """
     copies = {
         path: PostgresTableSnapshot(copy.relation, again=True)

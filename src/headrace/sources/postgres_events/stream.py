@@ -252,7 +252,7 @@ class _Flow:
         return True
 
     def _take_up(self, installed: InstalledTriggers) -> Iterator[Batch]:
-        """Capture what has triggers now, once all is told of what had them before."""
+        """Capture the tables with triggers, after all events of those that had them before."""
         if self._resume.target:
             yield from self._follow()
         yield from self._poll()

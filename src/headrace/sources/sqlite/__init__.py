@@ -1,12 +1,12 @@
 """SQLite by triggers: they append to a table in the database itself, which is read and trimmed.
 
-    install -> triggers tell of every row -> look, tell, copy -> delete what is stored
+    install -> triggers write every row -> poll, snapshot, emit -> delete what is stored
 
 `stream` is that flow. Around it: `installation`, `triggers` and `schema` (what is put into the
 database, and for which tables), `database` and `connections` (reading and writing it), `wal` (where
 transactions end), `transactions` and `values` (entries -> changes, no I/O), `session` and
-`snapshot`, `resume` (what the log remembers), `check`, and `attached` for programs that want their
-own transactions told apart.
+`snapshot`, `resume` (what the log remembers), `check`, and `attached` for programs that keep
+their transactions separate.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""For programs that write by apsw: their transactions are told apart wherever they are read.
+"""For programs that write by apsw: their transactions stay separate wherever they are read.
 
 Triggers tell of the rows, as for every other writer. What they cannot see is a commit; this
 connection's hooks do, so its entries get a token that is another one for each transaction.
@@ -27,7 +27,7 @@ END"""
 
 
 class Attached:
-    """A connection whose transactions are told apart."""
+    """A connection whose transactions stay separate."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self._connection = connection

@@ -15,7 +15,7 @@ from .schema import shapes
 from .settings import SqliteSettings
 
 _TOGETHER = (
-    "transactions that commit between two looks are told as one; PRAGMA journal_mode = WAL "
+    "transactions that commit between two polls are merged into one; PRAGMA journal_mode = WAL "
     "lets Headrace tell them apart"
 )
 

@@ -77,7 +77,7 @@ def _narrowed(resume: SqliteResume, globs: Sequence[str]) -> SqliteResume:
 def with_tables(
     resume: SqliteResume, tables: Sequence[InstalledTable], *, copying: bool
 ) -> SqliteResume:
-    """Add tables that are not known yet, and copy those anew whose changes were not all told."""
+    """Add unknown tables, and take a new snapshot of those whose changes are incomplete."""
     copies, errored = dict(resume.snapshots), dict(resume.errored)
     for table in tables:
         known = copies.get(table.path)

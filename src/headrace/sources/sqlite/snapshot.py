@@ -15,7 +15,7 @@ from .connector import SqlitePosition
 from .database import Snapshot, read
 from .transactions import DescribedLayout, schema
 
-_ROWS = 4096  # read and told at once
+_ROWS = 4096  # read and handed over at once
 
 _set = msgspec.structs.force_setattr
 

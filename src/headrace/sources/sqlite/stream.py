@@ -205,7 +205,7 @@ class _Flow:
         return snapshot
 
     def _ends_upto(self, snapshot: Snapshot) -> list[int]:
-        """Where the transactions end that are not told yet."""
+        """Where the transactions end that are not captured yet."""
         position, last = self._resume.position, snapshot.last
         known = self._database.ends(position)
         noted = known[-1] if known else position

@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class SqliteEntry(msgspec.Struct, frozen=True, gc=False):
-    """What a trigger has told, with its further values."""
+    """What a trigger has written, with its further values."""
 
     number: int  # of the last row it takes
     layout: int

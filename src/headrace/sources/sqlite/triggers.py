@@ -8,7 +8,7 @@
 Values are stored as they are, of whatever type, so nothing is lost or needs a function that some
 build of SQLite lacks. A row of more than 32 values goes on in further entries, marked `+`.
 Of several triggers for one event SQLite runs the newest first. Ours must be the newest: a trigger
-of the application that updates the row at hand would otherwise be told of before the row itself.
+of the application that updates the same row would otherwise come before the row itself.
 """
 
 from __future__ import annotations

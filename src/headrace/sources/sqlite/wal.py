@@ -4,7 +4,7 @@ Triggers cannot see a commit. But each of them counts on in the one row of `head
 every transaction that tells anything writes that row's page, and its last version of the page says
 which entry was the transaction's last. The frames of the log say which pages were written, and
 which frame ends a transaction. Nothing here is needed to know which entries there are, and a log
-that cannot be read only means that transactions are told together.
+that cannot be read only means that transactions are merged.
 
 A reader of the database keeps its write-ahead log from beginning anew, so while there is one,
 nothing is overwritten that was committed after the reader began.
