@@ -9,11 +9,11 @@ import pytest
 from headrace.change.event import Op
 from headrace.errors import ConfigError
 from headrace.formats import Changefeed
-from headrace.formats._time import iso, second
 from headrace.formats.catalogue import Formats, names, schemas
 from headrace.formats.cloudevents import CloudEvents
 from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.savegress import Savegress, SavegressTransactions
+from headrace.formats.timestamps import iso, second
 from tests.changes import make_change
 
 FACTS = Facts("1", (SourceServer("shop", host="db.example.com"),))

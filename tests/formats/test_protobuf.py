@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from headrace.change import connector as connectors
 from headrace.change.connector import Connector
 from headrace.change.event import Change, Op, Position, Transaction
-from headrace.formats._struct import DEEPEST, written
 from headrace.formats.facts import Facts, SourceServer
 from headrace.formats.protobuf import Protobuf
+from headrace.formats.protostruct import DEEPEST, written
 from headrace.formats.savegress import Savegress
 from headrace.v1.changefeed_pb2 import DESCRIPTOR, CDCEvent, Operation, PollResponse
 from tests.changes import make_change, make_table

@@ -1,4 +1,4 @@
-"""PageCache that readers share: the same for those who want the same, and for nobody else."""
+"""Pages that readers share: the same for those who want the same, and for nobody else."""
 
 import asyncio
 from collections.abc import Iterator

@@ -48,7 +48,7 @@ class Conversation:
         return self.session.elapse(sent)
 
     def ping(self, sent: int | None = None) -> str:
-        """PauseReading for a ping; returns its time."""
+        """Wait for a ping; returns its time."""
         acts = self.elapse(self.session.next_at - self.now, sent)
         return str(next(said(act)["timestamp"] for act in acts if isinstance(act, SendMessage)))
 

@@ -10,10 +10,10 @@ import msgspec
 
 from ..change.event import Change, Op, Table
 from ._tables import PerTable
-from ._time import iso
 from .canonical import Canonical
 from .facts import Facts, FormatOptions
 from .key import row_key
+from .timestamps import iso
 
 TYPES: Mapping[Op, str] = {op: f"headrace.change.{op.value.lower()}" for op in Op}
 

@@ -22,8 +22,8 @@ from ._cascade import Cascade, ForeignKeyGraph, cascaded_deletes
 from ._line import one_line
 from ._rows import CARRIED, EntityRow, EntityShape, histories, netted
 from ._tables import PerTable
-from ._time import second
 from .facts import Facts, FormatOptions
+from .timestamps import second
 
 _encode = msgspec.json.Encoder().encode
 _WHOLE = re.compile(rb'"(0|-?[1-9]\d*)"')

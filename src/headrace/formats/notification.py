@@ -10,8 +10,8 @@ from ..change.event import BeforeKind, Change, Op, Table
 from ._line import one_line
 from ._pick import picked
 from ._tables import PerTable
-from ._time import iso
 from .facts import FormatOptions
+from .timestamps import iso
 
 ON_REQUEST = frozenset({Op.TRUNCATE, Op.SCHEMA, Op.MESSAGE})
 

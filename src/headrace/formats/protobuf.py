@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from ..change.event import Change, Table
 from ..v1 import changefeed_pb2 as v1
-from ._struct import framed, written
 from ._tables import PerTable
 from .facts import Facts
+from .protostruct import framed, written
 from .savegress import OPERATIONS, Metadata, ddl, own_metadata, position, table_metadata
 
 _CONNECTORS = frozenset(v1.Position.DESCRIPTOR.fields_by_name)

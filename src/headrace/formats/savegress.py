@@ -14,8 +14,8 @@ from ..change.connector import connector
 from ..change.event import BeforeKind, Change, Op, Table, Transaction
 from ._line import one_line
 from ._tables import PerTable
-from ._time import iso, second
 from .facts import Facts, FormatOptions
+from .timestamps import iso, second
 
 OPERATIONS = {
     Op.INSERT: "INSERT",

@@ -117,7 +117,7 @@ def as_changelog(
 
     A READ is an insert. An UPDATE gives an update_preimage where the source sent the whole old
     row, and an update_postimage always. `_commit_version` is the sequence of the first change of
-    the transaction: all its changes share it, and it grows in commit order. `_sequence` gives the
+    the transaction: all its changes share it, and it grows in commit order. `_sequence` tells the
     changes of a transaction apart; `_absent` and the rest are as in `rows`.
     """
     images = _of_table(changes, table).select(

@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha import reflection
 
 from ..change.event import Change, Op
 from ..errors import ConfigError, HeadraceError
-from ..formats._struct import framed
 from ..formats.protobuf import Protobuf
+from ..formats.protostruct import framed
 from ..formats.savegress import OPERATIONS
 from ..v1 import changefeed_pb2 as v1
 from .access import Access, authenticate, unauthenticated

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ...formats._time import iso
+from ...formats.timestamps import iso
 
 PROTOCOL_VERSION = "1.0.0"
 VERSIONS = (1,)  # of the events' schema, and so of the protocol's first number

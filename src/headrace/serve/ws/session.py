@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...config.settings import WebSocketSection
-from ...formats._time import iso
+from ...formats.timestamps import iso
 from . import messages
 from .messages import Auth, ClientMessage, Code, Pong, ProtocolVersion, Rejected, Subscribe
 

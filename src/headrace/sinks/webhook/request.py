@@ -11,8 +11,8 @@ import msgspec
 
 from ... import __version__
 from ...errors import ConfigError
-from ...formats._time import iso
 from ...formats.signature import sign, sign_standard, standard_key
+from ...formats.timestamps import iso
 from ...secret import Secret
 from ..push import Event
 from .address import Endpoint

@@ -21,7 +21,7 @@ from .response import SecretMask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook(PushSettings):
-    """Events posted to an https endpoint, with the seed's headers and those of Standard Webhooks.
+    """Events posted to an https endpoint, with Savegress's headers and those of Standard Webhooks.
 
     A response of 2xx accepts what was posted, 410 halts the sink, 429 pauses it; 408, 425, 5xx and
     no response are retried; anything else is a refusal. A refused batch is split until the events
