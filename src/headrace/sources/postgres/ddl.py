@@ -84,7 +84,7 @@ _INSTALLED = """
     SELECT coalesce(obj_description(evtfoid, 'pg_proc'), '')
     FROM pg_event_trigger WHERE evtname = 'headrace_ddl'"""
 
-_STRANGER = """
+_UNTRUSTED_OWNERS = """
     SELECT r.rolname FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner
     WHERE n.nspname = 'headrace' AND NOT r.rolsuper AND r.rolname <> current_user"""
 
@@ -107,7 +107,7 @@ def install(catalog: Catalog) -> None:
     if found is not None and not superuser:
         logger.warning("the ddl event trigger is of another edition; a superuser must renew it")
         return
-    for (owner,) in catalog.rows(_STRANGER):
+    for (owner,) in catalog.rows(_UNTRUSTED_OWNERS):
         raise SourceRefused(
             f"the schema headrace belongs to {owner}, who could put functions there that run as a "
             "superuser",
