@@ -15,6 +15,7 @@ from headrace.pipeline.session import check_java
 from headrace.testing import PostgresDatabase, PostgresInstall, PostgresServer, postgres_installs
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.effort import times
+from tests.java import QUICK_JAVA
 from tests.mysqls import KINDS, Mysqls, mysql_of
 from tests.needs import missing
 
@@ -126,6 +127,7 @@ def own_my(my_kind: str) -> Iterator[MysqlServer]:
 
 
 SPARK = {
+    **QUICK_JAVA,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",

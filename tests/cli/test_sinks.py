@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from headrace.cli import app
 from headrace.testing import free_port, wait_until
 from tests.changes import Writer, opened_writer
+from tests.java import QUICK_JAVA
 from tests.sinks.receiver import OK, Receiver, Request, reply
 from tests.sparkui import assert_hidden, pages
 
@@ -51,6 +52,7 @@ class Place:
             "spark.ui.enabled": True,
             "spark.ui.port": self.ui,
             "spark.driver.memory": "1g",
+            **QUICK_JAVA,
         }
         content = {
             "sources": {"idle": {"type": "postgres", "url": "postgresql://127.0.0.1:1/shop"}},

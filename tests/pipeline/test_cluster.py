@@ -12,6 +12,7 @@ from headrace.log import Log
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing import SparkCluster, free_port
 from tests.changes import Writer
+from tests.java import QUICK_JAVA
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.usefixtures("java")]
 
@@ -37,6 +38,7 @@ def test_a_cluster_carries_the_log_into_its_sinks(tmp_path: Path) -> None:
                     "spark": {
                         "spark.executor.memory": "512m",
                         "spark.driver.host": "127.0.0.1",
+                        **QUICK_JAVA,
                         "spark.sql.shuffle.partitions": 2,
                     },
                     "sinks": {

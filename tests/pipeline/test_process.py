@@ -14,6 +14,7 @@ import pytest
 
 from headrace.testing import PostgresDatabase, free_port, wait_until
 from tests.changes import opened_writer
+from tests.java import QUICK_JAVA
 from tests.pipeline.sites import PLUGINS
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.usefixtures("java")]
@@ -36,6 +37,7 @@ class Place:
             "server": {"port": free_port()},
             "pipeline": {
                 "master": "local[1]",
+                "spark": QUICK_JAVA,
                 "trigger_seconds": 0.2,
                 "sinks": {"lake": {"type": "folder", "path": "lake"}},
             },

@@ -13,6 +13,7 @@ import pytest
 from headrace.client import Client
 from headrace.errors import ServerAbsent
 from headrace.testing import free_port, wait_until
+from tests.java import QUICK_JAVA
 from tests.plugins.environments import ROOT, Environment, wheel_of
 
 EXAMPLE = Path(__file__).parent / "example"
@@ -41,7 +42,7 @@ class Site:
             "own": {"type": "batches", "path": "own"},
             "ours": {"type": "files", "path": "ours", "format": "pair"},
         }
-        spark = {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}
+        spark = {"spark.ui.enabled": "false", "spark.driver.memory": "1g", **QUICK_JAVA}
         content = {
             "sources": {"access": source},
             "server": {"port": self.port},

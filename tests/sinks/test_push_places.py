@@ -15,6 +15,7 @@ import pytest
 
 from headrace.testing import free_port, wait_until
 from tests.changes import opened_writer
+from tests.java import QUICK_JAVA
 from tests.sinks.receiver import OK, Receiver, Request
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.usefixtures("java")]
@@ -66,7 +67,7 @@ def test_destinations_that_hang_leave_the_cores_to_the_others(tmp_path: Path) ->
             "server": {"port": free_port()},
             "pipeline": {
                 "master": "local[1]",
-                "spark": {"spark.driver.memory": "1g"},
+                "spark": {"spark.driver.memory": "1g", **QUICK_JAVA},
                 "sinks": {name: hook(each.url) for name, each in receivers.items()},
             },
         }

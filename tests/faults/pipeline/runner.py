@@ -36,14 +36,14 @@ from headrace.sinks.tables.ledger import TablesLedger
 from headrace.sinks.tables.merge import Merge
 from headrace.sinks.tables.sink import Tables
 from headrace.sinks.tables.target import TargetTable
+from tests.java import QUICK_JAVA
 
 LAKE, AUDIT = "lake", "audit"  # the sinks, and their folders
 WORKER_DIED = "worker-died"  # a file that tells so
 
-# What starts soonest: nothing runs long enough to be worth a better compiler.
 QUICK = {
     "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+    **QUICK_JAVA,
     "spark.sql.shuffle.partitions": "2",
     "spark.python.authenticate.socketTimeout": "60s",
 }

@@ -20,6 +20,7 @@ from headrace.sources.postgres.position import PostgresPosition
 from headrace.testing import free_port, wait_until
 from tests.changes import COMMIT_TIME, Writer, make_change, opened_writer
 from tests.faults.pipeline.servers import PushDestination, Town
+from tests.java import QUICK_JAVA
 
 HEADRACE = [sys.executable, "-m", "headrace.cli"]
 PATIENCE = 180  # seconds, for whatever is waited for
@@ -47,6 +48,7 @@ class Works:
             "spark.ui.enabled": True,
             "spark.ui.port": self.ui,
             "spark.driver.memory": "1g",
+            **QUICK_JAVA,
             "spark.python.authenticate.socketTimeout": "60s",
             "spark.eventLog.enabled": True,
             "spark.eventLog.compress": False,
