@@ -401,7 +401,7 @@ def test_one_that_does_not_speak_tls_is_told_apart() -> None:
 
 
 def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(SinkUnavailable, match=r"certificates in .*missing\.pem cannot be read"):
+    with pytest.raises(SinkUnavailable, match=r"ca_file .*missing\.pem cannot be read"):
         sink("https://hooks.example", ca_file=str(tmp_path / "missing.pem")).connect()
 
 
