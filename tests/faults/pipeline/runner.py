@@ -151,8 +151,8 @@ def lay(killer: Killer) -> None:
     killer.after(Delta, "add_columns", lambda *_: Point.COLUMNS_ADDED)
     killer.before(Delta, "note", lambda *_: Point.REPLACED)
     killer.before(TablesLedger, "save", lambda *_: Point.COMMITTED)
-    killer.before(TargetTable, "arranged", lambda *_: Point.JOINED)
-    killer.after(TargetTable, "arranged", lambda *_: Point.ARRANGED)
+    killer.before(TargetTable, "compacted", lambda *_: Point.JOINED)
+    killer.after(TargetTable, "compacted", lambda *_: Point.ARRANGED)
     killer.after(Batches, "__call__", _stored)
 
 
