@@ -25,7 +25,7 @@ from headrace.sources.mysql.decode.events import (
 )
 from headrace.sources.mysql.decode.rows import BinlogRowDecoder
 from tests.effort import times
-from tests.sources.binlogs.reading import FILES, parsed, raw_events
+from tests.sources.binlogs.reading import FILES, events, parsed, raw_events
 
 KINDS = [
     *range(2, 6), 9, 11, *range(13, 20), *range(23, 43), *range(160, 173),
@@ -208,3 +208,11 @@ def test_a_payload_that_unpacks_to_more_than_it_says_is_read_as_it_comes() -> No
         for compression in (0, 255, 7):
             with pytest.raises(OURS):
                 list(inner_events(Payload(header, junk, compression, 10), PLAIN))
+
+
+def test_a_payload_cut_anywhere_is_refused() -> None:
+    first = next(each for each in events("mysql80/payload") if isinstance(each, Payload))
+    for size in range(len(first.compressed)):
+        cut = msgspec.structs.replace(first, compressed=first.compressed[:size])
+        with pytest.raises(ProtocolError):
+            list(inner_events(cut, PLAIN))

@@ -17,4 +17,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Mysql"]
 
-__getattr__ = lazy(__name__, {"Mysql": "source"})
+__getattr__ = lazy(__name__, {"Mysql": "source"}, driver="zstandard")

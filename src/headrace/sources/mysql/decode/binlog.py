@@ -360,10 +360,16 @@ def _unpacked(payload: Payload) -> Iterator[bytes]:
     stream: _Readable = io.BytesIO(payload.compressed)
     if payload.compression == _ZSTD:
         stream = zstandard.ZstdDecompressor().stream_reader(payload.compressed)
+    size = 0
     try:
-        yield from _packed_events(stream)
+        for event in _packed_events(stream):
+            size += len(event)
+            yield event
     except zstandard.ZstdError as error:
         raise ProtocolError("a payload of a transaction cannot be unpacked") from error
+    # The decompressor takes the end of its input for the end of the stream.
+    if payload.size not in (0, size):
+        raise ProtocolError("a payload of a transaction is cut short")
 
 
 def _packed_events(stream: _Readable) -> Iterator[bytes]:
