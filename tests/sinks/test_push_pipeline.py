@@ -107,7 +107,7 @@ def assert_hidden(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     assert SECRET not in caplog.text
     store = site.spark._jsparkSession.sharedState().statusStore()
     shown = [store.executionsList().apply(at) for at in range(store.executionsList().size())]
-    assert any("Send" in each.physicalPlanDescription() for each in shown)
+    assert any("RangeTask" in each.physicalPlanDescription() for each in shown)
     for each in shown:
         assert SECRET not in each.physicalPlanDescription() + each.details() + each.description()
     for file in site.checkpoints.rglob("*"):

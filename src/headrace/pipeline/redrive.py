@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import PipelineError
+from ..errors import ConfigError, PipelineError
 from ..sinks.push.halt import clear_halt
 from ..sinks.push.redrive import RedriveResult, request_redrive, requested, result_of
 
@@ -58,9 +58,11 @@ def redrive(plan: QueryPlan, spark: SparkSession, keys: Sequence[str]) -> Redriv
 
     A destination that had refused everything is tried again from now on.
     """
-    folder = str(plan.checkpoint.folder.parent)
-    clear_halt(folder)
-    return plan.sink.open(plan.checkpoint.writer()).redrive(spark, keys)
+    clear_halt(str(plan.checkpoint.folder.parent))
+    writer = plan.sink.open(plan.checkpoint.writer())
+    if writer.status() is None:
+        raise ConfigError(f"the sink {plan.sink.name} sends nothing, so it has no dead letters")
+    return writer.redrive(spark, keys)
 
 
 def nothing(folder: str) -> RedriveResult:
