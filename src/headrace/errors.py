@@ -13,7 +13,7 @@
     │   ├── PositionLost       the server no longer has the changes after our position
     │   ├── SourceReplaced     the server is not the one our position belongs to
     │   └── ProtocolError      the server sent what its protocol does not allow
-    ├── ServerError            whoever asked the running server for what it refuses
+    ├── ServerError            whoever sent the running server a request that it refuses
     │   ├── ServerAbsent       nobody answers at the server's address
     │   ├── ServerBusy         nobody: the client asks again
     │   ├── ChangesTrimmed     the log no longer has the changes after a reader's sequence
@@ -24,7 +24,7 @@
     │   ├── PipelineInUse      another pipeline works with the same checkpoints
     │   ├── CheckpointUnreadable  a query's checkpoint is damaged; what its sink holds is not
     │   ├── QueryFailed        Spark gave up for a reason of its own; it is tried a few times
-    │   ├── LogUnreachable     nobody: the server that a query reads from is asked again
+    │   ├── LogUnreachable     nobody: the query requests it from the server again
     │   ├── SinkUnavailable    nobody: the batch is tried again
     │   ├── SinkRefused        whoever runs what a sink sends to, or its settings; it halts
     │   ├── SinkFenced         another pipeline writes to the same place
@@ -60,7 +60,7 @@ class ConfigError(HeadraceError):
 
 
 class LogError(HeadraceError):
-    """The log cannot do what was asked."""
+    """The log cannot do what was requested."""
 
 
 class LogAbsent(LogError):
@@ -118,7 +118,7 @@ class ProtocolError(SourceError):
 
 
 class ServerError(HeadraceError):
-    """The running server does not do what a command asked."""
+    """The running server refuses a request."""
 
     status: int = 0  # of the response; 0: there was none
     word: str = ""  # the reply's error code, such as unknown_cursor

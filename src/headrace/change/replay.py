@@ -1,6 +1,6 @@
 """The rows that a log adds up to: changes in, tables out. No I/O.
 
-What the source changes without telling cannot be replayed: a column added with a default is null
+What changes without a change event cannot be replayed: a column added with a default is null
 here in the rows that were there before, and a renamed column is a new one.
 """
 

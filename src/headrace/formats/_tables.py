@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class PerTable(Generic[T]):
-    """Makes a thing for each table it is asked about, and remembers it.
+    """Makes a thing for each table that it meets, and remembers it.
 
     It goes by the table's address: hashing a table takes longer than writing an event.
     """

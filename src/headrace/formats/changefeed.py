@@ -63,7 +63,7 @@ class Changefeed:
         return cls(options.include)
 
     def encode(self, change: Change) -> bytes | None:
-        """The change as one event; None for an operation nobody asked for."""
+        """The change as one event; None for an operation that was not requested."""
         op, table = change.op, change.table
         if op in ON_REQUEST and op not in self.include:
             return None

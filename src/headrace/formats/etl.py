@@ -143,12 +143,12 @@ class Truncate(_Placed, frozen=True):
 
     @property
     def cascade(self) -> bool:
-        """Whether the statement said CASCADE."""
+        """Whether the statement has CASCADE."""
         return bool(self.options & CASCADE)
 
     @property
     def restart_identity(self) -> bool:
-        """Whether the statement said RESTART IDENTITY."""
+        """Whether the statement has RESTART IDENTITY."""
         return bool(self.options & RESTART_IDENTITY)
 
 

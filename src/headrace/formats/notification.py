@@ -52,7 +52,7 @@ class Notification:
         return cls(options.include)
 
     def encode(self, change: Change) -> bytes | None:
-        """The change as one message; None for an operation nobody asked for."""
+        """The change as one message; None for an operation that was not requested."""
         op = change.op
         # By its text, whose hash is known: an enum's is worked out anew each time.
         opening = _openings(change.table)[op._value_]

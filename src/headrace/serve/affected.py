@@ -56,7 +56,7 @@ class AffectedRowsFinder:
     """Finds what events are about."""
 
     def __init__(self, feed: LogFeed, *, together: bool) -> None:
-        """`together`: an event may tell of other changes of its transaction too."""
+        """`together`: an event may report other changes of its transaction too."""
         self._feed = feed
         self._together = together
         self._last: _Piece | None = None  # neighbouring events are mostly of the same one
@@ -98,7 +98,7 @@ class AffectedRowsFinder:
 
 
 class _Piece(NamedTuple):
-    """The changes of a transaction that events tell of together."""
+    """The changes of a transaction that events report together."""
 
     begin: int
     changed: AffectedRows  # every row

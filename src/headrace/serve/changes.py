@@ -35,7 +35,7 @@ class ChangesPage(msgspec.Struct, frozen=True):
 
 
 class EventsPage(msgspec.Struct, frozen=True):
-    """The same in another format than the canonical one; /schemas tells what its events are."""
+    """The same in another format than the canonical one; /schemas describes its events."""
 
     events: list[dict[str, Any]]
     count: int

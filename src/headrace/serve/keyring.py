@@ -26,7 +26,7 @@ class Keyring:
     def __init__(
         self, log: Log, *, operator: Key | None = None, clock: Callable[[], int] = _now
     ) -> None:
-        """Read the keys; `clock` tells microseconds since 1970."""
+        """Read the keys; `clock` returns microseconds since 1970."""
         self.limiter = Limiter()
         self.connections = KeyConnections(self.valid)
         self._log = log

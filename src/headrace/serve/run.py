@@ -24,7 +24,7 @@ KEEP_ALIVE_SECONDS = 75  # longer than a reverse proxy keeps an idle connection
 
 
 def serve(app: Litestar, settings: ServerSettings) -> None:
-    """Answer requests until the process is asked to stop."""
+    """Answer requests until the process is to stop."""
     with _bind(settings) as listening:
         _Server(app).run([listening])
 

@@ -56,7 +56,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     position: str = ""  # the source's own text for how far the log has come
     lag_bytes: int = 0  # what the server has and the log has not
     lag_seconds: float = 0.0  # age of the newest stored change while there is more to come
-    heard_at: int = 0  # when the server last said anything, µs since 1970; 0: never
+    heard_at: int = 0  # when the server last sent anything, µs since 1970; 0: never
     stored_at: int = 0  # when the log last took a batch, µs since 1970; 0: never
     copies: tuple[CopyProgress, ...] = ()
     errored: dict[str, str] = {}  # table -> reason
@@ -115,7 +115,7 @@ class Source(Protocol):
         ...
 
     def describe(self, resume: bytes | None) -> Status:
-        """What a stored resume tells, without asking the database."""
+        """The status behind a stored resume, without asking the database."""
         ...
 
     def check(self) -> list[Finding]:

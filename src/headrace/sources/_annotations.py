@@ -24,7 +24,7 @@ _encode = msgspec.json.Encoder().encode
 def annotated(metadata: bytes | None, content: bytes) -> tuple[bytes, bool]:
     """A transaction's metadata with one more annotation, and whether that is there as a whole."""
     known = {} if metadata is None else _fields(metadata)
-    error = known.pop(ERROR, None)  # ours, so it takes no room from what is said
+    error = known.pop(ERROR, None)  # ours, so it takes no room from the annotation
     parsed = _parsed(content)
     if parsed is not None and len(_encode(known | parsed)) <= LIMIT:
         return _written(known | parsed, error), True

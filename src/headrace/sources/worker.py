@@ -162,7 +162,7 @@ class Apart:
         return self.source.copy_again(resume, tables)
 
     def describe(self, resume: bytes | None) -> Status:
-        """What a stored resume tells."""
+        """The status behind a stored resume."""
         return self.source.describe(resume)
 
     def check(self) -> list[Finding]:
@@ -301,7 +301,7 @@ class _Worker:
         except HeadraceError as error:
             self._fail(error)
         except BrokenPipeError:
-            return  # nobody is left to tell
+            return  # nobody is left to send it to
         except Exception as error:  # noqa: BLE001 - raised again at the near end
             self._fail(HeadraceError(f"unexpected {error!r} in the capturing process"))
 
@@ -342,7 +342,7 @@ class _Worker:
         while not pause.wait(_STATE_SECONDS):
             status = self._stream.status()
             if status != sent_status:
-                with suppress(BrokenPipeError):  # nobody is left to tell
+                with suppress(BrokenPipeError):  # nobody is left to send it to
                     self._far.send(_State(status))
                 sent_status = status
 

@@ -91,7 +91,7 @@ def schema(fields: Sequence[str] | None = None) -> pa.Schema:
 
 @dataclass(frozen=True)
 class Framing:
-    """Turns records of one log into Arrow, with the fields that were asked for."""
+    """Turns records of one log into Arrow, with the requested fields."""
 
     epoch: str
     tables: Mapping[int, Table]  # by version
@@ -100,7 +100,7 @@ class Framing:
     # Whether what all changes of a table version share is set only in the first of them.
     terse: bool = False
     _announced: set[int] = field(default_factory=set, compare=False, repr=False)
-    # A table's answer never changes, so each version is asked once.
+    # A table's answer never changes, so each version is looked up once.
     _answers: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
 
     def batch(self, first: int, count: int, records: bytes) -> pa.RecordBatch:
@@ -258,7 +258,7 @@ _KINDS = {kind.value: kind for kind in BeforeKind}
 def changes(framed: pa.Table | pa.RecordBatch) -> list[Change]:
     """The changes behind rows, with all that formats look at; their ids are those of the rows.
 
-    A row does not tell what only a stream of the source itself needs: the numbers of tables and
+    A row lacks what only a stream of the source itself needs: the numbers of tables and
     types, a table's replica identity, where a commit record ends.
     """
     if isinstance(framed, pa.Table):
@@ -345,7 +345,7 @@ def _units(framed: pa.Table | pa.RecordBatch) -> list[tuple[Any, ...]]:
 
 
 def _tables(rows: pa.RecordBatch) -> Iterator[Table]:
-    """The table of each row: worked out once for all rows that tell the same of theirs."""
+    """The table of each row: worked out once for all rows that describe it alike."""
     encoded = [rows[name].dictionary_encode("encode") for name in _TABLE]
     words = [each.dictionary.to_pylist() for each in encoded]
     known: dict[tuple[int, ...], Table] = {}

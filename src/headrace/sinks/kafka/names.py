@@ -42,7 +42,8 @@ def check(template: Template) -> None:
 def key_begins(event: Event, *, with_schema: bool) -> int:
     """Where in a row its key begins: `orders:7`, or `public.orders:7`.
 
-    A row is `source|schema.table:7`; names may have any character, so only their lengths tell.
+    A row is `source|schema.table:7`; names may have any character, so only
+    their lengths show where each ends.
     """
     begin = len(event.source) + 1
     return begin if with_schema else begin + len(event.schema) + 1

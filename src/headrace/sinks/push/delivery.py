@@ -34,7 +34,7 @@ _NARROWER = 2  # after each failure so many powers of two fewer events are tried
 _ACCEPTED, _REFUSED = DeliveryOutcome.ACCEPTED, DeliveryOutcome.REFUSED
 _UNREACHABLE, _UNSENT = DeliveryOutcome.UNREACHABLE, DeliveryOutcome.UNSENT
 
-_LATER = "it wants to be asked again later"  # the reason if an earlier process had it …
+_LATER = "it wants to be tried again later"  # the reason if an earlier process had it …
 _NO_REASON = "it did not say why"  # … and if there was none
 _FULL = "dead letters cannot be kept"
 

@@ -399,7 +399,7 @@ def _explained(error: BaseException) -> str:
         return f"{error}. {error.hint}" if error.hint else str(error)
     if isinstance(error, OSError):
         return _reason(error)
-    return f"it ended with {type(error).__name__}; `headrace status` may tell more"
+    return f"it ended with {type(error).__name__}; `headrace status` may show more"
 
 
 def _last(seen: ReadChanges) -> int:

@@ -25,7 +25,7 @@ _UNPRINTED = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-
 # Letters and digits come through every escape as they are: \/, \u003d, %3D, &amp;.
 _WORD = re.compile(r"[^\W_]+")
 _LONG = 4  # letters; what is shorter is hidden only where it stands alone
-_TELLING = 6  # letters of a text that tell something of it when they are all that shows
+_TELLING = 6  # letters of a secret that already give some of it away when they show alone
 
 
 class SecretMask:

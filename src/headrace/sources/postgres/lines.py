@@ -1,7 +1,7 @@
 """Lines of COPY -> JSON images, a column of many rows at a time. No I/O.
 
 The same values, encoders and templates as `rows`; only that what can be decided for a whole
-column (has it a null, an escape, a character that JSON quotes?) is not asked again for each row.
+column (has it a null, an escape, a character that JSON quotes?) is not tested again for each row.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ R = TypeVar("R", bound=PostgresTablesResume)
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan(Generic[R]):
-    """How to copy a table: what to tell first, what to read, and the resume that says so."""
+    """How to snapshot a table: what to emit first, what to read, and the resume after it."""
 
     resume: R
     announced: list[Change]

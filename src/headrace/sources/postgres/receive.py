@@ -33,7 +33,7 @@ _PIECE_BYTES = 4 << 20
 _FULL = 32768  # changes waiting for the log; then reading stops
 _FULL_BYTES = 32 << 20
 _BURST = 1024  # messages between two looks at the clock
-_SILENCE = 120.0  # seconds; it is asked for a word at least every ten
+_SILENCE = 120.0  # seconds; a reply is requested at least every ten
 _APPROACHING = 0.05  # seconds between two questions how far the server has come
 _IDLE_ADVANCE = 5.0  # seconds between two steps of an idle position
 _LSN = struct.Struct(">Q")
@@ -306,7 +306,7 @@ class Receiver:
         if not now and since < self._interval and not (acked > reported and since > 1.0):
             return
         clock = time.time_ns() // 1000 - EPOCH_MICROSECONDS
-        # Asked for a reply, the server tells how far it has come even when nothing is written.
+        # In a requested reply the server reports how far it has come even when nothing is written.
         reply = not answering
         self._replication.send(_STATUS.pack(b"r", acked, acked, acked, clock, reply))
         self._reported = (acked, time.monotonic())
@@ -328,7 +328,7 @@ class Receiver:
         if stream in ready:
             self._replication.receive()
         elif time.monotonic() - self._heard > _SILENCE:
-            raise SourceUnavailable(f"the server has said nothing for {_SILENCE:.0f} s")
+            raise SourceUnavailable(f"the server has sent nothing for {_SILENCE:.0f} s")
 
     def _wake(self) -> None:
         try:

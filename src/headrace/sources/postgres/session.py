@@ -92,7 +92,7 @@ def _begin(
         slot.drop_slot(catalog, source.slot_name)
     found = catalog.slot(source.slot_name)
     if found is not None and not found.confirmed:
-        # The server goes on with it even when whoever asked for it was killed.
+        # The server goes on with it even when the process that requested it was killed.
         raise SourceUnavailable(
             f"replication slot {source.slot_name} is being created: the server waits for "
             "transactions that were open before"

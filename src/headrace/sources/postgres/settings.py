@@ -20,7 +20,7 @@ class PostgresSettings:
     tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("public.*",)
     slot: SlotName = ""  # "": headrace_<name>
     publication: str = ""  # "": headrace_<name>
-    ddl: bool = False  # whether to install the event trigger that tells DDL
+    ddl: bool = False  # whether to install the event trigger that reports DDL
     snapshot: bool = True  # whether to copy the rows that are there already
     copy_workers: Annotated[int, Meta(ge=1, le=64)] = 2
     heartbeat_seconds: Annotated[float, Meta(gt=0)] = 60.0

@@ -138,7 +138,7 @@ class _Flow:
     # -- streaming ------------------------------------------------------------------------------
 
     def _receive(self, boundary: int | None = None) -> Receiver:
-        """The receiver, started when it is first asked for."""
+        """The receiver, started when it is first needed."""
         if self._receiver is None:
             self._receiver = self._start_receiver(boundary)
             if self._closing.is_set():

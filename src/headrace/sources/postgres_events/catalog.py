@@ -1,4 +1,4 @@
-"""What a server says of its event table, and of the tables that tell their changes to it."""
+"""What a server has: its event table, and the tables that write their changes to it."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ class EventCatalog(Catalog):
         return next(iter(self._read(_LAST, xid=str(reported.xid), last=reported.last)), None)
 
     def annotations(self, xid: int) -> list[bytes]:
-        """What a transaction has said of itself, in order."""
+        """The annotations of a transaction, in order."""
         return [text for (text,) in self._raw_rows(_ANNOTATIONS, xid=str(xid)) if text is not None]
 
     def trim(self, before: int, limit: int) -> int:

@@ -122,7 +122,7 @@ class _Check:
             return Finding(what, ok=may, detail=detail, fix="" if may else statement)
         if not triggers.enabled:
             return Finding(what, ok=False, detail="has triggers that are disabled", fix=statement)
-        detail = "tells its changes" if keyed else "tells its changes; it has no primary key"
+        detail = "writes its changes" if keyed else "writes its changes; it has no primary key"
         return Finding(what, ok=True, detail=detail)
 
 

@@ -324,7 +324,7 @@ def remove(schema: str) -> str:
 
 
 def triggers(schema: str, table: tuple[str, str]) -> str:
-    """The statements that make a table tell its changes.
+    """The statements that make a table write its changes.
 
     ALWAYS: also for rows that replication or a restore writes here.
     """

@@ -17,7 +17,7 @@ _TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class InstalledTriggers:
-    """What of the wanted tables tells its changes, and why others do not."""
+    """Which of the wanted tables write their changes, and why others do not."""
 
     tables: list[Published]
     triggers: dict[str, str]  # schema.table -> which triggers

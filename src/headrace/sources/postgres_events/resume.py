@@ -33,7 +33,7 @@ class EventResume(PostgresTablesResume, frozen=True, kw_only=True):
 
     installation: str  # an event table made anew has another
     seen: str  # the snapshot whose transactions are in the log
-    triggers: dict[str, str]  # schema.table -> which triggers tell its changes
+    triggers: dict[str, str]  # schema.table -> which triggers write its changes
     # While what lies between two snapshots is handed over: the later one, and the last entry of
     # the last transaction that is in the log. They come in the order of their last entries.
     target: str = ""

@@ -35,7 +35,7 @@ class EventSession:
     def open(
         cls, source: PostgresEventsSettings, stored: EventResume | Restart | None
     ) -> EventSession:
-        """Connect, make sure who the server is, and that its tables tell their changes."""
+        """Connect, verify the server's identity, and that its tables write their changes."""
         with ExitStack() as stack:
             asking = EventCatalog(
                 source.address.connect(), source=source.name, schema=source.schema

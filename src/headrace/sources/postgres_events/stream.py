@@ -342,5 +342,5 @@ def _removed(reported: EventTransaction) -> PositionLost:
 
 
 def _annotations(transaction: list[EventEntry]) -> dict[bytes, None]:
-    """What a transaction has said of itself, each once, in order."""
+    """The annotations of a transaction, each once, in order."""
     return dict.fromkeys(entry.annotations for entry in transaction if entry.annotations)

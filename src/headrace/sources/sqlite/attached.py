@@ -1,6 +1,6 @@
 """For programs that write by apsw: their transactions stay separate wherever they are read.
 
-Triggers tell of the rows, as for every other writer. What they cannot see is a commit; this
+Triggers record the rows, as for every other writer. What they cannot see is a commit; this
 connection's hooks do, so its entries get a token that is another one for each transaction.
 SQLite lets a hook neither read nor write, so the token is put there by a trigger that belongs to
 this connection alone, while the transaction still runs: it is undone with the rest.

@@ -16,7 +16,7 @@ from .triggers import ANNOTATE, KEYS, MOVE_ON, NOW, VALUES, drop, triggers
 
 _KEYS = ", ".join(f"k{number}" for number in range(KEYS))
 
-# `last` stands in a row of its own, so that every transaction that tells anything writes its page.
+# `last` stands in a row of its own, so that every transaction with entries writes its page.
 _TABLES = f"""
 CREATE TABLE headrace_state (
   id INTEGER PRIMARY KEY CHECK (id = 1), uuid TEXT NOT NULL, last INTEGER NOT NULL);

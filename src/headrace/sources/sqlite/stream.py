@@ -2,7 +2,7 @@
 
 Every look takes a snapshot, which says how far the entries reach. These come first, transaction by
 transaction; then tables are copied at the snapshot, whose rows are those that the entries have led
-to. The snapshot stays until the next look, so that the write-ahead log still tells then where
+to. The snapshot stays until the next look, so that the write-ahead log still shows then where
 transactions ended.
 """
 
@@ -78,7 +78,7 @@ class SqliteStream(FlowStream["_Flow"]):
 
 
 class _Flow:
-    """Batches of one opening: look, tell the entries, copy what is not copied."""
+    """Batches of one opening: look, emit the entries, take the snapshots that are left."""
 
     def __init__(
         self,

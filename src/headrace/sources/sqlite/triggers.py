@@ -1,9 +1,9 @@
 """The triggers of a table, as SQL. No I/O.
 
     BEFORE INSERT, UPDATE   sets aside the rows that the new one conflicts with
-    AFTER INSERT, UPDATE    of those, tells the ones that are gone: REPLACE has deleted them, and
-                            without recursive_triggers nobody else tells; then tells the row
-    AFTER DELETE            tells the row
+    AFTER INSERT, UPDATE    of those, records the ones that are gone: REPLACE has deleted them, and
+                            without recursive_triggers nobody else does; then records the row
+    AFTER DELETE            records the row
 
 Values are stored as they are, of whatever type, so nothing is lost or needs a function that some
 build of SQLite lacks. A row of more than 32 values goes on in further entries, marked `+`.

@@ -1,7 +1,7 @@
 """Where transactions end, as a write-ahead log shows it.
 
 Triggers cannot see a commit. But each of them counts on in the one row of `headrace_state`, so
-every transaction that tells anything writes that row's page, and its last version of the page says
+every transaction with entries writes that row's page, and its last version of the page says
 which entry was the transaction's last. The frames of the log say which pages were written, and
 which frame ends a transaction. Nothing here is needed to know which entries there are, and a log
 that cannot be read only means that transactions are merged.
