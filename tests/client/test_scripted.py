@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gzip
 import itertools
 import json
 import shutil
@@ -280,6 +281,46 @@ def test_a_key_that_cannot_be_sent_is_not_shown(kind: str, key: str) -> None:
     assert key not in "".join(traceback.format_exception(caught.value))
     if isinstance(client, Both):
         client.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://a\x00b:1",
+        "http://[v1.x]:1",
+        "http://[::1",
+        "http://xn--zz\N{SNOWMAN}..:1",
+        "http://:1",
+    ],
+)
+def test_an_address_that_is_none_is_named(kind: str, url: str) -> None:
+    with pytest.raises(ConfigError, match="the url must be like"), client_of(kind, url):
+        pass
+
+
+def test_a_body_that_is_compressed_without_a_request_is_not_unpacked() -> None:
+    body = gzip.compress(b" " * 1_000_000 + b"{}")
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+    answers = [head % len(body) + body, head % 3 + b"no!"]
+    with scripted(*answers, *answers) as script:
+        for _ in answers:
+            with pytest.raises(ServerAbsent, match="not a Headrace server"):
+                Client(script.url).get("/health")
+        for _ in answers:
+            with pytest.raises(ServerAbsent, match="not a Headrace server"):
+                asyncio.run(AsyncClient(script.url).get("/health"))
+
+
+def test_the_scheme_of_an_address_may_be_in_capitals(
+    kind: str, certificate: ssl.SSLContext
+) -> None:
+    with (
+        scripted(HEAD + event("a", 1), tls=certificate) as script,
+        client_of(kind, script.url.replace("https", "HTTPS")) as client,
+    ):
+        events = client.changes(format="entity")
+        assert next(events).id == "a"
+        events.close()
 
 
 def test_an_address_without_a_server_is_an_error() -> None:

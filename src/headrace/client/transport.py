@@ -49,7 +49,7 @@ class HttpTransport:
         self.url = _checked(url)
         self._key = key
         # A server without TLS never needs the certificates, which take time to load.
-        secure = self.url.startswith("https:")
+        secure = httpx.URL(self.url).scheme == "https"
         self._tls = (
             ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         )
@@ -149,14 +149,14 @@ class HttpTransport:
         )
 
     async def _body_async(self, response: httpx.Response) -> bytes:
-        with self._lost():
-            return await response.aread()
+        with self._lost():  # as it comes: nobody requested that it be compressed
+            return b"".join([piece async for piece in response.aiter_raw()])
 
     @contextmanager
     def _unanswered(self) -> Iterator[None]:
         try:
             yield
-        except httpx.TransportError as error:
+        except (httpx.TransportError, UnicodeError) as error:  # UnicodeError: of a host's name
             if (reason := _untrusted(error)) is not None:
                 raise ServerError(
                     f"the certificate of {self.url} is not trusted: {reason}",
@@ -194,8 +194,8 @@ class HttpTransport:
 
 
 def _checked(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
+    parts = _parts(url)
+    if parts is None:
         # Not shown: it may hold a password.
         raise ConfigError("the url must be like http://127.0.0.1:3000")
     if parts.username is not None or parts.password is not None:
@@ -206,12 +206,17 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _has_port(parts: SplitResult) -> bool:
-    """Whether the port is one, or is left out; any other would look like an absent server."""
+def _parts(url: str) -> SplitResult | None:
+    """The parts of a URL to which requests can be sent; None: of any other.
+
+    A port that is none would look like an absent server.
+    """
     try:
-        return parts.port != 0
-    except ValueError:
-        return False
+        parts, known = urlsplit(url), httpx.URL(url)
+        fits = known.scheme in ("http", "https") and known.host and parts.port != 0
+    except (httpx.InvalidURL, ValueError):
+        return None
+    return parts if fits else None
 
 
 def _printable(key: str) -> str:
