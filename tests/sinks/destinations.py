@@ -17,6 +17,9 @@ SETUP = """
 """
 
 
+_ERRORS = {"cancel": asyncio.CancelledError(), "exit": SystemExit(3)}
+
+
 class Rows:
     """Each row under its id, so that events that come again change nothing."""
 
@@ -67,6 +70,8 @@ class Rows:
             os._exit(9)
         if fault == "refuse":
             raise SinkRefused("the account is closed", hint="Open it.")
+        if fault in _ERRORS:
+            raise _ERRORS[fault]
         raise ConnectionError(f"no connection with password {self._password}")
 
 

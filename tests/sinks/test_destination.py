@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -166,6 +167,43 @@ def test_a_wait_ends_when_the_query_does_and_shows_no_password(site: Site) -> No
     site.writer.close()
     thread.join()
     assert str(failures[0]) == f"mine: {reason}"
+
+
+def test_values_of_options_are_masked_however_deep_they_are() -> None:
+    options = {"login": {"password": "se-cret", "hosts": ["one-host"]}, "pin": 48151623, "on": True}
+    sink = DestinationSink(name="mine", class_=SYNC, options=options)
+    assert sink.masked("se-cret, one-host, 48151623, True") == "***, ***, ***, True"
+
+
+@pytest.mark.parametrize("fault", ["cancel", "exit"])
+@pytest.mark.parametrize("kind", [SYNC, ASYNC])
+def test_a_cancellation_and_an_exit_are_tried_again(site: Site, kind: str, fault: str) -> None:
+    site.reopen(class_=kind)
+    site.users((1, "a"))
+    site.fail("before", fault)
+    assert site.write() == 1
+    assert stored(site.file) == {"users": {1: "a"}}
+    assert site.writer.status().retries == 1
+
+
+def test_an_outage_is_shown_from_its_first_failure_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[float] = []
+    clock = itertools.count(1000)
+    monkeypatch.setattr("headrace.sinks.destination.time.time", lambda: next(clock))
+    waits = site.writer._closed.wait
+
+    def wait(seconds: float | None = None) -> bool:
+        shown.append(site.writer.status().since)
+        return waits(seconds)
+
+    monkeypatch.setattr(site.writer._closed, "wait", wait)
+    site.users((1, "a"))
+    site.fail("before", "away", times=3)
+    site.write()
+    assert len(shown) == 3
+    assert len(set(shown)) == 1
 
 
 def test_a_destination_that_refuses_for_good_halts(site: Site) -> None:

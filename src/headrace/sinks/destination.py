@@ -111,11 +111,20 @@ class DestinationSink(Sink):
 
     def masked(self, text: str) -> str:
         """A text without the values of `options`, which may be passwords."""
-        secrets = [value for value in self.options.values() if isinstance(value, str)]
-        for secret in sorted(secrets, key=len, reverse=True):
+        for secret in sorted(set(_texts(self.options)), key=len, reverse=True):
             if len(secret) >= _SHORTEST_SECRET:
                 text = text.replace(secret, "***")
         return text
+
+
+def _texts(options: Any) -> Iterator[str]:
+    """Every value in some options, however deep, as a message may show it."""
+    if isinstance(options, Mapping):
+        options = list(options.values())
+    if isinstance(options, list | tuple):
+        yield from chain.from_iterable(map(_texts, options))
+    elif isinstance(options, str | int | float) and not isinstance(options, bool):
+        yield str(options)
 
 
 # --- on the driver -------------------------------------------------------------------------------
@@ -176,7 +185,8 @@ class DestinationWriter(SinkWriter[LogBatch]):
                 break
             if done.refused:
                 reason = self._sink.masked(done.error)
-                raise _ERRORS.get(done.refused, SinkRefused)(reason, hint=done.hint)
+                hint = self._sink.masked(done.hint)
+                raise _ERRORS.get(done.refused, SinkRefused)(reason, hint=hint)
             self._wait(done.error, tries)
         self._note(epoch, after)
         return changes
@@ -184,7 +194,9 @@ class DestinationWriter(SinkWriter[LogBatch]):
     def _count(self, done: HandedOver) -> None:
         status = self._status
         sent, requests = status.sent + done.events, status.requests + done.calls
-        self._status = DeliveryStatus(sent=sent, requests=requests, retries=status.retries)
+        if done.events or not done.error:  # it accepts events again
+            status = DeliveryStatus(retries=status.retries)
+        self._status = replace(status, sent=sent, requests=requests)
 
     def _wait(self, error: str, tries: int) -> None:
         status, reason = self._status, self._sink.masked(error)
@@ -279,7 +291,8 @@ class HandOver:
         except HeadraceError as error:
             done.error, done.hint = str(error), error.hint
             done.refused = "" if error.retry else type(error).__name__
-        except Exception as error:  # noqa: BLE001 - whatever a destination raises is tried again
+        # Whatever a destination raises is tried again; some libraries let a cancellation out.
+        except (Exception, asyncio.CancelledError, SystemExit) as error:  # noqa: BLE001
             done.error = f"{type(error).__name__}: {error}"
         if done.error:
             _forget(self.sink)
