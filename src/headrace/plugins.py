@@ -41,12 +41,12 @@ def load(group: str, name: str) -> Any:
         return entry.load()
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a guard may end itself
         if group == SINKS:
             require_spark(f"the sink type {name}")
         raise ConfigError(
             f"the {_WORDS[group]} {name} ({entry.value}, of {_owner(entry)}) cannot be imported: "
-            f"{error}",
+            f"{str(error) or type(error).__name__}",
             hint=f"Install what it needs, or remove {_owner(entry)}.",
         ) from error
 

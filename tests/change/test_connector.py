@@ -65,6 +65,10 @@ class Ledger:
     connector: ClassVar[Connector] = LEDGER
 
 
+class Books:
+    connector: ClassVar[Connector] = Connector(name="library", positions=(LedgerPosition,))
+
+
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A package whose source is an entry point, and nothing else."""
@@ -124,6 +128,25 @@ class TestInstalled:
     def test_its_types_are_its_own(self) -> None:
         assert arrow_type("whole", "ledger") == pa.int64()
         assert arrow_type("anything else", "ledger") == pa.string()
+
+
+@pytest.mark.parametrize("type_name", ["ledger", "books"])
+def test_a_source_may_have_another_name_than_its_connector_and_its_positions(
+    monkeypatch: pytest.MonkeyPatch, type_name: str
+) -> None:
+    entries = {
+        type_name: EntryPoint(type_name, f"{__name__}:Books", plugins.SOURCES),
+        "absent": EntryPoint("absent", "nowhere:Absent", plugins.SOURCES),
+        "empty": EntryPoint("empty", "builtins:object", plugins.SOURCES),
+    }
+    found = {group: plugins._installed(group) for group in (plugins.SOURCES, plugins.CONNECTORS)}
+    found[plugins.SOURCES] = {name: [entry] for name, entry in entries.items()}
+    monkeypatch.setattr(plugins, "_installed", found.__getitem__)
+    for name in ("library", "ledger"):
+        monkeypatch.setattr(connectors, "_known", {})
+        assert connectors.connector(name) is Books.connector
+    with pytest.raises(ConfigError, match="no connector called 'books' is installed"):
+        connectors.connector("books")
 
 
 def test_a_connector_that_is_not_installed_is_named() -> None:

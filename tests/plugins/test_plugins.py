@@ -41,7 +41,7 @@ def config(folder: Path, **sections: object) -> None:
     parse({"sources": {"shop": SOURCE}, **sections}, folder=folder, environment={})
 
 
-@pytest.mark.parametrize("code", ["import nowhere", "1 / 0", "def :", "other = 1"])
+@pytest.mark.parametrize("code", ["import nowhere", "1 / 0", "def :", "other = 1", "exit(3)"])
 def test_a_broken_package_stops_only_who_uses_it(
     installed: Installed, tmp_path: Path, code: str
 ) -> None:
@@ -59,6 +59,20 @@ def test_a_broken_package_stops_only_who_uses_it(
         config(tmp_path, pipeline={"sinks": {"a": {"type": "odd"}}})
     with pytest.raises(ConfigError, match="the format odd"):
         Formats().named("odd")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def Odd(name): pass",
+        "class Odd: name = ''",
+        "from dataclasses import dataclass\n@dataclass\nclass Odd:\n    path: str = ''",
+    ],
+)
+def test_a_class_without_settings_is_named(installed: Installed, tmp_path: Path, code: str) -> None:
+    installed.package("plain", {plugins.SOURCES: "odd = plain:Odd"}, code)
+    with pytest.raises(ConfigError, match="installed as odd is no dataclass with a field"):
+        config(tmp_path, sources={"shop": {"type": "odd"}})
 
 
 def test_our_names_are_ours_and_others_belong_to_one_package(

@@ -63,17 +63,15 @@ _known: dict[str, Connector] = {}  # by name, and by the tag of each position
 
 def register(connector: Connector) -> None:
     """Make a connector known to this process without an entry point."""
-    _known[connector.name] = connector
-    for position in connector.positions:
-        _known[_tag(position)] = connector
+    _known.update(dict.fromkeys(_names(connector), connector))
 
 
 def connector(name: str) -> Connector:
     """The connector of a table, or of a position's tag; a ConfigError when none is installed."""
     found = _known.get(name)
     if found is None:
-        register(_installed(name))
-        found = _known[name]
+        found = _installed(name)
+        register(found)
     return found
 
 
@@ -90,13 +88,32 @@ def _installed(name: str) -> Connector:
     if name in plugins.names(plugins.CONNECTORS):
         registered: Connector = plugins.load(plugins.CONNECTORS, name)
         return registered
-    if name in plugins.names(plugins.SOURCES):
-        of_source: Connector = plugins.load(plugins.SOURCES, name).connector
-        return of_source
+    sources = plugins.names(plugins.SOURCES)
+    if name in sources and (found := _of_source(name)) and name in _names(found):
+        return found
+    # A source's type, its connector and its positions may all have names of their own.
+    for found in filter(None, map(_importable, sources)):
+        if name in _names(found):
+            return found
     raise ConfigError(
         f"no connector called {name!r} is installed",
         hint="Install the package whose source captured these changes.",
     )
+
+
+def _of_source(type_name: str) -> Connector | None:
+    return getattr(plugins.load(plugins.SOURCES, type_name), "connector", None)
+
+
+def _importable(type_name: str) -> Connector | None:
+    try:
+        return _of_source(type_name)
+    except ConfigError:  # such as a driver that is not installed
+        return None
+
+
+def _names(found: Connector) -> tuple[str, ...]:
+    return (found.name, *map(_tag, found.positions))
 
 
 class PositionsDecoder(Generic[_T]):

@@ -8,7 +8,7 @@ import re
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -218,6 +218,11 @@ class _ConfigReader:
             hint = f" {error.hint}" if error.hint else ""
             self.problems.append(f"{where}: {error}{hint}")
             return None
+        if not _takes_settings(plugin):
+            self.problems.append(
+                f"{where}: what is installed as {name} is no dataclass with a field called name"
+            )
+            return None
         return plugin
 
     def _section(
@@ -280,7 +285,7 @@ class _ConfigReader:
             )
         except msgspec.ValidationError as error:
             # A mapping's values may be secrets, such as a storage's keys.
-            hidden = Secret in (wanted, *get_args(wanted)) or isinstance(given, dict)
+            hidden = _holds_secret(wanted) or isinstance(given, dict)
             shown = MASK if hidden else _shown(given)
             self.problems.append(f"{where}: {_expectation(error)}, got {shown}")
             return None
@@ -317,6 +322,15 @@ class _ConfigReader:
 
 def _names_a_server(pipeline: object) -> bool:
     return isinstance(pipeline, dict) and bool(pipeline.get("url"))
+
+
+def _takes_settings(plugin: object) -> bool:
+    """Whether it is a class whose fields are settings, its name among them."""
+    if not isinstance(plugin, type):
+        return False
+    if issubclass(plugin, msgspec.Struct):
+        return "name" in plugin.__struct_fields__
+    return dataclasses.is_dataclass(plugin) and "name" in plugin.__dataclass_fields__
 
 
 def _holds_secret(wanted: Any) -> bool:
