@@ -15,7 +15,7 @@ from headrace.testing import PostgresDatabase
 from . import workload
 from .process import MeasurementFailed, Outcome, measure, module, run
 
-# As many as Headrace's `copy_workers`: Debezium 3.6 cuts a table into a chunk for each thread.
+# As many as Headrace's `snapshot_workers`: Debezium 3.6 cuts a table into a chunk for each thread.
 DEBEZIUM_SNAPSHOT_THREADS = 2
 
 

@@ -342,6 +342,16 @@ def test_a_problem_with_a_renamed_setting_names_it_as_it_is_called_now(config: L
     assert problem.startswith("headrace.server.port: expected a whole number")
 
 
+@pytest.mark.parametrize("kind", ["postgres", "postgres_events"])
+def test_snapshot_workers_may_be_called_copy_workers(config: Load, kind: str) -> None:
+    text = f"sources: {{shop: {{type: {kind}, url: 'dbname=x', copy_workers: 3}}}}"
+    loaded = config(text)
+    assert vars_of(loaded.sources[0])["snapshot_workers"] == 3
+    assert loaded.warnings == (
+        "headrace.sources.shop.copy_workers: this setting is now called snapshot_workers",
+    )
+
+
 def test_warnings_are_no_setting(config: Load) -> None:
     [problem] = problems(config, SOURCE + "warnings: [x]")
     assert problem.startswith("headrace: no setting called warnings")
@@ -561,8 +571,8 @@ def test_an_entity_given_twice_is_not_silently_overwritten(config: Load) -> None
             "write postgresql://user:password@host/database",
         ),
         (
-            "sources: {shop: {type: postgres, url: 'dbname=x', copy_workers: 0}}",
-            "headrace.sources.shop.copy_workers: expected a whole number >= 1, got 0",
+            "sources: {shop: {type: postgres, url: 'dbname=x', snapshot_workers: 0}}",
+            "headrace.sources.shop.snapshot_workers: expected a whole number >= 1, got 0",
         ),
         (
             "sources: {shop: {type: postgres, url: 'dbname=x', slot: Mine}}",

@@ -34,7 +34,7 @@ class Interrupted:
     def __init__(self, database: PostgresDatabase, log: Log) -> None:
         self.database = database
         self.log = log
-        self.source = postgres(database, copy_workers=1)
+        self.source = postgres(database, snapshot_workers=1)
 
     def copy_some(self, batches: int) -> set[int]:
         """Copy so many batches of rows, then let go; returns the ids that were read."""

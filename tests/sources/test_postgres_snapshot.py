@@ -69,7 +69,7 @@ def test_copy_and_stream_meet_exactly_while_everybody_writes(
     create(pg, "users", "orders", rows=3000)
     with (
         writers(pg, "users", "orders", "users") as more,
-        captured(pg, tmp_path, copy_workers=3),
+        captured(pg, tmp_path, snapshot_workers=3),
     ):
         more()
     feed_after(pg, tmp_path, "users", "orders")

@@ -1,7 +1,8 @@
 """The settings of a PostgreSQL source."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -21,9 +22,11 @@ class PostgresSettings:
     slot: SlotName = ""  # "": headrace_<name>
     publication: str = ""  # "": headrace_<name>
     ddl: bool = False  # whether to install the event trigger that reports DDL
-    snapshot: bool = True  # whether to copy the rows that are there already
-    copy_workers: Annotated[int, Meta(ge=1, le=64)] = 2
+    snapshot: bool = True  # whether to read the rows that are there already
+    snapshot_workers: Annotated[int, Meta(ge=1, le=64)] = 2
     heartbeat_seconds: Annotated[float, Meta(gt=0)] = 60.0
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"copy_workers": "snapshot_workers"}
 
     def __post_init__(self) -> None:
         check_url(self.name, self.url)

@@ -243,7 +243,7 @@ class _Flow:
     def _copy(self, point: Point) -> Iterator[Batch]:
         source = self._source
         self._copier = PostgresSnapshotReader(
-            self._session.address, point, workers=source.copy_workers
+            self._session.address, point, workers=source.snapshot_workers
         )
         if self._closing.is_set():
             return

@@ -1,7 +1,8 @@
 """The settings of a PostgreSQL source that is captured by triggers and an event table."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -24,10 +25,12 @@ class PostgresEventsSettings:
     schema: SchemaName = "headrace"  # where the event table and its functions are
     install: bool = True  # whether to put triggers on tables that have none
     trim: bool = True  # whether events are removed once the log has them
-    snapshot: bool = True  # whether to copy the rows that are there already
-    copy_workers: Annotated[int, Meta(ge=1, le=64)] = 2
+    snapshot: bool = True  # whether to read the rows that are there already
+    snapshot_workers: Annotated[int, Meta(ge=1, le=64)] = 2
     poll_seconds: Annotated[float, Meta(gt=0)] = 0.2
     outbox: Outbox | None = None  # a table of events that the application writes itself
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"copy_workers": "snapshot_workers"}
 
     def __post_init__(self) -> None:
         check_url(self.name, self.url)

@@ -279,7 +279,7 @@ class _Flow:
 
     def _copy(self, point: EventPoint) -> Iterator[Batch]:
         self._copier = PostgresSnapshotReader(
-            self._session.address, point, workers=self._source.copy_workers
+            self._session.address, point, workers=self._source.snapshot_workers
         )
         if self._closing.is_set():
             return
