@@ -22,7 +22,7 @@ from headrace.testing import free_port, wait_until
 from headrace.testing.redis import HINT, RedisServer, redis_program
 from tests.needs import missing
 from tests.sinks.brokers import event, table_name
-from tests.sinks.queues import SECRET, ids, until_accepted
+from tests.sinks.queues import SECRET, certificate, ids, until_accepted
 
 SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 
@@ -139,16 +139,18 @@ def test_a_stream_that_has_moved_is_found_on_its_new_node(cluster: list[RedisSer
 class SentinelServer(RedisServer):
     """A sentinel that watches a server."""
 
-    def __init__(self, watched: RedisServer) -> None:
+    def __init__(self, watched_port: int, *settings: str) -> None:
         super().__init__()
-        self._watched = watched
+        self._watched_port = watched_port
+        self._lines = settings
 
     def command(self) -> list[str]:
         file = self.directory / "sentinel.conf"
         lines = (
             f"port {self.port}",
             f"dir {self.directory}",
-            f"sentinel monitor shop 127.0.0.1 {self._watched.port} 1",
+            *self._lines,
+            f"sentinel monitor shop 127.0.0.1 {self._watched_port} 1",
             "sentinel down-after-milliseconds shop 1000",
             "sentinel failover-timeout shop 5000",
         )
@@ -162,7 +164,7 @@ def test_the_primary_that_a_sentinel_names_is_written_to_before_and_after_a_fail
     table = table_name()
     with RedisServer() as first, ExitStack() as stack:
         second = stack.enter_context(RedisServer(settings={"replicaof": f"127.0.0.1 {first.port}"}))
-        sentinel = stack.enter_context(SentinelServer(first))
+        sentinel = stack.enter_context(SentinelServer(first.port))
         watching = stack.enter_context(client.Redis(port=sentinel.port))
         wait_until(
             lambda: watching.sentinel_slaves("shop"), timeout=120, message="it knows the replica"
@@ -181,6 +183,29 @@ def test_the_primary_that_a_sentinel_names_is_written_to_before_and_after_a_fail
         other = RedisSentinel(master="nothing", nodes=(sentinel.address,))
         with pytest.raises(SinkUnavailable, match="no sentinel knows a primary nothing"):
             Redis(name="events", sentinel=other, timeout_seconds=2.0).connect()
+
+
+def test_sentinels_are_reached_by_tls_where_the_servers_are(tmp_path: Path) -> None:
+    if redis_program() is None:
+        missing(f"Redis is not there. {HINT}")
+    table, pem = table_name(), certificate(tmp_path)
+    files = {
+        "tls-auth-clients": "no",
+        "tls-cert-file": str(pem / "cert.pem"),
+        "tls-key-file": str(pem / "key.pem"),
+        "tls-ca-cert-file": str(pem / "cert.pem"),
+    }
+    served, watching = free_port(), free_port()
+    lines = [f"{name} {value}" for name, value in files.items()]
+    with (
+        RedisServer(settings={"tls-port": str(served), **files}),
+        SentinelServer(served, f"tls-port {watching}", "tls-replication yes", *lines),
+    ):
+        watched = RedisSentinel(master="shop", nodes=(f"127.0.0.1:{watching}",))
+        sink = Redis(name="events", sentinel=watched, tls=True, ca_file=str(pem / "cert.pem"))
+        assert list(ReconnectingChannel(sink).send([event(table, 1, 1)])) == [ACCEPTED]
+        with pytest.raises(SinkUnavailable, match="no sentinel"):
+            Redis(name="events", sentinel=watched, timeout_seconds=2.0).connect()
 
 
 # --- settings ------------------------------------------------------------------------------------

@@ -47,7 +47,10 @@ def redrive(
 
     settings = load(config)
     sink = _sink(settings, name, lambda sink: sink.keeps_dead_letters, "has no dead letters")
-    assert isinstance(sink, PushSettings)
+    if not isinstance(sink, PushSettings):
+        raise ConfigError(
+            f"the dead letters of {name} are its own: it is no push sink of Headrace's"
+        )
     rows, keys = rows_of(sink.letters), key or []
     _expect_keys(keys, rows)
     running = in_use(settings.checkpoint_dir)

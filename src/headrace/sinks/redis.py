@@ -375,7 +375,7 @@ def _primaries(sink: Redis, watched: RedisSentinel) -> list[Host]:
     login = {"password": watched.password.reveal()} if watched.password else {}
     if login and watched.username:
         login["username"] = watched.username
-    settings = {"socket_timeout": sink.timeout_seconds, **login}
+    settings = {"socket_timeout": sink.timeout_seconds, "ssl": sink.tls, **_tls(sink), **login}
     sentinel = Sentinel([(each.name, each.port) for each in sink.sentinels()], 0, settings)
     try:
         host, port = sentinel.discover_master(watched.master)
@@ -399,16 +399,21 @@ def _settings(sink: Redis) -> dict[str, Any]:
     }
     if sink.password:
         given |= {"username": sink.username, "password": sink.password.reveal()}
-    if sink.tls:
-        given |= {
-            "ssl_ca_certs": sink.ca_file or None,
-            "ssl_certfile": sink.certificate_file or None,
-            "ssl_keyfile": sink.key_file or None,
-            "ssl_check_hostname": True,
-        }
     if sink.cluster:
         del given["db"]
-    return given
+    return given | _tls(sink)
+
+
+def _tls(sink: Redis) -> dict[str, Any]:
+    """The certificates of a connection, to a server or a sentinel; nothing without TLS."""
+    if not sink.tls:
+        return {}
+    return {
+        "ssl_ca_certs": sink.ca_file or None,
+        "ssl_certfile": sink.certificate_file or None,
+        "ssl_keyfile": sink.key_file or None,
+        "ssl_check_hostname": True,
+    }
 
 
 def _connected(sink: Redis, host: Host) -> Connection:

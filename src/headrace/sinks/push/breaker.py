@@ -2,7 +2,8 @@
 
 Closed: events are sent as they come. A window of which nothing was accepted, and nothing refused
 for a reason of its own, makes it half-open: after a pause, longer each time, events are tried that
-were not tried before. After so many such windows in a row it opens, and delivery stops.
+were not tried before. After so many such windows in a row it opens, and delivery stops. The next
+delivery, after the writer has waited, begins half-open, with a single event.
 """
 
 from __future__ import annotations
