@@ -118,6 +118,40 @@ def test_a_node_that_is_away_delays_its_own_streams_and_is_no_attempt(
     assert ids([event(there, 9, 9), *sent[1:3]]) == stored(cluster, there)
 
 
+def test_a_cluster_of_which_nothing_is_there_is_unreachable_until_it_is() -> None:
+    if redis_program() is None:
+        missing(f"Redis is not there. {HINT}")
+    settings = {
+        "cluster-enabled": "yes",
+        "cluster-port": str(free_port()),
+        "cluster-require-full-coverage": "no",
+        "requirepass": SECRET,
+    }
+    with RedisServer(settings=settings) as node, ExitStack() as stack:
+        login = {"password": Secret(SECRET)}
+        one = event(table_name(), 1, 1)
+
+        def outcome(**chosen: Any) -> tuple[DeliveryOutcome, str]:
+            [reply] = ReconnectingChannel(sink([node], **(login | chosen))).send([one])
+            return reply.outcome, reply.reason.removeprefix(f"Redis at {node.address}: ")
+
+        away = DeliveryOutcome.UNREACHABLE
+        assert outcome() == (away, "its cluster is down"), "no node has a slot"
+        connection = stack.enter_context(client.Redis(port=node.port, password=SECRET))
+        slot = int(connection.execute_command("CLUSTER", "KEYSLOT", f"cdc:public:{one.table}"))
+        connection.execute_command("CLUSTER", "ADDSLOTS", (slot + 1) % 16384)
+        wrong = (away, "username or password is wrong for default")
+        assert outcome(password=Secret("wrong")) == wrong
+        wait_until(lambda: outcome()[0] is not away, timeout=60, message="it has a slot")
+        found, reason = outcome()
+        assert found is DeliveryOutcome.UNSENT
+        assert "not covered" in reason
+        connection.execute_command("CLUSTER", "ADDSLOTS", slot)
+        until_accepted(ReconnectingChannel(sink([node], **login)), [one])
+        node.kill()
+        assert outcome(timeout_seconds=5.0) == (away, "Connection refused")
+
+
 def test_a_stream_that_has_moved_is_found_on_its_new_node(cluster: list[RedisServer]) -> None:
     table = table_on(cluster, 2)
     channel = ReconnectingChannel(sink(cluster))

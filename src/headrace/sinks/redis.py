@@ -86,6 +86,10 @@ _CODES: dict[type[Exception], str] = {
 }
 
 
+# What redis-py raises where there is no reply; an error of its cluster is no RedisError.
+_FAILURES = (errors.RedisError, errors.RedisClusterException, OSError)
+
+
 class RedisSentinel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The sentinels that know which server is the primary."""
 
@@ -226,7 +230,7 @@ class RedisChannel:
                     for at in left:
                         window.accept(at)
                     break
-        except (errors.RedisError, OSError) as error:
+        except _FAILURES as error:
             lost = self._lost(host, error)
             self.close()
             for at in left:
@@ -359,13 +363,18 @@ def _opened(sink: Redis) -> _Server | _Cluster:
     if sink.cluster:
         try:
             return _Cluster(sink)
-        except (errors.RedisError, OSError) as error:
-            raise unavailable("Redis", sink.servers, _why(error, sink)) from error
+        except IndexError as error:  # of redis-py, when no node has a slot
+            raise unavailable("Redis", sink.servers, _UNAVAILABLE["CLUSTERDOWN"]) from error
+        except _FAILURES as error:
+            # Its own words say only that it cannot connect, and not why.
+            cause = error.__cause__ if isinstance(error.__cause__, _FAILURES) else error
+            reason = _why(cause, sink, connecting=True)
+            raise unavailable("Redis", sink.servers, reason) from error
     reasons = []
     for host in sink.hosts(_PORT) if sink.sentinel is None else _primaries(sink, sink.sentinel):
         try:
             return _Server(_connected(sink, host))
-        except (errors.RedisError, OSError) as error:
+        except _FAILURES as error:
             reasons.append(f"{host}: {_why(error, sink, connecting=True)}")
     raise SinkUnavailable(f"Redis at {'; '.join(reasons)}")
 
@@ -451,7 +460,7 @@ def _alive(connection: Connection) -> bool:
     """Whether it is open; data that nobody requested means that it is not usable."""
     try:
         return connection.is_connected and not connection.can_read()
-    except (errors.RedisError, OSError):
+    except _FAILURES:
         return False
 
 
