@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rocksdict import AccessType, Options, Rdict
 
 from headrace.change.event import Batch, BeforeKind, Change, Op, Transaction
-from headrace.errors import LogError, LogInUse
+from headrace.change.record import Records, encode
+from headrace.errors import ConfigError, LogError, LogInUse
 from headrace.log import Log, LogReader, keys
 from headrace.sources.postgres.position import PostgresPosition
 from tests.changes import make_table
@@ -245,6 +246,17 @@ def test_many_sources_append_at_once_and_no_transaction_is_torn(log: Log) -> Non
     assert ids(found) == [(str(n), at) for n in runs for at in range(1, expected[n] + 1)]
     assert sorted(runs) == sorted(expected)
     assert [change.sequence for change in found] == list(range(1, len(found) + 1))
+
+
+def test_changes_that_cannot_be_encoded_are_the_error_of_their_source_alone(log: Log) -> None:
+    [good] = transaction(known_table(log), 1)
+    odd = msgspec.structs.replace(good, position=object())
+    with pytest.raises(TypeError):
+        log.append("odd", Batch((odd,), b"resume"))
+    unknown = encode([good])[0].replace(b"\xa8postgres", b"\xa6nobody")
+    with pytest.raises(ConfigError, match="no connector called 'nobody'"):
+        log.append("odd", Batch(Records([unknown], {}), b"resume"))
+    assert log.append(SOURCE, Batch((good,), b"1")) == 1
 
 
 def test_the_resume_of_each_source_is_its_own(log: Log) -> None:

@@ -80,12 +80,15 @@ class Log(LogReader):
         A batch without `resume` is not complete: it becomes visible with the one that ends its
         transaction. Until then other sources wait. Returns the last committed sequence.
         """
+        # What is wrong with the changes of a source is its own error, and not the log's.
+        encoded = record.encode(batch.changes)
+        now = batch.changes[-1].transaction.captured_at if encoded else 0
         with self._turn:
             self._turn.wait_for(lambda: self._failure or self._unfinished in (None, source))
             if self._failure:
                 raise LogFailed("the log takes no changes since a write failed") from self._failure
             with self._failing():
-                self._write(source, batch)
+                self._write(source, encoded, batch.resume, now)
         if batch.resume is not None:
             self._announce()
         return self._latest
@@ -162,25 +165,24 @@ class Log(LogReader):
         """Call `listener`, from the writing thread, after every commit."""
         self._listeners.append(listener)
 
-    def _write(self, source: str, batch: Batch) -> None:
+    def _write(self, source: str, encoded: list[bytes], resume: bytes | None, now: int) -> None:
         records = WriteBatch(raw_mode=True)
         put = records.put
         sequence = self._written
-        encoded = record.encode(batch.changes)
         for each in encoded:
             sequence += 1
             put(b"changefeed:%020d" % sequence, each)
         self._bytes += sum(map(len, encoded))
-        if batch.changes:
-            self._note_mark(records, sequence, batch.changes[-1].transaction.captured_at)
-        if batch.resume is None:
+        if encoded:
+            self._note_mark(records, sequence, now)
+        if resume is None:
             self._db.write(records)
             self._unfinished = source
             self._written = sequence
             return
         records.put(layout.SEQUENCE, b"%d" % sequence, self._family)
         records.put(layout.BYTES, b"%d" % self._bytes, self._family)
-        records.put(layout.source_key(source), batch.resume, self._family)
+        records.put(layout.source_key(source), resume, self._family)
         self._write_durably(records)
         self._written = self._latest = sequence
         self._unfinished = None
