@@ -662,6 +662,7 @@ def test_a_secret_never_prints(config: Load) -> None:
         f'sources: {{shop: {{url: "{PASSWORD}" %',
         f'sources: "postgresql://app:{PASSWORD}@db/shop',
         f'sources: {{shop: {{type: postgres, url: "postgresq//app:{PASSWORD}@db/shop"}}}}',
+        f"pipeline: {{sinks: {{a: {{type: destination, class: 'a:B', options: {PASSWORD}}}}}}}",
     ],
 )
 def test_an_error_never_shows_a_secret(config: Load, text: str) -> None:

@@ -278,6 +278,8 @@ def test_sentinels_are_set_in_a_config_file(tmp_path: Path) -> None:
         ({}, "servers: name each server as host:port"),
         ({"url": Secret("http://h")}, "url: it does not begin with redis:// or rediss://"),
         ({"url": Secret("redis://u:secret@h:x")}, "url: it cannot be read"),
+        ({"url": Secret("redis://h/shop")}, "after the server comes the number of a database"),
+        ({"url": Secret("redis://h?ssl_ca_certs=x&socket_timeout=1")}, "url: socket_timeout, ssl_"),
         ({"url": Secret("redis://h"), "servers": "other"}, "url and servers are both set"),
         ({"servers": "h", "cluster": True, "database": 1}, "a cluster has only database 0"),
         (

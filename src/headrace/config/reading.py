@@ -284,8 +284,10 @@ class _ConfigReader:
                 expanded, wanted, strict=expanded == given, dec_hook=_convert_own_type
             )
         except msgspec.ValidationError as error:
-            # A mapping's values may be secrets, such as a storage's keys.
-            hidden = _holds_secret(wanted) or isinstance(given, dict)
+            # A mapping's values may be secrets, such as a storage's keys, also where a list or a
+            # text was given for it.
+            mapping = isinstance(given, dict) or typing.get_origin(wanted) is Mapping
+            hidden = _holds_secret(wanted) or mapping
             shown = MASK if hidden else _shown(given)
             self.problems.append(f"{where}: {_expectation(error)}, got {shown}")
             return None

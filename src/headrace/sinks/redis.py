@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -46,6 +47,8 @@ _PORT, _SENTINEL_PORT = 6379, 26379
 _STREAM = Template("cdc:${schema}:${table}")
 _OPERATIONS = OperationNames(str.encode)
 _PAUSE = 0.2  # seconds between two attempts at a node of a cluster that is away
+
+_URL_PARTS = {"host", "port", "username", "password", "db", "connection_class"}
 
 _NO_REDIS = "it does not speak as Redis does"
 
@@ -144,6 +147,13 @@ class Redis(BrokerSettings):
             parts = parse_url(url)
         except ValueError:
             raise ConfigError("url: it cannot be read") from None
+        # redis-py takes database 0 where it cannot read one; what else it reads, we would not use.
+        if (path := urlsplit(url).path.strip("/")) and not path.isdecimal():
+            raise ConfigError("url: after the server comes the number of a database")
+        if others := sorted(parts.keys() - _URL_PARTS):
+            raise ConfigError(
+                f"url: {', '.join(others)}: only servers, login and database go there"
+            )
         host = str(parts.get("host") or "localhost")
         given: dict[str, Any] = {
             "servers": str(Host(host, int(parts.get("port") or _PORT))),
