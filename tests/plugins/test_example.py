@@ -54,7 +54,7 @@ class Site:
 
     def printed(self, *arguments: str, code: int = 0) -> str:
         ran = self.environment.run("headrace", *arguments, cwd=self.folder)
-        assert ran.code == code, ran
+        assert ran.code == code, f"{ran.output}\n{ran.errors}"
         return ran.output + ran.errors
 
     @contextmanager
