@@ -212,6 +212,15 @@ def test_another_log_is_noticed(place: Place, clients: Clients, transport: str) 
         next(events)
 
 
+@pytest.mark.parametrize("name", [".", "..", "a.b"])
+def test_a_cursor_may_be_called_by_dots(place: Place, clients: Clients, name: str) -> None:
+    place.writer.put_many("users", 2)
+    client = clients()
+    client.ack(name, 1)
+    assert take(client.changes(cursor=name), 1) == [2]
+    assert [cursor.name for cursor in place.writer.log.cursors()] == [name]
+
+
 def test_a_cursor_moves_by_acks_alone(place: Place, clients: Clients, transport: str) -> None:
     place.writer.put_many("users", 5)
     client = clients()

@@ -76,7 +76,9 @@ class ChangesRequest:
 
 def cursor_path(name: str) -> str:
     """Where a cursor is."""
-    return f"/v1/cursors/{quote(name, safe='')}"
+    quoted = quote(name, safe="")
+    # A segment of dots alone would be taken for another folder.
+    return f"/v1/cursors/{quoted if name.strip('.') else quoted.replace('.', '%2E')}"
 
 
 def _known(operation: str) -> str:
