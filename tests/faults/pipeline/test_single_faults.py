@@ -15,9 +15,9 @@ from headrace.errors import SinkFenced
 from headrace.pipeline import supervise
 from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.retry import Backoff
-from headrace.sinks import FailedTable, Sink, SinkPhase, SinkStatus
+from headrace.sinks import FailedTable, Sink, SinkPhase, SinkStatus, Takes
 from headrace.sinks.history import History
-from headrace.sinks.tables.sink import Tables
+from headrace.sinks.tables.sink import Tables, TablesWriter
 from headrace.testing import wait_until
 from tests.faults.pipeline.runner import AUDIT, LAKE
 from tests.faults.pipeline.trade import Trade
@@ -126,10 +126,14 @@ def test_a_batch_that_comes_again_in_other_partitions_changes_nothing(lake: Lake
     log = lake.spark.read.format("headrace").option("path", str(lake.log.path))
     read = log.option("endingSequence", lake.written).load().select(*lake.sink.fields)
     ranges = lake.changes(0, lake.written)
-    for again in (read.repartition(5), read.coalesce(1), ranges.coalesce(1)):
-        lake.writer.write(again, 0)
-        lake.open()
-        lake.writer.write(again, 0)
+    ways = (
+        (read.repartition(5), Takes.ROWS),
+        (read.coalesce(1), Takes.ROWS),
+        (ranges.coalesce(1), Takes.PACKED),
+    )
+    for again, takes in ways:
+        for _ in range(2):
+            TablesWriter(lake.sink, "query-1", adopt=False, takes=takes).write(again, 0)
     assert (lake.delta().version(), lake.delta("customers").version()) == versions
     assert lake.rows() == lake.expected()
     assert lake.rows("customers") == lake.expected("customers")
