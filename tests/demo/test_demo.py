@@ -114,7 +114,7 @@ def test_the_demo_captures_serves_and_proves_a_changing_database(folder: Path) -
     port = taken.getsockname()[1]
     with taken, Playing(folder, "--seconds", "8", "--port", str(port)) as demo:
         url = demo.find(r"read:   curl '(http://[^/]*)/changefeed")
-        demo.find(r"streaming, (copied 5 of 5 tables)")
+        demo.find(r"streaming, (snapshot 5 of 5 tables)")
         with urllib.request.urlopen(
             f"{url}/changefeed?from_seq=0&limit=10&include=schema"
         ) as answer:
@@ -166,7 +166,7 @@ def test_the_demo_proves_the_same_of_other_databases(
 def test_the_demo_fails_when_the_log_does_not_lead_to_the_database(folder: Path) -> None:
     with Playing(folder, "--forever", "--no-lake") as demo:
         database = demo.find(r"write:  psql (\S+)")
-        demo.find(r"streaming, (copied 5 of 5 tables)")
+        demo.find(r"streaming, (snapshot 5 of 5 tables)")
         with psycopg.connect(database, autocommit=True) as connection:
             # A default fills the old rows without a word to anybody: the log cannot know.
             connection.execute("ALTER TABLE products ADD COLUMN stars int DEFAULT 5")
@@ -197,7 +197,7 @@ def test_without_java_the_demo_says_what_to_install_and_shows_the_rest(folder: P
 def test_the_demo_cleans_up_after_trouble_too(folder: Path) -> None:
     with Playing(folder, "--forever", "--no-lake") as demo:
         database = demo.find(r"write:  psql (\S+)")
-        demo.find(r"streaming, (copied 5 of 5 tables)")
+        demo.find(r"streaming, (snapshot 5 of 5 tables)")
         with psycopg.connect(database, autocommit=True) as connection:
             connection.execute("DROP TABLE order_items")
         assert demo.end() == 1

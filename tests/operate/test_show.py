@@ -45,7 +45,7 @@ def shown(*statuses: Status, terminal: bool, times: int = 1, always: bool = Fals
     return file.getvalue()
 
 
-def test_a_terminal_shows_a_bar_for_every_table_being_copied() -> None:
+def test_a_terminal_shows_a_bar_for_every_table_of_a_snapshot() -> None:
     text = shown(COPYING, terminal=True)
     assert re.search(r"public\.users +━+", text)
     assert "500 of about 1,000 rows" in text
@@ -60,7 +60,7 @@ def test_elsewhere_a_snapshot_is_printed_in_a_line_now_and_then() -> None:
     lines = shown(COPYING, terminal=False, times=3).splitlines()
     assert lines[0] == "try this"
     [line] = lines[1:]
-    assert line.startswith("shop: snapshot, copied 1 of 3 tables, 510 rows; lag 0 B")
+    assert line.startswith("shop: snapshot, snapshot 1 of 3 tables, 510 rows; lag 0 B")
 
 
 def test_elsewhere_nothing_is_printed_while_all_is_well() -> None:

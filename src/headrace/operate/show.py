@@ -228,16 +228,16 @@ def plain_line(status: Status, stats: Stats, *, rate: float) -> str:
     """One source, where there is no terminal."""
     done = sum(copy.done for copy in status.copies)
     rows = sum(copy.rows for copy in status.copies)
-    copied = f"copied {done} of {len(status.copies)} tables, {rows} rows"
+    snapshot = f"snapshot {done} of {len(status.copies)} tables, {rows} rows"
     return (
-        f"{status.source}: {status.phase}, {copied}; lag {size(status.lag_bytes)}, "
+        f"{status.source}: {status.phase}, {snapshot}; lag {size(status.lag_bytes)}, "
         f"{status.lag_seconds:.1f} s; sequence {stats.latest_sequence}, {rate:.0f} changes/s"
     )
 
 
 def sources_table(statuses: Sequence[Status]) -> RenderableType:
     """A line a source, and below it what is wrong with it."""
-    table = Table("source", "phase", "position", "lag", "copied", box=None, pad_edge=False)
+    table = Table("source", "phase", "position", "lag", "snapshot", box=None, pad_edge=False)
     notes: list[Text] = []
     for status in statuses:
         done = sum(copy.done for copy in status.copies)
