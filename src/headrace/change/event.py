@@ -200,7 +200,9 @@ if not TYPE_CHECKING:  # so that mypy knows which names there are
         """The positions of sources by the names that this module had for them."""
         if not name.endswith("Position"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        ours = (e for e in entry_points(group="headrace.connectors") if "headrace." in e.value)
+        ours = (
+            e for e in entry_points(group="headrace.connectors") if e.value.startswith("headrace.")
+        )
         for entry in ours:
             for position in entry.load().positions:
                 if position.__name__ == name:
