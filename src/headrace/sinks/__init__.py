@@ -50,6 +50,7 @@ class SinkPhase(StrEnum):
     STREAMING = "streaming"
     WAITING = "waiting"  # it failed and is tried again
     HALTED = "halted"  # a person must act
+    PAUSED = "paused"  # an operator has paused it
     STOPPED = "stopped"
 
 

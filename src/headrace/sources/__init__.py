@@ -36,6 +36,7 @@ class Phase(StrEnum):
     STREAMING = "streaming"
     WAITING = "waiting"  # the server does not answer; it is tried again
     HALTED = "halted"  # a person must act
+    PAUSED = "paused"  # an operator has paused it
     STOPPED = "stopped"
 
 
@@ -60,6 +61,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     stored_at: int = 0  # when the log last took a batch, µs since 1970; 0: never
     copies: tuple[CopyProgress, ...] = ()
     errored: dict[str, str] = {}  # table -> reason
+    inserts_only: dict[str, str] = {}  # table -> the statement after which all is captured
+    warnings: tuple[str, ...] = ()  # what an operator should do before it does harm
+    retained_bytes: int = 0  # what the server keeps for this source: WAL, captured event rows
     error: str = ""  # why it waits or has halted
     hint: str = ""  # what to do about it
 
