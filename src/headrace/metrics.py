@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from . import __version__
 from .log import Cursor, Stats
 from .sinks import SinkPhase, SinkStatus
-from .sinks.report import PipelineFolder, PipelineOverview
+from .sinks.report import PipelineFolder, PipelineOverview, lag_of
 from .sources import Phase, Status
 
 # The oldest text format, which every version of every scraper reads.
@@ -71,7 +71,7 @@ class _Exposed(Collector):
         yield from _cursors(measured)
         if measured.pipeline is not None:
             yield from _pipeline(measured.pipeline)
-            yield from _kept(measured.pipeline, latest=measured.log.latest_sequence)
+            yield from _kept(measured.pipeline, measured.log)
             yield from _at_work(measured.pipeline)
 
 
@@ -200,7 +200,7 @@ def _pipeline(pipeline: PipelineMetrics) -> Iterator[Metric]:
     yield _filled(up, {name: name in working for name in pipeline.names})
 
 
-def _kept(pipeline: PipelineMetrics, *, latest: int) -> Iterator[Metric]:
+def _kept(pipeline: PipelineMetrics, log: Stats) -> Iterator[Metric]:
     """What stays as it was last reported when the pipeline ends."""
     gauge = _sinks(pipeline.sinks, GaugeMetricFamily)
     yield gauge(
@@ -211,7 +211,7 @@ def _kept(pipeline: PipelineMetrics, *, latest: int) -> Iterator[Metric]:
     yield gauge(
         "lag_changes",
         "Changes in the log beyond that, also while the pipeline is down.",
-        lambda each: _lag(pipeline, each, latest),
+        lambda each: _lag(pipeline, each, log),
     )
     yield gauge(
         "dead_letters",
@@ -231,12 +231,9 @@ def _kept(pipeline: PipelineMetrics, *, latest: int) -> Iterator[Metric]:
         )
 
 
-def _lag(pipeline: PipelineMetrics, sink: SinkStatus, latest: int) -> float | None:
-    if not sink.sequence:
-        return None
+def _lag(pipeline: PipelineMetrics, sink: SinkStatus, log: Stats) -> float | None:
     if pipeline.folder.same_log:
-        # What the sink says of it is as old as the batch that it is at.
-        return max(latest - sink.sequence, 0)
+        return lag_of(sink, first=log.first_sequence, latest=log.latest_sequence)
     return sink.lag if pipeline.running else None
 
 

@@ -13,10 +13,12 @@ from typer.testing import CliRunner, Result
 
 from headrace.cli import app
 from headrace.config import Config, load
-from headrace.operate.commands import look_at_pipeline
+from headrace.operate.commands import look, look_at_pipeline
 from headrace.pipeline import session
 from headrace.sinks import SinkPhase, SinkStatus
+from headrace.sinks import report as sinks_report
 from headrace.sinks.report import PipelineReport
+from tests.changes import opened_writer
 
 SOURCE = "sources: {db: {type: postgres, url: 'postgresql://127.0.0.1:1/x'}}\n"
 LAKE = "pipeline: {sinks: {lake: {type: tables, path: lake}}}\n"
@@ -56,6 +58,21 @@ def test_a_pipeline_that_speaks_is_running(config: Config) -> None:
     seen = look_at_pipeline(config)
     assert seen is not None
     assert (seen.running, seen.detail) == (True, f"process {os.getpid()} runs")
+
+
+def test_status_compares_a_sink_with_the_log_as_it_is_now(config: Config) -> None:
+    with opened_writer(config.log_dir) as writer:
+        writer.put_many("users", 30)
+    sinks = [
+        SinkStatus(sink="lake", phase=SinkPhase.STARTING, sequence=10, lag=0),
+        SinkStatus(sink="hook", phase=SinkPhase.WAITING, lag=7),
+        SinkStatus(sink="other", phase=SinkPhase.STARTING),
+    ]
+    config.pipeline_dir.mkdir(parents=True, exist_ok=True)
+    sinks_report.write(config.pipeline_dir, sinks)
+    seen = look(config).pipeline
+    assert seen is not None
+    assert [sink.lag for sink in seen.sinks] == [20, 30, None]
 
 
 def test_a_pipeline_that_fell_silent_is_reported_as_such(config: Config) -> None:

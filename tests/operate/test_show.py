@@ -15,6 +15,7 @@ from headrace.operate.show import (
     change_line,
     complaints,
     pipeline_lines,
+    sink_line,
     size,
 )
 from headrace.sinks import FailedTable, SinkPhase, SinkStatus
@@ -177,6 +178,15 @@ def test_elsewhere_a_sink_is_printed_in_a_line_when_it_has_stored_more() -> None
     assert sinks_shown(LAKE, LAKE, terminal=False).splitlines() == [
         "lake: streaming, batch 7, 120,000 changes, 51,234 changes/s; sequence 1200000, lag 3,400"
     ]
+
+
+def test_a_lag_that_is_not_known_is_shown_as_unknown() -> None:
+    starting = SinkStatus(sink="lake", phase=SinkPhase.STARTING)
+    behind = SinkStatus(sink="lake", phase=SinkPhase.STARTING, lag=300_000)
+    assert "unknown" in sinks_shown(starting, terminal=True)
+    assert "300,000 changes" in sinks_shown(behind, terminal=True)
+    assert sink_line(starting) == "lake: starting, nothing stored yet; lag unknown"
+    assert sink_line(behind) == "lake: starting, nothing stored yet; lag 300,000"
 
 
 def test_a_halted_sink_shows_with_its_reason_and_its_remedy() -> None:

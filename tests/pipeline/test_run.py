@@ -11,9 +11,9 @@ from headrace import plugins
 from headrace.errors import ConfigError, PipelineError
 from headrace.log import Log
 from headrace.pipeline import supervise
-from headrace.pipeline.run import SinkStatusLog, alone_in
+from headrace.pipeline.run import PipelineInput, SinkStatusLog, alone_in, announce, plans
 from headrace.retry import Backoff
-from headrace.sinks import FailedTable, SinkPhase, SinkStatus
+from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report
 from headrace.sinks.report import PipelineReport
 from headrace.testing import wait_until
 from tests.pipeline.sites import PLUGINS, Site, await_phase
@@ -40,10 +40,46 @@ def test_every_sink_gets_every_change_once_however_often_it_runs(site: Site) -> 
     assert [status.changes for status in again.values()] == [0, 0]
     assert [status.sequence for status in again.values()] == [1500, 1500]
     assert len(site.stored()) == 1500
-    report = msgspec.json.decode(
+    written = msgspec.json.decode(
         (site.checkpoints / "status.json").read_bytes(), type=PipelineReport
     )
-    assert report.sinks == list(again.values())
+    assert written.sinks == list(again.values())
+
+
+def test_the_lag_of_a_sink_is_known_whatever_it_does(site: Site) -> None:
+    site.fill(700)
+    site.fault("SinkUnavailable")
+    with site.pipeline(once=False) as running:
+        assert await_phase(running, SinkPhase.WAITING).lag == 700, "it has never stored a batch"
+        site.fill(50)
+        wait_until(lambda: running.statuses()[0].lag == 750, timeout=120)
+        site.fault(None)
+        wait_until(lambda: running.statuses()[0].lag == 0, timeout=120)
+    site.fill(300)
+    site.fault("SinkFenced")
+    lags = set[int | None]()
+    with site.pipeline(once=False) as running:
+        while (status := running.statuses()[0]).phase is not SinkPhase.HALTED:
+            lags.add(status.lag)
+        assert status.lag == 300
+    assert lags <= {None, 300}, "it is 300 behind from its first moment on"
+
+
+def test_the_lag_of_a_sink_is_reported_before_spark_has_started(site: Site) -> None:
+    site.fill(500)
+    site.once()
+    site.fill(40)
+    feed = PipelineInput(address={"path": str(site.log)})
+    queries = plans([site.sink(), site.sink("new")], feed, checkpoints=site.checkpoints)
+    announce(queries, site.checkpoints)
+    known = report.read(site.checkpoints).sinks
+    assert [(each.sink, each.sequence, each.lag) for each in known] == [
+        ("lake", 500, 40),
+        ("new", 0, 540),
+    ]
+    damage(site, "commits cut")
+    announce(queries, site.checkpoints)
+    assert report.read(site.checkpoints).sinks[0].lag is None
 
 
 def test_a_sink_that_fails_stops_no_other(site: Site) -> None:

@@ -277,6 +277,17 @@ def test_of_a_pipeline_that_says_nothing_any_more_only_what_it_left_is_told(
     assert scraped.names(sink="lake") == {"headrace_sink_up"}
 
 
+def test_the_lag_of_a_sink_is_known_or_not_told_never_zero(
+    site: Site, place: PipelineFolder
+) -> None:
+    never_stored = SinkStatus(sink="hook", phase=SinkPhase.WAITING, lag=12)
+    unknown = SinkStatus(sink="lake", phase=SinkPhase.STARTING)
+    report.write(place.folder, [never_stored, unknown])
+    scraped = scrape(site)
+    assert scraped.of("sink_lag_changes", sink="hook") == 20
+    assert "headrace_sink_lag_changes" not in scraped.names(sink="lake")
+
+
 def test_a_pipeline_that_never_ran_is_down_with_all_its_sinks(site: Site) -> None:
     scraped = scrape(site)
     assert scraped["pipeline_up"] == 0

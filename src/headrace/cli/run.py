@@ -69,7 +69,7 @@ def pipeline(
 
         raise ConfigError("the config has no section pipeline", hint="See docs/pipeline.md.")
     from ..operate.show import SinkProgress
-    from ..pipeline.run import Pipeline, PipelineInput, alone_in, plans, waiting
+    from ..pipeline.run import Pipeline, PipelineInput, alone_in, announce, plans, waiting
     from ..pipeline.session import opened_session
     from ..run import formats
 
@@ -98,13 +98,14 @@ def pipeline(
         journal=folder / "spark.log",
         waiting=waiting(queries, section.master),
     )
-    with (
-        alone_in(settings.checkpoint_dir),
-        session as spark,
-        Pipeline(spark, queries, folder=folder) as running,
-        SinkProgress(console) as progress,
-    ):
-        running.work(stopping, lambda: progress.show(running.statuses()), once=once)
+    with alone_in(settings.checkpoint_dir):
+        announce(queries, folder)
+        with (
+            session as spark,
+            Pipeline(spark, queries, folder=folder) as running,
+            SinkProgress(console) as progress,
+        ):
+            running.work(stopping, lambda: progress.show(running.statuses()), once=once)
     if running.halted:
         names = ", ".join(status.sink for status in running.halted)
         raise HeadraceError(f"stopped, with {names} halted", hint=running.halted[0].hint)

@@ -22,7 +22,7 @@ from ..run import OPERATOR_KEY, check_model, formats, server_settings
 from ..secret import Secret
 from ..serve.keyring import Keyring
 from ..sinks import report
-from ..sinks.report import PipelineOverview
+from ..sinks.report import PipelineOverview, lag_of
 from ..sources import Finding, Status
 from .tail import Changes, DiskChanges
 
@@ -94,7 +94,7 @@ def look(config: Config) -> Overview:
     """How everything is doing now."""
     client = connect(config)
     overview = _look_on_disk(config) if client is None else _look_at_server(config, client)
-    return msgspec.structs.replace(overview, pipeline=look_at_pipeline(config))
+    return msgspec.structs.replace(overview, pipeline=_with_lag(config, overview.log))
 
 
 def look_at_pipeline(config: Config) -> PipelineOverview | None:
@@ -102,6 +102,20 @@ def look_at_pipeline(config: Config) -> PipelineOverview | None:
     if config.pipeline is None:
         return None
     return report.read(config.pipeline_dir)
+
+
+def _with_lag(config: Config, log: Stats | None) -> PipelineOverview | None:
+    """The pipeline, with the lag of its sinks in the log as that is now."""
+    seen = look_at_pipeline(config)
+    if seen is None or log is None or config.pipeline is None or config.pipeline.url is not None:
+        return seen
+    sinks = [
+        msgspec.structs.replace(
+            sink, lag=lag_of(sink, first=log.first_sequence, latest=log.latest_sequence)
+        )
+        for sink in seen.sinks
+    ]
+    return msgspec.structs.replace(seen, sinks=sinks)
 
 
 def _look_at_server(config: Config, client: Client) -> Overview:

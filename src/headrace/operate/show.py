@@ -263,7 +263,7 @@ def sinks_table(statuses: Sequence[SinkStatus]) -> RenderableType:
             str(status.batch) if status.batch >= 0 else "",
             f"{status.sequence:,}" if status.sequence else "",
             f"{status.changes_per_second:,.0f} changes/s" if status.changes else "",
-            f"{status.lag:,} changes" if status.sequence else "",
+            "unknown" if status.lag is None else f"{status.lag:,} changes",
         )
         notes += [Text(line, style="red") for line in sink_complaints(status)]
     return Group(table, *notes)
@@ -271,12 +271,12 @@ def sinks_table(statuses: Sequence[SinkStatus]) -> RenderableType:
 
 def sink_line(status: SinkStatus) -> str:
     """One sink, where there is no terminal."""
+    lag = "unknown" if status.lag is None else f"{status.lag:,}"
     if status.batch < 0:
-        return f"{status.sink}: {status.phase}, nothing stored yet"
+        return f"{status.sink}: {status.phase}, nothing stored yet; lag {lag}"
     return (
         f"{status.sink}: {status.phase}, batch {status.batch}, {status.changes:,} changes, "
-        f"{status.changes_per_second:,.0f} changes/s; sequence {status.sequence}, "
-        f"lag {status.lag:,}"
+        f"{status.changes_per_second:,.0f} changes/s; sequence {status.sequence}, lag {lag}"
     )
 
 

@@ -1,6 +1,7 @@
 """How a query reads the log: ranges planned on the driver, read on the executors."""
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +74,16 @@ class DiskLog:
 
 # One for each log in a process, refreshed when it is used: opening one takes a tenth of a second.
 _readers: dict[str, tuple[bytes, LogReader]] = {}
+_opening = threading.Lock()
 
 
 def _reader(path: str) -> LogReader:
     """The log as it is now; a folder whose log was replaced is opened again."""
+    with _opening:
+        return _current(path)
+
+
+def _current(path: str) -> LogReader:
     identity_file = Path(path, "IDENTITY")
     identity = identity_file.read_bytes() if identity_file.exists() else b""
     known, reader = _readers.get(path, (b"", None))

@@ -8,17 +8,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
 from pyspark.sql import SparkSession
 
 from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
 from ..sinks import Sink, SinkPhase, SinkStatus, report
 from .checkpoint import QueryCheckpoint, alone_in, informed
+from .lag import LogEnd, starting
 from .query import PipelineInput, QueryPlan, parts_of
 from .session import jvm_lives, local_cores
 from .supervise import Supervised
 
-__all__ = ["Pipeline", "PipelineInput", "SinkStatusLog", "alone_in", "plans", "waiting"]
+__all__ = [
+    "Pipeline",
+    "PipelineInput",
+    "SinkStatusLog",
+    "alone_in",
+    "announce",
+    "plans",
+    "waiting",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +51,11 @@ class Pipeline:
         self._spark = spark
         self._folder = folder
         self._sinks = [Supervised(plan, spark) for plan in plans]
+        self._end = LogEnd(plans[0].feed)  # all read the same log
         self._due = 0.0
 
     def __enter__(self) -> Self:
+        self._end.__enter__()
         for sink in self._sinks:
             sink.start()
         return self
@@ -59,11 +71,15 @@ class Pipeline:
             sink.close()
         for sink in self._sinks:
             sink.join()
+        self._end.__exit__(kind, error, trace)
         self._report(due=0.0)
 
     def statuses(self) -> list[SinkStatus]:
         """How every sink is doing."""
-        return [sink.status() for sink in self._sinks]
+        return [
+            msgspec.structs.replace(sink.status(), lag=self._end.lag(sink.position))
+            for sink in self._sinks
+        ]
 
     @property
     def halted(self) -> list[SinkStatus]:
@@ -93,11 +109,20 @@ class Pipeline:
         if time.monotonic() < due:
             return
         self._due = time.monotonic() + REPORT_SECONDS
-        try:
-            report.write(self._folder, self.statuses())
-        except OSError as error:
-            # Sinks elsewhere can go on without it.
-            logger.warning("status cannot be written, error=%s", error.strerror)
+        _report(self._folder, self.statuses())
+
+
+def announce(plans: Sequence[QueryPlan], folder: Path) -> None:
+    """Report how far the sinks are, before Spark has started."""
+    _report(folder, starting(plans))
+
+
+def _report(folder: Path, statuses: Sequence[SinkStatus]) -> None:
+    try:
+        report.write(folder, statuses)
+    except OSError as error:
+        # Sinks elsewhere can go on without it.
+        logger.warning("status cannot be written, error=%s", error.strerror)
 
 
 def plans(

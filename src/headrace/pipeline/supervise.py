@@ -16,6 +16,7 @@ from ..errors import HeadraceError, LogError, QueryFailed
 from ..retry import Backoff
 from ..sinks import DeliveryStatus, SinkPhase, SinkStatus, SinkWriter
 from .failures import passing, understood
+from .lag import position_of
 from .query import Batches, QueryPlan, Stored
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,10 @@ class Supervised:
         self._spark = spark
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._status = SinkStatus(sink=plan.sink.name, phase=SinkPhase.STARTING)
+        self.position = position_of(plan)  # up to where it has everything; None: not known
+        self._status = SinkStatus(
+            sink=plan.sink.name, phase=SinkPhase.STARTING, sequence=self.position or 0
+        )
         self._looked_at = -1  # the batch of the last progress that was seen
         self._failures = 0  # in a row, without a batch stored between them
         self._unmaintained = -1
@@ -141,12 +145,14 @@ class Supervised:
         # Until a batch is stored: later, whoever else took over is not to be pushed out again.
         adopt = plan.adopt and self._status.batch < 0
         writer = plan.sink.open(checkpoint.writer(), adopt=adopt)
-        self._note(sequence=checkpoint.sequence(), failed_tables=tuple(writer.failed_tables()))
+        starting = plan.starting(writer)
+        self._arrived(checkpoint.sequence() if starting is None else starting - 1)
+        self._note(failed_tables=tuple(writer.failed_tables()))
         batches = plan.batches(writer, self._stored)
         batches.unmaintained = self._unmaintained
         self._before = self._status
         self._writer = writer
-        query = plan.start(self._spark, batches, plan.starting(writer))
+        query = plan.start(self._spark, batches, starting)
         try:
             self._watch(query, batches, writer)
         except StreamingQueryException as error:
@@ -235,11 +241,12 @@ class Supervised:
         ran = "addBatch" in progress["durationMs"]
         self._looked_at = progress["batchId"] if ran else progress["batchId"] - 1
         [source] = progress["sources"]
-        end, latest = _sequence(source["endOffset"]), _sequence(source["latestOffset"])
-        if end is not None:
-            # A batch that is run again after a start does not know yet how far the log is.
-            lag = self._status.lag if latest is None else max(latest - end, 0)
-            self._note(sequence=end, lag=lag)
+        if (end := _sequence(source["endOffset"])) is not None:
+            self._arrived(end)
+
+    def _arrived(self, sequence: int) -> None:
+        self.position = sequence
+        self._note(sequence=sequence)
 
 
 def _ended(query: StreamingQuery, *, within: Any) -> bool:

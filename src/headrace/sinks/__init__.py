@@ -63,8 +63,8 @@ class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     changes: int = 0  # stored since the process began
     changes_per_second: float = 0.0  # of the last batch that had any
     batch_seconds: float = 0.0  # that it took
-    sequence: int = 0  # everything up to it is stored; 0: not known yet
-    lag: int = 0  # how many changes the log had beyond it
+    sequence: int = 0  # everything up to it is stored; 0: nothing, or (no lag) not known
+    lag: int | None = None  # how many changes the log has beyond it; None: not known
     failed_tables: tuple[FailedTable, ...] = msgspec.field(default=(), name="troubled")
     sent: int = 0  # events that another system has accepted since the process began
     requests: int = 0  # in which they were handed over

@@ -69,6 +69,21 @@ def read(folder: Path) -> PipelineOverview:
     )
 
 
+def behind(position: int, *, first: int, latest: int) -> int:
+    """How many changes of a log follow a position; 0 is before everything that the log keeps."""
+    return max(latest - max(position, first - 1), 0)
+
+
+def lag_of(sink: SinkStatus, *, first: int, latest: int) -> int | None:
+    """The lag of a sink in its log as that is now; None: the sink's position is not known.
+
+    What the sink reported is as old as its report.
+    """
+    if sink.lag is None and not sink.sequence:
+        return None
+    return behind(sink.sequence, first=first, latest=latest)
+
+
 def _without_report(detail: str) -> PipelineOverview:
     return PipelineOverview(running=False, reported_at=0, detail=detail, sinks=[])
 
