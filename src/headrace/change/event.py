@@ -8,11 +8,12 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from fnmatch import fnmatchcase
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
+
+from . import glob as globs
 
 PIECE = 100_000  # changes; of a larger transaction so many at a time are taken together
 
@@ -78,7 +79,7 @@ class Table(msgspec.Struct, frozen=True):
 
     def matches(self, glob: str) -> bool:
         """Whether a pattern means this table: schema.table, or the bare table in any schema."""
-        return fnmatchcase(f"{self.schema}.{self.name}" if "." in glob else self.name, glob)
+        return globs.matches(f"{self.schema}.{self.name}" if "." in glob else self.name, glob)
 
 
 class Transaction(msgspec.Struct, frozen=True, gc=False):

@@ -8,13 +8,13 @@ of a row is an event of its own.
 import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Annotated, ClassVar, Protocol, Self
 
 import msgspec
 
 from ..change.event import BeforeKind, Change, Op
+from ..change.glob import LONGEST_GLOB, MOST_GLOBS, matches
 from ..model import Model
 from . import Rendered
 from ._annotation import NO_ANNOTATION, Annotation, read
@@ -362,21 +362,25 @@ class Filterable(Protocol):
     def changed_fields(self) -> tuple[str, ...]: ...
 
 
-def _about(description: str) -> msgspec.Meta:
-    return msgspec.Meta(description=description)
+def _about(description: str, *, most: int | None = None) -> msgspec.Meta:
+    """What a filter is for; `most`: characters of a pattern, or names in a list."""
+    return msgspec.Meta(description=description, max_length=most)
 
 
 class EntityFilter(msgspec.Struct, frozen=True):
     """Which events somebody wants; what is left out says nothing about them."""
 
     event_type: Annotated[
-        str, _about("only entity events of this type; a pattern, such as entity:*")
+        str,
+        _about("only entity events of this type; a pattern, such as entity:*", most=LONGEST_GLOB),
     ] = "*"
     entity_type: Annotated[str | None, _about("only this type of entity")] = None
     tenant_id: Annotated[str | None, _about("only this tenant's rows")] = None
-    trigger: Annotated[str, _about("only what was made so; a pattern, such as api_*")] = "*"
+    trigger: Annotated[
+        str, _about("only what was made so; a pattern, such as api_*", most=LONGEST_GLOB)
+    ] = "*"
     changed_fields: Annotated[
-        tuple[str, ...], _about("only where one of these columns changed")
+        tuple[str, ...], _about("only where one of these columns changed", most=MOST_GLOBS)
     ] = ()
 
     def wants(self, event: bytes) -> bool:
@@ -386,9 +390,9 @@ class EntityFilter(msgspec.Struct, frozen=True):
     def fits(self, one: Filterable) -> bool:
         """Whether all conditions hold; the cheap ones come first, and only those given count."""
         return (
-            (self.event_type == "*" or fnmatchcase(one.event_type, self.event_type))
+            (self.event_type == "*" or matches(one.event_type, self.event_type))
             and (self.entity_type is None or self.entity_type == one.entity_type)
-            and (self.trigger == "*" or fnmatchcase(one.trigger, self.trigger))
+            and (self.trigger == "*" or matches(one.trigger, self.trigger))
             and (self.tenant_id is None or self.tenant_id == one.tenant_id)
             and (
                 not self.changed_fields

@@ -14,6 +14,7 @@ from enum import StrEnum
 import msgspec
 
 from ..change.event import Table
+from ..change.glob import LONGEST_GLOB, MOST_GLOBS
 from ..errors import ConfigError
 
 PREFIX = "cdc_"
@@ -21,7 +22,7 @@ _SHAPE = re.compile(r"cdc_[0-9a-f]{64}")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_SECONDS = 100 * 365 * 86_400
 LEAST, MOST = 0.001, 1_000_000_000  # of any limit
-LONGEST_TEXT = 200  # characters of a name, a glob or a tenant
+LONGEST_TEXT = LONGEST_GLOB  # characters of a name, a glob or a tenant
 _DURATION = re.compile(r"(?P<number>\d{1,12})(?P<unit>[smhd])")
 
 
@@ -207,6 +208,10 @@ def _check(wanted: KeyRequest) -> None:
                 f"{text[:LONGEST_TEXT]!r} is not printable, or has more than {LONGEST_TEXT} "
                 "characters; a key's name, tables and tenant must be plain text"
             )
+    if len(wanted.tables) > MOST_GLOBS:
+        raise ConfigError(
+            f"a key has at most {MOST_GLOBS} patterns of tables, and this one {len(wanted.tables)}"
+        )
     if not wanted.scopes:
         raise ConfigError("a key needs a scope: cdc:read or cdc:admin")
     if not all(wanted.tables) or wanted.tenant == "":

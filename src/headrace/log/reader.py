@@ -83,6 +83,7 @@ class LogReader:
         self._db = db
         self._state = db.get_column_family(layout.STATE)
         self._tables: dict[int, Table] = {}
+        self._versions: list[Table] = []  # from the first on; a version never changes
         self._latest = 0
         self._first = 1
 
@@ -216,7 +217,11 @@ class LogReader:
 
     def tables(self) -> list[Table]:
         """Every version of every table's columns, oldest first."""
-        return [msgspec.json.decode(value, type=Table) for _, value in self._scan(b"table:")]
+        versions = list(self._versions)
+        while stored := self._state.get(layout.table_key(len(versions) + 1)):
+            versions.append(msgspec.json.decode(stored, type=Table))
+        self._versions = versions
+        return list(versions)
 
     def resume(self, source: str) -> bytes | None:
         """Where a source goes on; None: it has never been captured."""

@@ -1,5 +1,6 @@
 """Which changes a subscription wants."""
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated
 
@@ -96,6 +97,25 @@ class TableAnswers:
         if answer is None:
             answer = self._known[table.version] = any(map(table.matches, self._globs))
         return answer
+
+
+class NamedTables:
+    """The tables of a log by their names, for requests that name many."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._bare: dict[str, list[Table]] = {}
+        self._whole: dict[str, list[Table]] = {}  # by schema.table
+        for table in tables:
+            self._bare.setdefault(table.name, []).append(table)
+            self._whole.setdefault(f"{table.schema}.{table.name}", []).append(table)
+
+    def matching(self, name: str) -> list[Table]:
+        """The tables that a pattern without wildcards means, in all their versions."""
+        return (self._whole if "." in name else self._bare).get(name, [])
+
+    def called(self, name: str) -> list[Table]:
+        """Those that are called so, with or without their schema, in all their versions."""
+        return [*self._bare.get(name, []), *self._whole.get(name, [])]
 
 
 def named(name: str) -> list[Table]:

@@ -24,11 +24,12 @@ from ..formats.protostruct import framed
 from ..formats.savegress import OPERATIONS
 from ..v1 import changefeed_pb2 as v1
 from .access import Access, authenticate, unauthenticated
-from .filter import Filter
+from .filter import Filter, FilterParameters
 from .keyring import LOOK_SECONDS
+from .parameters import Names, ParameterRule
 from .permissions import Permissions
 from .problems import Problem, RequestRefused, invalid_parameter
-from .query import MOST, UINT64, WAIT
+from .query import MOST, UINT64, WAIT, read_value, rules
 from .request import expect_permitted
 from .service import Service
 from .subscription import FeedPage, Subscription
@@ -43,6 +44,7 @@ ChangesRequest = v1.SubscribeRequest | v1.PollRequest
 IDLE_SECONDS = 15.0  # after which a reader that wanted nothing hears how far that was
 PAGE_BYTES = 512 << 10  # of events on their way to one subscriber
 END_SECONDS = 2.0  # for a client to take the status that ends its call
+LARGEST_REQUEST = 64 << 10  # bytes
 LARGEST_PAGE = 3 << 20  # clients refuse a message of more than 4 MiB unless set otherwise
 
 _EVENTS = bytes([4 << 3 | 2])  # the tag of SubscribeResponse.events
@@ -211,6 +213,9 @@ def _presented(context: Context) -> str | None:
 
 def _parsed(raw: bytes, request: R) -> R:
     # Here and not by gRPC, which would call it a failure of ours.
+    if len(raw) > LARGEST_REQUEST:  # it came compressed
+        message = f"a request has at most {LARGEST_REQUEST} bytes"
+        raise RequestRefused(400, Problem("invalid_message", message))
     try:
         request.ParseFromString(raw)
     except DecodeError as error:
@@ -220,17 +225,27 @@ def _parsed(raw: bytes, request: R) -> R:
 
 
 def _filter(request: ChangesRequest) -> Filter:
-    for glob in request.tables:
-        _expect(bool(glob), "tables", glob, "must be patterns such as public.* or orders")
     for number in request.operations:
         _expect(number in _OPS, "operations", number, "must be INSERT, UPDATE, DELETE or DDL")
+    known = rules(FilterParameters)
     given: dict[str, Any] = {
-        field.name: value if isinstance(value, str) else tuple(value)
+        field.name: _checked(field.name, value, known.get(field.name))
         for field, value in request.ListFields()
         if field.name in Filter.__struct_fields__
     }
     operations = frozenset[Op]().union(*(_OPS[number] for number in request.operations))
     return Filter(**given | {"operations": operations})
+
+
+def _checked(name: str, value: Any, rule: ParameterRule | None) -> Any:
+    if isinstance(value, str) and rule is not None:
+        return read_value(name, value, rule)
+    if not isinstance(rule, Names):
+        return value
+    try:
+        return rule.checked(value)
+    except ValueError as error:
+        raise invalid_parameter(name, ",".join(value), f"{name} {rule.expects()}") from error
 
 
 def _expect(right: bool, name: str, value: object, rule: str) -> None:
@@ -330,7 +345,9 @@ NAME = v1.DESCRIPTOR.services_by_name["ChangeFeed"].full_name
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # two servers on one port would each get some of the clients
-    ("grpc.max_receive_message_length", 64 << 10),  # of a request
+    ("grpc.max_receive_message_length", LARGEST_REQUEST),
+    # A few bytes could become many: no request is compressed.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.max_concurrent_streams", 1000),  # of a connection
     # A client that vanished without closing answers no ping, and its streams end.
     ("grpc.keepalive_time_ms", 30_000),

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from litestar import Request, Response, delete, get, post
 
+from ..change.glob import MOST_GLOBS
 from ..errors import ConfigError
 from ..log import keys
 from ..log.keys import IssuedKey, KeyLimits, KeyRequest, ListedKey, Scope
@@ -35,7 +36,7 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a new key is to be good for."""
 
     name: Annotated[str, _described(maxLength=keys.LONGEST_TEXT)] = ""
-    tables: list[Plain] = []  # globs; none: all
+    tables: Annotated[list[Plain], _described(maxItems=MOST_GLOBS)] = []  # none: all
     tenant: Plain | None = None
     scopes: Scopes = ("cdc:read",)
     expires: Duration | None = None  # such as 90d; None: when it is revoked

@@ -189,6 +189,7 @@ _WORDS = {
     "minLength": "min_length",
     "maxLength": "max_length",
     "minItems": "min_items",
+    "maxItems": "max_items",
 }  # of JSON Schema, and what Litestar calls them
 
 

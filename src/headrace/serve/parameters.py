@@ -1,12 +1,16 @@
 """The kinds of parameters that requests have: how each is read, refused and described."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from litestar.openapi.spec import OpenAPIType, Schema
 
 from ..change.event import Op
+from ..change.glob import LONGEST_GLOB, MOST_GLOBS
+
+MOST_PARAMETERS = 32  # in a query
 
 NAME = "[A-Za-z0-9_.-]{1,128}"
 
@@ -90,17 +94,20 @@ class NonEmptyText:
     """Text that is not empty."""
 
     about: str
+    longest: int | None = None  # characters
 
     def read(self, text: str) -> str:
-        if not text:
+        if not text or (self.longest is not None and len(text) > self.longest):
             raise ValueError(text)
         return text
 
     def expects(self) -> str:
-        return "must not be empty"
+        if self.longest is None:
+            return "must not be empty"
+        return f"must have 1 to {self.longest} characters"
 
     def schema(self) -> Schema:
-        return Schema(type=OpenAPIType.STRING, min_length=1)
+        return Schema(type=OpenAPIType.STRING, min_length=1, max_length=self.longest)
 
 
 @dataclass(frozen=True)
@@ -126,18 +133,28 @@ class Names:
     """Names between commas."""
 
     about: str
+    noun: ClassVar[str] = "names"
 
     def read(self, text: str) -> tuple[str, ...]:
-        names = tuple(text.split(","))
-        if not all(names):
-            raise ValueError(text)
-        return names
+        return self.checked(text.split(","))
+
+    def checked(self, names: Sequence[str]) -> tuple[str, ...]:
+        """The same names; ValueError when there are too many, or one is empty or too long."""
+        right = len(names) <= MOST_GLOBS and all(0 < len(name) <= LONGEST_GLOB for name in names)
+        if not right:
+            raise ValueError(names)
+        return tuple(names)
 
     def expects(self) -> str:
-        return "must be one or more names between commas"
+        return (
+            f"must be 1 to {MOST_GLOBS} {self.noun} between commas, each of at most "
+            f"{LONGEST_GLOB} characters"
+        )
 
     def schema(self) -> Schema:
-        return _several(Schema(type=OpenAPIType.STRING, pattern="^[^,]+$"))
+        return _several(
+            Schema(type=OpenAPIType.STRING, pattern=f"^[^,]{{1,{LONGEST_GLOB}}}$"), MOST_GLOBS
+        )
 
 
 @dataclass(frozen=True)
@@ -160,22 +177,10 @@ class OneOf:
 
 
 @dataclass(frozen=True)
-class Globs:
+class Globs(Names):
     """Patterns between commas."""
 
-    about: str
-
-    def read(self, text: str) -> tuple[str, ...]:
-        globs = tuple(text.split(","))
-        if not all(globs):
-            raise ValueError(text)
-        return globs
-
-    def expects(self) -> str:
-        return "must be one or more patterns between commas, such as public.*,orders"
-
-    def schema(self) -> Schema:
-        return _several(Schema(type=OpenAPIType.STRING, pattern="^[^,]+$"))
+    noun: ClassVar[str] = "patterns such as public.* or orders"
 
 
 @dataclass(frozen=True)
@@ -200,5 +205,5 @@ class OperationList:
         return _several(Schema(type=OpenAPIType.STRING, enum=known))
 
 
-def _several(each: Schema) -> Schema:
-    return Schema(type=OpenAPIType.ARRAY, items=each, min_items=1)
+def _several(each: Schema, most: int | None = None) -> Schema:
+    return Schema(type=OpenAPIType.ARRAY, items=each, min_items=1, max_items=most)

@@ -17,6 +17,7 @@ from ..formats import catalogue
 from ..formats.changefeed import ON_REQUEST
 from .filter import FilterParameters
 from .parameters import (
+    MOST_PARAMETERS,
     Flag,
     Integer,
     Name,
@@ -177,7 +178,9 @@ def _rule(hint: Any) -> ParameterRule:
         return rule  # type: ignore[no-any-return]
     # The filters of entities are declared below serve/, with a description alone.
     about = rule.description or ""
-    return NonEmptyText(about) if hint.__origin__ in (str, str | None) else Names(about)
+    if hint.__origin__ in (str, str | None):
+        return NonEmptyText(about, longest=rule.max_length)
+    return Names(about)
 
 
 def defaults(query: type[msgspec.Struct]) -> Mapping[str, Any]:
@@ -209,11 +212,16 @@ def read_value(name: str, text: str, rule: ParameterRule) -> Any:
 def _pairs(query: bytes) -> list[tuple[str, str]]:
     try:
         return parse_qsl(
-            query.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=32
+            query.decode("utf-8"),
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=MOST_PARAMETERS,
         )
     except ValueError as error:
         shown = query.decode("ascii", "backslashreplace")
-        message = "the query must be UTF-8, percent-encoded, with at most 32 parameters"
+        message = (
+            f"the query must be UTF-8, percent-encoded, with at most {MOST_PARAMETERS} parameters"
+        )
         raise invalid_parameter("query", shown, message) from error
 
 

@@ -8,7 +8,7 @@ from ..formats import AnyFormat
 from ..formats.changefeed import ON_REQUEST
 from ..log import Cursor
 from .access import Access
-from .filter import Filter, FilterParameters, named
+from .filter import Filter, FilterParameters, NamedTables, named
 from .problems import Problem, RequestRefused, invalid_parameter
 from .query import NO_KEY
 from .service import Service
@@ -26,12 +26,12 @@ def expect_permitted(service: Service, access: Access, tables: Iterable[str]) ->
     """Refuse a table by name that a key may not see; a pattern just leaves it out."""
     if access.key is None or not access.key.tables:
         return
-    known = service.log.tables()
+    known = NamedTables(service.log.tables())
     for name in tables:
         if _WILD.search(name):
             continue
         # Only who may see a table learns whether it exists.
-        meant = [table for table in known if table.matches(name)] or named(name)
+        meant = known.matching(name) or named(name)
         if not any(map(access.allows, meant)):
             message = f"this API key may not see the table {name!r:.200}"
             raise RequestRefused(403, Problem("permission_denied", message))

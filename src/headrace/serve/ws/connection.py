@@ -18,7 +18,7 @@ from ...change.event import Op, Table
 from ...errors import HeadraceError
 from ...formats.notification import Notification, in_default_schema
 from ..access import Access, authenticate
-from ..filter import Filter, both, named
+from ..filter import Filter, NamedTables, both, named
 from ..permissions import Permissions
 from ..problems import RequestRefused
 from ..service import Service
@@ -363,7 +363,8 @@ def choose_tables(
 
     A bare name means the default schema. Only who may see a table learns whether it exists.
     """
-    found = {name: _meant(known, name) for name in names}
+    by_name = NamedTables(known)
+    found = {name: _meant(by_name, name) for name in names}
     denied = [name for name, tables in found.items() if not any(map(allows, tables or named(name)))]
     if denied:
         raise _rejected(Code.PERMISSION_DENIED, names, denied)
@@ -376,12 +377,9 @@ def choose_tables(
     return ChosenTables(tuple(name for name, _ in kept), tuple(dict.fromkeys(globs)))
 
 
-def _meant(known: Sequence[Table], name: str) -> list[Table]:
-    return [
-        table
-        for table in known
-        if (table.name == name and in_default_schema(table)) or _path(table) == name
-    ]
+def _meant(known: NamedTables, name: str) -> list[Table]:
+    called = known.called(name)
+    return [table for table in called if in_default_schema(table) or _path(table) == name]
 
 
 def _paths(tables: Sequence[Table]) -> tuple[str, ...]:
