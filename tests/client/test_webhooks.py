@@ -127,6 +127,13 @@ def test_the_documents_verifier_is_there_under_its_name() -> None:
     assert webhooks.verify_signature(BODY + b" ", sign(BODY, OTHER), OTHER) is False
 
 
+def test_an_empty_secret_verifies_nothing() -> None:
+    with pytest.raises(ValueError, match="the secret is empty"):
+        webhooks.verify_signature(BODY, sign(BODY, ""), "")
+    with pytest.raises(ValueError, match="empty"):
+        webhooks.verify(BODY, signed(), [SECRET, ""])
+
+
 def test_no_secret_shows_in_what_is_wrong() -> None:
     with pytest.raises(SignatureInvalid) as caught:
         webhooks.verify(BODY, signed(BODY, OTHER), SECRET)

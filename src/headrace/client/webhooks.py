@@ -52,7 +52,12 @@ def verify(
 
 
 def verify_signature(payload: bytes, signature: str, secret: str) -> bool:
-    """Whether X-Savegress-Signature fits the body; nothing in it says when it was signed."""
+    """Whether X-Savegress-Signature fits the body; nothing in it says when it was signed.
+
+    ValueError: the secret is empty, so that anybody could have signed it.
+    """
+    if not secret:
+        raise ValueError("the secret is empty: anybody can sign a request with it")
     return signatures.verify(payload, signature, secret)
 
 
