@@ -21,7 +21,7 @@ _AT_WORK = (SinkPhase.STARTING, SinkPhase.STREAMING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineMetrics:
+class PipelineState:
     """What the pipeline of this config last reported."""
 
     folder: PipelineFolder
@@ -43,6 +43,20 @@ class PipelineMetrics:
         """Every sink, also those that have not been reported."""
         return list(dict.fromkeys([*self.folder.sinks, *(sink.sink for sink in self.sinks)]))
 
+    def sink(self, name: str) -> SinkStatus | None:
+        """What was reported of a sink; None: nothing."""
+        return next((sink for sink in self.sinks if sink.sink == name), None)
+
+    def lag(self, name: str, log: Stats) -> int | None:
+        """How many changes of the log a sink has not stored; None: not known."""
+        status, same_log = self.sink(name), self.folder.same_log
+        if status is None:
+            # Nothing is known to have arrived, so everything is still to come.
+            return log.count if same_log else None
+        if same_log:
+            return lag_of(status, first=log.first_sequence, latest=log.latest_sequence)
+        return status.lag if self.running else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
@@ -54,7 +68,7 @@ class Measurements:
     cursors: Sequence[Cursor]  # all of them
     named: Sequence[Cursor]  # those that the scraper may know by name
     waiting_subscriptions: int
-    pipeline: PipelineMetrics | None = None  # None: the config has none
+    pipeline: PipelineState | None = None  # None: the config has none
 
 
 class _Exposed(Collector):
@@ -178,7 +192,7 @@ def _cursors(measured: Measurements) -> Iterator[Metric]:
     yield lag
 
 
-def _pipeline(pipeline: PipelineMetrics) -> Iterator[Metric]:
+def _pipeline(pipeline: PipelineState) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "headrace_pipeline_up",
         "1 while the pipeline's process lives and reports, else 0.",
@@ -200,7 +214,7 @@ def _pipeline(pipeline: PipelineMetrics) -> Iterator[Metric]:
     yield _filled(up, {name: name in working for name in pipeline.names})
 
 
-def _kept(pipeline: PipelineMetrics, log: Stats) -> Iterator[Metric]:
+def _kept(pipeline: PipelineState, log: Stats) -> Iterator[Metric]:
     """What stays as it was last reported when the pipeline ends."""
     gauge = _sinks(pipeline.sinks, GaugeMetricFamily)
     yield gauge(
@@ -208,11 +222,12 @@ def _kept(pipeline: PipelineMetrics, log: Stats) -> Iterator[Metric]:
         "Up to where everything has arrived, as last reported.",
         lambda each: each.sequence or None,
     )
-    yield gauge(
-        "lag_changes",
-        "Changes in the log beyond that, also while the pipeline is down.",
-        lambda each: _lag(pipeline, each, log),
+    lag = GaugeMetricFamily(
+        "headrace_sink_lag_changes",
+        "Changes in the log beyond that, also while the pipeline is down; none: not known.",
+        labels=["sink"],
     )
+    yield _filled(lag, {name: pipeline.lag(name, log) for name in pipeline.names})
     yield gauge(
         "dead_letters",
         "Events that the destination has not taken, kept in the dead letters, as last reported.",
@@ -231,13 +246,7 @@ def _kept(pipeline: PipelineMetrics, log: Stats) -> Iterator[Metric]:
         )
 
 
-def _lag(pipeline: PipelineMetrics, sink: SinkStatus, log: Stats) -> float | None:
-    if pipeline.folder.same_log:
-        return lag_of(sink, first=log.first_sequence, latest=log.latest_sequence)
-    return sink.lag if pipeline.running else None
-
-
-def _at_work(pipeline: PipelineMetrics) -> Iterator[Metric]:
+def _at_work(pipeline: PipelineState) -> Iterator[Metric]:
     """What is so only while the pipeline runs, and begins at 0 with each of its processes."""
     sinks = pipeline.sinks if pipeline.running else []
     yield _phases("sink", SinkPhase, {each.sink: each.phase for each in sinks})

@@ -120,7 +120,7 @@ def test_the_log_is_told_of(site: Site) -> None:
     assert (scraped["log_first_sequence"], scraped["log_latest_sequence"]) == (5, 20)
     assert (scraped["log_changes"], scraped["log_bytes"]) == (16, stats.total_bytes)
     assert scraped.only("build_info") == [__version__]
-    assert scraped.only("health") == ["healthy"]
+    assert scraped.only("health") == ["degraded"]  # its pipeline does not run
 
 
 def test_every_source_is_told_of_and_no_reason_or_table(site: Site) -> None:
@@ -274,7 +274,9 @@ def test_of_a_pipeline_that_says_nothing_any_more_only_what_it_left_is_told(
     assert scraped.of("sink_lag_changes", sink="hook") == 5
     site.writer.put_many("users", 10)
     assert scrape(site).of("sink_lag_changes", sink="hook") == 15  # it grows, and wakes somebody
-    assert scraped.names(sink="lake") == {"headrace_sink_up"}
+    # Nothing of it is known to have arrived.
+    assert scraped.names(sink="lake") == {"headrace_sink_up", "headrace_sink_lag_changes"}
+    assert scraped.of("sink_lag_changes", sink="lake") == 20
 
 
 def test_the_lag_of_a_sink_is_known_or_not_told_never_zero(
@@ -292,6 +294,7 @@ def test_a_pipeline_that_never_ran_is_down_with_all_its_sinks(site: Site) -> Non
     scraped = scrape(site)
     assert scraped["pipeline_up"] == 0
     assert [scraped.of("sink_up", sink=name) for name in ("hook", "lake")] == [0, 0]
+    assert [scraped.of("sink_lag_changes", sink=name) for name in ("hook", "lake")] == [20, 20]
     assert ("headrace_pipeline_reported_timestamp_seconds", frozenset()) not in scraped.samples
 
 

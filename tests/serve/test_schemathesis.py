@@ -37,8 +37,10 @@ def test_every_answer_is_one_that_is_described(shop: Site, tmp_path: Path) -> No
     # calls wrong is refused, and what it calls right is taken.
     done = _schemathesis(shop, tmp_path)
     assert done.returncode == 0, done.stdout[-20_000:]
-    assert "Selected: 25/25" in done.stdout  # of the routes; none was left out
-    assert "Tested: 25" in done.stdout
+    paths = shop.get("/openapi.json").json()["paths"].values()
+    routes = sum(method in ("get", "put", "post", "delete") for path in paths for method in path)
+    assert f"Selected: {routes}/{routes}" in done.stdout  # none was left out
+    assert f"Tested: {routes}" in done.stdout
 
 
 def _schemathesis(site: Site, folder: Path) -> "subprocess.CompletedProcess[str]":

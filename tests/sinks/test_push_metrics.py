@@ -64,6 +64,13 @@ def scraped(url: str) -> dict[str, float]:
     }
 
 
+def judged(url: str) -> tuple[str, list[str]]:
+    """What /health says, and why."""
+    document = httpx.get(f"{url}/health", timeout=30).json()
+    [sink] = document["pipeline"]["sinks"]
+    return document["status"], [*document["pipeline"]["reasons"], *sink["reasons"]]
+
+
 @contextmanager
 def at_work(site: Site, sink: Courier) -> Iterator[None]:
     """A pipeline, looked after as `headrace pipeline` does."""
@@ -88,12 +95,19 @@ def test_what_is_sent_refused_and_waiting_is_told_while_it_happens(
     sink = Courier(
         name="post", port=office.port, retry_first_seconds=0.005, batch_seconds=0.1, batch_size=5
     )
-    assert scraped(url) == {"headrace_pipeline_up": 0, "headrace_sink_up": 0}
+    assert scraped(url) == {
+        "headrace_pipeline_up": 0,
+        "headrace_sink_up": 0,
+        "headrace_sink_lag_changes": 20,
+    }
     with at_work(site, sink):
         wait_until(lambda: "headrace_sink_phase_waiting" in scraped(url), timeout=120)
         told = scraped(url)
         assert (told["headrace_pipeline_up"], told["headrace_sink_up"]) == (1, 0)
         assert told["headrace_sink_events_sent_total"] == 0
+        assert told["headrace_sink_lag_changes"] == 20
+        verdict, [reason] = judged(url)
+        assert (verdict, "tried again" in reason) == ("degraded", True)
         office.open()
         wait_until(lambda: scraped(url).get("headrace_sink_events_sent_total") == 20, timeout=120)
         wait_until(lambda: scraped(url).get("headrace_sink_lag_changes") == 0, timeout=120)
@@ -102,12 +116,15 @@ def test_what_is_sent_refused_and_waiting_is_told_while_it_happens(
         assert (told["headrace_sink_sequence"], told["headrace_sink_changes_total"]) == (20, 20)
         assert told["headrace_sink_requests_total"] >= 4
         assert told["headrace_sink_last_batch_seconds"] > 0
+        assert judged(url) == ("healthy", [])
 
         office.judge = lambda event: ("refused", "no thanks", 0.0)
         writer.put_many("orders", 3)
         wait_until(lambda: scraped(url).get("headrace_sink_dead_letters") == 3, timeout=120)
         wait_until(lambda: scraped(url).get("headrace_sink_sequence") == 23, timeout=120)
         assert scraped(url)["headrace_sink_waiting_rows"] == 3
+        verdict, [reason] = judged(url)
+        assert (verdict, "3 dead letters" in reason) == ("degraded", True)
 
 
 def test_after_an_orderly_end_nobody_tells_of_the_sink_as_running(

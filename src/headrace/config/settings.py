@@ -46,6 +46,7 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     grpc_port: Annotated[int, Meta(ge=1, le=65535)] | None = None  # None: no gRPC
     max_lag_seconds: Positive = 60.0  # a source further behind is unhealthy
     stall_seconds: Positive = 90.0  # a source silent for longer is unhealthy
+    max_sink_lag_seconds: Positive = 300.0  # a sink further behind makes it degraded
     allow_remote: bool = False  # no key is needed: something else decides who reaches the server
     require_key: bool = False  # also from programs on this machine
     websocket: WebSocketSection = WebSocketSection()

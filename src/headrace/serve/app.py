@@ -111,6 +111,8 @@ def create_app(
             operations.sources,  # GET  /v1/sources
             operations.snapshot,  # POST /v1/sources/{name}/snapshot
             operations.health,  # GET  /health
+            operations.livez,  # GET  /livez
+            operations.readyz,  # GET  /readyz
             operations.metrics,  # GET  /metrics
             keys.create,  # POST /v1/keys
             keys.listed,  # GET  /v1/keys

@@ -1,13 +1,14 @@
 """For the operator: sources, new snapshots, health, metrics."""
 
 import asyncio
+import logging
 from typing import Any
 
 import msgspec
 from litestar import Request, Response, get, post
 
 from ..errors import TableUnknown
-from ..metrics import MEDIA_TYPE, Measurements, PipelineMetrics, expose
+from ..metrics import MEDIA_TYPE, Measurements, PipelineState, expose
 from ..sinks import report
 from ..sources import Status
 from .access import OPEN, Access, access_of, admin, sees_all, whole
@@ -17,6 +18,8 @@ from .problems import Problem, RequestRefused
 from .query import NoQuery, read_body, read_query
 from .request import may
 from .service import Service
+
+logger = logging.getLogger(__name__)
 
 
 class SourceList(msgspec.Struct, frozen=True):
@@ -90,13 +93,54 @@ async def snapshot(request: Request[Any, Any, Any]) -> SnapshotAccepted:
     responses=replies(HealthReport) | replies(HealthReport, status=503),
 )
 async def health(request: Request[Any, Any, Any]) -> Response[HealthReport]:
-    """Whether capture keeps up; 503 when it does not."""
+    """Whether every source and sink works; 503 when a source does not."""
     service = Service.of(request)
     read_query(request, NoQuery)
-    report = service.health.report(service.statuses(), service.log)
+    report = service.health.report(service.statuses(), service.log, _pipeline(service))
     status = 503 if report.status is HealthStatus.UNHEALTHY else 200
     shown = report if sees_all(request) else HealthReport(report.status)
     return Response(shown, status_code=status, media_type="application/json")
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """The answer to a probe."""
+
+    status: str
+    reason: str = ""
+
+
+@get("/livez", opt=OPEN, operation_class=operation(NoQuery), responses=replies(Probe))
+async def livez(request: Request[Any, Any, Any]) -> Probe:
+    """Whether the process answers, whatever else does not work."""
+    read_query(request, NoQuery)
+    return Probe("alive")
+
+
+@get(
+    "/readyz",
+    opt=OPEN,
+    operation_class=operation(NoQuery),
+    responses=replies(Probe) | replies(Probe, status=503),
+)
+async def readyz(request: Request[Any, Any, Any]) -> Response[Probe]:
+    """Whether the log is served; 503 once the server is stopping or cannot read the log."""
+    service = Service.of(request)
+    read_query(request, NoQuery)
+    reason = _unready(service)
+    probe = Probe("not ready", reason) if reason else Probe("ready")
+    return Response(probe, status_code=503 if reason else 200, media_type="application/json")
+
+
+def _unready(service: Service) -> str:
+    if service.feed.closing:
+        return "the server is stopping"
+    try:
+        service.log.stats()
+    except Exception:
+        # Whatever RocksDB raises; the details are no concern of whoever probes.
+        logger.exception("the log cannot be read")
+        return "the log cannot be read"
+    return ""
 
 
 @get(
@@ -115,17 +159,21 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 
 def _exposed(service: Service, access: Access) -> bytes:
-    statuses, cursors = service.statuses(), service.log.cursors()
-    folder = service.settings.pipeline
+    statuses, cursors, pipeline = service.statuses(), service.log.cursors(), _pipeline(service)
     measured = Measurements(
-        health=service.health.report(statuses, service.log).status,
+        health=service.health.report(statuses, service.log, pipeline).status,
         log=service.log.stats(),
         sources=statuses,
         cursors=cursors,
         named=[cursor for cursor in cursors if may(access, cursor)],
         waiting_subscriptions=service.feed.waiting,
-        pipeline=None
-        if folder is None
-        else PipelineMetrics(folder=folder, report=report.read(folder.folder)),
+        pipeline=pipeline,
     )
     return expose(measured)
+
+
+def _pipeline(service: Service) -> PipelineState | None:
+    folder = service.settings.pipeline
+    if folder is None:
+        return None
+    return PipelineState(folder=folder, report=report.read(folder.folder))

@@ -95,4 +95,10 @@ def _is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True  # it is another user's
-    return True
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return True  # there is no such folder on this system
+    # The state follows the name, which is in parentheses. Z: it has ended, but is still listed,
+    # because its parent waits for whoever else writes to the same pipe.
+    return stat.rpartition(b") ")[2][:1] != b"Z"
