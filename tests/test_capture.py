@@ -17,7 +17,7 @@ from headrace.errors import (
 )
 from headrace.log import Log
 from headrace.retry import Backoff
-from headrace.sources import Finding, Phase, Register, Status
+from headrace.sources import Finding, Phase, Register, Removal, Status
 from headrace.testing import wait_until
 from tests.changes import make_change
 from tests.log.transactions import ids, known_table, transaction
@@ -58,6 +58,10 @@ class Scripted:
 
     def captured_tables(self) -> list[Table]:
         """None that anybody asks for."""
+        return []
+
+    def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
+        """Nothing to take out."""
         return []
 
 

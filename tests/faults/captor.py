@@ -28,7 +28,7 @@ from headrace.errors import HeadraceError
 from headrace.log import Log
 from headrace.retry import Backoff
 from headrace.secret import Secret
-from headrace.sources import Finding, Phase, Register, Source, Status, Stream, worker
+from headrace.sources import Finding, Phase, Register, Removal, Source, Status, Stream, worker
 from headrace.sources.worker import Apart
 from headrace.testing import wait_until
 
@@ -143,6 +143,9 @@ class WatchedSource:
 
     def captured_tables(self) -> list[Table]:
         return self._source.captured_tables()
+
+    def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
+        return self._source.remove(resume, dry_run=dry_run)
 
 
 class WatchedStream:

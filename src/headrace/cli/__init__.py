@@ -38,6 +38,7 @@ for command in (
     inspect.tail,
     data.snapshot,
     data.trim,
+    data.remove,
     sinks.redrive,
     sinks.verify,
 ):

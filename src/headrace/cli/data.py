@@ -1,4 +1,4 @@
-"""The commands that change what the log holds: `snapshot` and `trim`."""
+"""The commands that change what there is: `snapshot`, `trim` and `remove`."""
 
 import re
 from typing import Annotated
@@ -72,3 +72,27 @@ def trim(
         typer.echo(
             f"cursor {trimmed.held_by} still needs what follows; --force removes it all the same"
         )
+
+
+def remove(
+    source: Annotated[str, typer.Argument(help="The source's name in the config.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the statements; change nothing.")
+    ] = False,
+    config: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Take everything out of a source's database that Headrace has put there.
+
+    `headrace run` must not be capturing it. The log keeps what was captured; a later run begins
+    with a new snapshot. What cannot be taken out is shown with the reason, and the exit code is 1;
+    the command can be repeated.
+    """
+    from ..config import load
+    from ..operate.commands import remove as removing
+    from ..operate.show import removal_lines
+
+    removals = removing(load(config), source, dry_run=dry_run)
+    for line in removal_lines(source, removals, dry_run=dry_run):
+        typer.echo(line)
+    if any(removal.error for removal in removals):
+        raise typer.Exit(1)

@@ -23,7 +23,7 @@ from ..secret import Secret
 from ..serve.keyring import Keyring
 from ..sinks import report
 from ..sinks.report import PipelineOverview, lag_of
-from ..sources import Finding, Status
+from ..sources import Finding, Removal, Status
 from .tail import Changes, DiskChanges
 
 
@@ -185,6 +185,44 @@ def request_snapshot(config: Config, source: str, tables: Sequence[str]) -> str:
             f"{source}: never captured yet; the first `headrace run` takes a snapshot of all tables"
         )
     return f"{source}: the next `headrace run` takes a new snapshot of {named}"
+
+
+def remove(config: Config, name: str, *, dry_run: bool) -> list[Removal]:
+    """Take everything of Headrace out of a source's database; the log keeps its changes."""
+    source = config.source(name)
+    if not hasattr(source, "remove"):
+        raise ConfigError(
+            f"source {name} cannot be removed from its database: its type has no method `remove`",
+            hint="Its package must take out what it has put there, or be renewed.",
+        )
+    if dry_run:
+        return source.remove(_stored_resume(config, name), dry_run=True)
+    client = connect(config)
+    if client is not None and name in [s["source"] for s in client.get("/v1/sources")["sources"]]:
+        raise ServerError(
+            f"the server at {client.url} captures {name}",
+            hint="Stop `headrace run` first; without the source in its config it may run again.",
+        )
+    try:
+        LogReader.open(config.log_dir).close()  # opening for writing would create a log
+    except LogAbsent:
+        return source.remove(None)
+    # Nobody can begin to capture while the log is open here.
+    with Log.open(config.log_dir) as log:
+        resume = log.resume(name)
+        removed = source.remove(resume)
+        again = source.copy_again(resume, ())
+        if again is not None:
+            log.append(name, Batch((), again))
+    return removed
+
+
+def _stored_resume(config: Config, source: str) -> bytes | None:
+    try:
+        with LogReader.open(config.log_dir) as log:
+            return log.resume(source)
+    except LogAbsent:
+        return None
 
 
 def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:

@@ -18,7 +18,7 @@ from ..log import Stats
 from ..log.keys import ListedKey
 from ..sinks import SinkPhase, SinkStatus
 from ..sinks.report import PipelineOverview
-from ..sources import CopyProgress, Finding, Phase, Status
+from ..sources import CopyProgress, Finding, Phase, Removal, Status
 from .commands import Overview
 
 if TYPE_CHECKING:
@@ -458,3 +458,16 @@ def size(number: float) -> str:
             return f"{number:.0f} B" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1000
     return f"{number:.1f} TB"
+
+
+def removal_lines(source: str, removals: Sequence[Removal], *, dry_run: bool) -> Iterator[str]:
+    """What was taken out of a database, or the statements that would do it."""
+    if not removals:
+        yield f"{'-- ' if dry_run else ''}{source}: nothing of Headrace is in the database"
+    for removal in removals:
+        if dry_run:
+            yield f"-- {removal.what}\n{removal.statement}"
+        elif removal.error:
+            yield f"✗ {removal.what}: {removal.error}\n    {removal.statement}"
+        else:
+            yield f"✓ removed {removal.what}"

@@ -77,6 +77,14 @@ class Finding(msgspec.Struct, frozen=True):
     fix: str = ""  # the statement or setting that fixes it
 
 
+class Removal(msgspec.Struct, frozen=True):
+    """One thing of Headrace in a database, that `headrace remove` takes out."""
+
+    what: str  # as its operator calls it: "replication slot headrace_shop"
+    statement: str  # what takes it out; run, or shown by --dry-run
+    error: str = ""  # why it is still there
+
+
 class Stream(Protocol):
     """An open source."""
 
@@ -130,5 +138,14 @@ class Source(Protocol):
         """The tables that would be captured now, with columns and foreign keys.
 
         Asked from the database, so it may raise a SourceError. They have no version and no origin.
+        """
+        ...
+
+    def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
+        """Take everything out of the database that Headrace has put there, in this order.
+
+        `resume` is what the log stored last; None: there is no log. What cannot be taken out has
+        an `error`, and the rest is taken out all the same. Repeated, it finds only what is left. A
+        SourceRefused when somebody captures the source now; with `dry_run` nothing is changed.
         """
         ...

@@ -31,7 +31,7 @@ import msgspec
 from ..change.event import Batch, Table
 from ..change.record import Records, encode
 from ..errors import HeadraceError, SourceUnavailable
-from . import Finding, Phase, Register, Source, Status, Stream
+from . import Finding, Phase, Register, Removal, Source, Status, Stream
 
 _STATE_SECONDS = 0.25  # between two words about how it is doing
 _PATIENCE_SECONDS = 10.0  # for the other process to end
@@ -172,6 +172,10 @@ class Apart:
     def captured_tables(self) -> list[Table]:
         """The tables that would be captured now."""
         return self.source.captured_tables()
+
+    def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
+        """Take everything out of the database that Headrace has put there."""
+        return self.source.remove(resume, dry_run=dry_run)
 
 
 class ApartStream:

@@ -481,6 +481,27 @@ class SourceContract:
             assert captured.origin
             assert captured.columns == tables["users"].columns
 
+    def test_what_it_put_into_the_database_is_taken_out_again(
+        self, place: Place, tmp_path: Path
+    ) -> None:
+        self._create(place, "users", rows=3)
+        with self._reading(place, tmp_path) as feed:
+            feed.catch_up()
+            source, resume = feed.source, feed.log.resume(feed.source.name)
+            shown = source.remove(resume, dry_run=True)
+            self._insert(place, 4, "still captured", 0)
+            feed.catch_up()
+            self._expect_equal(place, feed, "users")
+            feed.close()
+            taken = source.remove(feed.log.resume(source.name))
+            assert [each.what for each in taken] == [each.what for each in shown]
+            assert all(each.statement for each in taken)
+            assert [each.error for each in taken if each.error] == []
+            assert source.remove(None) == [], "something was left"
+            self._insert(place, 5, "free", 0)
+            self._update(place, 5, name="still free")
+            self._delete(place, 5)
+
 
 # --- judging -------------------------------------------------------------------------------------
 

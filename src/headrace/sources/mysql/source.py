@@ -9,7 +9,7 @@ from typing import ClassVar
 from ...change.connector import Connector
 from ...change.event import Table
 from ...errors import TableUnknown
-from .. import Finding, Phase, Register, Status
+from .. import Finding, Phase, Register, Removal, Status
 from . import check
 from .catalog import MysqlCatalog
 from .connector import MYSQL
@@ -66,3 +66,7 @@ class Mysql(MysqlSettings):
                 for table, each in declared
                 if each is not None
             ]
+
+    def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
+        """Nothing: the source only reads."""
+        return []

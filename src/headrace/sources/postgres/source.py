@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from ...change.connector import Connector
 from ...change.event import Table
-from .. import Finding, Register, Status
+from .. import Finding, Register, Removal, Status
 from ..resume import decode, described, snapshots_again
-from . import check
+from . import check, remove
 from .catalog import Catalog
 from .connector import POSTGRES
 from .resume import PostgresResume, paths_of
@@ -47,3 +47,10 @@ class Postgres(PostgresSettings):
         """The tables that would be captured now, as the server's catalogs show them."""
         with closing(Catalog(self.address.connect(), source=self.name)) as catalog:
             return catalog.tables(self.publication_name, self.tables)
+
+    def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
+        """Take everything out of the database that Headrace has put there."""
+        known = None if resume is None else decode(resume, PostgresResume)
+        slots = {self.slot_name} | ({known.slot} if isinstance(known, PostgresResume) else set())
+        with closing(Catalog(self.address.connect(), source=self.name)) as catalog:
+            return remove.remove(catalog, self, slots, dry_run=dry_run)

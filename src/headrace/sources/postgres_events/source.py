@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from ...change.connector import Connector
 from ...change.event import Table
-from .. import Finding, Register, Status
+from .. import Finding, Register, Removal, Status
 from ..postgres.connector import POSTGRES
 from ..postgres.resume import paths_of
 from ..resume import decode, described, snapshots_again
-from . import check
+from . import check, install
 from .catalog import EventCatalog
 from .resume import EventResume
 from .settings import PostgresEventsSettings
@@ -48,6 +48,16 @@ class PostgresEvents(PostgresEventsSettings):
         """The tables that would be captured now, as the server's catalogs show them."""
         with closing(self.catalog()) as catalog:
             return catalog.tables("", self.tables)
+
+    def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
+        """Take the event table, its functions and its triggers out of the database."""
+        with closing(self.catalog()) as catalog:
+            if catalog.edition() is None:
+                return []
+            found = Removal(f"event table {self.schema}", install.removal(catalog, self.schema))
+            if not dry_run:
+                install.uninstall(catalog, self.schema)
+            return [found]
 
     def catalog(self) -> EventCatalog:
         """The server's catalogs and event table, over a connection of their own."""

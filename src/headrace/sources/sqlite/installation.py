@@ -123,14 +123,21 @@ def _within(operation: int, *_: str | None) -> int:
 
 def remove(path: str) -> bool:
     """Take everything of Headrace's away; False: there was nothing."""
+    return bool(take_out(path))
+
+
+def take_out(path: str, *, dry_run: bool = False) -> list[tuple[str, str]]:
+    """Drop everything of Headrace's; returns the kind and the name of each object."""
     connection = connect(path)
     with classified(path):
         try:
+            if dry_run:
+                return rows(connection, _OBJECTS)
             with writing(connection):
                 found = rows(connection, _OBJECTS)
                 for kind, name in found:
                     connection.execute(f"DROP {kind} main.{quoted(name)}")
-            return bool(found)
+            return found
         finally:
             connection.close()
 

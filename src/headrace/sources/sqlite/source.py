@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from ...change.connector import Connector
 from ...change.event import Table
-from .. import Finding, Register, Status
+from .. import Finding, Register, Removal, Status
 from ..resume import decode, described, snapshots_again
 from . import check
-from .connections import classified, connect
+from .connections import classified, connect, quoted
 from .connector import SQLITE
-from .installation import InstalledTable
+from .installation import InstalledTable, take_out
 from .resume import SqliteResume
 from .schema import path_of, shapes
 from .session import table_of
@@ -52,3 +52,10 @@ class Sqlite(SqliteSettings):
         with classified(self.path), closing(connect(self.path)) as connection:
             found = shapes(connection, self.tables)
         return [table_of(self, InstalledTable(0, 0, shape.layout), "") for shape in found]
+
+    def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
+        """Take the triggers and tables of Headrace out of the database."""
+        return [
+            Removal(f"{kind.lower()} {name}", f"DROP {kind} {quoted(name)};")
+            for kind, name in take_out(self.path, dry_run=dry_run)
+        ]

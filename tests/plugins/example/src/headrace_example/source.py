@@ -21,7 +21,7 @@ from headrace.change.event import (
     Transaction,
 )
 from headrace.errors import PositionLost, SourceUnavailable
-from headrace.sources import Finding, Phase, Register, Status
+from headrace.sources import Finding, Phase, Register, Removal, Status
 
 MOST_BYTES = 1_000_000  # that are read at a time
 
@@ -85,6 +85,9 @@ class Lines:
 
     def captured_tables(self) -> list[Table]:
         return [self.table]
+
+    def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
+        return []  # it puts nothing into the file
 
 
 class LinesStream:
