@@ -305,6 +305,13 @@ class Sink(ABC):
         """What was sent, to be compared with the log."""
         raise ConfigError(f"the sink {self.name} sends no events")
 
+    def lost_changes_hint(self) -> str:
+        """What to do when the log no longer has changes that it has not read."""
+        return (
+            f"What it has stored stays. Run `headrace pipeline --adopt {self.name}`: it goes on "
+            "with the oldest change in the log, and those between are not stored."
+        )
+
     def redrive_requested(self) -> bool:
         """Whether a halted sink is to go on, because its dead letters are to be sent again."""
         return False
