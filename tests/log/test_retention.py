@@ -12,7 +12,7 @@ import pytest
 from headrace.change.event import Batch
 from headrace.log import Cursor, Holder, Log, LogRetention, RemovalReason, RetentionSettings
 from headrace.log import retention as module
-from headrace.log.holding import Removal, noted, removal_of
+from headrace.log.holding import ChangeRemoval, noted, removal_of
 from headrace.log.keys import KeyRequest, Scope, make
 from headrace.log.retention import DiskSpace, RoomState
 from headrace.testing import wait_until
@@ -219,8 +219,8 @@ def test_losers_are_logged_and_removals_are_remembered(
 
 
 def test_of_removals_that_hurt_nobody_one_is_remembered_for_each_reason() -> None:
-    def removal(first: int, reason: RemovalReason, *losers: str) -> Removal:
-        return Removal(first_sequence=first, at=first, reason=reason, losers=losers)
+    def removal(first: int, reason: RemovalReason, *losers: str) -> ChangeRemoval:
+        return ChangeRemoval(first_sequence=first, at=first, reason=reason, losers=losers)
 
     age, force = RemovalReason.AGE, RemovalReason.FORCE
     known = [removal(5, age), removal(9, force, "slow")]

@@ -6,7 +6,7 @@ One process writes (`Log`), any number read (`LogReader`). Sequences start at 1,
 follow commit order. A reader never sees half a transaction. All cursors are exclusive: "after".
 """
 
-from .holding import Cursor, Holder, Removal, RemovalReason
+from .holding import ChangeRemoval, Cursor, Holder, RemovalReason
 from .ranges import Ranges
 from .reader import PIECE_HEAD, LogReader, Piece, Stats
 from .retention import LogRetention, RetentionSettings, RetentionStatus
@@ -14,6 +14,7 @@ from .writer import Log, Trimmed
 
 __all__ = [
     "PIECE_HEAD",
+    "ChangeRemoval",
     "Cursor",
     "Holder",
     "Log",
@@ -21,7 +22,6 @@ __all__ = [
     "LogRetention",
     "Piece",
     "Ranges",
-    "Removal",
     "RemovalReason",
     "RetentionSettings",
     "RetentionStatus",

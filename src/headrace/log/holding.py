@@ -50,7 +50,7 @@ class RemovalReason(StrEnum):
     FORCE = "trim --force"
 
 
-class Removal(msgspec.Struct, frozen=True, kw_only=True):
+class ChangeRemoval(msgspec.Struct, frozen=True, kw_only=True):
     """Changes that were removed: everything below `first_sequence`."""
 
     first_sequence: int
@@ -85,7 +85,7 @@ def cursor_holders(
     return holders
 
 
-def noted(removals: Sequence[Removal], latest: Removal) -> list[Removal]:
+def noted(removals: Sequence[ChangeRemoval], latest: ChangeRemoval) -> list[ChangeRemoval]:
     """The removals to remember: of those in a row that hurt nobody, one for each reason."""
     kept = list(removals)
     if kept and kept[-1].reason is latest.reason and not kept[-1].losers and not latest.losers:
@@ -93,12 +93,12 @@ def noted(removals: Sequence[Removal], latest: Removal) -> list[Removal]:
     return [*kept, latest][-REMOVALS_KEPT:]
 
 
-def removal_of(removals: Iterable[Removal], sequence: int) -> Removal | None:
+def removal_of(removals: Iterable[ChangeRemoval], sequence: int) -> ChangeRemoval | None:
     """What removed a change; None: nothing, or it is forgotten."""
     return next((each for each in removals if sequence < each.first_sequence), None)
 
 
-def explained(removal: Removal | None) -> str:
+def explained(removal: ChangeRemoval | None) -> str:
     """Why changes are gone, to be added to a sentence; "" where nobody knows."""
     if removal is None:
         return ""

@@ -20,7 +20,7 @@ from ..change.event import Change, Table
 from ..change.record import RecordHead, decode, head
 from ..errors import LogAbsent, LogError
 from . import _layout as layout
-from .holding import Cursor, Removal
+from .holding import ChangeRemoval, Cursor
 from .keys import Key
 from .ranges import Ranges, plan
 
@@ -223,10 +223,10 @@ class LogReader:
         """Every API key, also those that have ended."""
         return [msgspec.json.decode(value, type=Key) for _, value in self._scan(b"key:")]
 
-    def removals(self) -> list[Removal]:
+    def removals(self) -> list[ChangeRemoval]:
         """The last removals of changes, oldest first."""
         stored = self._state.get(layout.REMOVALS)
-        return [] if stored is None else msgspec.json.decode(stored, type=list[Removal])
+        return [] if stored is None else msgspec.json.decode(stored, type=list[ChangeRemoval])
 
     def before_time(self, moment: int) -> int:
         """A sequence such that everything below it was captured before `moment` (µs)."""

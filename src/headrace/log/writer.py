@@ -18,10 +18,10 @@ from ..errors import LogError, LogFailed, LogInUse
 from . import _layout as layout
 from ._wal import WriteAheadLog
 from .holding import (
+    ChangeRemoval,
     Cursor,
     Holder,
     Holders,
-    Removal,
     RemovalReason,
     cursor_holders,
     noted,
@@ -148,7 +148,7 @@ class Log(LogReader):
             removed = before - self._first
             losers = tuple(sorted(each.name for each in known if each.sequence + 1 < before))
             reason = reason or (RemovalReason.FORCE if force else RemovalReason.REQUEST)
-            removal = Removal(
+            removal = ChangeRemoval(
                 first_sequence=before, at=time.time_ns() // 1000, reason=reason, losers=losers
             )
             with self._failing():
@@ -229,7 +229,7 @@ class Log(LogReader):
             records.put(layout.mark_key(sequence), msgspec.msgpack.encode(mark), self._family)
             self._mark = (sequence, now)
 
-    def _trim(self, removal: Removal) -> None:
+    def _trim(self, removal: ChangeRemoval) -> None:
         before, removals = removal.first_sequence, noted(self.removals(), removal)
         batch = WriteBatch(raw_mode=True)
         batch.delete_range(layout.change_key(0), layout.change_key(before))
