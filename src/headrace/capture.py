@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
@@ -16,6 +17,10 @@ from .sources import Phase, Source, Status, Stream
 logger = logging.getLogger(__name__)
 
 BACKOFF = Backoff(first=0.5, longest=30.0, jitter=0.25)
+_PAUSED = (
+    "paused since {since:%Y-%m-%d %H:%M:%S} UTC; meanwhile the database keeps what is not captured "
+    "(PostgreSQL: the WAL after the slot), so its disk can fill; `headrace resume {source}` goes on"
+)
 _BUG = "This is a mistake in Headrace: please report it with the log of this run. Nothing that was \
 not stored has been acknowledged; starting again goes on from there."
 
@@ -37,6 +42,8 @@ class Capture:
         self._stream: Stream | None = None
         self._status = Status(source=source.name, phase=Phase.STARTING)
         self._stopping = threading.Event()
+        self._waking = threading.Event()  # whoever waits has something to do
+        self._paused_at = 0  # microseconds since 1970; 0: it is not paused
         self._copies: list[tuple[str, ...]] = []  # requested, not begun
         self._lock = threading.Lock()
         self._restarting = threading.Lock()
@@ -51,6 +58,7 @@ class Capture:
     def close(self) -> None:
         """End after the batch at hand, without waiting for that."""
         self._stopping.set()
+        self._waking.set()
         self._close_stream()
 
     def stop(self) -> None:
@@ -64,6 +72,28 @@ class Capture:
         """Wait until it has halted or was stopped."""
         self._thread.join(timeout)
 
+    def pause(self, at: int) -> None:
+        """Let go of the source after the batch at hand, until `resume`; `at` is the present."""
+        with self._restarting:
+            self._paused_at = at
+            self._waking.set()
+            self._close_stream()
+            if self._halted and not self._stopping.is_set():
+                self._restart()
+
+    def resume(self) -> None:
+        """Go on: after a pause, or once more after it has halted."""
+        with self._restarting:
+            self._paused_at = 0
+            self._waking.set()
+            if self._halted and not self._stopping.is_set():
+                self._restart()
+
+    @property
+    def _halted(self) -> bool:
+        with self._lock:
+            return self._status.phase is Phase.HALTED
+
     def copy_again(self, tables: Sequence[str]) -> None:
         """Copy these tables (none: all) anew, as soon as the batch at hand is stored."""
         # A table that is not there is an error for the caller, and the capture goes on.
@@ -71,9 +101,9 @@ class Capture:
         with self._restarting:
             with self._lock:
                 self._copies.append(tuple(tables))
-                halted = self._status.phase is Phase.HALTED
+            self._waking.set()
             self._close_stream()
-            if halted and not self._stopping.is_set():
+            if self._halted and not self._stopping.is_set():
                 self._restart()
 
     def _restart(self) -> None:
@@ -93,9 +123,12 @@ class Capture:
 
     def _run(self) -> None:
         failures = 0  # one after the other
-        while not self._stopping.is_set():
+        while self._awake():
             began = time.monotonic()
             try:
+                if self._paused_at:
+                    self._rest()
+                    continue
                 self._once()
             except HeadraceError as error:
                 if not error.retry:
@@ -104,12 +137,17 @@ class Capture:
                     continue
                 self._report(Phase.WAITING, error)
                 failures = 1 if time.monotonic() - began > BACKOFF.longest else failures + 1
-                self._stopping.wait(BACKOFF.wait(failures))
+                self._waking.wait(BACKOFF.wait(failures))
             except Exception as error:  # a bug of ours; the thread must not end in silence
                 logger.exception("source=%s phase=halted", self.source.name)
                 if self._halts(HeadraceError(f"unexpected {error!r}", hint=_BUG)):
                     return
         self._status = msgspec.structs.replace(self._status, phase=Phase.STOPPED)
+
+    def _awake(self) -> bool:
+        """Whether to go on; what is requested from here on ends the next wait."""
+        self._waking.clear()
+        return not self._stopping.is_set()
 
     def _once(self) -> None:
         """One connection, from opening to its end."""
@@ -118,7 +156,7 @@ class Capture:
         stream = self.source.open(self._log.resume(name), self._log.register)
         self._stream = stream
         try:
-            if self._stopping.is_set() or self._copies:
+            if self._stopping.is_set() or self._copies or self._paused_at:
                 return  # requested while there was no stream to close
             copy(stream, self._log, name)
         finally:
@@ -126,6 +164,21 @@ class Capture:
             self._stream = None
             stream.close()
             self._log.abandon(name)
+
+    def _rest(self) -> None:
+        """Stay paused until something is requested."""
+        self._begin_copies()  # noted in the log, so that it is done after a restart too
+        resume = self._log.resume(self.source.name)
+        since = datetime.fromtimestamp(self._paused_at / 1e6, UTC)
+        warning = _PAUSED.format(since=since, source=self.source.name)
+        self._status = msgspec.structs.replace(
+            self.source.describe(resume),
+            phase=Phase.PAUSED,
+            retained_bytes=self._status.retained_bytes,
+            warnings=(warning,),
+        )
+        if self._paused_at and not self._stopping.is_set():
+            self._waking.wait()
 
     def _begin_copies(self) -> None:
         with self._lock:
@@ -141,11 +194,12 @@ class Capture:
             stream.close()
 
     def _halts(self, error: HeadraceError) -> bool:
-        """Halt, unless a snapshot has just been requested: it may be the way out."""
+        """Halt, unless something has just been requested: it may be the way out."""
         with self._lock:
-            if not self._copies:
+            halts = not self._copies and not self._paused_at
+            if halts:
                 self._report(Phase.HALTED, error)
-            return not self._copies
+            return halts
 
     def _report(self, phase: Phase, error: HeadraceError) -> None:
         reason = str(error)

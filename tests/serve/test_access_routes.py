@@ -33,10 +33,11 @@ REFUSED = {
     "/v1/records",
     "/v1/tables",
     "/v1/sources",
+    "/v1/sinks",
     "/v1/keys",
     "/metrics",
 }
-THE_SAME_FOR_ALL = {"/schemas", "/schemas/savegress.json", "/openapi.json"}
+THE_SAME_FOR_ALL = {"/schemas", "/schemas/savegress.json", "/openapi.json", "/livez", "/readyz"}
 UPGRADED = {"/v1/stream"}
 
 

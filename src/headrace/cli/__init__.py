@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import HeadraceError
-from . import data, demo, inspect, keys, postgres, run, sinks, sqlite
+from . import data, demo, inspect, keys, parts, postgres, run, sinks, sqlite
 
 
 class Commands(TyperGroup):
@@ -36,6 +36,10 @@ for command in (
     inspect.check,
     inspect.status,
     inspect.tail,
+    parts.sinks,
+    parts.pause,
+    parts.resume,
+    parts.reset,
     data.snapshot,
     data.trim,
     data.remove,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import DEFAULT_CONFIG, AsJson, ConfigFile
+from .options import DEFAULT_CONFIG, AsJson, ConfigFile, KeyFile, ServerUrl, configured
 from .terminal import open_console
 
 if TYPE_CHECKING:
@@ -42,18 +42,22 @@ def check(config: ConfigFile = DEFAULT_CONFIG) -> None:
         raise typer.Exit(1)
 
 
-def status(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+def status(
+    config: ConfigFile = DEFAULT_CONFIG,
+    url: ServerUrl = None,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
     """Show how the sources, the log and the pipeline are doing.
 
     Without a running server it shows what the log on disk knows.
     """
     import msgspec
 
-    from ..config import load
     from ..operate.commands import look
     from ..operate.show import overview_lines
 
-    overview = look(load(config))
+    overview = look(configured(config, url, key_file))
     if as_json:
         typer.echo(msgspec.json.encode(overview))
     else:

@@ -20,6 +20,7 @@ def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
     from contextlib import ExitStack
 
     from ..config import load
+    from ..operate.control import RunControl
     from ..operate.show import RunProgress
     from ..run import PipelineProcess, Run
 
@@ -29,6 +30,7 @@ def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
     stopping = stop_on_signals()
     with ExitStack() as stack:
         running = stack.enter_context(Run(settings))
+        running.service.control = RunControl(running)
         progress = stack.enter_context(RunProgress(console))
         if settings.pipeline:
             stack.enter_context(PipelineProcess(config, progress.print_line))

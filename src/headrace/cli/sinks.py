@@ -171,8 +171,8 @@ def verify(
 
 def _sink(settings: "Config", name: str, can: "Callable[[Sink], bool]", otherwise: str) -> "Sink":
     """The sink of that name, as its pipeline would have it."""
-    from ..pipeline.checkpoint import informed
     from ..run import formats
+    from ..sinks import informed
 
     sinks = {sink.name: sink for sink in settings.pipeline.sinks} if settings.pipeline else {}
     if name not in sinks:

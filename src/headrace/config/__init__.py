@@ -2,12 +2,20 @@
 
 from .fields import sink_class, sink_types, source_class, source_types
 from .reading import load, parse
-from .settings import CdcSection, Config, PipelineSection, ServerSection, WebSocketSection
+from .settings import (
+    CdcSection,
+    Config,
+    PipelineSection,
+    RemoteServer,
+    ServerSection,
+    WebSocketSection,
+)
 
 __all__ = [
     "CdcSection",
     "Config",
     "PipelineSection",
+    "RemoteServer",
     "ServerSection",
     "WebSocketSection",
     "load",

@@ -65,8 +65,6 @@ class CdcSection(Selection, frozen=True, kw_only=True):
     storage: str = storage.DEFAULT
     retention_days: Positive = 30.0
     retention_bytes: Annotated[int, Meta(ge=1)] | None = None
-    max_log_gb: Positive | None = None  # beyond it the oldest changes go whoever needs them
-    max_cursor_hours: Positive = 168.0  # how old a change may be that a read key's cursor keeps
     batch_size: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
     def __post_init__(self) -> None:
@@ -92,10 +90,17 @@ class PipelineSection(msgspec.Struct, frozen=True, kw_only=True):
         return self.master == "local" or self.master.startswith("local[")
 
 
+class RemoteServer(msgspec.Struct, frozen=True):
+    """A server elsewhere, and the API key for it."""
+
+    url: str
+    key: Secret | None = None
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a process of Headrace is configured with."""
 
-    NOT_SETTINGS: ClassVar[tuple[str, ...]] = ("warnings",)
+    NOT_SETTINGS: ClassVar[tuple[str, ...]] = ("warnings", "remote")
 
     sources: tuple[Source, ...]
     data_dir: Path = Path("data")
@@ -104,6 +109,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     model: Model = Model()
     pipeline: PipelineSection | None = None
     warnings: tuple[str, ...] = ()  # settings that the file gives under their old names
+    remote: RemoteServer | None = None  # a command talks to this one, and to no log on disk
 
     @property
     def log_dir(self) -> Path:
@@ -120,6 +126,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """Where the pipeline's queries keep how far they are, one folder a sink."""
         given = self.pipeline.checkpoint_dir if self.pipeline else None
         return given or self.pipeline_dir
+
+    def source_dir(self, name: str) -> Path:
+        """Where requests to a source are."""
+        return self.data_dir / "sources" / name
+
+    def sink_dir(self, name: str) -> Path:
+        """Where a sink has its checkpoint, its notes and the requests to it."""
+        return self.checkpoint_dir / name
 
     @property
     def log_address(self) -> dict[str, str]:

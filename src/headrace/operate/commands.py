@@ -13,7 +13,7 @@ import msgspec
 
 from ..change.event import Batch
 from ..client import Client
-from ..config import Config
+from ..config import Config, RemoteServer
 from ..errors import ConfigError, LogAbsent, LogError, ServerAbsent, ServerError, SourceError
 from ..log import Cursor, Log, LogReader, Stats, Trimmed, keys
 from ..log.keys import IssuedKey, Key, KeyRequest, ListedKey
@@ -21,10 +21,9 @@ from ..model import Model
 from ..run import OPERATOR_KEY, check_model, formats, server_settings
 from ..secret import Secret
 from ..serve.keyring import Keyring
-from ..serve.retention import retention_of
-from ..sinks import report
 from ..sinks.report import PipelineOverview, lag_of
 from ..sources import Finding, Removal, Status
+from .parts import overview
 from .tail import Changes, DiskChanges
 
 
@@ -66,7 +65,12 @@ class KeyShown(msgspec.Struct, frozen=True):
 
 
 def connect(config: Config) -> Client | None:
-    """The running server of this config; None when none answers."""
+    """The running server of this config; None when none answers.
+
+    A server elsewhere must answer: there is no log on disk to turn to.
+    """
+    if config.remote is not None:
+        return _connect_to(config.remote)
     client = Client(config.server.url, _operator_key(config))
     try:
         log = client.health().get("log")
@@ -91,18 +95,29 @@ def connect(config: Config) -> Client | None:
     return client
 
 
+def _connect_to(remote: RemoteServer) -> Client:
+    client = Client(remote.url, remote.key)
+    if client.health().get("log") is None:
+        raise ServerError(
+            f"the server at {client.url} needs an API key that sees everything",
+            hint="Set HEADRACE_API_KEY, or name its file with --key-file.",
+        )
+    return client
+
+
 def look(config: Config) -> Overview:
     """How everything is doing now."""
     client = connect(config)
-    overview = _look_on_disk(config) if client is None else _look_at_server(config, client)
-    return msgspec.structs.replace(overview, pipeline=_with_lag(config, overview.log))
+    found = _look_on_disk(config) if client is None else _look_at_server(config, client)
+    return msgspec.structs.replace(found, pipeline=_with_lag(config, found.log))
 
 
 def look_at_pipeline(config: Config) -> PipelineOverview | None:
-    """What the pipeline last wrote down; None: the config has none."""
-    if config.pipeline is None:
-        return None
-    return report.read(config.pipeline_dir)
+    """How the sinks are doing; None: the config has none."""
+    if config.remote is not None:
+        found = _connect_to(config.remote).get("/v1/sinks")
+        return msgspec.convert(found, PipelineOverview) if found["sinks"] else None
+    return None if config.pipeline is None else overview(config)
 
 
 def _with_lag(config: Config, log: Stats | None) -> PipelineOverview | None:
@@ -132,7 +147,7 @@ def _look_at_server(config: Config, client: Client) -> Overview:
             log["latest_sequence"],
             log["total_size_bytes"],
         ),
-        cursors=_cursors(config),
+        cursors=_cursors(config) if config.remote is None else _remote_cursors(client),
     )
 
 
@@ -145,6 +160,10 @@ def _look_on_disk(config: Config) -> Overview:
         stats = None
         sources = [source.describe(None) for source in config.sources]
     return Overview(server=None, health=None, sources=sources, log=stats, cursors=_cursors(config))
+
+
+def _remote_cursors(client: Client) -> list[Cursor]:
+    return msgspec.convert(client.get("/v1/cursors")["cursors"], list[Cursor])
 
 
 def _cursors(config: Config) -> list[Cursor]:
@@ -168,12 +187,12 @@ def open_changes(config: Config) -> Iterator[tuple[Changes, int]]:
 
 def request_snapshot(config: Config, source: str, tables: Sequence[str]) -> str:
     """Request a new snapshot of tables (none: all); returns when it will be taken."""
-    chosen = config.source(source)
     named = ", ".join(tables) or "all tables"
     client = connect(config)
     if client is not None:
         client.post(f"/v1/sources/{source}/snapshot", {"tables": list(tables)})
         return f"{source}: takes a new snapshot of {named}; `headrace status` shows its progress"
+    chosen = config.source(source)
     resume = None
     with suppress(LogAbsent):
         LogReader.open(config.log_dir).close()  # opening for writing would create a log
@@ -227,18 +246,16 @@ def _stored_resume(config: Config, source: str) -> bytes | None:
 
 
 def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:
-    """Remove old changes; what a named cursor or a sink still needs only by force."""
+    """Remove old changes; what a named cursor still needs only by force."""
     client = connect(config)
     if client is None:
         LogReader.open(config.log_dir).close()  # opening for writing would create a log
         with Log.open(config.log_dir) as log:
-            return retention_of(log, server_settings(config)).trim(bound.before(log), force=force)
+            return log.trim(bound.before(log), force=force)
     with LogReader.open(config.log_dir) as reader:
         before = bound.before(reader)
     done = client.post("/changefeed/retention", {"before_sequence": before, "force": force})
-    return Trimmed(
-        done["deleted"], done["before_sequence"], done["held_by"], tuple(done.get("losers", ()))
-    )
+    return Trimmed(done["deleted"], done["before_sequence"], done["held_by"])
 
 
 def create_key(config: Config, wanted: KeyRequest) -> KeyShown:

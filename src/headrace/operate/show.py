@@ -30,11 +30,13 @@ _PHASE_STYLES = {
     Phase.STREAMING: "green",
     Phase.SNAPSHOT: "cyan",
     Phase.WAITING: "yellow",
+    Phase.PAUSED: "yellow",
     Phase.HALTED: "bold red",
 }
 _SINK_STYLES = {
     SinkPhase.STREAMING: "green",
     SinkPhase.WAITING: "yellow",
+    SinkPhase.PAUSED: "yellow",
     SinkPhase.HALTED: "bold red",
 }
 _PLAIN_SECONDS = 5.0

@@ -9,17 +9,15 @@ import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from ..errors import CheckpointUnreadable, PipelineInUse
-from ..sinks import Sink
-from ..sinks.report import committed_offset, last_entry
+from ..sinks.lake.disk import move_aside
 
 _WRITER = "writer.json"
+_BEGINNING = "beginning.json"  # where a query begins that an operator has reset
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +35,7 @@ class QueryCheckpoint:
     @property
     def new(self) -> bool:
         """Whether no batch has ever been stored, so that Spark still asks where to begin."""
-        return last_entry(self.folder / "commits") is None
+        return _last(self.folder / "commits") is None
 
     def writer(self) -> str:
         """The name of the query for its sink, the same until the checkpoint is another one."""
@@ -53,17 +51,29 @@ class QueryCheckpoint:
 
     def sequence(self) -> int:
         """The last change that the sink is known to have; 0: not known."""
-        committed = last_entry(self.folder / "commits")
-        return 0 if committed is None else committed_offset(self.folder, committed).sequence
+        committed = _last(self.folder / "commits")
+        if committed is None:
+            return 0
+        *_, offset = (self.folder / "offsets" / committed.name).read_text().splitlines()
+        return int(json.loads(offset)["sequence"])
 
     def set_aside(self) -> Path | None:
         """Begin anew; returns where the notes so far were moved, None: there were none."""
-        if not self.folder.exists():
-            return None
-        moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
-        aside = self.folder.with_name(f"checkpoint-until-{moment}")
-        self.folder.rename(aside)
-        return aside
+        return move_aside(self.folder)
+
+    def begin_after(self, epoch: str, sequence: int) -> None:
+        """Begin anew, and with what follows a change of that log."""
+        # A query that was never started has left nothing; its writer's name may be in use already.
+        if any((self.folder / name).exists() for name in ("metadata", "offsets", "commits")):
+            self.set_aside()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / _BEGINNING).write_text(json.dumps({"epoch": epoch, "after": sequence}))
+
+    def beginning(self, epoch: str) -> int | None:
+        """The first change of a log that a reset query needs; None: the log's first."""
+        file = self.folder / _BEGINNING
+        noted = json.loads(file.read_text()) if file.exists() else {}
+        return int(noted["after"]) + 1 if noted and noted["epoch"] == epoch else None
 
     def examine(self) -> None:
         """Raise CheckpointUnreadable where Spark would stumble."""
@@ -80,27 +90,17 @@ class QueryCheckpoint:
             ) from error
 
     def _read(self) -> None:
-        if last_entry(self.folder / "offsets") is None and not (self.folder / _WRITER).exists():
+        if _last(self.folder / "offsets") is None and not (self.folder / _WRITER).exists():
             return
         if not json.loads((self.folder / _WRITER).read_text())["writer"]:
             raise ValueError("no writer")
-        offsets, commits = last_entry(self.folder / "offsets"), last_entry(self.folder / "commits")
+        offsets, commits = _last(self.folder / "offsets"), _last(self.folder / "commits")
         if offsets is not None:
             json.loads((self.folder / "metadata").read_text())["id"]
             _read_entry(offsets, lines=2)
         if commits is not None:
             _read_entry(commits, lines=1)
             self.sequence()
-
-
-def informed(sink: Sink, **known: object) -> Sink:
-    """A sink with the values that only its pipeline knows, as far as it has fields for them."""
-    unaware: Any = sink
-    fields: Any = getattr(sink, "__dataclass_fields__", {})
-    places = {name for name, field in fields.items() if not field.metadata.get("setting", True)}
-    values = {name: value for name, value in known.items() if name in places}
-    aware: Sink = replace(unaware, **values) if values else sink
-    return aware
 
 
 @contextmanager
@@ -124,6 +124,12 @@ def in_use(folder: Path) -> bool:
             return False
     except PipelineInUse:
         return True
+
+
+def _last(folder: Path) -> Path | None:
+    """The newest entry of one of Spark's logs."""
+    entries = [path for path in folder.glob("*") if path.name.isdigit()]
+    return max(entries, key=lambda path: int(path.name), default=None)
 
 
 def _read_entry(file: Path, *, lines: int) -> None:

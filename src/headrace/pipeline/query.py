@@ -122,6 +122,8 @@ class QueryPlan:
             return None
         log = self.feed.look()
         if (progress := writer.progress()) is None:
+            if (beginning := self.checkpoint.beginning(log.epoch)) is not None:
+                return beginning
             if log.first_sequence > 1:
                 logger.warning(
                     "sink=%s begins at sequence=%d, and what came before is no longer in the log; "
@@ -131,7 +133,7 @@ class QueryPlan:
                 )
             return None
         if progress.epoch == log.epoch:
-            return self._after_loss(progress.sequence + 1, log)
+            return progress.sequence + 1
         if self.adopt:
             return None
         raise LogReplaced(
@@ -140,14 +142,6 @@ class QueryPlan:
             hint="Check data_dir and pipeline.url; if the log is new for good, run "
             f"`headrace pipeline --adopt {self.sink.name}` to carry all of it into the sink.",
         )
-
-    def _after_loss(self, wanted: int, log: Ranges) -> int:
-        """The first change that a sink can have; who adopts it accepts what it cannot have."""
-        if not self.adopt or wanted >= log.first_sequence:
-            return wanted
-        lost = f"{wanted}-{log.first_sequence - 1}"
-        logger.warning("sink=%s lost=%s, which are no longer in the log", self.sink.name, lost)
-        return log.first_sequence
 
     def start(self, spark: SparkSession, batches: Batches, starting: int | None) -> StreamingQuery:
         """Start it; returns when its source is there."""

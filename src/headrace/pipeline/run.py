@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
-from ..sinks import Sink, SinkPhase, SinkStatus, report
-from .checkpoint import QueryCheckpoint, alone_in, informed
+from ..sinks import Sink, SinkPhase, SinkStatus, informed, report
+from .checkpoint import QueryCheckpoint, alone_in
 from .lag import LogEnd, starting
 from .query import PipelineInput, QueryPlan, parts_of
 from .session import jvm_lives, local_cores

@@ -12,9 +12,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ..errors import ChangesLost, HeadraceError, LogError, QueryFailed
+from ..errors import HeadraceError, LogError, QueryFailed
 from ..retry import Backoff
 from ..sinks import DeliveryStatus, SinkPhase, SinkStatus, SinkWriter
+from ..sinks.requests import Requests
 from .failures import passing, understood
 from .lag import position_of
 from .query import Batches, QueryPlan, Stored
@@ -29,6 +30,8 @@ GRACE_SECONDS = 5.0  # for a running batch, when the pipeline stops
 # A sink that sends notes every few seconds how far it is. To wait for it leaves no task behind that
 # goes on sending, and nothing is sent again.
 SENDER_GRACE_SECONDS = 20.0
+PAUSE_GRACE_SECONDS = 60.0  # nobody waits for a pause, and a batch that is cut off comes again
+_PAUSED = "`headrace resume {}` lets it go on; the log keeps what it has not stored."
 _WAITS = "Everything waits in the log and is sent when it is back; the other sinks go on."
 
 
@@ -49,7 +52,9 @@ class Supervised:
         self._unmaintained = -1
         self._before = self._status  # as it was when the query began
         self._adopting = plan.adopt
+        self._ending = False  # the query is to end before it has failed
         self._writer: SinkWriter[Any] | None = None
+        self._requests = Requests(plan.checkpoint.folder.parent)
         self._thread = threading.Thread(target=self._keep, name=f"sink {plan.sink.name}")
 
     def start(self) -> None:
@@ -82,15 +87,18 @@ class Supervised:
     def _keep(self) -> None:
         try:
             while not self._stopping.is_set():
-                if self._tried():
-                    if not self._redrive_requested():
+                if self._requests.paused:
+                    if not self._rested():
                         break
-                elif self._stopping.wait(BACKOFF.wait(self._failures)):
-                    break
+                elif self._tried():
+                    if not self._goes_on():
+                        break
+                else:
+                    self._wait(BACKOFF.wait(self._failures))
         except BaseException:
             self._note(phase=SinkPhase.HALTED, error="the sink's thread failed")
             raise
-        if self._status.phase is not SinkPhase.HALTED:
+        if self._status.phase not in (SinkPhase.HALTED, SinkPhase.PAUSED):
             self._note(phase=SinkPhase.STOPPED)
 
     def _tried(self) -> bool:
@@ -98,8 +106,8 @@ class Supervised:
         try:
             self._run()
         except Exception as error:
-            if self._stopping.is_set():
-                return True  # stopping interrupts what is at work
+            if self._ending or self._interrupted():
+                return True  # that interrupts what is at work
             logger.debug("sink=%s failed", self.plan.sink.name, exc_info=True)
             return self._failed(understood(error))
         return True
@@ -111,23 +119,53 @@ class Supervised:
         known = passing(error) or isinstance(error, QueryFailed | LogError)
         halted = not known or (not endless and self._failures >= tries)
         phase = SinkPhase.HALTED if halted else SinkPhase.WAITING
-        cut_off = isinstance(error, ChangesLost)
-        hint = self.plan.sink.lost_changes_hint() if cut_off else error.hint
-        self._note(phase=phase, error=str(error), hint=hint)
+        self._note(phase=phase, error=str(error), hint=error.hint)
         return halted
 
-    def _redrive_requested(self) -> bool:
-        """After it halted, wait for a redrive request to go on; False: it is over."""
-        sink = self.plan.sink
-        if self._status.phase is not SinkPhase.HALTED or not sink.keeps_dead_letters:
+    def _interrupted(self) -> bool:
+        """Whether the query is to end: for good, for a pause or for a reset."""
+        return self._stopping.is_set() or (not self.plan.once and self._requests.interrupts)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait before the next try; a request ends that."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self._interrupted():
+            self._stopping.wait(LOOK_SECONDS)
+
+    def _rested(self) -> bool:
+        """Wait until the sink is no longer paused; False: it is over."""
+        # The query may have ended before it was seen how far its last batch came.
+        self.position = position_of(self.plan)
+        hint = _PAUSED.format(self.plan.sink.name)
+        self._note(phase=SinkPhase.PAUSED, sequence=self.position or 0, error="", hint=hint)
+        while self._requests.paused:
+            if self.plan.once or self._stopping.wait(LOOK_SECONDS):
+                return False
+        self._failures = 0
+        return True
+
+    def _goes_on(self) -> bool:
+        """After its query has ended, whether it begins once more; False: it is over."""
+        if self.plan.once or self._stopping.is_set():
             return False
-        self._decline()
-        while not self.plan.once and not self._stopping.wait(LOOK_SECONDS):
-            if sink.redrive_requested():
-                logger.info("sink=%s goes on, a redrive was requested", sink.name)
+        if self._status.phase is not SinkPhase.HALTED:
+            return True  # it was paused, or is to be reset
+        if self.plan.sink.keeps_dead_letters:
+            self._decline()
+        self._requests.take_resume()  # one from before it halted is no answer to that
+        while not self._stopping.wait(LOOK_SECONDS):
+            if self._resumed():
                 self._failures = 0
                 return True
         return False
+
+    def _resumed(self) -> bool:
+        """Whether a halted sink is to go on."""
+        sink = self.plan.sink
+        if sink.redrive_requested():
+            logger.info("sink=%s goes on, a redrive was requested", sink.name)
+            return True
+        return self._requests.interrupts or self._requests.take_resume()
 
     def _decline(self) -> None:
         sink = self.plan.sink
@@ -139,10 +177,12 @@ class Supervised:
 
     def _run(self) -> None:
         plan, checkpoint, name = self.plan, self.plan.checkpoint, self.plan.sink.name
+        self._ending = False
         self._note(phase=SinkPhase.STARTING)
         if self._adopting and (aside := checkpoint.set_aside()):
             logger.info("sink=%s adopted, its checkpoint so far is in %s", name, aside)
         self._adopting = False
+        self._reset()
         checkpoint.examine()
         # Until a batch is stored: later, whoever else took over is not to be pushed out again.
         adopt = plan.adopt and self._status.batch < 0
@@ -165,12 +205,32 @@ class Supervised:
             if query.isActive:
                 query.stop()
 
+    def _reset(self) -> None:
+        """Begin again, if that is requested; done from its beginning if it is interrupted."""
+        request = self._requests.to_reset
+        if request is None:
+            return
+        checkpoint, sink = self.plan.checkpoint, self.plan.sink
+        try:
+            sink.reset_effect()  # before anything is touched: some sinks cannot begin again
+            checkpoint.begin_after(request.epoch, request.after)
+            sink.reset(checkpoint.writer())
+        except HeadraceError as error:
+            if not passing(error):
+                self._requests.finish_reset()
+            raise
+        self._requests.finish_reset()
+        self._looked_at, self.position = -1, request.after
+        self._note(batch=-1, sequence=request.after)
+        logger.info("sink=%s begins again after_sequence=%d", sink.name, request.after)
+
     def _watch(self, query: StreamingQuery, batches: Batches, writer: SinkWriter[Any]) -> None:
         while not _ended(query, within=LOOK_SECONDS):  # raises when the query failed
             self._look(query)
             if (status := writer.status()) is not None:
                 self._watch_deliveries(writer, status)
-            if self._stopping.is_set():
+            if self._interrupted():
+                self._ending = True
                 writer.close()
                 self._end(query, batches, sends=status is not None)
                 return
@@ -189,7 +249,7 @@ class Supervised:
                 writer.close()
         elif self._status.phase is SinkPhase.WAITING:
             self._note(phase=SinkPhase.STREAMING, error="", hint="")
-        if not self._stopping.is_set():
+        if not self._interrupted():
             writer.serve_requests(self._spark)
 
     def _count(self, status: DeliveryStatus) -> None:
@@ -206,6 +266,8 @@ class Supervised:
         """Stop between two batches, if the running one ends in time."""
         batches.close()
         grace = SENDER_GRACE_SECONDS if sends else GRACE_SECONDS
+        if not self._stopping.is_set():
+            grace = PAUSE_GRACE_SECONDS
         deadline = time.monotonic() + grace
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             _ended(query, within=0.05)

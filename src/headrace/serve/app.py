@@ -19,6 +19,7 @@ from . import (
     access,
     changefeed,
     changes,
+    control,
     cursors,
     keys,
     openapi,
@@ -32,7 +33,6 @@ from .groups import Groups
 from .health import HealthCheck
 from .keyring import Keyring
 from .query import LARGEST_BODY
-from .retention import retention_of
 from .service import Service
 from .settings import ServerSettings
 from .ws import route as ws
@@ -58,7 +58,6 @@ def create_app(
     log.listen(feed.announce)
     service = Service(
         log=log,
-        retention=retention_of(log, settings),
         feed=feed,
         statuses=statuses,
         copy_again=copy_again,
@@ -112,6 +111,13 @@ def create_app(
             schemas.schema,  # GET  /schemas/{file}
             operations.sources,  # GET  /v1/sources
             operations.snapshot,  # POST /v1/sources/{name}/snapshot
+            control.pause_source,  # POST /v1/sources/{name}/pause
+            control.resume_source,  # POST /v1/sources/{name}/resume
+            control.reset_source,  # POST /v1/sources/{name}/reset
+            control.sinks,  # GET  /v1/sinks
+            control.pause_sink,  # POST /v1/sinks/{name}/pause
+            control.resume_sink,  # POST /v1/sinks/{name}/resume
+            control.reset_sink,  # POST /v1/sinks/{name}/reset
             operations.health,  # GET  /health
             operations.livez,  # GET  /livez
             operations.readyz,  # GET  /readyz

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from enum import StrEnum
+from typing import Any, Protocol, Self
 
 from litestar.connection import ASGIConnection
 
 from ..formats.catalogue import Formats
-from ..log import Log, LogRetention
+from ..log import Log
+from ..sinks.report import PipelineOverview
+from ..sinks.requests import Beginning
 from ..sources import Status
 from .feed import LogFeed
 from .groups import Groups
@@ -17,12 +20,42 @@ from .settings import ServerSettings
 from .subscription import FeedPage
 
 
-@dataclass(frozen=True)
+class PartKind(StrEnum):
+    """What can be paused, resumed and reset."""
+
+    SOURCE = "source"
+    SINK = "sink"
+
+
+class Control(Protocol):
+    """What the process lets an operator do; every method may wait, so it is called in a thread."""
+
+    def names(self, kind: PartKind) -> list[str]:
+        """The sources or the sinks there are."""
+        ...
+
+    def sinks(self) -> PipelineOverview:
+        """How the sinks are doing."""
+        ...
+
+    def pause(self, kind: PartKind, name: str) -> None:
+        """Stop one source or sink, until it is resumed; it stays paused after a restart."""
+        ...
+
+    def resume(self, kind: PartKind, name: str) -> None:
+        """Let one go on: after a pause, or once more after it has halted."""
+        ...
+
+    def reset(self, kind: PartKind, name: str, beginning: Beginning, *, dry_run: bool) -> str:
+        """Let one begin again; returns what that does. A ConfigError: it cannot."""
+        ...
+
+
+@dataclass
 class Service:
     """The log, the way to read it, and what the process knows of its sources."""
 
     log: Log
-    retention: LogRetention
     feed: LogFeed
     statuses: Callable[[], list[Status]]
     copy_again: Callable[[str, list[str]], None] | None  # None: this process captures nothing
@@ -31,6 +64,7 @@ class Service:
     formats: Formats
     keyring: Keyring
     groups: Groups
+    control: Control | None = None  # set once the process captures; None: it only serves
 
     @classmethod
     def of(cls, connection: ASGIConnection[Any, Any, Any, Any]) -> Self:
@@ -46,5 +80,5 @@ class Service:
             "X-Headrace-Scanned": str(page.scanned if scanned is None else scanned),
         }
         if page.gap:
-            headers |= page.gap.headers
+            headers["X-Headrace-Gap"] = f"{page.gap.first}-{page.gap.last}"
         return headers

@@ -254,6 +254,7 @@ class Sink(ABC):
 
     takes: ClassVar[Takes] = Takes.ROWS
     keeps_dead_letters: ClassVar[bool] = False  # so that a redrive can be requested
+    needs_every_row: ClassVar[bool] = False  # it equals its sources, so it cannot begin just now
 
     if TYPE_CHECKING:  # frozen fields of derived classes
 
@@ -305,12 +306,16 @@ class Sink(ABC):
         """What was sent, to be compared with the log."""
         raise ConfigError(f"the sink {self.name} sends no events")
 
-    def lost_changes_hint(self) -> str:
-        """What to do when the log no longer has changes that it has not read."""
-        return (
-            f"What it has stored stays. Run `headrace pipeline --adopt {self.name}`: it goes on "
-            "with the oldest change in the log, and those between are not stored."
-        )
+    def reset_effect(self) -> str:
+        """What `reset` does to what is stored, for the operator: `empties the table …`."""
+        raise ConfigError(f"the sink {self.name} is of a type that cannot begin again by itself")
+
+    def reset(self, writer: str) -> None:
+        """Empty what is stored, so that the query `writer` fills it again from where it begins.
+
+        No query runs. A call that was interrupted comes again, with the same writer or another.
+        """
+        raise ConfigError(f"the sink {self.name} is of a type that cannot begin again by itself")
 
     def redrive_requested(self) -> bool:
         """Whether a halted sink is to go on, because its dead letters are to be sent again."""
@@ -319,3 +324,13 @@ class Sink(ABC):
     def decline_redrive(self, reason: str) -> None:
         """Report to whoever requested a redrive that the sink has halted."""
         return
+
+
+def informed(sink: Sink, **known: object) -> Sink:
+    """A sink with the values that only its pipeline knows, as far as it has fields for them."""
+    unaware: Any = sink
+    fields: Any = getattr(sink, "__dataclass_fields__", {})
+    places = {name for name, field in fields.items() if not field.metadata.get("setting", True)}
+    values = {name: value for name, value in known.items() if name in places}
+    aware: Sink = replace(unaware, **values) if values else sink
+    return aware

@@ -37,7 +37,7 @@ from ..errors import (
 from ..formats.etl import Destination, Etl, Event, decode
 from ..retry import Backoff
 from . import DeliveryStatus, LogBatch, LogRange, Progress, Sink, SinkWriter, Takes
-from .lake.disk import sync_names
+from .lake.disk import move_aside, sync_names
 
 LEDGER = "destination.json"
 
@@ -95,6 +95,14 @@ class DestinationSink(Sink):
             raise PipelineError(f"no folder is set for the ledger of sink {self.name}")
         self.factory()
         return DestinationWriter(self, writer, adopt=adopt)
+
+    def reset_effect(self) -> str:
+        """What `reset` will do."""
+        return "moves its account of what was handed over aside; the class gets events again"
+
+    def reset(self, writer: str) -> None:
+        """Move the ledger aside."""
+        move_aside(Path(self.folder, LEDGER))
 
     def factory(self) -> Callable[..., Destination]:
         """What makes the destination; a ConfigError when it cannot be imported."""

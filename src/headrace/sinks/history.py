@@ -66,6 +66,18 @@ class History(Shaped):
         """Begin to write."""
         return HistoryWriter(self, writer, adopt=adopt)
 
+    def reset_effect(self) -> str:
+        """What `reset` will do."""
+        return (
+            f"empties the history in {self.folder.uri}; what is no longer in the log is then only "
+            f"in the table's earlier versions, which stay for {self.vacuum_hours:g} hours"
+        )
+
+    def reset(self, writer: str) -> None:
+        """Empty the table."""
+        if delta := Delta.open(self.folder, writer, adopt=True):
+            delta.empty(delta.properties.get(EPOCH, ""), self.partition_by)
+
 
 class HistoryWriter(SinkWriter["DataFrame"]):
     """The history while a query writes it."""

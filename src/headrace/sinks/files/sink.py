@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,7 @@ from ...change.arrow import frame
 from ...errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from ...formats.catalogue import Formats
 from .. import Progress, SentEvents, SettledRange, SinkWriter
+from ..lake.disk import move_aside
 from ..lake.shape import DAY, TENANT, Shaped
 from ..push.events import EventRendering
 from ..results import results
@@ -27,8 +29,6 @@ from .ledger import File, FilesEntry, FileSettings, FilesLedger, WrittenRange, a
 from .stage import Compression, Kind, Stage, Staged, Style, final
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame
 
 _MEGABYTE = 1_000_000
@@ -101,6 +101,14 @@ class Files(Shaped):
     def open(self, writer: str, *, adopt: bool = False) -> FilesWriter:
         """Begin to write."""
         return FilesWriter(self, writer, adopt=adopt)
+
+    def reset_effect(self) -> str:
+        """What `reset` will do."""
+        return f"renames the folder {self.path} to {self.path}-until-TIME, and begins a new one"
+
+    def reset(self, writer: str) -> None:
+        """Move the folder aside, with its ledger."""
+        move_aside(Path(os.path.abspath(self.path)))
 
 
 class FilesWriter(SinkWriter["DataFrame"]):

@@ -152,6 +152,11 @@ class Delta:
             for file in added
         }
 
+    def empty(self, epoch: str, partition_by: Sequence[str] = ()) -> None:
+        """Take all files out, and forget how far the table had come in that log."""
+        marks = Marks(batch_id=None, epoch=epoch, sequence=0)
+        self.commit([], [], schema=self.schema, marks=marks, partition_by=partition_by)
+
     def _written(
         self,
         actions: list[AddAction | RemoveAction],

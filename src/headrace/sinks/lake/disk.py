@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 
@@ -13,3 +14,18 @@ def sync_names(folder: Path) -> None:
         os.fsync(opened)
     finally:
         os.close(opened)
+
+
+def move_aside(path: Path) -> Path | None:
+    """Rename a file or folder, so that its place is free; returns where it is, None: none was.
+
+    A link stays, and what it leads to is renamed.
+    """
+    real = Path(os.path.realpath(path))
+    if not real.exists():
+        return None
+    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
+    aside = real.with_name(f"{real.name}-until-{moment}")
+    real.rename(aside)
+    sync_names(real.parent)
+    return aside

@@ -14,6 +14,8 @@ from ...formats import TransactionFormat
 from ...formats.catalogue import Formats
 from ...retry import Backoff
 from .. import SentEvents, SettledRange, Sink, Takes
+from ..lake.delta import Delta
+from ..lake.disk import move_aside
 from ..lake.shape import expect_format
 from ..lake.storage import Folder
 from . import deadletters, ledger, redrive
@@ -177,14 +179,6 @@ class PushSettings(Sink):
             rendering,
         )
 
-    def lost_changes_hint(self) -> str:
-        """Events that were not rendered in time cannot be sent any more."""
-        return (
-            f"Their events were not sent. Run `headrace pipeline --adopt {self.name}`: it goes on "
-            "with the oldest change in the log. `headrace snapshot SOURCE` after it sends every "
-            "row as it is now."
-        )
-
     def redrive_requested(self) -> bool:
         """Whether a redrive is requested."""
         if redrive.requested(self.folder) is None:
@@ -199,6 +193,24 @@ class PushSettings(Sink):
             why = f"the sink has halted: {reason}"
             result = redrive.RedriveResult(request.id, count, 0, count, why)
             redrive.report_result(self.folder, result)
+
+    def reset_effect(self) -> str:
+        """What `reset` will do."""
+        count, _ = deadletters.counted(self.letters)
+        return (
+            f"moves its account of what was sent and its {count} dead letters aside; whoever "
+            "receives its events gets those again that it has had"
+        )
+
+    def reset(self, writer: str) -> None:
+        """Move the ledger and the dead letters aside; the ledger last, it says what was sent."""
+        clear_halt(self.folder)
+        if "://" in self.dead_letters:
+            if delta := Delta.open(self.letters, writer, adopt=True):
+                delta.empty("")
+        else:
+            move_aside(Path(self.dead_letters or f"{self.folder}/{_DEAD_LETTERS}"))
+        move_aside(Path(self.folder, ledger.FILE))
 
     def open(self, writer: str, *, adopt: bool = False) -> PushWriter:
         """Begin to send."""

@@ -96,6 +96,12 @@ class TablesLedger:
         for entry in self._content.tables:
             entry.failure = None
 
+    def begin_again(self) -> None:
+        """Forget how far every table is, and which tables there were; they are empty now."""
+        self._content.epoch, self._content.sequence = "", 0
+        self._content.tables, self._entries = [], {}
+        self.save()
+
     def reach(self, epoch: str, sequence: int) -> None:
         """Remember that every change up to this one has arrived."""
         if epoch != self._content.epoch:

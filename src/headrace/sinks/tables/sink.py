@@ -22,7 +22,7 @@ import msgspec
 
 from ...errors import ConfigError, LogReplaced, PipelineError, TableFailed
 from .. import FailedTable, Progress, Sink, SinkWriter, Takes
-from ..lake.delta import Delta, Marks
+from ..lake.delta import EPOCH, Delta, Marks
 from ..lake.plan import BucketResult, TableFailure, TablePlan, TableRef, VersionSummary
 from ..lake.storage import Folder
 from .compaction import compact
@@ -46,6 +46,7 @@ class Tables(Sink):
     """A Delta table per source table under `path`/schema/table."""
 
     takes: ClassVar[Takes] = Takes.PACKED
+    needs_every_row: ClassVar[bool] = True
 
     name: str
     path: str
@@ -84,16 +85,28 @@ class Tables(Sink):
         """The tables that are not followed any more; another query may be writing."""
         return TablesLedger.open(self.folder, "", adopt=True).failed_tables()
 
-    def lost_changes_hint(self) -> str:
-        """Rows that differ from their source can only be made anew."""
-        return (
-            f"Run `headrace reset {self.name}`: it empties the tables, and takes a new snapshot of "
-            "the sources, from which they are filled again."
-        )
-
     def open(self, writer: str, *, adopt: bool = False) -> TablesWriter:
         """Begin to write."""
         return TablesWriter(self, writer, adopt=adopt)
+
+    def reset_effect(self) -> str:
+        """What `reset` will do."""
+        return (
+            f"empties every Delta table in {self.folder.uri}; until all is written again, readers "
+            f"see part of the rows; earlier versions of the tables stay for "
+            f"{self.vacuum_hours:g} hours"
+        )
+
+    def reset(self, writer: str) -> None:
+        """Empty every table; the ledger last, because it names them."""
+        ledger = TablesLedger.open(self.folder, writer, adopt=True)
+        for ref in ledger.refs:
+            # A damaged table stays as it is: it fails again, with its reason, at its next change.
+            with suppress(TableFailed):
+                folder = self.folder.within(ref.schema, ref.table)
+                if delta := Delta.open(folder, writer, adopt=True):
+                    delta.empty(delta.properties.get(EPOCH, ""))
+        ledger.begin_again()
 
 
 class TablesWriter(SinkWriter["DataFrame"]):

@@ -82,8 +82,7 @@ class TargetTable:
             if not adopt:
                 raise LogReplaced(f"{folder.uri} was filled from another log")
             # The mark too: the table may have come from this very log before.
-            empty = Marks(batch_id=None, epoch=epoch, sequence=0)
-            delta.commit([], [], schema=delta.schema, marks=empty)
+            delta.empty(epoch)
             delta.note({EPOCH: epoch})
         target = cls(sink, ref, delta, applied=delta.applied(epoch))
         if not delta.parts:

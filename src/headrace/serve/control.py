@@ -1,0 +1,197 @@
+"""For the operator: one source or sink paused, resumed or begun again, while the rest goes on."""
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+from litestar import Request, get, post
+
+from ..errors import ConfigError
+from ..sinks.report import PipelineOverview
+from ..sinks.requests import Beginning
+from .access import access_of, admin, whole
+from .openapi import WITH_BODY, operation, problem, replies
+from .problems import Problem, RequestRefused
+from .query import NoQuery, read_body, read_query
+from .service import Control, PartKind, Service
+
+logger = logging.getLogger(__name__)
+
+
+class PauseState(msgspec.Struct, frozen=True):
+    """Whether a source or sink is paused from now on."""
+
+    name: str
+    kind: PartKind
+    paused: bool
+
+
+class SourceReset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Let a source begin again; with `dry_run` only say what that does."""
+
+    dry_run: bool = False
+
+
+class SinkReset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Let a sink begin again, with the log's first change or with the next one."""
+
+    beginning: Beginning = msgspec.field(default="start", name="from")
+    dry_run: bool = False
+
+
+class ResetEffect(msgspec.Struct, frozen=True):
+    """What a reset does; `begun`: it is done now, or as soon as the pipeline runs."""
+
+    name: str
+    kind: PartKind
+    effect: str
+    begun: bool
+
+
+_REFUSED = {
+    404: problem("There is no such source or sink."),
+    409: problem("This server captures nothing, or this one cannot begin again."),
+}
+_PAUSING = replies(PauseState) | _REFUSED
+_RESETTING = replies(ResetEffect) | WITH_BODY | _REFUSED
+
+
+@post(
+    "/v1/sources/{name:str}/pause",
+    status_code=200,
+    guards=[admin],
+    operation_class=operation(NoQuery),
+    responses=_PAUSING,
+)
+async def pause_source(request: Request[Any, Any, Any]) -> PauseState:
+    """Let go of a source's database, until it is resumed."""
+    return await _pause(request, PartKind.SOURCE)
+
+
+@post(
+    "/v1/sources/{name:str}/resume",
+    status_code=200,
+    guards=[admin],
+    operation_class=operation(NoQuery),
+    responses=_PAUSING,
+)
+async def resume_source(request: Request[Any, Any, Any]) -> PauseState:
+    """Let a source go on, after a pause or after it has halted."""
+    return await _resume(request, PartKind.SOURCE)
+
+
+@post(
+    "/v1/sources/{name:str}/reset",
+    status_code=200,
+    guards=[admin],
+    operation_class=operation(NoQuery, body=SourceReset),
+    responses=_RESETTING,
+)
+async def reset_source(request: Request[Any, Any, Any]) -> ResetEffect:
+    """Let a source begin again, with a new snapshot of all its tables."""
+    body = await read_body(request, SourceReset)
+    return await _reset(request, PartKind.SOURCE, SinkReset(dry_run=body.dry_run))
+
+
+@get(
+    "/v1/sinks",
+    guards=[whole],
+    operation_class=operation(NoQuery),
+    responses=replies(PipelineOverview) | _REFUSED,
+)
+async def sinks(request: Request[Any, Any, Any]) -> PipelineOverview:
+    """How every sink is doing."""
+    read_query(request, NoQuery)
+    return await asyncio.to_thread(_control(request).sinks)
+
+
+@post(
+    "/v1/sinks/{name:str}/pause",
+    status_code=200,
+    guards=[admin],
+    operation_class=operation(NoQuery),
+    responses=_PAUSING,
+)
+async def pause_sink(request: Request[Any, Any, Any]) -> PauseState:
+    """Stop a sink between two batches, until it is resumed."""
+    return await _pause(request, PartKind.SINK)
+
+
+@post(
+    "/v1/sinks/{name:str}/resume",
+    status_code=200,
+    guards=[admin],
+    operation_class=operation(NoQuery),
+    responses=_PAUSING,
+)
+async def resume_sink(request: Request[Any, Any, Any]) -> PauseState:
+    """Let a sink go on, after a pause or after it has halted."""
+    return await _resume(request, PartKind.SINK)
+
+
+@post(
+    "/v1/sinks/{name:str}/reset",
+    status_code=200,
+    guards=[admin],
+    operation_class=operation(NoQuery, body=SinkReset),
+    responses=_RESETTING,
+)
+async def reset_sink(request: Request[Any, Any, Any]) -> ResetEffect:
+    """Let a sink begin again."""
+    return await _reset(request, PartKind.SINK, await read_body(request, SinkReset))
+
+
+async def _pause(request: Request[Any, Any, Any], kind: PartKind) -> PauseState:
+    control, name = _named(request, kind)
+    await asyncio.to_thread(control.pause, kind, name)
+    return _noted(request, PauseState(name, kind, paused=True))
+
+
+async def _resume(request: Request[Any, Any, Any], kind: PartKind) -> PauseState:
+    control, name = _named(request, kind)
+    await asyncio.to_thread(control.resume, kind, name)
+    return _noted(request, PauseState(name, kind, paused=False))
+
+
+async def _reset(request: Request[Any, Any, Any], kind: PartKind, wanted: SinkReset) -> ResetEffect:
+    control, name = _named(request, kind)
+    try:
+        effect = await asyncio.to_thread(
+            control.reset, kind, name, wanted.beginning, dry_run=wanted.dry_run
+        )
+    except ConfigError as error:
+        refusal = Problem("no_reset", str(error), hint=error.hint or None)
+        raise RequestRefused(409, refusal) from error
+    if not wanted.dry_run:
+        logger.info("%s=%s reset by=%s", kind, name, _operator(request))
+    return ResetEffect(name, kind, effect, begun=not wanted.dry_run)
+
+
+def _noted(request: Request[Any, Any, Any], state: PauseState) -> PauseState:
+    what = "paused" if state.paused else "resumed"
+    logger.info("%s=%s %s by=%s", state.kind, state.name, what, _operator(request))
+    return state
+
+
+def _operator(request: Request[Any, Any, Any]) -> str:
+    by = access_of(request).key
+    return by.id if by else "this machine"
+
+
+def _control(request: Request[Any, Any, Any]) -> Control:
+    control = Service.of(request).control
+    if control is None:
+        refusal = Problem("not_capturing", "this server neither captures nor runs sinks")
+        raise RequestRefused(409, refusal)
+    return control
+
+
+def _named(request: Request[Any, Any, Any], kind: PartKind) -> tuple[Control, str]:
+    read_query(request, NoQuery)
+    control, name = _control(request), request.path_params["name"]
+    known = control.names(kind)
+    if name not in known:
+        message = f"there is no {kind} called {name!r}"
+        raise RequestRefused(404, Problem(f"unknown_{kind}", message, known=known))
+    return control, name

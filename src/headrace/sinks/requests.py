@@ -1,0 +1,116 @@
+"""What an operator requests of a source or a sink: small files in its folder.
+
+The process that requests need not be the one that acts, and a request outlives both: a paused sink
+stays paused after a restart, and a reset that was interrupted is done again from its beginning.
+
+    paused.json   it is paused
+    resume.json   it has halted and is to be tried again
+    reset.json    it is to begin again
+"""
+
+import logging
+import time
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+Beginning = Literal["start", "now"]  # with the log's first change, or with the next one
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """Since when it is paused; the content of `paused.json`."""
+
+    at: int  # microseconds since 1970
+
+
+class ResetRequest(msgspec.Struct, frozen=True):
+    """Where to begin again; the content of `reset.json`."""
+
+    at: int  # microseconds since 1970
+    epoch: str = ""  # of the log that `after` belongs to; "": it begins with the log's first change
+    after: int = 0
+
+
+class Requests:
+    """The requests of one source or sink."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
+
+    def pause(self) -> None:
+        """Pause it; a second time changes nothing."""
+        if not self.paused:
+            self._write("paused.json", Pause(_now()))
+
+    def resume(self) -> None:
+        """Let it go on: from a pause, or after it has halted."""
+        self._write("resume.json", Pause(_now()))
+        self._remove("paused.json")
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is paused."""
+        return self._file("paused.json").exists()
+
+    @property
+    def paused_at(self) -> int:
+        """Since when it is paused, in microseconds since 1970; 0: it is not."""
+        pause = self._read("paused.json", Pause)
+        return pause.at if pause else 0
+
+    def take_resume(self) -> bool:
+        """Whether it is to be tried again; says so once."""
+        return self._remove("resume.json")
+
+    def reset(self, epoch: str = "", after: int = 0) -> None:
+        """Let it begin again, after a change of the log (none: with the first)."""
+        self._write("reset.json", ResetRequest(_now(), epoch, after))
+
+    @property
+    def to_reset(self) -> ResetRequest | None:
+        """The reset that is requested and not done."""
+        return self._read("reset.json", ResetRequest)
+
+    def finish_reset(self) -> None:
+        """Note that it was done."""
+        self._remove("reset.json")
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether what runs must stop for a request."""
+        return self.paused or self._file("reset.json").exists()
+
+    def _file(self, name: str) -> Path:
+        return self._folder / name
+
+    def _write(self, name: str, content: msgspec.Struct) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        fresh = self._file(f"{name}.new")
+        fresh.write_bytes(msgspec.json.encode(content))
+        fresh.replace(self._file(name))
+
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        try:
+            return msgspec.json.decode(self._file(name).read_bytes(), type=kind)
+        except FileNotFoundError:
+            return None
+        except msgspec.DecodeError:
+            logger.warning("%s is damaged and is removed", self._file(name))
+            self._remove(name)
+            return None
+
+    def _remove(self, name: str) -> bool:
+        try:
+            self._file(name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
