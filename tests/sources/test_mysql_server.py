@@ -184,12 +184,6 @@ def test_a_refused_password_is_told_without_it(my: MysqlDatabase) -> None:
     assert "s3cret" not in repr(refused.value)
 
 
-def test_without_a_table_nothing_begins(my: MysqlDatabase) -> None:
-    stream = mysql(my, tables=("nothing*",)).open(None, lambda table: table)
-    with closing(stream), pytest.raises(SourceRefused, match=r"no table matches nothing\*"):
-        next(iter(stream))
-
-
 def _reset(server: MysqlServer) -> str:
     newer = not server.mariadb and server.install.numbers >= (8, 4)
     return "RESET BINARY LOGS AND GTIDS" if newer else "RESET MASTER"

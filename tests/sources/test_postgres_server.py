@@ -60,17 +60,6 @@ def test_a_user_who_may_not_publish_is_told_what_is_missing(
     assert "must be owner of table users" in status.error
 
 
-def test_a_user_who_may_not_read_a_table_is_told_which(
-    pg: PostgresDatabase, tmp_path: Path
-) -> None:
-    pg.execute("CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1)")
-    with role(pg, "REPLICATION") as name:
-        pg.execute(f"REVOKE ALL ON users FROM {name}")
-        pg.execute("CREATE PUBLICATION mine FOR TABLE users")
-        status = refused(pg, tmp_path, url=url_of(pg, name), publication="mine")
-    assert "permission denied for table users" in status.error
-
-
 def test_a_wrong_password_halts_and_is_not_shown(
     own_server: PostgresServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -107,11 +96,6 @@ def test_a_server_without_logical_wal_is_named(tmp_path: Path) -> None:
         status = refused(database, tmp_path)
     assert "wal_level" in status.error
     assert "headrace check" in status.hint
-
-
-def test_a_source_without_tables_is_told_so(pg: PostgresDatabase, tmp_path: Path) -> None:
-    status = refused(pg, tmp_path, tables=("nothing.*", "here"))
-    assert "no table matches nothing.*, here" in status.error
 
 
 def test_an_event_trigger_needs_a_superuser(pg: PostgresDatabase, tmp_path: Path) -> None:

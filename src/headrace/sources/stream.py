@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from ..change.event import Batch
@@ -72,3 +72,11 @@ class FlowStream(Generic[_F]):
         self._closing.set()
         if self._flow is not None:
             self._flow.interrupt()
+
+
+def nothing_yet(globs: Sequence[str]) -> str:
+    """What a source says that waits for its first table."""
+    return (
+        f"no table matches {', '.join(globs)} yet: tables are captured as soon as they are there; "
+        "check `tables` of the source and the privileges of its user if there should be some"
+    )

@@ -51,8 +51,6 @@ class MysqlSession:
             server = catalog.server()
             expect_rows(catalog)
             found = catalog.candidates(source.wants)
-            if not found and stored is None:
-                raise _nothing_matches(source)
             if isinstance(stored, MysqlResume):
                 resume = verified(source, stored, catalog)
                 if resume.file:
@@ -176,14 +174,6 @@ def _verify_domains(stored: MysqlResume, catalog: MysqlCatalog) -> None:
     for ours in MariadbGtids.parse(stored.gtids).last.values():
         if not any(ours in gtids for gtids in written):
             raise SourceReplaced(f"the server has not written {ours}, which was read already")
-
-
-def _nothing_matches(source: MysqlSettings) -> SourceRefused:
-    globs = ", ".join(source.tables)
-    return SourceRefused(
-        f"no table matches {globs}",
-        hint="Check `tables` of the source, and that its user may read the tables.",
-    )
 
 
 def _begin(server: ServerIdentity, end: BinlogEnd, stored: MysqlRestart | None) -> MysqlResume:

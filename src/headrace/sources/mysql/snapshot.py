@@ -13,6 +13,7 @@ from pymysql.err import MySQLError
 
 from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
+from ..pace import RowPace
 from .address import MysqlAddress, classify, error_number, quoted, run
 from .catalog import BinlogEnd, FoundTable, MysqlCatalog
 from .decode.path import TablePath
@@ -75,9 +76,9 @@ class MysqlSnapshot:
         """Keep a table's definition as it is until the snapshot is done."""
         run(self._connection, f"SELECT 1 FROM {quoted(table.schema, table.name)} LIMIT 0")
 
-    def rows(self, table: Table, declared: DeclaredTable) -> Iterator[list[Change]]:
+    def rows(self, table: Table, declared: DeclaredTable, pace: RowPace) -> Iterator[list[Change]]:
         """The rows, some thousands at a time; each list is a transaction of its own."""
-        batches = _RowBatches(table, declared, self.end)
+        batches = _RowBatches(table, declared, self.end, rows=pace.piece(_BATCH_ROWS))
         answer = self._query(_statement(table, declared))
         try:
             try:
@@ -198,13 +199,14 @@ def _expect_nothing_prepared(catalog: MysqlCatalog) -> None:
 class _RowBatches:
     """Rows of one table, collected into batches."""
 
-    def __init__(self, table: Table, declared: DeclaredTable, end: BinlogEnd) -> None:
+    def __init__(self, table: Table, declared: DeclaredTable, end: BinlogEnd, *, rows: int) -> None:
         self._table = table
         self._encoders = [text_encoder(column) for column in declared.columns]
         self._image = _template([column.name for column in declared.columns])
         self._keys = [at for at, column in enumerate(table.columns) if column.key]
         self._key = _template([table.columns[at].name for at in self._keys])
         self._end = end
+        self._rows = rows  # in a batch
         self._position = MysqlPosition(end.file, end.position, "", end.position)
         self._packets: list[bytes] = []
         self._bytes = 0
@@ -215,7 +217,7 @@ class _RowBatches:
         for packet in packets:
             self._packets.append(packet)
             self._bytes += len(packet)
-            if len(self._packets) >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES:
+            if len(self._packets) >= self._rows or self._bytes >= _BATCH_BYTES:
                 yield self.cut()
 
     def cut(self) -> list[Change]:

@@ -19,6 +19,8 @@ import msgspec
 from ...change.event import Batch, Change, Op, Table, Transaction
 from ...errors import DecodeError, SourceUnavailable
 from .. import Phase, Register, Status
+from ..pace import RowPace
+from ..stream import nothing_yet
 from .address import OpenConnections, TruncatedBinlog
 from .catalog import BinlogEnd, FoundTable
 from .decode.path import TablePath
@@ -109,6 +111,7 @@ class _Flow:
         self._resume = session.resume
         self._encoder = ResumeEncoder()
         self._snapshot: MysqlSnapshot | None = None
+        self._pace = RowPace(session.source.snapshot_rows_per_second)
         self._dump: BinlogDump | None = None
         self._stored_at = self._heard_at = 0
         self._commit_time = 0  # of the newest change that was handed over; 0: none since caught up
@@ -155,6 +158,7 @@ class _Flow:
             lag_seconds=max(time.time() - since, 0.0) if self._lag else 0.0,
             heard_at=self._heard_at or self._stored_at,
             stored_at=self._stored_at,
+            warnings=() if self._resume.snapshots else (nothing_yet(self._source.tables),),
         )
 
     def _batch(self, changes: list[Change]) -> Batch:
@@ -391,7 +395,8 @@ class _Flow:
     ) -> Iterator[Batch]:
         try:
             expect_no_history(declared)
-            for changes in snapshot.rows(table, declared):
+            for changes in snapshot.rows(table, declared, self._pace):
+                self._closing.wait(self._pace.delay(len(changes)))
                 progress = self._resume.snapshots[path]
                 progress = msgspec.structs.replace(progress, rows=progress.rows + len(changes))
                 self._resume = self._resume.with_snapshot(path, progress)

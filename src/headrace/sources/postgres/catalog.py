@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -108,6 +108,17 @@ _PARTS = """
     JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind = 'r' ORDER BY c.oid"""
 
+# What a copy reads are the physical tables; a grant on a partitioned table is none on its parts.
+_UNREADABLE = """
+    SELECT t.oid::bigint, format('%%I.%%I', n.nspname, c.relname), quote_ident(current_user),
+           CASE WHEN NOT has_schema_privilege(n.oid, 'USAGE') THEN quote_ident(n.nspname) END
+    FROM unnest(%s::oid[]) AS t(oid)
+    CROSS JOIN LATERAL (SELECT relid::oid FROM pg_partition_tree(t.oid) UNION SELECT t.oid) p(part)
+    JOIN pg_class c ON c.oid = p.part JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relkind = 'r' AND NOT (has_schema_privilege(n.oid, 'USAGE')
+                                   AND has_table_privilege(c.oid, 'SELECT'))
+    ORDER BY c.oid DESC"""
+
 
 @dataclass(frozen=True, slots=True)
 class PhysicalTable:
@@ -149,6 +160,11 @@ class Catalog:
     def close(self) -> None:
         """End the session."""
         self._connection.close()
+
+    @property
+    def session(self) -> int:
+        """The number of its process on the server."""
+        return self._connection.info.backend_pid
 
     def share(self, snapshot: str) -> None:
         """From here on, see the database as an exported snapshot shows it."""
@@ -210,6 +226,16 @@ class Catalog:
     def parts(self, oid: int) -> list[PhysicalTable]:
         """The physical tables behind a table."""
         return [PhysicalTable(*row) for row in self.rows(_PARTS, oid, oid)]
+
+    def unreadable(self, tables: Mapping[str, int]) -> dict[str, str]:
+        """Of these tables, by their oids, those whose rows cannot be read, and the fix."""
+        paths = {oid: path for path, oid in tables.items()}
+        return {
+            paths[oid]: "its rows cannot be read; run: "
+            + (f"GRANT USAGE ON SCHEMA {schema} TO {user}; " if schema else "")
+            + f"GRANT SELECT ON {part} TO {user};"
+            for oid, part, user, schema in self.rows(_UNREADABLE, list(paths))
+        }
 
     def tables(self, publication: str, globs: Sequence[str]) -> list[Table]:
         """The tables that match any of the globs, also those that are not published yet."""

@@ -19,6 +19,7 @@ import msgspec
 from ...change.event import Change
 from ...errors import ProtocolError, SourceUnavailable
 from .catalog import Catalog
+from .lag import WalLag
 from .pgoutput import EPOCH_MICROSECONDS
 from .replication import Replication
 from .transactions import PostgresAssembler
@@ -63,7 +64,7 @@ class Receiver:
     ) -> None:
         self._assembler = assembler
         self._catalog = catalog  # closed with the thread that asks it
-        self.wal_end = 0  # how far the server's log reaches, as far as it has reported
+        self.lag = WalLag(assembler.position)
         self.heard_at = 0  # µs since 1970
         self._replication = replication
         self._status_seconds = status_seconds
@@ -78,6 +79,7 @@ class Receiver:
         self._heard = time.monotonic()
         self._reported = (0, 0.0)  # what the server was sent last, and when
         self._advanced = time.monotonic()
+        self._asking = False
         self._closed = False
         self._error: Exception | None = None
         self._turn = threading.Condition()
@@ -101,11 +103,13 @@ class Receiver:
 
     def ack(self, position: int) -> None:
         """Everything before `position` is durable."""
+        self.lag.stored(position)
         self._acked = max(self._acked, position)
 
-    def heard_of(self, wal_end: int) -> None:
-        """The server's log reaches this far, although the stream has not reported it yet."""
-        self.wal_end = max(self.wal_end, wal_end)
+    def ask(self) -> None:
+        """Ask the server how far it has come."""
+        self._asking = True
+        self._wake()
 
     def reached_boundary(self) -> bool:
         """Whether everything before the boundary has arrived and been taken."""
@@ -227,7 +231,6 @@ class Receiver:
             if count >= _BURST or size >= _PIECE_BYTES:
                 break
         self._size = size
-        self.wal_end = max(self.wal_end, lsn)
         return count
 
     def _beyond(self, data: bytes, lsn: int) -> bool:
@@ -267,6 +270,8 @@ class Receiver:
         received = Received(changes, position, assembler.xid, self._size, *assembler.settled)
         self._size = 0
         self._offered = position or self._offered
+        if changes:
+            self.lag.received(position, changes[0].transaction.commit_time / 1e6)
         with self._turn:
             self._waiting.append(received)
             self._waiting_changes += len(received.changes)
@@ -277,9 +282,9 @@ class Receiver:
         if message[0] != _KEEPALIVE or len(message) != _KEEPALIVE_BODY.size:
             raise ProtocolError(f"unknown replication message {message[:1]!r}")
         _, wal_end, _, wants_reply = _KEEPALIVE_BODY.unpack(message)
-        self.wal_end = max(self.wal_end, wal_end)
         if self._assembler.between_transactions:
             self._hand_over()
+            self.lag.sent(wal_end)
             if self._boundary is not None and wal_end >= self._boundary:
                 self._stop_at_boundary()
             else:
@@ -303,6 +308,7 @@ class Receiver:
         reported, at = self._reported
         acked = self._acked
         since = time.monotonic() - at
+        now, self._asking = now or self._asking, False
         if not now and since < self._interval and not (acked > reported and since > 1.0):
             return
         clock = time.time_ns() // 1000 - EPOCH_MICROSECONDS

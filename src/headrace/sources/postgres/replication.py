@@ -50,6 +50,11 @@ class Replication:
         """The descriptor to wait on."""
         return self._connection.socket
 
+    @property
+    def session(self) -> int:
+        """The number of its process on the server."""
+        return self._connection.backend_pid
+
     def identify(self) -> Server:
         """Ask the server who it is; needs no privilege, unlike the control file's functions."""
         system, timeline, lsn, database = self.command("IDENTIFY_SYSTEM")[0]

@@ -54,8 +54,9 @@ class PostgresSession:
             if isinstance(stored, PostgresResume):
                 slot.verify(stored, server, catalog)
             published = slot.publish(catalog, source.publication_name, source.tables)
-            if not published.tables and stored is None:
-                raise _nothing_to_capture(source, published)
+            if stored is None and not published.tables:
+                for path, why in published.refused.items():
+                    raise SourceRefused(f"table {path}: {why}")
             if source.ddl:
                 ddl.install(catalog)
             if isinstance(stored, PostgresResume):
@@ -72,12 +73,6 @@ class PostgresSession:
         """The catalogs over a connection of its own, for another thread or another snapshot."""
         connection = self.source.address.connect()
         return Catalog(connection, source=self.source.name, origin=self.resume.origin)
-
-
-def _nothing_to_capture(source: PostgresSettings, published: slot.Publication) -> SourceRefused:
-    for path, why in published.refused.items():
-        return SourceRefused(f"table {path}: {why}")
-    return slot.nothing_matches(source.tables)
 
 
 def _begin(

@@ -24,7 +24,8 @@ class PostgresSettings:
     ddl: bool = False  # whether to install the event trigger that reports DDL
     snapshot: bool = True  # whether to read the rows that are there already
     snapshot_workers: Annotated[int, Meta(ge=1, le=64)] = 2
-    heartbeat_seconds: Annotated[float, Meta(gt=0)] = 60.0
+    snapshot_rows_per_second: Annotated[int, Meta(ge=1)] | None = None  # None: as fast as can be
+    heartbeat_seconds: Annotated[float, Meta(gt=0)] = 20.0  # a third of server.max_lag_seconds
 
     RENAMED: ClassVar[Mapping[str, str]] = {"copy_workers": "snapshot_workers"}
 

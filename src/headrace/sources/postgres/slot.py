@@ -36,13 +36,13 @@ def publish(
     wanted = catalog.candidates(globs)
     pub = sql.Identifier(publication)
     if not catalog.rows("SELECT 1 FROM pg_publication WHERE pubname = %s", publication):
-        if not wanted:
-            raise nothing_matches(globs)
         options = "publish_via_partition_root = true"
         if catalog.version() >= _GENERATED_COLUMNS:
             options += ", publish_generated_columns = stored"
-        statement = sql.SQL("CREATE PUBLICATION {} FOR {} WITH ({})")
-        catalog.run(statement.format(pub, _only(wanted), sql.SQL(options)))
+        # Without any table it is empty, and gets each as it appears.
+        members = sql.SQL("FOR {}").format(_only(wanted)) if wanted else sql.SQL("")
+        statement = sql.SQL("CREATE PUBLICATION {} {} WITH ({})")
+        catalog.run(statement.format(pub, members, sql.SQL(options)))
     _expect_everything(catalog, publication)
     present = {(table.schema, table.name) for table in catalog.published(publication)}
     missing = [table for table in wanted if table not in present]
@@ -90,14 +90,6 @@ def everything_published(publication: str) -> str:
     """The statement that makes a publication send every operation."""
     name = sql.Identifier(publication).as_string()
     return f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate');"
-
-
-def nothing_matches(globs: Sequence[str]) -> SourceRefused:
-    """There is no table to capture."""
-    return SourceRefused(
-        f"no table matches {', '.join(globs)}",
-        hint="Check `tables` of the source, and that the tables exist in this database.",
-    )
 
 
 def _expect_roots(catalog: Catalog, publication: str) -> None:

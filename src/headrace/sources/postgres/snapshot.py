@@ -16,6 +16,7 @@ from psycopg import sql
 from ...change.event import BeforeKind, Change, Op, Position, Transaction
 from ...change.lsn import format_lsn
 from ...errors import DecodeError, SourceError, SourceUnavailable
+from ..pace import RowPace
 from .address import Address, classify
 from .catalog import Published
 from .position import PostgresPosition
@@ -23,6 +24,7 @@ from .replication import copy_lines
 from .resume import BlockRange
 from .rows import Rows
 from .transactions import end
+from .waiters import WaiterWatch
 
 RANGE_BLOCKS = 2048  # 16 MB of table
 _BATCH_ROWS = 4096
@@ -44,6 +46,7 @@ _REWRITTEN = """
     WHERE oid = %s::regclass AND relfilenode <> pg_relation_filenode(oid)"""
 
 _CHANGED = {"42703", "42P01"}  # undefined_column, undefined_table
+_NOT_READABLE = "42501"  # insufficient_privilege
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +95,16 @@ class Point:
 
 
 class PostgresSnapshotReader:
-    """Reads tasks with several workers that share one snapshot."""
+    """Reads tasks with several workers that share one snapshot, until somebody waits for them."""
 
-    def __init__(self, address: Address, point: Point, *, workers: int) -> None:
+    def __init__(
+        self, address: Address, point: Point, watch: WaiterWatch, *, workers: int, pace: RowPace
+    ) -> None:
         self._address = address
         self._point = point
+        self._watch = watch
         self._workers = workers
+        self._pace = pace
         self._closed = threading.Event()
         self._read: queue.Queue[Copied | BaseException | None] = queue.Queue(maxsize=8)
 
@@ -106,7 +113,7 @@ class PostgresSnapshotReader:
         self._closed.set()
 
     def copy(self, tasks: Sequence[Task]) -> Iterator[Copied]:
-        """Read every task; what comes from one range comes in order."""
+        """Read every task, or as much as can be; what comes from one range comes in order."""
         todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
         for task in tasks:
             todo.put(task)
@@ -144,6 +151,7 @@ class PostgresSnapshotReader:
     def _session(self) -> psycopg.Connection[Any]:
         """A session that sees the snapshot; all are opened before any reads, as it may vanish."""
         connection = self._address.connect()
+        self._watch.add(connection.info.backend_pid)
         try:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             snapshot = sql.Literal(self._point.snapshot)
@@ -157,7 +165,7 @@ class PostgresSnapshotReader:
     def _work(self, connection: psycopg.Connection[Any], todo: queue.SimpleQueue[Task]) -> None:
         held: set[str] = set()
         try:
-            while not self._closed.is_set():
+            while not (self._closed.is_set() or self._watch.yielded):
                 task = todo.get_nowait()
                 if task.range.relation not in held:
                     _hold(connection, task.range.relation)
@@ -167,7 +175,7 @@ class PostgresSnapshotReader:
         except queue.Empty:
             self._read.put(None)
         except psycopg.Error as error:
-            self._read.put(_failure(error))
+            self._read.put(None if self._watch.yielded else _failure(error))
         except Exception as error:  # noqa: BLE001 - raised again by whoever collects
             self._read.put(error)
         finally:
@@ -175,26 +183,31 @@ class PostgresSnapshotReader:
 
     def _copy_range(self, connection: psycopg.Connection[Any], task: Task) -> None:
         lines = copy_lines(connection.pgconn, _statement(task).as_bytes(connection))
-        batch = _Reading(task, self._point)
+        batch = _Reading(task, self._point, rows=self._pace.piece(_BATCH_ROWS))
         try:
             for line in lines:
                 if batch.take(line):
-                    self._read.put(batch.cut())
+                    self._hand_over(batch.cut())
                 if self._closed.is_set():
                     return
-            self._read.put(batch.end())
+            self._hand_over(batch.end())
         except DecodeError as error:
             self._read.put(batch.failed(error))
             for _ in lines:
                 pass  # the rest of the range, before the session can be used again
 
+    def _hand_over(self, copied: Copied) -> None:
+        self._closed.wait(self._pace.delay(len(copied.changes)))
+        self._read.put(copied)
+
 
 class _Reading:
     """Rows of one range, collected into batches; each batch is a transaction of its own."""
 
-    def __init__(self, task: Task, point: Point) -> None:
+    def __init__(self, task: Task, point: Point, *, rows: int) -> None:
         self._task = task
         self._point = point
+        self._rows = rows  # in a batch
         self._position = point.position
         self._decoder = task.rows.lines()
         self._lines: list[bytes] = []
@@ -205,7 +218,7 @@ class _Reading:
         """Add a row; True when the batch is full."""
         self._lines.append(line)
         self._bytes += len(line)
-        return len(self._lines) >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES
+        return len(self._lines) >= self._rows or self._bytes >= _BATCH_BYTES
 
     def cut(self) -> Copied:
         """Hand over the batch; the range goes on after its last row."""
@@ -276,6 +289,9 @@ def _failure(error: psycopg.Error) -> SourceError:
     if error.sqlstate in _CHANGED:
         # Between the description and the reading; another description will be right.
         return SourceUnavailable(f"a table changed when its copy was about to begin: {error}")
+    if error.sqlstate == _NOT_READABLE:
+        # Revoked just now; the next look finds that out and leaves the table aside.
+        return SourceUnavailable(f"copy failed: {error}")
     return classify(error, "copy failed")
 
 

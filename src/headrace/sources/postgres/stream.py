@@ -17,16 +17,19 @@ import msgspec
 
 from ...change.event import Batch, Change
 from .. import Phase, Register, Status
+from ..pace import RowPace
 from ..resume import Restart, position_in
-from ..stream import FlowStream
+from ..stream import FlowStream, nothing_yet
 from . import slot
-from .plan import Planner, progressed
+from .plan import Planner, SnapshotPlan, progressed
 from .receive import Received, Receiver
+from .replication import Replication
 from .resume import PostgresResume
 from .session import PostgresSession, with_tables
 from .settings import PostgresSettings
 from .snapshot import Point, PostgresSnapshotReader
 from .transactions import PostgresAssembler
+from .waiters import WaiterWatch, settled, yield_warnings
 
 _WATCH_SECONDS = 10.0  # between two looks for new tables
 _LONGEST_STATUS = 10.0  # seconds between two words to the server
@@ -66,22 +69,23 @@ class _Flow:
         self._phase = Phase.STARTING
         self._resume = session.resume
         self._refused = session.refused
+        self._unreadable: dict[str, str] = {}  # tables that cannot be copied now, and why
+        self._yielded = ""  # what a snapshot that was interrupted for somebody has let go of
         self._receiver: Receiver | None = None
         self._copier: PostgresSnapshotReader | None = None
+        self._pace = RowPace(source.snapshot_rows_per_second)
         self._stored_at = 0
         self._inside = False  # whether a transaction was handed over in part
-        self._commit_time = 0  # of the newest change that was handed over; 0: none since caught up
-        self._caught_up = time.time()  # when the log last had all that the server reported
         self._watched = self._beat = time.monotonic()
         self._beat_position = 0
 
     def batches(self) -> Iterator[Batch]:
         """Everything, for ever."""
         yield self._batch([])  # remembers the slot before anything is read from it
-        if self._resume.to_snapshot:
+        if self._to_copy():
             yield from self._copy_at(self._session.point)
         receiver = self._receive()
-        self._phase = Phase.STREAMING
+        self._phase = settled(self._yielded)
         while not self._closing.is_set():
             received = receiver.take(_TAKE_SECONDS)
             if received is not None:
@@ -91,7 +95,7 @@ class _Flow:
             self._heartbeat(receiver)
             if self._tables_appeared():
                 yield from self._copy_at(None)
-                self._phase = Phase.STREAMING
+            self._phase = settled(self._yielded)
 
     def ack(self, resume: bytes) -> None:
         """Everything up to `resume` is durable: the server may forget it."""
@@ -100,8 +104,6 @@ class _Flow:
         receiver = self._receiver
         if receiver is not None:
             receiver.ack(position)
-            if position >= receiver.wal_end:
-                self._caught_up, self._commit_time = time.time(), 0
 
     def interrupt(self) -> None:
         """End waiting and copying."""
@@ -121,16 +123,21 @@ class _Flow:
     def status(self) -> Status:
         """How it is doing."""
         resume, receiver = self._resume, self._receiver
-        lag = max(receiver.wal_end - resume.position, 0) if receiver else 0
-        since = self._commit_time / 1e6 or self._caught_up
+        lag_bytes, lag_seconds = receiver.lag.now(time.time()) if receiver else (0, 0.0)
         return msgspec.structs.replace(
             resume.status(self._source.name, self._phase),
-            lag_bytes=lag,
-            lag_seconds=max(time.time() - since, 0.0) if lag else 0.0,
+            lag_bytes=lag_bytes,
+            lag_seconds=lag_seconds,
             heard_at=receiver.heard_at if receiver else self._stored_at,
             stored_at=self._stored_at,
-            errored=resume.errored | self._refused,
+            errored=resume.errored | self._refused | self._unreadable,
+            warnings=self._warnings(),
         )
+
+    def _warnings(self) -> tuple[str, ...]:
+        waits = not self._resume.snapshots and not self._refused
+        missing = (nothing_yet(self._source.tables),) if waits else ()
+        return (*missing, *yield_warnings(self._yielded, _WATCH_SECONDS))
 
     def _batch(self, changes: list[Change]) -> Batch:
         return Batch(changes, self._resume.encode())
@@ -169,8 +176,6 @@ class _Flow:
         return receiver
 
     def _received(self, received: Received) -> Batch:
-        if received.changes:
-            self._commit_time = received.changes[-1].transaction.commit_time
         self._inside = received.position is None
         if received.position is None:
             return Batch(received.changes, None)
@@ -190,7 +195,7 @@ class _Flow:
             return
         position, idle = self._resume.position, self._resume.position == self._beat_position
         self._beat, self._beat_position = now, position
-        if idle and receiver.wal_end > position:
+        if idle and receiver.lag.foreign:
             self._session.catalog.beat()
 
     def _tables_appeared(self) -> bool:
@@ -198,22 +203,33 @@ class _Flow:
         if now - self._watched < _WATCH_SECONDS or self._closing.is_set():
             return False
         self._watched = now
-        source = self._source
-        self._receive().heard_of(self._session.catalog.wal_lsn())
+        source, receiver = self._source, self._receive()
+        receiver.lag.looked(self._session.catalog.wal_lsn(), time.time())
+        receiver.ask()
         published = slot.publish(
             self._session.catalog, source.publication_name, source.tables, refused=self._refused
         )
         self._refused = published.refused
         self._resume = with_tables(self._resume, published.tables, copying=True)
-        return bool(self._resume.to_snapshot)
+        return bool(self._to_copy())
 
     # -- copying --------------------------------------------------------------------------------
+
+    def _to_copy(self) -> list[str]:
+        """Tables with rows left to read, without those that cannot be read now."""
+        resume = self._resume
+        wanted = {path: resume.snapshots[path].relation for path in resume.to_snapshot}
+        self._unreadable = self._session.catalog.unreadable(wanted)
+        readable = [path for path in wanted if path not in self._unreadable]
+        self._yielded = self._yielded if readable else ""
+        return readable
 
     def _copy_at(self, point: Point | None) -> Iterator[Batch]:
         """Follow the stream to a point, and copy there what is not copied yet."""
         self._phase = Phase.SNAPSHOT
         if point is not None:
-            yield from self._copy(point)
+            with self._watching(self._session.replication) as watch:
+                yield from self._copy(point, watch)
             return
         if self._receiver is not None:
             # What is read from here on must not overtake the point that is about to be made.
@@ -221,10 +237,14 @@ class _Flow:
             yield from self._reach_boundary(self._receiver)
         with closing(self._session.address.replicate(self._closing)) as holder:
             point = slot.create_point(holder, self._source.slot_name)
-            yield from self._follow_to(point.lsn)
-            yield from self._copy(point)
+            with self._watching(holder) as watch:
+                yield from self._follow_to(point.lsn)
+                yield from self._copy(point, watch)
         resume = self._resume
         self._receive().renew(resume.live, resume.errored, resume.versions)
+
+    def _watching(self, exporter: Replication) -> WaiterWatch:
+        return WaiterWatch(self._source.address.connect, exporter=exporter.session)
 
     def _follow_to(self, lsn: int) -> Iterator[Batch]:
         yield from self._reach_boundary(self._receive(boundary=lsn))
@@ -240,24 +260,36 @@ class _Flow:
             if received is not None:
                 yield self._received(received)
 
-    def _copy(self, point: Point) -> Iterator[Batch]:
-        source = self._source
+    def _copy(self, point: Point, watch: WaiterWatch) -> Iterator[Batch]:
         self._copier = PostgresSnapshotReader(
-            self._session.address, point, workers=source.snapshot_workers
+            self._session.address,
+            point,
+            watch,
+            workers=self._source.snapshot_workers,
+            pace=self._pace,
         )
         if self._closing.is_set():
             return
-        with closing(self._session.another_catalog()) as catalog:
-            catalog.share(point.snapshot)
-            planner = Planner(
-                catalog, self._register, publication=source.publication_name, point=point
-            )
-            tasks = []
-            for path in self._resume.to_snapshot:
-                plan = planner.plan(self._resume, path)
-                self._resume = plan.resume
-                tasks += plan.tasks
-                yield self._batch(plan.announced)
+        tasks = []
+        for plan in self._plans(point):
+            self._resume = plan.resume
+            tasks += plan.tasks
+            yield self._batch(plan.announced)
         for copied in self._copier.copy(tasks):
             self._resume = progressed(self._resume, copied)
             yield self._batch(copied.changes)
+        self._yielded = watch.yielded
+        self._watched = time.monotonic()  # what has yielded goes on at the next look for tables
+
+    def _plans(self, point: Point) -> list[SnapshotPlan[PostgresResume]]:
+        """How each table is copied; the session that looks is closed before anybody waits."""
+        plans: list[SnapshotPlan[PostgresResume]] = []
+        publication, resume = self._source.publication_name, self._resume
+        with closing(self._session.another_catalog()) as catalog:
+            catalog.share(point.snapshot)
+            planner = Planner(catalog, self._register, publication=publication, point=point)
+            for path in resume.to_snapshot:
+                if path not in self._unreadable:
+                    plans.append(planner.plan(resume, path))
+                    resume = plans[-1].resume
+        return plans

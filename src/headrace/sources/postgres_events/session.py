@@ -12,7 +12,6 @@ from ...errors import PositionLost, SourceRefused, SourceReplaced
 from ..postgres.address import Address
 from ..postgres.resume import PostgresTableSnapshot
 from ..postgres.session import narrowed, with_tables
-from ..postgres.slot import nothing_matches
 from ..resume import Restart
 from . import install
 from .catalog import EventCatalog, Identity, State
@@ -46,8 +45,9 @@ class EventSession:
             if isinstance(stored, EventResume):
                 _expect_same_server(stored, identity)
             installed = install.ensure(asking, source)
-            if not installed.tables and stored is None:
-                raise _nothing_to_capture(source, installed)
+            if stored is None and not installed.tables:
+                for path, why in (installed.refused | installed.waiting).items():
+                    raise SourceRefused(f"table {path}: {why}")
             if isinstance(stored, EventResume):
                 _expect_same_events(stored, asking)
                 resume = narrowed(stored, source.tables)
@@ -91,14 +91,6 @@ def with_triggers(
         resume, snapshots=copies, triggers=installed.triggers, former=(*resume.former, *gone)
     )
     return with_tables(resume, installed.tables, copying=copying)
-
-
-def _nothing_to_capture(
-    source: PostgresEventsSettings, installed: InstalledTriggers
-) -> SourceRefused:
-    for path, why in (installed.refused | installed.waiting).items():
-        return SourceRefused(f"table {path}: {why}")
-    return nothing_matches(source.tables)
 
 
 def _begin(identity: Identity, catalog: EventCatalog, stored: Restart | None) -> EventResume:

@@ -27,6 +27,7 @@ class PostgresEventsSettings:
     trim: bool = True  # whether events are removed once the log has them
     snapshot: bool = True  # whether to read the rows that are there already
     snapshot_workers: Annotated[int, Meta(ge=1, le=64)] = 2
+    snapshot_rows_per_second: Annotated[int, Meta(ge=1)] | None = None  # None: as fast as can be
     poll_seconds: Annotated[float, Meta(gt=0)] = 0.2
     outbox: Outbox | None = None  # a table of events that the application writes itself
 

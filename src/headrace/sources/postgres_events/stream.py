@@ -19,10 +19,12 @@ import msgspec
 from ...change.event import Batch, Change
 from ...errors import DecodeError, PositionLost
 from .. import Phase, Register, Status
+from ..pace import RowPace
 from ..postgres.plan import Planner, progressed
 from ..postgres.snapshot import Copied, PostgresSnapshotReader
+from ..postgres.waiters import WaiterWatch, settled, yield_warnings
 from ..resume import Restart
-from ..stream import FlowStream
+from ..stream import FlowStream, nothing_yet
 from . import install
 from .catalog import EventPoint, EventPoll, EventTransaction
 from .entries import EventAssembler, EventEntry
@@ -73,6 +75,9 @@ class _Flow:
             session.catalog, register, session.resume, self._source.outbox
         )
         self._copier: PostgresSnapshotReader | None = None
+        self._pace = RowPace(self._source.snapshot_rows_per_second)
+        self._unreadable: dict[str, str] = {}  # tables that cannot be copied now, and why
+        self._yielded = ""  # what a snapshot that was interrupted for somebody has let go of
         self._acked = 0  # every transaction below is durable
         self._trimmed = 0
         self._heard_at = self._stored_at = 0
@@ -83,9 +88,9 @@ class _Flow:
         """Everything, for ever."""
         yield self._batch([])  # remembers the event table before anything is read from it
         yield from self._take_up(self._installed)
-        if self._resume.to_snapshot:
+        if self._to_copy():
             yield from self._copy_at_a_point()
-        self._phase = Phase.STREAMING
+        self._phase = settled(self._yielded)
         while not self._closing.is_set():
             came = False
             for batch in self._poll():
@@ -97,9 +102,9 @@ class _Flow:
             if self._time_to_watch():
                 installed = install.ensure(self._catalog, self._source)
                 yield from self._take_up(installed)
-                if self._resume.to_snapshot:
+                if self._to_copy():
                     yield from self._copy_at_a_point()
-                    self._phase = Phase.STREAMING
+                self._phase = settled(self._yielded)
             elif not came:
                 self._closing.wait(self._source.poll_seconds)
 
@@ -127,8 +132,14 @@ class _Flow:
             lag_seconds=max(time.time() - since, 0.0) if since else 0.0,
             heard_at=self._heard_at,
             stored_at=self._stored_at,
-            errored=resume.errored | installed.refused | installed.waiting,
+            errored=resume.errored | installed.refused | installed.waiting | self._unreadable,
+            warnings=self._warnings(),
         )
+
+    def _warnings(self) -> tuple[str, ...]:
+        waits = not self._resume.snapshots and not self._installed.refused
+        missing = (nothing_yet(self._source.tables),) if waits else ()
+        return (*missing, *yield_warnings(self._yielded, _WATCH_SECONDS))
 
     def _batch(self, changes: list[Change]) -> Batch:
         return Batch(changes, self._resume.encode())
@@ -264,6 +275,15 @@ class _Flow:
 
     # -- copying --------------------------------------------------------------------------------
 
+    def _to_copy(self) -> list[str]:
+        """Tables with rows left to read, without those that cannot be read now."""
+        resume = self._resume
+        wanted = {path: resume.snapshots[path].relation for path in resume.to_snapshot}
+        self._unreadable = self._catalog.unreadable(wanted)
+        readable = [path for path in wanted if path not in self._unreadable]
+        self._yielded = self._yielded if readable else ""
+        return readable
+
     def _copy_at_a_point(self) -> Iterator[Batch]:
         """Follow the events to a snapshot, and copy there what is not copied yet."""
         self._phase = Phase.SNAPSHOT
@@ -273,13 +293,18 @@ class _Flow:
             point = holder.point()
             self._catalog.flush()
             self._resume = self._resume.reaching(point.seen, point.lsn)
-            yield from self._follow()
-            yield from self._copy(point)
+            with WaiterWatch(self._source.address.connect, exporter=holder.session) as watch:
+                yield from self._follow()
+                yield from self._copy(point, watch)
         self._assembler.renew(self._resume)
 
-    def _copy(self, point: EventPoint) -> Iterator[Batch]:
+    def _copy(self, point: EventPoint, watch: WaiterWatch) -> Iterator[Batch]:
         self._copier = PostgresSnapshotReader(
-            self._session.address, point, workers=self._source.snapshot_workers
+            self._session.address,
+            point,
+            watch,
+            workers=self._source.snapshot_workers,
+            pace=self._pace,
         )
         if self._closing.is_set():
             return
@@ -288,12 +313,16 @@ class _Flow:
             planner = Planner(catalog, self._register, publication="", point=point)
             tasks = []
             for path in self._resume.to_snapshot:
+                if path in self._unreadable:
+                    continue
                 plan = planner.plan(self._resume, path)
                 self._resume = plan.resume
                 tasks += plan.tasks
                 yield self._batch(self._routed(plan.announced))
         for copied in self._copier.copy(tasks):
             yield self._copied(copied)
+        self._yielded = watch.yielded
+        self._watched = time.monotonic()  # what has yielded goes on at the next look for tables
 
     def _copied(self, copied: Copied) -> Batch:
         changes: list[Change] = []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...change.event import Table
-from ...errors import PositionLost, SourceRefused, SourceReplaced
+from ...errors import PositionLost, SourceReplaced
 from .. import Register
 from ..resume import Restart
 from .database import Database, Snapshot
@@ -88,14 +88,6 @@ def with_tables(
         errored.pop(table.path, None)
     former = tuple(path for path in dict.fromkeys(resume.former) if path not in copies)
     return msgspec.structs.replace(resume, snapshots=copies, errored=errored, former=former)
-
-
-def nothing_to_capture(source: SqliteSettings) -> SourceRefused:
-    """There is no table to capture."""
-    return SourceRefused(
-        f"no table of {source.path} matches {', '.join(source.tables)}",
-        hint="Check `tables` of the source, and that the tables exist in this database.",
-    )
 
 
 class SqliteTables:

@@ -14,6 +14,7 @@ class SqliteSettings:
     path: Annotated[str, Meta(min_length=1)]
     tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("main.*",)
     snapshot: bool = True  # whether to copy the rows that are there already
+    snapshot_rows_per_second: Annotated[int, Meta(ge=1)] | None = None  # None: as fast as can be
     poll_seconds: Annotated[float, Meta(gt=0)] = 0.02
 
     @property

@@ -10,6 +10,7 @@ import msgspec
 
 from ...change.event import BeforeKind, Change, Op, Transaction
 from ...errors import DecodeError
+from ..pace import RowPace
 from .connections import Row, page
 from .connector import SqlitePosition
 from .database import Snapshot, read
@@ -55,12 +56,12 @@ class SqliteSnapshotReader:
             contents.append((Op.TRUNCATE, {"snapshot": True, "relations": [table.relation]}))
         return self._changes([(op, None, msgspec.json.encode(what)) for op, what in contents])
 
-    def rows(self) -> Iterator[list[Change]]:
+    def rows(self, pace: RowPace) -> Iterator[list[Change]]:
         """The rows, some at a time."""
         images = self._described.images
         if self._error is not None:
             raise self._error
-        while rows := page(self._found, _ROWS):
+        while rows := page(self._found, pace.piece(_ROWS)):
             yield self._changes([(Op.READ, images.key(row), images.image(row)) for row in rows])
 
     def _read(self) -> Iterator[Row]:

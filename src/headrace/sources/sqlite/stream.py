@@ -18,15 +18,16 @@ import msgspec
 from ...change.event import Batch, BeforeKind, Change, Op, Transaction
 from ...errors import DecodeError, SourceUnavailable
 from .. import Phase, Register, Status
+from ..pace import RowPace
 from ..resume import Restart, position_in
-from ..stream import FlowStream
+from ..stream import FlowStream, nothing_yet
 from . import installation
 from .connections import classify, weight
 from .connector import SqlitePosition
 from .database import Database, Snapshot
 from .resume import SqliteResume
 from .schema import matches
-from .session import SqliteTables, begin, expect_known, nothing_to_capture, with_tables
+from .session import SqliteTables, begin, expect_known, with_tables
 from .settings import SqliteSettings
 from .snapshot import SqliteSnapshotReader
 from .transactions import SqliteAssembler, entries, further_ends
@@ -94,6 +95,7 @@ class _Flow:
         self._tables = tables
         self._resume = resume
         self._assembler = SqliteAssembler(tables, resume)
+        self._pace = RowPace(source.snapshot_rows_per_second)
         self._phase = Phase.STARTING
         self._installed: list[installation.InstalledTable] = []
         self._refused: dict[str, str] = {}
@@ -142,6 +144,7 @@ class _Flow:
     def status(self) -> Status:
         """How it is doing."""
         resume = self._resume
+        found = resume.snapshots or self._refused
         behind = self._emitted_at and self._newest > self._acked
         since = self._emitted_at / 1e6 if behind else time.time()
         return msgspec.structs.replace(
@@ -150,6 +153,7 @@ class _Flow:
             heard_at=self._heard_at,
             stored_at=self._stored_at,
             errored=resume.errored | self._refused,
+            warnings=() if found or self._schema < 0 else (nothing_yet(self._source.tables),),
         )
 
     def _batch(self, changes: list[Change]) -> Batch:
@@ -200,8 +204,6 @@ class _Flow:
         self._installed = [each for each in found if matches(each.layout.name, globs)]
         self._refused = installation.refusals(snapshot.connection, globs)
         self._schema = snapshot.schema
-        if not self._installed and not self._resume.snapshots and not self._resume.former:
-            raise nothing_to_capture(self._source)
         return snapshot
 
     def _ends_upto(self, snapshot: Snapshot) -> list[int]:
@@ -325,7 +327,8 @@ class _Flow:
         self._resume = self._resume.with_version(path, version).with_snapshot(path, copy)
         yield self._batch(announced)
         try:
-            for changes in copier.rows():
+            for changes in copier.rows(self._pace):
+                self._closing.wait(self._pace.delay(len(changes)))
                 if self._closing.is_set():
                     return
                 copy = msgspec.structs.replace(copy, rows=copy.rows + len(changes))
