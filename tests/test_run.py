@@ -3,6 +3,7 @@
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,10 +20,12 @@ from headrace.config import CdcSection, Config, ServerSection, WebSocketSection
 from headrace.errors import SourceError
 from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts, SourceServer
-from headrace.log import Log
+from headrace.log import Log, RetentionSettings
 from headrace.model import Model
-from headrace.run import SourceStatusLog, check_model, formats, retain, server_settings
+from headrace.run import SourceStatusLog, check_model, formats, server_settings
 from headrace.secret import Secret
+from headrace.serve import ServerSettings
+from headrace.serve.retention import retention_of
 from headrace.sources import Phase, Status
 from headrace.sources.postgres import Postgres
 from headrace.sources.postgres.position import PostgresPosition
@@ -52,11 +55,16 @@ def write(log: Log, *, days_ago: float, size: int = 10) -> None:
     log.append("shop", Batch([change], b"{}"))
 
 
+def settings(**cdc: Any) -> ServerSettings:
+    """What a server of such a config knows."""
+    return server_settings(config(**cdc))
+
+
 def test_retention_removes_what_is_older_than_its_days(tmp_path: Path) -> None:
     with Log.open(tmp_path) as log:
         for days in (9, 8, 6, 0):
             write(log, days_ago=days)
-        assert retain(log, config(retention_days=7)).removed == 2
+        assert retention_of(log, settings(retention_days=7)).apply().removed == 2
         assert log.stats().first_sequence == 3
 
 
@@ -64,8 +72,8 @@ def test_retention_removes_the_oldest_beyond_its_size(tmp_path: Path) -> None:
     with Log.open(tmp_path) as log:
         for days in (3, 2, 1):
             write(log, days_ago=days, size=10_000)
-        assert retain(log, config()).removed == 0
-        assert retain(log, config(retention_bytes=15_000)).removed == 2
+        assert retention_of(log, settings()).apply().removed == 0
+        assert retention_of(log, settings(retention_bytes=15_000)).apply().removed == 2
         assert log.stats().total_bytes < 15_000
 
 
@@ -74,7 +82,7 @@ def test_retention_waits_for_a_named_cursor(tmp_path: Path) -> None:
         for days in (9, 8, 0):
             write(log, days_ago=days)
         log.move_cursor("reports", 1)
-        trimmed = retain(log, config(retention_days=7))
+        trimmed = retention_of(log, settings(retention_days=7)).apply()
         assert (trimmed.removed, trimmed.held_by) == (1, "reports")
 
 
@@ -129,13 +137,16 @@ def test_every_setting_of_the_server_reaches_it() -> None:
         allow_remote=True,
         require_key=True,
     )
-    settings = server_settings(config(server=server, enabled=False, batch_size=7))
+    settings = server_settings(
+        config(server=server, enabled=False, batch_size=7, retention_days=3, max_cursor_hours=4)
+    )
     given = msgspec.structs.asdict(server)
     assert msgspec.structs.asdict(settings) == {
         **given,
         "enabled": False,
         "batch_size": 7,
         "pipeline": None,
+        "retention": RetentionSettings(days=3, cursor_hours=4),
     }
 
 

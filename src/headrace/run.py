@@ -20,7 +20,7 @@ from .config import Config
 from .errors import ConfigError, LogError, SourceError
 from .formats.catalogue import Formats
 from .formats.facts import Facts, SourceServer
-from .log import Log, Trimmed, keys
+from .log import Log, LogRetention, RetentionSettings, keys
 from .log.keys import Key, KeyRequest, Scope
 from .model import Model
 from .retry import Backoff
@@ -34,12 +34,11 @@ from .sources.worker import Apart
 logger = logging.getLogger(__name__)
 
 OPERATOR_KEY = "operator.key"  # a file in data_dir
-RETENTION_SECONDS = 3600.0
+RETENTION_RETRY_SECONDS = 3600.0
 LOOK_SECONDS = 0.25
 BACKOFF = Backoff(first=1.0, longest=60.0)  # before a pipeline that ended is started again
 STEADY_SECONDS = 60.0  # after so long, an end is not blamed on the start
 STOP_SECONDS = 20.0  # for a pipeline to stop in order
-_DAY = 86_400
 
 
 def server_settings(config: Config) -> ServerSettings:
@@ -49,6 +48,12 @@ def server_settings(config: Config) -> ServerSettings:
         enabled=config.cdc.enabled,
         batch_size=config.cdc.batch_size,
         pipeline=_pipeline(config),
+        retention=RetentionSettings(
+            days=config.cdc.retention_days,
+            size=config.cdc.retention_bytes,
+            limit=None if config.cdc.max_log_gb is None else int(config.cdc.max_log_gb * 1e9),
+            cursor_hours=config.cdc.max_cursor_hours,
+        ),
     )
 
 
@@ -60,6 +65,7 @@ def _pipeline(config: Config) -> PipelineFolder | None:
         folder=config.pipeline_dir,
         sinks=tuple(sink.name for sink in pipeline.sinks),
         same_log=pipeline.url is None,
+        checkpoints=config.checkpoint_dir,
     )
 
 
@@ -132,7 +138,9 @@ class Run:
                 operator=stack.enter_context(operator_key(self.config.data_dir)),
             )
             self.service: Service = app.state.service
+            self.retention: LogRetention = self.service.retention
             self.server = stack.enter_context(BackgroundServer(app, self._settings))
+            stack.enter_context(self._retaining())
             for name, capture in self.captures.items():
                 stack.callback(capture.stop)
                 if paused_at := Requests(self.config.source_dir(name)).paused_at:
@@ -172,15 +180,11 @@ class Run:
         return [status for status in self.statuses() if status.phase is Phase.HALTED]
 
     def work(self, stopping: threading.Event, look: Callable[[], None]) -> None:
-        """Until `stopping` is set: log what happens, call `look` now and then, apply retention."""
+        """Until `stopping` is set: log what happens, call `look` now and then."""
         log = SourceStatusLog()
-        due = time.monotonic()
         while True:
             log.log_changes(self.statuses())
             look()
-            if time.monotonic() >= due:
-                due += RETENTION_SECONDS
-                self._retain()
             if stopping.wait(LOOK_SECONDS):
                 return
 
@@ -191,20 +195,26 @@ class Run:
             # It is tried again later, and what was captured until then is served.
             logger.warning("model not checked error=%s", error.explain())
 
-    def _retain(self) -> None:
+    @contextmanager
+    def _retaining(self) -> Iterator[None]:
+        """Remove old changes in a thread of its own: to give their room back takes a while."""
+        stopping = threading.Event()
+        thread = threading.Thread(target=self._retain, args=(stopping,), name="retention")
+        thread.start()
         try:
-            trimmed = retain(self.log, self.config)
-        except LogError as error:
-            # Capture halts with the same reason; what is in the log can still be read.
-            logger.warning("retention error=%s", error.explain())
-            return
-        if trimmed.removed or trimmed.held_by:
-            logger.info(
-                "retention removed=%d first_sequence=%d held_by=%s",
-                trimmed.removed,
-                trimmed.first_sequence,
-                trimmed.held_by,
-            )
+            yield
+        finally:
+            stopping.set()
+            thread.join()
+
+    def _retain(self, stopping: threading.Event) -> None:
+        while not stopping.is_set():
+            try:
+                self.retention.work(stopping)
+            except LogError as error:
+                # Capture halts with the same reason; what is in the log can still be read.
+                logger.warning("retention error=%s", error.explain())
+                stopping.wait(RETENTION_RETRY_SECONDS)
 
 
 class SourceStatusLog:
@@ -235,15 +245,6 @@ class SourceStatusLog:
                 status.error,
                 status.hint,
             )
-
-
-def retain(log: Log, config: Config) -> Trimmed:
-    """Remove the changes that are older, or more, than the config keeps."""
-    oldest = time.time() - config.cdc.retention_days * _DAY
-    before = log.before_time(int(oldest * 1_000_000))
-    if config.cdc.retention_bytes is not None:
-        before = max(before, log.beyond_size(config.cdc.retention_bytes))
-    return log.trim(before)
 
 
 class PipelineProcess:

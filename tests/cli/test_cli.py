@@ -396,7 +396,9 @@ def test_trim_keeps_what_a_cursor_needs_unless_forced(filled: Site) -> None:
     assert held.stdout.startswith("removed 3 changes; the log begins at 4\n")
     assert "cursor reports still needs" in held.stdout
     forced = filled.invoke("trim", "--before", "10", "--force")
-    assert forced.stdout == "removed 6 changes; the log begins at 10\n"
+    assert forced.stdout == (
+        "removed 6 changes; the log begins at 10\nthese needed what was removed: cursor reports\n"
+    )
 
 
 def test_trim_creates_no_log_where_there_is_none(site: Site) -> None:

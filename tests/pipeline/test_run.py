@@ -9,12 +9,13 @@ from pyspark.sql import SparkSession
 
 from headrace import plugins
 from headrace.errors import ConfigError, PipelineError
-from headrace.log import Log
+from headrace.log import Holder, Log, LogRetention
 from headrace.pipeline import supervise
 from headrace.pipeline.run import PipelineInput, SinkStatusLog, alone_in, announce, plans
 from headrace.retry import Backoff
+from headrace.serve.retention import sink_holders
 from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report
-from headrace.sinks.report import PipelineReport
+from headrace.sinks.report import PipelineFolder, PipelineReport
 from headrace.testing import wait_until
 from tests.pipeline.sites import PLUGINS, Site, await_phase
 
@@ -230,8 +231,33 @@ def test_changes_removed_before_they_were_read_halt_the_sink(site: Site) -> None
         log.trim(15)
     halted = site.once()["lake"]
     assert halted.phase is SinkPhase.HALTED
-    assert "headrace snapshot" in halted.hint
+    assert "changes 11 to 14 are no longer in the log" in halted.error
+    assert "removed by trim at" in halted.error
+    assert "headrace pipeline --adopt lake" in halted.hint
     assert site.stored() == list(range(1, 11))
+    assert site.once(adopt=["lake"])["lake"].phase is SinkPhase.STOPPED
+    assert site.stored() == [*range(1, 11), *range(15, 21)]
+
+
+@pytest.mark.requirement("P-13")
+def test_trimming_keeps_what_a_sink_needs_while_nothing_runs(site: Site) -> None:
+    site.fill(10)
+    sinks = ("lake", "other")
+    folder = PipelineFolder(folder=site.checkpoints, sinks=sinks)
+    with Log.open(site.log) as log:
+        retention = LogRetention(log, sinks=lambda: sink_holders(log, folder))
+        # None of them has stored anything: they need all of it.
+        assert retention.trim(8).removed == 0
+    site.once(site.sink("lake"), site.sink("other"))
+    site.fill(10)
+    site.once(site.sink("other"))
+    with Log.open(site.log) as log:
+        retention = LogRetention(log, sinks=lambda: sink_holders(log, folder))
+        assert sink_holders(log, folder) == [Holder("sink:lake", 10), Holder("sink:other", 20)]
+        trimmed = retention.trim(18)
+        assert (trimmed.first_sequence, trimmed.held_by) == (11, "sink:lake")
+    site.once(site.sink("lake"))
+    assert site.stored() == list(range(1, 21))
 
 
 def test_another_log_halts_the_sink_until_it_is_adopted(site: Site) -> None:

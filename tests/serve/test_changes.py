@@ -169,7 +169,7 @@ def test_trimmed_changes_are_announced(site: Site) -> None:
     assert site.get("/v1/changes", after=2).headers["x-headrace-gap"] == "3-5"
     assert lines(site, after=2).headers["x-headrace-gap"] == "3-5"
     text = site.get("/v1/changes/stream", after=2, upto=10).text
-    assert 'event: gap\ndata: {"first":3,"last":5}\n\n' in text
+    assert 'event: gap\ndata: {"first":3,"last":5,"reason":"trim"}\n\n' in text
 
 
 @pytest.mark.requirement("C-05")

@@ -331,7 +331,9 @@ def test_trimmed_changes_are_announced_in_every_format(site: Site, name: str) ->
     assert response.headers["x-headrace-gap"] == "2-2"
     expected = parsed(told(site.log, format_of(name), after=2))
     assert page(site, name, after=1)["events"] == expected
-    assert 'event: gap\ndata: {"first":2,"last":2}\n\n' in stream(site, name, after=1)
+    assert 'event: gap\ndata: {"first":2,"last":2,"reason":"trim"}\n\n' in stream(
+        site, name, after=1
+    )
 
 
 # --- schemas -------------------------------------------------------------------------------------

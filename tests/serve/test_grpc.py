@@ -226,9 +226,9 @@ def test_what_was_trimmed_is_announced(place: Place, writer: Writer) -> None:
     writer.put_many("users", 10)
     writer.log.trim(6)
     first, *rest = place.subscribe(after=2, limit=5)
-    assert first.gap == v1.Gap(first=3, last=5)
+    assert first.gap == v1.Gap(first=3, last=5, reason="trim")
     assert sequences(rest) == [6, 7, 8, 9, 10]
-    assert place.poll(after=2).gap == v1.Gap(first=3, last=5)
+    assert place.poll(after=2).gap == v1.Gap(first=3, last=5, reason="trim")
     assert not place.poll(after=5).HasField("gap")
 
 

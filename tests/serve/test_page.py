@@ -103,7 +103,7 @@ def test_what_was_trimmed_meanwhile_is_told_as_a_gap(feed: LogFeed, writer: Writ
     live(early)
     writer.log.trim(5)
     (page,) = live(late)
-    assert page.gap == (1, 4)
+    assert page.gap == (1, 4, "trim")
     assert [each.sequence for each in page.events] == [6, 8, 10]
 
 

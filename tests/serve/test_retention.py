@@ -1,11 +1,15 @@
 """GET /changefeed/stats and POST /changefeed/retention."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.serve.conftest import Site
+from headrace.serve import ServerSettings
+from headrace.sinks.report import PipelineFolder
+from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader, parse
 
 
@@ -18,6 +22,20 @@ def trimmed(site: Site, **body: Any) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
+
+
+def checkpoint(
+    sink: Path, epoch: str, *, committed: int, planned: int | None = None, batch: int = 0
+) -> None:
+    """What Spark leaves of a query: a batch that was stored, and one that was only planned."""
+    offsets, commits = sink / "checkpoint" / "offsets", sink / "checkpoint" / "commits"
+    for folder in (offsets, commits):
+        folder.mkdir(parents=True, exist_ok=True)
+    for number, upto in enumerate((committed, planned), batch):
+        if upto is not None:
+            offset = json.dumps({"epoch": epoch, "sequence": upto})
+            (offsets / str(number)).write_text(f"v1\n{{}}\n{offset}")
+    (commits / str(batch)).write_text("v1\n{}")
 
 
 def kept(site: Site) -> list[int]:
@@ -105,6 +123,49 @@ def test_forced_retention_passes_a_named_cursor(site: Site) -> None:
     assert kept(site) == [9, 10]
 
 
+@pytest.mark.requirement("P-13", "C-24")
+def test_retention_keeps_what_a_sink_of_the_config_needs(sites: Sites, tmp_path: Path) -> None:
+    folder = PipelineFolder(folder=tmp_path, sinks=("lake", "new"))
+    site = sites(ServerSettings(port=0, pipeline=folder))
+    site.writer.put_many("users", 10)
+    checkpoint(tmp_path / "lake", site.log.epoch, committed=4, planned=9)
+    assert trimmed(site, before_sequence=3)["held_by"] == "sink:new"  # it needs everything
+    checkpoint(tmp_path / "new", site.log.epoch, committed=10)
+    answer = trimmed(site, before_sequence=9)
+    # A batch that was planned and not stored is read again.
+    assert (answer["before_sequence"], answer["held_by"]) == (5, "sink:lake")
+    answer = trimmed(site, before_sequence=9, force=True)
+    assert (answer["deleted"], answer["losers"]) == (4, ["sink:lake"])
+    page = site.get("/changefeed", from_seq=4)
+    assert page.headers["x-headrace-gap"] == "5-8"
+    assert page.headers["x-headrace-gap-reason"] == "trim --force"
+
+
+@pytest.mark.requirement("P-13")
+def test_a_sink_that_reads_another_servers_log_keeps_nothing_here(
+    sites: Sites, tmp_path: Path
+) -> None:
+    folder = PipelineFolder(folder=tmp_path, sinks=("lake",), same_log=False)
+    site = sites(ServerSettings(port=0, pipeline=folder))
+    site.writer.put_many("users", 10)
+    assert trimmed(site, before_sequence=3)["held_by"] == "sink:lake"  # nobody knows yet
+    checkpoint(tmp_path / "lake", "another", committed=1)
+    assert trimmed(site, before_sequence=3)["deleted"] == 2
+    # The url of a pipeline may lead to its own server.
+    checkpoint(tmp_path / "lake", site.log.epoch, committed=4)
+    assert trimmed(site, before_sequence=9)["held_by"] == "sink:lake"
+
+
+@pytest.mark.requirement("P-13")
+def test_a_sink_whose_checkpoint_is_damaged_keeps_everything(sites: Sites, tmp_path: Path) -> None:
+    folder = PipelineFolder(folder=tmp_path, sinks=("lake",))
+    site = sites(ServerSettings(port=0, pipeline=folder))
+    site.writer.put_many("users", 10)
+    checkpoint(tmp_path / "lake", site.log.epoch, committed=4)
+    (tmp_path / "lake" / "checkpoint" / "offsets" / "0").write_text("v1\n{}\n{")
+    assert trimmed(site, before_sequence=3)["deleted"] == 0
+
+
 @pytest.mark.requirement("S4-15")
 @pytest.mark.parametrize("field", ["before_timestamp", "before_time", "max_age_days", "older_than"])
 def test_retention_by_time_is_refused(site: Site, field: str) -> None:
@@ -136,7 +197,7 @@ def test_a_reader_whose_events_were_deleted_is_told_which(site: Site) -> None:
     assert page.headers["x-headrace-gap"] == "3-5"
     assert "x-headrace-gap" not in site.get("/changefeed", from_seq=5).headers
     text = site.get("/changefeed/stream", from_seq=2).text
-    assert ": gap 3-5\n\n" in text
+    assert ": gap 3-5 trim\n\n" in text
     assert [event["sequence"] for event in parse(text)] == [6, 7, 8, 9, 10]
 
 

@@ -132,5 +132,5 @@ def test_a_second_gap_is_told_with_the_first(writer: Writer) -> None:
 
     subscription._arrival = arrival  # type: ignore[method-assign]
     page: FeedPage = asyncio.run(subscription.page(10, wait=60))
-    assert page.gap == LogGap(1, 13)
+    assert page.gap == LogGap(1, 13, "trim")
     assert (page.events, page.scanned) == ([], 15)

@@ -260,7 +260,7 @@ def test_the_rest_of_a_trimmed_transaction_is_rendered_as_it_is(writer: Writer) 
     for limit in (1, 3, 100):
         feed, format = LogFeed(writer.log), Folded()
         page = asyncio.run(Subscription(feed, format, filter=EVERY, after=1).next(limit))
-        assert page.gap == LogGap(2, 3)
+        assert page.gap == LogGap(2, 3, "trim")
         assert set(of(page.events)) == {6}
         rest = Subscription(feed, format, filter=EVERY, after=page.scanned)
         assert set(of(read(rest, limit))) <= {6}
@@ -281,7 +281,7 @@ def test_what_is_trimmed_while_it_is_read_is_announced(
 
     monkeypatch.setattr(feed.renderings, "read", after_a_trim)
     page = asyncio.run(Subscription(feed, Folded(), filter=EVERY, after=2).next(100))
-    assert page.gap == LogGap(3, 5)
+    assert page.gap == LogGap(3, 5, "trim")
     assert [delivery.sequence for delivery in page.events] == [7, 9]
     assert set(of(page.events)) == {4}
 
@@ -301,7 +301,7 @@ def test_what_has_begun_to_be_told_goes_on_as_it_began(writer: Writer, count: in
     assert set(of(asyncio.run(following.next(2)).events)) == {count}
     writer.log.trim(6)
     gap = asyncio.run(subscription.next(1000))
-    assert (gap.gap, set(of(gap.events))) == (LogGap(4, 5), {count})
+    assert (gap.gap, set(of(gap.events))) == (LogGap(4, 5, "trim"), {count})
     assert set(of(read(Subscription(feed, format, filter=EVERY, after=6), 1000))) == {count}
     assert format.seen == [(1, count)]
 
@@ -323,7 +323,7 @@ def test_a_log_that_is_trimmed_whole_is_a_gap(writer: Writer) -> None:
     writer.put_many("users", 9)
     writer.log.trim(10)
     page = asyncio.run(Subscription(LogFeed(writer.log), Folded(), filter=EVERY, after=2).next(100))
-    assert (page.gap, page.events, page.scanned) == (LogGap(3, 9), [], 9)
+    assert (page.gap, page.events, page.scanned) == (LogGap(3, 9, "trim"), [], 9)
 
 
 def test_changes_apart_from_their_transaction_are_told_of_as_an_error(writer: Writer) -> None:

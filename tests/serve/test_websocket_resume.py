@@ -247,7 +247,8 @@ def test_a_log_trimmed_before_the_client_came_back_is_told(shop: Site) -> None:
     with talk:
         notice = talk.hear()
         assert notice["details"] == {
-            "gap": {"first": 5, "last": 5}, "firstSequence": 6, "logFirstSequence": 6
+            "gap": {"first": 5, "last": 5, "reason": "trim"},
+            "firstSequence": 6, "logFirstSequence": 6,
         }  # fmt: skip
         assert ids(talk.events(1)) == [4]
     assert events

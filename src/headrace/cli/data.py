@@ -54,11 +54,11 @@ def trim(
         typer.Option(help="Remove the oldest beyond it: 10GB.", metavar="SIZE", parser=parse_size),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Remove even what a named cursor still needs.")
+        bool, typer.Option("--force", help="Remove even what a named cursor or a sink still needs.")
     ] = False,
     config: ConfigFile = DEFAULT_CONFIG,
 ) -> None:
-    """Remove old changes from the log, but none that a named cursor still needs."""
+    """Remove old changes from the log, but none that a named cursor or a sink still needs."""
     from ..config import load
     from ..operate.commands import Bound
     from ..operate.commands import trim as trimming
@@ -70,8 +70,16 @@ def trim(
     typer.echo(f"removed {trimmed.removed} changes; the log begins at {trimmed.first_sequence}")
     if trimmed.held_by:
         typer.echo(
-            f"cursor {trimmed.held_by} still needs what follows; --force removes it all the same"
+            f"{_holder(trimmed.held_by)} still needs what follows; --force removes it all the same"
         )
+    if trimmed.losers:
+        losers = ", ".join(map(_holder, trimmed.losers))
+        typer.echo(f"these needed what was removed: {losers}")
+
+
+def _holder(name: str) -> str:
+    kind, _, sink = name.partition(":")
+    return f"sink {sink}" if kind == "sink" and sink else f"cursor {name}"
 
 
 def remove(

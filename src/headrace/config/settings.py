@@ -65,6 +65,8 @@ class CdcSection(Selection, frozen=True, kw_only=True):
     storage: str = storage.DEFAULT
     retention_days: Positive = 30.0
     retention_bytes: Annotated[int, Meta(ge=1)] | None = None
+    max_log_gb: Positive | None = None  # beyond it the oldest changes go whoever needs them
+    max_cursor_hours: Positive = 168.0  # how old a change may be that a read key's cursor keeps
     batch_size: Annotated[int, Meta(ge=1, le=10_000)] = 100
 
     def __post_init__(self) -> None:

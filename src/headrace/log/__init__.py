@@ -6,8 +6,25 @@ One process writes (`Log`), any number read (`LogReader`). Sequences start at 1,
 follow commit order. A reader never sees half a transaction. All cursors are exclusive: "after".
 """
 
+from .holding import ChangeRemoval, Cursor, Holder, RemovalReason
 from .ranges import Ranges
-from .reader import PIECE_HEAD, Cursor, LogReader, Piece, Stats
+from .reader import PIECE_HEAD, LogReader, Piece, Stats
+from .retention import LogRetention, RetentionSettings, RetentionStatus
 from .writer import Log, Trimmed
 
-__all__ = ["PIECE_HEAD", "Cursor", "Log", "LogReader", "Piece", "Ranges", "Stats", "Trimmed"]
+__all__ = [
+    "PIECE_HEAD",
+    "ChangeRemoval",
+    "Cursor",
+    "Holder",
+    "Log",
+    "LogReader",
+    "LogRetention",
+    "Piece",
+    "Ranges",
+    "RemovalReason",
+    "RetentionSettings",
+    "RetentionStatus",
+    "Stats",
+    "Trimmed",
+]

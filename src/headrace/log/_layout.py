@@ -12,6 +12,7 @@ SEQUENCE = b"changefeed_sequence"  # the last committed sequence
 FIRST = b"changefeed_first"  # the first sequence that is still kept
 BYTES = b"changefeed_bytes"  # bytes of every record ever committed
 TRIMMED = b"changefeed_trimmed_bytes"  # bytes of the records trimmed away
+REMOVALS = b"removals"  # which changes were removed lately, why, and who still needed them
 EPOCH = b"epoch"
 LAYOUT = b"layout"
 LAYOUT_VERSION = b"1"

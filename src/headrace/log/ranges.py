@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..change.record import RecordHead
+from .holding import explained, removal_of
 
 if TYPE_CHECKING:
     from .reader import LogReader
@@ -26,6 +27,7 @@ class Ranges(msgspec.Struct, frozen=True):
     first_sequence: int  # of the oldest change kept
     latest_sequence: int
     ends: list[int]  # in order; none: there is nothing to read
+    removed: str = ""  # why what follows `after` is gone, to be added to a sentence
 
 
 def plan(
@@ -37,12 +39,15 @@ def plan(
     unless one transaction alone has more. There are at most `parts`.
     """
     first, latest = log.first_sequence, log.latest_sequence
+    gone = after + 1 < first
+    removed = explained(removal_of(log.removals(), after + 1)) if gone else ""
     after = max(after, first - 1)
     cuts = _Cuts(log.place, latest)
     end = latest if upto is None else min(upto, latest)
     if limit is not None and end - after > limit:
         end = min(cuts.near(after + limit, after), end)
-    return Ranges(log.epoch, first, latest, cuts.split(after, end, parts) if end > after else [])
+    ends = cuts.split(after, end, parts) if end > after else []
+    return Ranges(log.epoch, first, latest, ends, removed)
 
 
 class _Cuts:

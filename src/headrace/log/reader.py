@@ -20,6 +20,7 @@ from ..change.event import Change, Table
 from ..change.record import RecordHead, decode, head
 from ..errors import LogAbsent, LogError
 from . import _layout as layout
+from .holding import ChangeRemoval, Cursor
 from .keys import Key
 from .ranges import Ranges, plan
 
@@ -37,25 +38,6 @@ class Stats(msgspec.Struct, frozen=True):
     first_sequence: int  # of the oldest change kept; latest_sequence + 1 when there is none
     latest_sequence: int  # of the newest change ever committed; trimming does not lower it
     total_bytes: int
-
-
-class Cursor(msgspec.Struct, frozen=True):
-    """How far a named consumer has come: it has everything up to `sequence`.
-
-    Consumers that share it may be further: up to `reached` they have all but what is `waiting`.
-    """
-
-    name: str
-    sequence: int
-    updated_at: int  # microseconds since 1970
-    owner: str | None = None  # id of the API key that made it; None: a program on this machine
-    reached: int = 0
-    waiting: tuple[int, ...] = ()
-
-    @property
-    def id(self) -> tuple[str, str | None]:
-        """What tells it from all others: two owners may use the same name."""
-        return self.name, self.owner
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -240,6 +222,11 @@ class LogReader:
     def keys(self) -> list[Key]:
         """Every API key, also those that have ended."""
         return [msgspec.json.decode(value, type=Key) for _, value in self._scan(b"key:")]
+
+    def removals(self) -> list[ChangeRemoval]:
+        """The last removals of changes, oldest first."""
+        stored = self._state.get(layout.REMOVALS)
+        return [] if stored is None else msgspec.json.decode(stored, type=list[ChangeRemoval])
 
     def before_time(self, moment: int) -> int:
         """A sequence such that everything below it was captured before `moment` (µs)."""

@@ -17,8 +17,18 @@ from ..change.event import Batch, Table
 from ..errors import LogError, LogFailed, LogInUse
 from . import _layout as layout
 from ._wal import WriteAheadLog
+from .holding import (
+    ChangeRemoval,
+    Cursor,
+    Holder,
+    Holders,
+    RemovalReason,
+    cursor_holders,
+    noted,
+    slowest,
+)
 from .keys import Key
-from .reader import Cursor, LogReader, options
+from .reader import LogReader, options
 
 _MARK_CHANGES = 1024
 _MARK_MICROSECONDS = 60_000_000
@@ -29,7 +39,8 @@ class Trimmed(msgspec.Struct, frozen=True):
 
     removed: int
     first_sequence: int
-    held_by: str | None = None  # the named cursor that kept it from removing more
+    held_by: str | None = None  # the cursor or sink that kept it from removing more
+    losers: tuple[str, ...] = ()  # those that needed what was removed
 
 
 class Log(LogReader):
@@ -114,20 +125,43 @@ class Log(LogReader):
             self._put(layout.table_key(added.version), msgspec.json.encode(added))
         return added
 
-    def trim(self, before: int, *, force: bool = False) -> Trimmed:
-        """Remove changes with a sequence below `before`, but none a named cursor still needs."""
+    def trim(
+        self,
+        before: int,
+        *,
+        force: bool = False,
+        reason: RemovalReason | None = None,
+        holders: Holders | None = None,
+    ) -> Trimmed:
+        """Remove changes with a sequence below `before`, but none that a holder still needs.
+
+        Without `holders` these are the named cursors.
+        """
         with self._turn:
             before = min(before, self._latest + 1)
-            slowest = min(self.cursors(), key=lambda cursor: cursor.sequence, default=None)
-            held_by = None
-            if slowest and not force and slowest.sequence + 1 < before:
-                before, held_by = slowest.sequence + 1, slowest.name
+            known = (holders or self._cursor_holders)()
+            least, held_by = slowest(known), None
+            if least and not force and least.sequence + 1 < before:
+                before, held_by = least.sequence + 1, least.name
             if before <= self._first:
                 return Trimmed(0, self._first, held_by)
             removed = before - self._first
+            losers = tuple(sorted(each.name for each in known if each.sequence + 1 < before))
+            reason = reason or (RemovalReason.FORCE if force else RemovalReason.REQUEST)
+            removal = ChangeRemoval(
+                first_sequence=before, at=time.time_ns() // 1000, reason=reason, losers=losers
+            )
             with self._failing():
-                self._trim(before)
-            return Trimmed(removed, before, held_by)
+                self._trim(removal)
+            return Trimmed(removed, before, held_by, losers)
+
+    def reclaim(self, first: int, upto: int) -> None:
+        """Give the disk back what removed changes of this range take; it may take seconds."""
+        # RocksDB would do so by itself only when enough new changes push it to.
+        self._db.compact_range(layout.change_key(first), layout.change_key(upto))
+
+    def _cursor_holders(self) -> list[Holder]:
+        return cursor_holders(self.cursors(), self.keys(), now=time.time_ns() // 1000)
 
     def move_cursor(self, name: str, sequence: int) -> Cursor:
         """Remember that a named consumer on this machine has everything up to `sequence`."""
@@ -195,13 +229,15 @@ class Log(LogReader):
             records.put(layout.mark_key(sequence), msgspec.msgpack.encode(mark), self._family)
             self._mark = (sequence, now)
 
-    def _trim(self, before: int) -> None:
-        removal = WriteBatch(raw_mode=True)
-        removal.delete_range(layout.change_key(0), layout.change_key(before))
-        removal.put(layout.FIRST, b"%d" % before, self._family)
-        removal.put(layout.TRIMMED, b"%d" % self._bytes_below(before), self._family)
-        removal.delete_range(layout.mark_key(0), layout.mark_key(before - 1), self._family)
-        self._write_durably(removal)
+    def _trim(self, removal: ChangeRemoval) -> None:
+        before, removals = removal.first_sequence, noted(self.removals(), removal)
+        batch = WriteBatch(raw_mode=True)
+        batch.delete_range(layout.change_key(0), layout.change_key(before))
+        batch.put(layout.FIRST, b"%d" % before, self._family)
+        batch.put(layout.TRIMMED, b"%d" % self._bytes_below(before), self._family)
+        batch.put(layout.REMOVALS, msgspec.json.encode(removals), self._family)
+        batch.delete_range(layout.mark_key(0), layout.mark_key(before - 1), self._family)
+        self._write_durably(batch)
         self._first = before
 
     def _bytes_below(self, before: int) -> int:

@@ -21,6 +21,7 @@ from ..model import Model
 from ..run import OPERATOR_KEY, check_model, formats, server_settings
 from ..secret import Secret
 from ..serve.keyring import Keyring
+from ..serve.retention import retention_of
 from ..sinks.report import PipelineOverview, lag_of
 from ..sources import Finding, Removal, Status
 from .parts import overview
@@ -246,16 +247,18 @@ def _stored_resume(config: Config, source: str) -> bytes | None:
 
 
 def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:
-    """Remove old changes; what a named cursor still needs only by force."""
+    """Remove old changes; what a named cursor or a sink still needs only by force."""
     client = connect(config)
     if client is None:
         LogReader.open(config.log_dir).close()  # opening for writing would create a log
         with Log.open(config.log_dir) as log:
-            return log.trim(bound.before(log), force=force)
+            return retention_of(log, server_settings(config)).trim(bound.before(log), force=force)
     with LogReader.open(config.log_dir) as reader:
         before = bound.before(reader)
     done = client.post("/changefeed/retention", {"before_sequence": before, "force": force})
-    return Trimmed(done["deleted"], done["before_sequence"], done["held_by"])
+    return Trimmed(
+        done["deleted"], done["before_sequence"], done["held_by"], tuple(done.get("losers", ()))
+    )
 
 
 def create_key(config: Config, wanted: KeyRequest) -> KeyShown:

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from ..errors import CheckpointUnreadable, PipelineInUse
 from ..sinks.lake.disk import move_aside
+from ..sinks.report import committed_offset, last_entry
 
 _WRITER = "writer.json"
 _BEGINNING = "beginning.json"  # where a query begins that an operator has reset
@@ -35,7 +36,7 @@ class QueryCheckpoint:
     @property
     def new(self) -> bool:
         """Whether no batch has ever been stored, so that Spark still asks where to begin."""
-        return _last(self.folder / "commits") is None
+        return last_entry(self.folder / "commits") is None
 
     def writer(self) -> str:
         """The name of the query for its sink, the same until the checkpoint is another one."""
@@ -51,11 +52,8 @@ class QueryCheckpoint:
 
     def sequence(self) -> int:
         """The last change that the sink is known to have; 0: not known."""
-        committed = _last(self.folder / "commits")
-        if committed is None:
-            return 0
-        *_, offset = (self.folder / "offsets" / committed.name).read_text().splitlines()
-        return int(json.loads(offset)["sequence"])
+        committed = last_entry(self.folder / "commits")
+        return 0 if committed is None else committed_offset(self.folder, committed).sequence
 
     def set_aside(self) -> Path | None:
         """Begin anew; returns where the notes so far were moved, None: there were none."""
@@ -90,11 +88,11 @@ class QueryCheckpoint:
             ) from error
 
     def _read(self) -> None:
-        if _last(self.folder / "offsets") is None and not (self.folder / _WRITER).exists():
+        if last_entry(self.folder / "offsets") is None and not (self.folder / _WRITER).exists():
             return
         if not json.loads((self.folder / _WRITER).read_text())["writer"]:
             raise ValueError("no writer")
-        offsets, commits = _last(self.folder / "offsets"), _last(self.folder / "commits")
+        offsets, commits = last_entry(self.folder / "offsets"), last_entry(self.folder / "commits")
         if offsets is not None:
             json.loads((self.folder / "metadata").read_text())["id"]
             _read_entry(offsets, lines=2)
@@ -124,12 +122,6 @@ def in_use(folder: Path) -> bool:
             return False
     except PipelineInUse:
         return True
-
-
-def _last(folder: Path) -> Path | None:
-    """The newest entry of one of Spark's logs."""
-    entries = [path for path in folder.glob("*") if path.name.isdigit()]
-    return max(entries, key=lambda path: int(path.name), default=None)
 
 
 def _read_entry(file: Path, *, lines: int) -> None:

@@ -133,7 +133,7 @@ class QueryPlan:
                 )
             return None
         if progress.epoch == log.epoch:
-            return progress.sequence + 1
+            return self._after_loss(progress.sequence + 1, log)
         if self.adopt:
             return None
         raise LogReplaced(
@@ -142,6 +142,14 @@ class QueryPlan:
             hint="Check data_dir and pipeline.url; if the log is new for good, run "
             f"`headrace pipeline --adopt {self.sink.name}` to carry all of it into the sink.",
         )
+
+    def _after_loss(self, wanted: int, log: Ranges) -> int:
+        """The first change that a sink can have; who adopts it accepts what it cannot have."""
+        if not self.adopt or wanted >= log.first_sequence:
+            return wanted
+        lost = f"{wanted}-{log.first_sequence - 1}"
+        logger.warning("sink=%s lost=%s, which are no longer in the log", self.sink.name, lost)
+        return log.first_sequence
 
     def start(self, spark: SparkSession, batches: Batches, starting: int | None) -> StreamingQuery:
         """Start it; returns when its source is there."""

@@ -147,7 +147,7 @@ def _explain_end(reading: LogAccess, wanted: SequenceRange, after: int, options:
             f"although a batch up to {wanted.upto} was planned",
             hint="Check that driver and executors reach the same log.",
         )
-    lose(options, after + 1, min(now.first_sequence, wanted.upto + 1))
+    lose(options, after + 1, min(now.first_sequence, wanted.upto + 1), now.removed)
 
 
 def expect_epoch(wanted: str, found: str) -> None:
@@ -156,12 +156,12 @@ def expect_epoch(wanted: str, found: str) -> None:
         raise LogReplaced(f"the query has read the log {wanted}, but this one is {found}")
 
 
-def lose(options: Options, wanted: int, first: int) -> None:
+def lose(options: Options, wanted: int, first: int, removed: str = "") -> None:
     """Changes from `wanted` on were trimmed; the first one kept is `first`."""
     if options.strict:
         raise ChangesLost(
             f"changes {wanted} to {first - 1} are no longer in the log, "
-            f"whose oldest change is {first}"
+            f"whose oldest change is {first}{removed}"
         )
     logger.warning("lost=%d-%d first_kept=%d", wanted, first - 1, first)
 

@@ -170,7 +170,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         expect_epoch(start["epoch"], now.epoch)
         _expect_within(start["sequence"], now)
         if start["sequence"] + 1 < now.first_sequence:
-            lose(self._options, start["sequence"] + 1, now.first_sequence)
+            lose(self._options, start["sequence"] + 1, now.first_sequence, now.removed)
 
 
 def _offset(epoch: str, sequence: int) -> Offset:
@@ -203,7 +203,7 @@ def _partitions(
     expect_epoch(epoch, now.epoch)
     _expect_within(upto, now)
     if after + 1 < now.first_sequence:
-        lose(options, after + 1, min(now.first_sequence, upto + 1))
+        lose(options, after + 1, min(now.first_sequence, upto + 1), now.removed)
     starts = [max(after, now.first_sequence - 1), *now.ends]
     if options.log_ranges and now.ends:
         parts = max(1, min(options.log_ranges, (upto - after) // _SMALLEST_PART))

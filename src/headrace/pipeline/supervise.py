@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ..errors import HeadraceError, LogError, QueryFailed
+from ..errors import ChangesLost, HeadraceError, LogError, QueryFailed
 from ..retry import Backoff
 from ..sinks import DeliveryStatus, SinkPhase, SinkStatus, SinkWriter
 from ..sinks.requests import Requests
@@ -119,7 +119,9 @@ class Supervised:
         known = passing(error) or isinstance(error, QueryFailed | LogError)
         halted = not known or (not endless and self._failures >= tries)
         phase = SinkPhase.HALTED if halted else SinkPhase.WAITING
-        self._note(phase=phase, error=str(error), hint=error.hint)
+        cut_off = isinstance(error, ChangesLost)
+        hint = self.plan.sink.lost_changes_hint() if cut_off else error.hint
+        self._note(phase=phase, error=str(error), hint=hint)
         return halted
 
     def _interrupted(self) -> bool:

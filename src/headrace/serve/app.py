@@ -33,6 +33,7 @@ from .groups import Groups
 from .health import HealthCheck
 from .keyring import Keyring
 from .query import LARGEST_BODY
+from .retention import retention_of
 from .service import Service
 from .settings import ServerSettings
 from .ws import route as ws
@@ -58,6 +59,7 @@ def create_app(
     log.listen(feed.announce)
     service = Service(
         log=log,
+        retention=retention_of(log, settings),
         feed=feed,
         statuses=statuses,
         copy_again=copy_again,

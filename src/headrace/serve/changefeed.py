@@ -64,7 +64,8 @@ class Retained(msgspec.Struct, frozen=True):
     deleted: int
     before_sequence: int  # nothing below it is left
     latest_sequence: int
-    held_by: str | None  # the named cursor that kept more from being deleted
+    held_by: str | None  # the cursor or sink (sink:NAME) that kept more from being deleted
+    losers: list[str] | msgspec.UnsetType = msgspec.UNSET  # who needed what was deleted by force
 
 
 @functools.cache
@@ -144,12 +145,17 @@ async def stats(request: Request[Any, Any, Any]) -> ChangefeedStats:
     responses=replies(Retained) | SWITCHED_OFF | WITH_BODY,
 )
 async def retention(request: Request[Any, Any, Any]) -> Retained:
-    """Delete every event below a sequence, but none that a named cursor still needs."""
+    """Delete every event below a sequence, but none that a named cursor or a sink still needs."""
     service = Service.of(request)
     read_query(request, NoQuery)
     body = await read_body(request, Retention)
     # In a thread: it waits for the disk, and for its turn to write.
-    trimmed = await asyncio.to_thread(service.log.trim, body.before_sequence, force=body.force)
+    trim = service.retention.trim
+    trimmed = await asyncio.to_thread(trim, body.before_sequence, force=body.force)
     return Retained(
-        trimmed.removed, trimmed.first_sequence, service.log.latest_sequence, trimmed.held_by
+        trimmed.removed,
+        trimmed.first_sequence,
+        service.log.latest_sequence,
+        trimmed.held_by,
+        list(trimmed.losers) or msgspec.UNSET,
     )

@@ -185,7 +185,7 @@ async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
     )
     headers = {"X-Headrace-Epoch": service.feed.epoch}
     if leased.gap:
-        headers["X-Headrace-Gap"] = f"{leased.gap.first}-{leased.gap.last}"
+        headers |= leased.gap.headers
     body += b'"latest_sequence":%d}' % service.log.latest_sequence
     return Response(body, media_type="application/json", headers=headers)
 

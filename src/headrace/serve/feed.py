@@ -14,8 +14,9 @@ from ..change.event import Change
 from ..formats import AnyFormat, Format
 from ..formats.entities import Entities
 from ..log import LogReader
+from ..log.holding import removal_of
 from ..model import Model
-from .page import PageCache
+from .page import LogGap, PageCache
 from .renderings import Renderings, image_size
 
 BLOCK = 256  # changes; reading and encoding one holds the event loop for about 3 ms
@@ -115,6 +116,11 @@ class LogFeed:
             self._loop = None  # the log calls its listeners for as long as it lives
         self.closing = True
         self._wake()
+
+    def gap(self, first: int, last: int) -> LogGap:
+        """Changes that a reader has missed, and why they are gone."""
+        removal = removal_of(self.log.removals(), last)
+        return LogGap(first, last, "" if removal is None else str(removal.reason))
 
     def announce(self) -> None:
         """Wake whoever waits: there is more; may be called from any thread."""

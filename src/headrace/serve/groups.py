@@ -292,7 +292,7 @@ class Group:
     async def _add(self, sequence: int, payloads: list[bytes]) -> None:
         affected = await self._finder.at(sequence, payloads)
         if affected is None:  # trimmed meanwhile, by force
-            self._gap = spanning(self._gap, LogGap(sequence, sequence))
+            self._gap = spanning(self._gap, self._feed.gap(sequence, sequence))
             return
         size = sum(map(len, payloads))
         self._items[sequence] = _Item(sequence, affected, len(payloads), size, payloads)
@@ -304,7 +304,7 @@ class Group:
         page = await self._wanted.reading(self._feed, after=at - 1, upto=at).next(1)
         item.payloads = page.payloads
         if not item.payloads:
-            self._gap = spanning(self._gap, LogGap(at, at))
+            self._gap = spanning(self._gap, self._feed.gap(at, at))
             self._size -= self._items.pop(at).size
         return bool(item.payloads)
 

@@ -22,6 +22,13 @@ class LogGap(NamedTuple):
 
     first: int
     last: int
+    reason: str = ""  # what removed them, such as cdc.max_log_gb; "": nobody knows any more
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The gap as headers of a page."""
+        named = {"X-Headrace-Gap": f"{self.first}-{self.last}"}
+        return named | ({"X-Headrace-Gap-Reason": self.reason} if self.reason else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 from litestar.connection import ASGIConnection
 
 from ..formats.catalogue import Formats
-from ..log import Log
+from ..log import Log, LogRetention
 from ..sinks.report import PipelineOverview
 from ..sinks.requests import Beginning
 from ..sources import Status
@@ -56,6 +56,7 @@ class Service:
     """The log, the way to read it, and what the process knows of its sources."""
 
     log: Log
+    retention: LogRetention
     feed: LogFeed
     statuses: Callable[[], list[Status]]
     copy_again: Callable[[str, list[str]], None] | None  # None: this process captures nothing
@@ -80,5 +81,5 @@ class Service:
             "X-Headrace-Scanned": str(page.scanned if scanned is None else scanned),
         }
         if page.gap:
-            headers["X-Headrace-Gap"] = f"{page.gap.first}-{page.gap.last}"
+            headers |= page.gap.headers
         return headers

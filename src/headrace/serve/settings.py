@@ -3,6 +3,7 @@
 import ipaddress
 
 from ..config.settings import CdcSection, ServerSection
+from ..log import RetentionSettings
 from ..sinks.report import PipelineFolder
 
 _CDC = CdcSection()
@@ -17,6 +18,7 @@ class ServerSettings(ServerSection, frozen=True, kw_only=True):
     enabled: bool = _CDC.enabled  # whether /changefeed answers
     batch_size: int = _CDC.batch_size  # events in a page by default
     pipeline: PipelineFolder | None = None  # the one that /metrics reports
+    retention: RetentionSettings = RetentionSettings()
 
     @property
     def key_required(self) -> bool:

@@ -68,7 +68,7 @@ async def frames(
 
 def gap_comment(gap: LogGap) -> bytes:
     """A gap that clients which parse every `data:` line as a change pass over."""
-    return b": gap %d-%d\n\n" % gap
+    return f": gap {gap.first}-{gap.last} {gap.reason}".rstrip().encode() + b"\n\n"
 
 
 def gap_event(gap: LogGap) -> bytes:

@@ -157,7 +157,7 @@ class Subscription:
             entries = await self._feed.read(self.scanned, end)
             first = entries[0].sequence if entries else end + 1
             if first > self.scanned + 1:
-                gap = spanning(gap, LogGap(self.scanned + 1, first - 1))
+                gap = spanning(gap, self._feed.gap(self.scanned + 1, first - 1))
                 self.scanned = first - 1
             try:
                 ready = await self._encoder.ready(entries)
@@ -207,4 +207,5 @@ def spanning(one: LogGap | None, other: LogGap | None) -> LogGap | None:
     """One gap for two."""
     if one is None or other is None:
         return one or other
-    return LogGap(min(one.first, other.first), max(one.last, other.last))
+    reason = max(one, other, key=lambda gap: gap.last).reason
+    return LogGap(min(one.first, other.first), max(one.last, other.last), reason)

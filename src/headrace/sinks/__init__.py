@@ -306,6 +306,13 @@ class Sink(ABC):
         """What was sent, to be compared with the log."""
         raise ConfigError(f"the sink {self.name} sends no events")
 
+    def lost_changes_hint(self) -> str:
+        """What to do when the log no longer has changes that it has not read."""
+        return (
+            f"What it has stored stays. Run `headrace pipeline --adopt {self.name}`: it goes on "
+            "with the oldest change in the log, and those between are not stored."
+        )
+
     def reset_effect(self) -> str:
         """What `reset` does to what is stored, for the operator: `empties the table …`."""
         raise ConfigError(f"the sink {self.name} is of a type that cannot begin again by itself")

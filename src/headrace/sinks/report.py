@@ -1,5 +1,6 @@
 """The file in which a running pipeline reports how it is doing, and whether that still holds."""
 
+import json
 import os
 import time
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from . import SinkPhase, SinkStatus
+from . import Progress, SinkPhase, SinkStatus
 
 REPORT = "status.json"
 STALE_SECONDS = 15.0  # a pipeline that has not reported for so long is no longer there, or stuck
@@ -27,6 +28,12 @@ class PipelineFolder(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     sinks: tuple[str, ...] = ()  # as the config names them
     same_log: bool = True  # whether what it reads is the log of this process
+    checkpoints: Path | None = None  # the folder that has one folder a sink; None: `folder`
+
+    def committed(self) -> dict[str, Progress | None]:
+        """How far each sink is by its checkpoint, whether the pipeline runs or not."""
+        within = self.checkpoints or self.folder
+        return {sink: _committed(within / sink / "checkpoint") for sink in self.sinks}
 
 
 class PipelineOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,3 +109,26 @@ def _is_alive(pid: int) -> bool:
     # The state follows the name, which is in parentheses. Z: it has ended, but is still listed,
     # because its parent waits for whoever else writes to the same pipe.
     return stat.rpartition(b") ")[2][:1] != b"Z"
+
+
+def _committed(checkpoint: Path) -> Progress | None:
+    """Where a query goes on; None: no batch was stored, or the checkpoint cannot be read."""
+    try:
+        if (last := last_entry(checkpoint / "commits")) is None:
+            return None
+        return committed_offset(checkpoint, last)
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def committed_offset(checkpoint: Path, committed: Path) -> Progress:
+    """Where the batch of an entry in Spark's log of commits ended."""
+    *_, offset = (checkpoint / "offsets" / committed.name).read_text().splitlines()
+    known = json.loads(offset)
+    return Progress(str(known["epoch"]), int(known["sequence"]))
+
+
+def last_entry(folder: Path) -> Path | None:
+    """The newest entry of one of Spark's logs."""
+    entries = [path for path in folder.glob("*") if path.name.isdigit()]
+    return max(entries, key=lambda path: int(path.name), default=None)

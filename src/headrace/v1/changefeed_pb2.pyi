@@ -111,12 +111,14 @@ class PollResponse(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[CDCEvent, _Mapping]]] = ..., scanned: _Optional[int] = ..., latest_sequence: _Optional[int] = ..., epoch: _Optional[str] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ...) -> None: ...
 
 class Gap(_message.Message):
-    __slots__ = ("first", "last")
+    __slots__ = ("first", "last", "reason")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     first: int
     last: int
-    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
+    reason: str
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CDCEvent(_message.Message):
     __slots__ = ("id", "source", "schema", "table", "operation", "timestamp", "transaction_id", "position", "before", "after", "metadata", "before_json", "after_json", "ddl_type", "ddl_command", "sequence")

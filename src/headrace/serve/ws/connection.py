@@ -282,7 +282,12 @@ class WebSocketConnection:
 
     async def _send_page(self, page: FeedPage) -> None:
         if page.gap:
-            lost = gap(*page.gap, log_first=self._service.log.first_sequence)
+            lost = gap(
+                page.gap.first,
+                page.gap.last,
+                reason=page.gap.reason,
+                log_first=self._service.log.first_sequence,
+            )
             await self._protocol.write(framed([self._session.error(lost).message]))
         if page.events:
             await self._protocol.write(page.once(_frames))

@@ -278,7 +278,7 @@ def request_id() -> str:
     return f"req_{uuid.uuid4()}"
 
 
-def gap(first: int | None, last: int, *, log_first: int) -> Rejected:
+def gap(first: int | None, last: int, *, log_first: int, reason: str = "") -> Rejected:
     """Events that the client will not get; `first` None: nobody knows where it stood.
 
     `log_first` is the oldest sequence of the log: what is held no longer may still be read there.
@@ -287,7 +287,8 @@ def gap(first: int | None, last: int, *, log_first: int) -> Rejected:
         f"events up to sequence {last} are no longer held for this subscription; "
         "query the current state, or read them from /v1/changes while the log has them"
     )
-    lost = {"last": last} if first is None else {"first": first, "last": last}
+    lost: dict[str, int | str] = {"last": last} if first is None else {"first": first, "last": last}
+    lost |= {"reason": reason} if reason else {}
     details = {"gap": lost, "firstSequence": last + 1, "logFirstSequence": log_first}
     return Rejected(Code.SERVICE_DEGRADED, message, details)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ...change.event import Change
 from ...config.settings import WebSocketSection
 from ...log import LogReader
+from ...log.holding import removal_of
 from . import messages
 from .messages import Rejected, ResumeRequest
 
@@ -130,7 +131,9 @@ class ReplayWindow:
         if position is not None and not self._loses(position, after):
             return ResumePoint(after)
         begin = None if position is None else position + 1
-        return ResumePoint(after, messages.gap(begin, after, log_first=first))
+        removal = removal_of(self.log.removals(), begin) if begin is not None else None
+        reason = "" if removal is None else str(removal.reason)
+        return ResumePoint(after, messages.gap(begin, after, log_first=first, reason=reason))
 
     @property
     def _oldest(self) -> int:

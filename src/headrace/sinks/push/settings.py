@@ -179,6 +179,14 @@ class PushSettings(Sink):
             rendering,
         )
 
+    def lost_changes_hint(self) -> str:
+        """Events that were not rendered in time cannot be sent any more."""
+        return (
+            f"Their events were not sent. Run `headrace pipeline --adopt {self.name}`: it goes on "
+            "with the oldest change in the log. `headrace snapshot SOURCE` after it sends every "
+            "row as it is now."
+        )
+
     def redrive_requested(self) -> bool:
         """Whether a redrive is requested."""
         if redrive.requested(self.folder) is None:

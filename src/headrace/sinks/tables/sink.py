@@ -85,6 +85,13 @@ class Tables(Sink):
         """The tables that are not followed any more; another query may be writing."""
         return TablesLedger.open(self.folder, "", adopt=True).failed_tables()
 
+    def lost_changes_hint(self) -> str:
+        """Rows that differ from their source can only be made anew."""
+        return (
+            f"Run `headrace reset {self.name}`: it empties the tables, and takes a new snapshot of "
+            "the sources, from which they are filled again."
+        )
+
     def open(self, writer: str, *, adopt: bool = False) -> TablesWriter:
         """Begin to write."""
         return TablesWriter(self, writer, adopt=adopt)
