@@ -1,22 +1,33 @@
 """What Prometheus scrapes: how everything is doing, as numbers, without a row or a secret."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from . import __version__
+from .change.event import Table
 from .log import Cursor, Stats
+from .log.counts import Histogram
 from .sinks import SinkPhase, SinkStatus
 from .sinks.report import PipelineFolder, PipelineOverview, lag_of
-from .sources import Phase, Status
+from .sources import CopyProgress, Phase, Status
 
 # The oldest text format, which every version of every scraper reads.
 MEDIA_TYPE = "text/plain; version=0.0.4"  # in UTF-8
 MOST_CURSORS = 500  # that are exposed by name: clients make them, and every name is a series
+MOST_TABLES = 500  # whose changes are counted by name, first come; the others are counted together
+OTHERS = "(others)"
 _AT_WORK = (SinkPhase.STARTING, SinkPhase.STREAMING)
 
 
@@ -59,6 +70,27 @@ class PipelineState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogCounts:
+    """What the log has taken since it was opened, and where it lies."""
+
+    changes: Sequence[tuple[Table, str, int]]  # by operation, in the order in which they first came
+    latency: Mapping[str, Histogram]  # by source
+    disk_free: int  # bytes
+    disk_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedCounts:
+    """What the server has answered and delivered since it began."""
+
+    http: Mapping[tuple[str, str, str], int]  # route, method, status
+    http_seconds: Mapping[tuple[str, str], Histogram]
+    grpc: Mapping[tuple[str, str], int]  # method, code
+    grpc_seconds: Mapping[str, Histogram]
+    delivered: Histogram
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """Everything that is exposed."""
 
@@ -68,7 +100,10 @@ class Measurements:
     cursors: Sequence[Cursor]  # all of them
     named: Sequence[Cursor]  # those that the scraper may know by name
     waiting_subscriptions: int
+    counts: LogCounts
+    requests: ServedCounts
     pipeline: PipelineState | None = None  # None: the config has none
+    sink_ages: Mapping[str, float | None] = field(default_factory=dict)  # seconds behind
 
 
 class _Exposed(Collector):
@@ -80,12 +115,14 @@ class _Exposed(Collector):
     def collect(self) -> Iterator[Metric]:
         measured = self._measured
         yield from _server(measured)
-        yield from _log(measured.log)
+        yield from _requests(measured.requests)
+        yield from _log(measured.log, measured.counts)
         yield from _sources(measured.sources)
         yield from _cursors(measured)
         if measured.pipeline is not None:
             yield from _pipeline(measured.pipeline)
             yield from _kept(measured.pipeline, measured.log)
+            yield _ages(measured.sink_ages)
             yield from _at_work(measured.pipeline)
 
 
@@ -116,7 +153,39 @@ def _server(measured: Measurements) -> Iterator[Metric]:
     )
 
 
-def _log(log: Stats) -> Iterator[Metric]:
+def _requests(served: ServedCounts) -> Iterator[Metric]:
+    http = CounterMetricFamily(
+        "headrace_http_requests",
+        "Requests answered over HTTP; a WebSocket counts with 101, what no route has without one.",
+        labels=["route", "method", "status"],
+    )
+    yield _series(http, served.http)
+    seconds = HistogramMetricFamily(
+        "headrace_http_request_seconds",
+        "Until the head of the answer: a long poll with its waiting, a stream without its events.",
+        labels=["route", "method"],
+    )
+    yield _histograms(seconds, served.http_seconds)
+    calls = CounterMetricFamily(
+        "headrace_grpc_requests",
+        "Calls of gRPC that have ended, by their status.",
+        labels=["method", "code"],
+    )
+    yield _series(calls, served.grpc)
+    seconds = HistogramMetricFamily(
+        "headrace_grpc_request_seconds",
+        "How long calls of gRPC took, streams included.",
+        labels=["method"],
+    )
+    yield _histograms(seconds, {(method,): each for method, each in served.grpc_seconds.items()})
+    delivered = HistogramMetricFamily(
+        "headrace_commit_to_client_seconds",
+        "From the commit of an event until it was handed to a reader that had all before it.",
+    )
+    yield _histograms(delivered, {(): served.delivered})
+
+
+def _log(log: Stats, counts: LogCounts) -> Iterator[Metric]:
     yield GaugeMetricFamily("headrace_log_changes", "Changes that the log keeps.", log.count)
     yield GaugeMetricFamily("headrace_log_bytes", "Bytes of these changes.", log.total_bytes)
     yield GaugeMetricFamily(
@@ -127,6 +196,36 @@ def _log(log: Stats) -> Iterator[Metric]:
         "Sequence of the newest change; its growth is the rate of capture.",
         log.latest_sequence,
     )
+    yield GaugeMetricFamily(
+        "headrace_disk_free_bytes", "What the disk of the log has left.", counts.disk_free
+    )
+    yield GaugeMetricFamily(
+        "headrace_disk_size_bytes", "How large the disk of the log is.", counts.disk_size
+    )
+    changes = CounterMetricFamily(
+        "headrace_changes",
+        "Changes that the log has taken since the process began.",
+        labels=["source", "table", "operation"],
+    )
+    yield _series(changes, _by_table(counts.changes))
+    latency = HistogramMetricFamily(
+        "headrace_commit_to_log_seconds",
+        "From the commit of a change until the log had it on disk; snapshots are left out.",
+        labels=["source"],
+    )
+    yield _histograms(latency, {(source,): each for source, each in counts.latency.items()})
+
+
+def _by_table(changes: Sequence[tuple[Table, str, int]]) -> Mapping[tuple[str, str, str], int]:
+    """Counts by source, table and operation; at most `MOST_TABLES` tables by name."""
+    named: dict[tuple[str, str], str] = {}
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for table, operation, count in changes:
+        key = table.source, f"{table.schema}.{table.name}" if table.name else ""
+        # A table keeps the name that it got, or a counter would go down.
+        name = named.setdefault(key, key[1] if len(named) < MOST_TABLES else OTHERS)
+        counts[table.source, name, operation] += count
+    return counts
 
 
 def _sources(sources: Sequence[Status]) -> Iterator[Metric]:
@@ -163,6 +262,36 @@ def _sources(sources: Sequence[Status]) -> Iterator[Metric]:
         "Tables whose copy is not done.",
         lambda each: sum(not copy.done for copy in each.copies),
     )
+    yield gauge(
+        "snapshot_rows",
+        "Rows that the present or last snapshot has read.",
+        lambda each: sum(copy.rows for copy in each.copies),
+    )
+    yield gauge(
+        "snapshot_estimated_rows",
+        "Rows that it will have read, as the database estimates them.",
+        lambda each: sum(_estimated(copy) for copy in each.copies),
+    )
+    yield gauge(
+        "inserts_only_tables",
+        "Tables of which only inserts are captured.",
+        lambda each: len(each.inserts_only),
+    )
+    yield gauge(
+        "retained_bytes",
+        "What the database keeps for the source: write-ahead log, or captured event rows.",
+        lambda each: each.retained_bytes,
+    )
+    yield gauge(
+        "warnings",
+        "What an operator should do before it does harm; /health names it.",
+        lambda each: len(each.warnings),
+    )
+
+
+def _estimated(copy: CopyProgress) -> int:
+    # The guess may be missing or too low, and what is done is known.
+    return copy.rows if copy.done else max(copy.estimated_rows, copy.rows)
 
 
 def _cursors(measured: Measurements) -> Iterator[Metric]:
@@ -246,6 +375,15 @@ def _kept(pipeline: PipelineState, log: Stats) -> Iterator[Metric]:
         )
 
 
+def _ages(ages: Mapping[str, float | None]) -> Metric:
+    family = GaugeMetricFamily(
+        "headrace_sink_lag_seconds",
+        "Since the oldest change was captured that a sink has not stored; none: not known.",
+        labels=["sink"],
+    )
+    return _filled(family, ages)
+
+
 def _at_work(pipeline: PipelineState) -> Iterator[Metric]:
     """What is so only while the pipeline runs, and begins at 0 with each of its processes."""
     sinks = pipeline.sinks if pipeline.running else []
@@ -268,6 +406,7 @@ def _at_work(pipeline: PipelineState) -> Iterator[Metric]:
     yield counter("retries", "Events that were sent again.", lambda each: each.retries)
 
 
+LabelsT = TypeVar("LabelsT", bound=tuple[str, ...])
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
@@ -287,6 +426,19 @@ def _phases(kind: str, phases: Iterable[StrEnum], now: Mapping[str, StrEnum]) ->
     for each, phase in now.items():
         for known in phases:
             family.add_metric([each, known.value], known is phase)
+    return family
+
+
+def _series(family: CounterMetricFamily, counts: Mapping[LabelsT, int]) -> Metric:
+    # A copy: others count while it is read.
+    for labels, count in list(counts.items()):
+        family.add_metric(labels, count)
+    return family
+
+
+def _histograms(family: HistogramMetricFamily, histograms: Mapping[LabelsT, Histogram]) -> Metric:
+    for labels, each in list(histograms.items()):
+        family.add_metric(labels, list(each.buckets()), each.total)
     return family
 
 

@@ -536,3 +536,27 @@ def test_health_is_told_without_a_key(keyed: Place, service: str) -> None:
     stopping.start()
     assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
     stopping.join()
+
+
+def test_calls_are_counted_by_their_status_and_events_by_how_long_they_took(
+    writer: Writer, keyed: Place
+) -> None:
+    key, _ = keyed.key()
+    with pytest.raises(grpc.RpcError):
+        keyed.poll()
+    with pytest.raises(grpc.RpcError):
+        keyed.poll(key, limit=10_001)
+    keyed.poll(key)
+    call = keyed.subscribe(key)
+    call.initial_metadata()
+    wait_until(lambda: keyed.service.feed.waiting == 1)
+    writer.put("users", "1")
+    assert sequences([next(call)]) == [1]
+    call.cancel()
+    counts = keyed.service.requests
+    wait_until(lambda: counts.grpc["Subscribe", "CANCELLED"] == 1)
+    assert counts.grpc["Poll", "UNAUTHENTICATED"] == 1
+    assert counts.grpc["Poll", "INVALID_ARGUMENT"] == 1
+    assert counts.grpc["Poll", "OK"] == 1
+    assert dict(counts.grpc_seconds["Poll"].buckets())["+Inf"] == 3
+    assert dict(keyed.service.feed.delivered.buckets())["+Inf"] == 1

@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import __version__, metrics
+from headrace.change.event import Batch, Op, Transaction
 from headrace.config import load
 from headrace.log.keys import Scope
 from headrace.run import server_settings
@@ -22,6 +23,8 @@ from headrace.sinks.report import REPORT, PipelineFolder, PipelineReport
 from headrace.sources import CopyProgress
 from headrace.sources import Phase as SourcePhase
 from headrace.sources import Status as SourceStatus
+from headrace.testing import wait_until
+from tests.changes import make_change, make_table
 from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader
 
@@ -57,6 +60,7 @@ class Scraped:
     def __init__(self, text: str) -> None:
         families = list(text_string_to_metric_families(text))
         self.about = {family.name: family.documentation for family in families}
+        self.histograms = {family.name for family in families if family.type == "histogram"}
         self.samples = {
             (sample.name, frozenset(sample.labels.items())): sample.value
             for family in families
@@ -134,6 +138,9 @@ def test_every_source_is_told_of_and_no_reason_or_table(site: Site) -> None:
             heard_at=int(now * 1e6),
             copies=(CopyProgress("users", 5, 9, False), CopyProgress("orders", 5, 5, True)),
             errored={"public.maps": "a value of hunter2"},
+            inserts_only={"public.maps": "ALTER TABLE hunter2"},
+            warnings=("hunter2", "hunter3"),
+            retained_bytes=4096,
         ),
         SourceStatus(source="stock", phase=SourcePhase.HALTED, error="hunter2"),
     ]
@@ -150,6 +157,11 @@ def test_every_source_is_told_of_and_no_reason_or_table(site: Site) -> None:
     text = site.get("/metrics").text
     assert "hunter2" not in text
     assert "maps" not in text
+    assert scraped.of("source_snapshot_rows", source="shop") == 10
+    assert scraped.of("source_snapshot_estimated_rows", source="shop") == 14
+    assert scraped.of("source_retained_bytes", source="shop") == 4096
+    assert scraped.of("source_inserts_only_tables", source="shop") == 1
+    assert scraped.of("source_warnings", source="shop") == 2
 
 
 def test_readers_that_wait_are_counted(site: Site) -> None:
@@ -163,6 +175,87 @@ def test_readers_that_wait_are_counted(site: Site) -> None:
 def test_what_the_servers_process_uses_is_told_as_everywhere(site: Site) -> None:
     used = scrape(site).samples["process_resident_memory_bytes", frozenset()]
     assert used > 1 << 20 or sys.platform != "linux"
+
+
+# --- counters and histograms ---------------------------------------------------------------------
+
+
+def test_changes_are_counted_by_source_table_and_operation(site: Site) -> None:
+    site.writer.put("orders", "1")
+    site.writer.put("orders", "1", Op.UPDATE)
+    site.writer.delete("orders", "1")
+    scraped = scrape(site)
+
+    def count(table: str, operation: str) -> float:
+        return scraped.of("changes_total", source="shop", table=table, operation=operation)
+
+    assert count("public.users", "INSERT") == 20
+    assert [count("public.orders", op) for op in ("INSERT", "UPDATE", "DELETE")] == [1, 1, 1]
+    assert scraped.of("commit_to_log_seconds_count", source="shop") == 23
+
+
+def test_of_many_tables_the_first_are_counted_by_name_and_the_others_together(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "MOST_TABLES", 2)
+    for name in ("orders", "items", "stock"):
+        site.writer.put_many(name, 2)
+    site.writer.put_many("orders", 1)
+    scraped = scrape(site)
+    counted = {
+        dict(labels)["table"]: value
+        for (name, labels), value in scraped.samples.items()
+        if name == "headrace_changes_total"
+    }
+    assert counted == {"public.users": 20, "public.orders": 3, metrics.OTHERS: 4}
+
+
+def test_a_transaction_in_several_batches_counts_when_it_is_complete(site: Site) -> None:
+    table = site.log.register(make_table("large"))
+    site.log.append("shop", Batch([make_change(table=table, last=False)], None))
+    assert "public.large" not in site.get("/metrics").text
+    site.log.abandon("shop")
+    site.log.append("shop", Batch([make_change(table=table)], b"1"))
+    counted = scrape(site).of(
+        "changes_total", source="shop", table="public.large", operation="INSERT"
+    )
+    assert counted == 1
+
+
+def test_how_long_a_change_takes_from_its_commit_to_a_client_is_measured(site: Site) -> None:
+    def delivered() -> float:
+        return scrape(site)["commit_to_client_seconds_count"]
+
+    site.get("/v1/changes", after=0)  # what is old says nothing of that
+    assert delivered() == 0
+    with Reader(f"{site.url}/v1/changes/stream?after=0") as reader:
+        site.await_waiting(1)
+        assert delivered() == 0
+        moment = Transaction("9", time.time_ns() // 1000 - 3_000_000, time.time_ns() // 1000)
+        site.writer.append([make_change(table=site.writer.table("users"), transaction=moment)])
+        wait_until(lambda: delivered() == 1)
+        scraped = scrape(site)
+        assert 3 <= scraped["commit_to_client_seconds_sum"] < 60
+        assert scraped.of("commit_to_client_seconds_bucket", le="2.5") == 0
+        assert reader is not None
+
+
+def test_requests_are_counted_by_route_and_not_by_what_clients_send(site: Site) -> None:
+    for path in ("/v1/cursors/one", "/v1/cursors/two", "/no/such/path", "/v1/changes"):
+        site.http.get(path)
+    site.http.request("BREW", "/v1/changes")
+    scraped = scrape(site)
+
+    def count(route: str, status: str) -> float:
+        return scraped.of("http_requests_total", route=route, method="GET", status=status)
+
+    assert count("/v1/cursors/{name}", "404") == 2
+    assert count("/v1/changes", "200") == 1
+    assert count("", "404") == 1
+    assert scraped.of("http_request_seconds_count", route="/v1/changes", method="GET") == 1
+    text = site.get("/metrics").text
+    assert "BREW" not in text
+    assert "such" not in text
 
 
 # --- cursors -------------------------------------------------------------------------------------
@@ -226,6 +319,7 @@ def test_a_running_pipelines_sinks_are_told_of(site: Site, place: PipelineFolder
     assert hook == {
         "up": 1,
         "sequence": 15,
+        "lag_seconds": pytest.approx(hook["lag_seconds"]),
         "lag_changes": 5,  # of the log as it is now, not as it was when the sink looked
         "changes_total": 40,
         "last_batch_seconds": 0.5,
@@ -266,6 +360,7 @@ def test_of_a_pipeline_that_says_nothing_any_more_only_what_it_left_is_told(
         "headrace_sink_up",
         "headrace_sink_sequence",
         "headrace_sink_lag_changes",
+        "headrace_sink_lag_seconds",
         "headrace_sink_dead_letters",
         "headrace_sink_waiting_rows",
         "headrace_sink_failed_tables",
@@ -275,7 +370,8 @@ def test_of_a_pipeline_that_says_nothing_any_more_only_what_it_left_is_told(
     site.writer.put_many("users", 10)
     assert scrape(site).of("sink_lag_changes", sink="hook") == 15  # it grows, and wakes somebody
     # Nothing of it is known to have arrived.
-    assert scraped.names(sink="lake") == {"headrace_sink_up", "headrace_sink_lag_changes"}
+    lags = {"headrace_sink_lag_changes", "headrace_sink_lag_seconds"}
+    assert scraped.names(sink="lake") == {"headrace_sink_up", *lags}
     assert scraped.of("sink_lag_changes", sink="lake") == 20
 
 
@@ -375,6 +471,7 @@ def test_the_description_says_that_it_is_text(site: Site) -> None:
     assert media_type.startswith("text/plain")
 
 
+PART = re.compile("_(bucket|sum|count)$")  # of a histogram
 ROW = re.compile(r"^\| `(headrace_\w+)` \|([^|]*)\| ", re.MULTILINE)
 
 
@@ -385,9 +482,13 @@ def test_the_docs_list_exactly_what_is_exposed(site: Site, place: PipelineFolder
     ]
     put_cursor(site, "billing", 3, {})
     report.write(place.folder, [HOOK, LAKE])
+    site.service.requests.grpc["Poll", "OK"] += 1
+    site.service.requests.grpc_seconds["Poll"].observe(0.1)
     scraped = scrape(site)
     exposed = {
-        name: {label for label, _ in labels}
+        PART.sub("", name) if PART.sub("", name) in scraped.histograms else name: {
+            label for label, _ in labels if label != "le"
+        }
         for name, labels in scraped.samples
         if name.startswith("headrace_")
     }

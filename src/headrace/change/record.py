@@ -84,15 +84,26 @@ head: Callable[[bytes], RecordHead] = msgspec.msgpack.Decoder(RecordHead).decode
 """Where a record stands in its transaction."""
 
 
-def encode(changes: Sequence[Change]) -> list[bytes]:
-    """The records of changes: fields in `Record`'s order, the table by its version.
+Run = tuple[int, str, int, int]
+"""Neighbouring changes of a transaction: their table's version, operation, commit time, number."""
 
-    Most neighbours share table, operation and transaction, so those are written once and reused.
-    Enums are written by their values: handing them over as they are takes twice as long.
+
+def encode(changes: Sequence[Change]) -> list[bytes]:
+    """The records of changes."""
+    return encode_runs(changes)[0]
+
+
+def encode_runs(changes: Sequence[Change]) -> tuple[list[bytes], Sequence[Run]]:
+    """The records of changes, and the runs that they make, which cost nothing to find here.
+
+    Fields stand in `Record`'s order, the table by its version. Most neighbours share table,
+    operation and transaction, so those are written once and reused. Enums are written by their
+    values: handing them over as they are takes twice as long.
     """
     if isinstance(changes, Records):
-        return changes.encoded
+        return changes.encoded, changes.runs
     records: list[bytes] = []
+    begun: list[Run] = []  # runs by where they begin
     add, write = records.append, _encode
     table = op = transaction = None
     start = b""
@@ -104,6 +115,7 @@ def encode(changes: Sequence[Change]) -> list[bytes]:
         ):
             table, op, transaction = change.table, change.op, change.transaction
             start = _start(table, op, transaction)
+            begun.append((table.version, op._value_, transaction.commit_time, len(records)))
         tail = write(
             (
                 change.ordinal,
@@ -118,7 +130,15 @@ def encode(changes: Sequence[Change]) -> list[bytes]:
             )
         )
         add(start + tail[1:])
-    return records
+    return records, _runs(begun, len(records))
+
+
+def _runs(begun: Sequence[Run], end: int) -> list[Run]:
+    ends = (*(at for _, _, _, at in begun[1:]), end)
+    return [
+        (version, op, commit_time, ended - at)
+        for (version, op, commit_time, at), ended in zip(begun, ends, strict=False)
+    ]
 
 
 def _start(table: Table, op: Op, transaction: Transaction) -> bytes:
@@ -185,8 +205,12 @@ def _array(count: int) -> bytes:
 class Records(Sequence[Change]):
     """Changes that are encoded already, and decoded only when somebody looks at them."""
 
-    def __init__(self, encoded: list[bytes], tables: Mapping[int, Table]) -> None:
+    def __init__(
+        self, encoded: list[bytes], tables: Mapping[int, Table], runs: Sequence[Run] = ()
+    ) -> None:
+        """`runs` may be left out where nobody counts."""
         self.encoded = encoded
+        self.runs = runs
         self._tables = tables
 
     def __len__(self) -> int:

@@ -17,6 +17,7 @@ from ..change.event import Batch, Table
 from ..errors import LogError, LogFailed, LogInUse
 from . import _layout as layout
 from ._wal import WriteAheadLog
+from .counts import AppendCounts
 from .holding import (
     ChangeRemoval,
     Cursor,
@@ -52,6 +53,7 @@ class Log(LogReader):
         self._wal = WriteAheadLog(path)
         self._turn = threading.Condition()
         self._arrival = threading.Condition()
+        self.appended = AppendCounts()
         self._listeners: list[Callable[[], None]] = []
         self._unfinished: str | None = None  # the source whose transaction is not complete yet
         self._failure: Exception | None = None
@@ -92,7 +94,7 @@ class Log(LogReader):
         transaction. Until then other sources wait. Returns the last committed sequence.
         """
         # What is wrong with the changes of a source is its own error, and not the log's.
-        encoded = record.encode(batch.changes)
+        encoded, runs = record.encode_runs(batch.changes)
         now = batch.changes[-1].transaction.captured_at if encoded else 0
         with self._turn:
             self._turn.wait_for(lambda: self._failure or self._unfinished in (None, source))
@@ -100,6 +102,7 @@ class Log(LogReader):
                 raise LogFailed("the log takes no changes since a write failed") from self._failure
             with self._failing():
                 self._write(source, encoded, batch.resume, now)
+            self.appended.take(source, runs, complete=batch.resume is not None)
         if batch.resume is not None:
             self._announce()
         return self._latest
@@ -111,6 +114,7 @@ class Log(LogReader):
                 return
             with self._failing():
                 self._remove_uncommitted()
+            self.appended.abandon()
             self._unfinished = None
             self._turn.notify_all()
 

@@ -14,6 +14,7 @@ from ..change.event import Change
 from ..formats import AnyFormat, Format
 from ..formats.entities import Entities
 from ..log import LogReader
+from ..log.counts import Histogram
 from ..log.holding import removal_of
 from ..model import Model
 from .page import LogGap, PageCache
@@ -91,6 +92,7 @@ class LogFeed:
         self.latest = log.latest_sequence
         self.epoch = log.epoch
         self.closing = False
+        self.delivered = Histogram()  # from the commit of an event until a reader got it
         self.waiting = 0  # how many subscriptions wait for a change now
         self._blocks: OrderedDict[int, Block] = OrderedDict()
         self._numbers: dict[AnyFormat, int] = {}

@@ -118,11 +118,13 @@ class ChangeFeed:
 
     async def subscribe(self, request: bytes, context: Context) -> None:
         """Every change after a sequence, until the client goes or has had its `limit`."""
-        await _answered(self._subscribed(request, context), context)
+        answer = _answered(self._subscribed(request, context), context)
+        await self._service.requests.call("Subscribe", answer, context)
 
     async def poll(self, request: bytes, context: Context) -> bytes:
         """The next changes after a sequence."""
-        return await _answered(self._polled(request, context), context)
+        answer = _answered(self._polled(request, context), context)
+        return await self._service.requests.call("Poll", answer, context)
 
     async def _subscribed(self, raw: bytes, context: Context) -> None:
         access = self._admitted(context)

@@ -83,6 +83,12 @@ class HealthReport(msgspec.Struct, frozen=True):
     pipeline: PipelineHealth | msgspec.UnsetType | None = msgspec.UNSET  # None: there is none
     log: LogHealth | msgspec.UnsetType = msgspec.UNSET
 
+    @property
+    def sink_ages(self) -> dict[str, float | None]:
+        """How many seconds each sink is behind."""
+        sinks = self.pipeline.sinks if isinstance(self.pipeline, PipelineHealth) else []
+        return {sink.sink: sink.lag_seconds for sink in sinks}
+
 
 class HealthCheck:
     """Judges statuses; remembers when each source was last heard."""

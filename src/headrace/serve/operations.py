@@ -2,13 +2,22 @@
 
 import asyncio
 import logging
+import shutil
 from typing import Any
 
 import msgspec
 from litestar import Request, Response, get, post
 
 from ..errors import TableUnknown
-from ..metrics import MEDIA_TYPE, Measurements, PipelineState, expose
+from ..log import Log
+from ..metrics import (
+    MEDIA_TYPE,
+    LogCounts,
+    Measurements,
+    PipelineState,
+    ServedCounts,
+    expose,
+)
 from ..sinks import report
 from ..sources import Status
 from .access import OPEN, Access, access_of, admin, sees_all, whole
@@ -160,16 +169,38 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
 
 def _exposed(service: Service, access: Access) -> bytes:
     statuses, cursors, pipeline = service.statuses(), service.log.cursors(), _pipeline(service)
+    judged = service.health.report(statuses, service.log, pipeline)
     measured = Measurements(
-        health=service.health.report(statuses, service.log, pipeline).status,
+        health=judged.status,
         log=service.log.stats(),
         sources=statuses,
         cursors=cursors,
         named=[cursor for cursor in cursors if may(access, cursor)],
         waiting_subscriptions=service.feed.waiting,
+        counts=_log_counts(service.log),
+        requests=ServedCounts(
+            http=service.requests.http,
+            http_seconds=service.requests.http_seconds,
+            grpc=service.requests.grpc,
+            grpc_seconds=service.requests.grpc_seconds,
+            delivered=service.feed.delivered,
+        ),
         pipeline=pipeline,
+        sink_ages=judged.sink_ages,
     )
     return expose(measured)
+
+
+def _log_counts(log: Log) -> LogCounts:
+    disk = shutil.disk_usage(log.path)
+    # A copy: the log goes on counting.
+    counted = list(log.appended.changes.items())
+    return LogCounts(
+        changes=[(log.table(version), op, count) for (version, op), count in counted],
+        latency=dict(log.appended.latency),
+        disk_free=disk.free,
+        disk_size=disk.total,
+    )
 
 
 def _pipeline(service: Service) -> PipelineState | None:

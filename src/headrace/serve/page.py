@@ -41,6 +41,7 @@ class FeedPage:
     events: list[PageEvent]
     scanned: int  # everything up to here is delivered, or not wanted, or lost in the gap
     gap: LogGap | None = None
+    committed_at: int = 0  # the last event's commit, µs since 1970; 0: none, or of a snapshot
     _made: "dict[Callable[[FeedPage], bytes], bytes]" = field(
         default_factory=dict, compare=False, repr=False
     )

@@ -13,6 +13,7 @@ from litestar import Litestar
 from ..errors import ConfigError, HeadraceError
 from ._http import STALLED_SECONDS, BoundedProtocol
 from .grpc import GrpcServer
+from .measured import MeasuredApp
 from .service import Service
 from .settings import ServerSettings
 from .ws.frames import FramesProtocol
@@ -91,7 +92,7 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: Litestar) -> None:
         config = uvicorn.Config(
-            app,
+            MeasuredApp(app, app.state.service.requests),
             lifespan="on",
             http=BoundedProtocol,
             ws=FramesProtocol,

@@ -1,7 +1,7 @@
 """What every route stands on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, Self
 
@@ -16,6 +16,7 @@ from .feed import LogFeed
 from .groups import Groups
 from .health import HealthCheck
 from .keyring import Keyring
+from .measured import RequestCounts
 from .settings import ServerSettings
 from .subscription import FeedPage
 
@@ -66,6 +67,7 @@ class Service:
     keyring: Keyring
     groups: Groups
     control: Control | None = None  # set once the process captures; None: it only serves
+    requests: RequestCounts = field(default_factory=RequestCounts)
 
     @classmethod
     def of(cls, connection: ASGIConnection[Any, Any, Any, Any]) -> Self:

@@ -6,8 +6,11 @@ the next page when it has sent the last one, so a slow client holds back nobody 
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
+from ..change.event import Op
 from ..errors import LogError
 from ..formats import AnyFormat, StreamFormat, TransactionFormat
 from ..formats.entity import Entity
@@ -46,6 +49,9 @@ class Subscription:
     ) -> None:
         self.scanned = after
         self._feed = feed
+        # A reader that goes through what is old says nothing of how long new changes take.
+        self._caught_up = after >= feed.log.latest_sequence
+        self._committed_at = 0  # of the last event taken
         self._permissions = permissions
         self._upto = upto
         # An entity event may sum up several changes, so the filter tests the event.
@@ -91,8 +97,7 @@ class Subscription:
             if not wait or not await self._arrival(until):
                 break
             following = await self.next(limit, room=room)
-            gap = spanning(page.gap, following.gap)
-            page = FeedPage(following.events, following.scanned, gap)
+            page = replace(following, gap=spanning(page.gap, following.gap))
         return page
 
     async def follow(
@@ -127,6 +132,7 @@ class Subscription:
         page = feed.pages.get(key)
         if page is not None:
             self.scanned = page.scanned
+            self._measure(page)
             return page
         page = await self._read(BLOCK, end, until=until, room=room)
         if page.gap is None and not self.ended:
@@ -136,6 +142,14 @@ class Subscription:
     async def next(self, limit: int, *, room: int = PAGE_BYTES) -> FeedPage:
         """What there is of the next events, without waiting for more."""
         return await self._read(limit, self.end, room=room)
+
+    def _measure(self, page: FeedPage) -> None:
+        """Count how long the events took from their commit."""
+        if page.committed_at and self._caught_up:
+            seconds = time.time() - page.committed_at / 1e6
+            self._feed.delivered.observe(seconds, len(page.events))
+        elif self.scanned >= self._feed.latest:
+            self._caught_up = True
 
     async def _read(
         self, limit: int, end: int, *, until: float = math.inf, room: int = PAGE_BYTES
@@ -172,7 +186,9 @@ class Subscription:
         if self.ended:
             self.scanned = begun
             return FeedPage([], begun)
-        return FeedPage(events, self.scanned, gap)
+        page = FeedPage(events, self.scanned, gap, self._committed_at if events else 0)
+        self._measure(page)
+        return page
 
     async def _arrival(self, until: float) -> bool:
         """Until there is more; False at `until` (loop time), when closing or when it has ended."""
@@ -191,15 +207,19 @@ class Subscription:
     ) -> int:
         """Add the events of some entries while there is room; returns the bytes left."""
         passes, encode, wants = self._passes, self._encoder.encode, self._wants
+        begun, last = len(events), None
         for entry in entries:
             for payload in encode(entry, wanted=passes is None or passes(entry.change)):
                 if wants is not None and not wants(payload):
                     continue
                 events.append(PageEvent(entry.sequence, payload))
                 room -= len(payload)
-            self.scanned = entry.sequence
+            self.scanned, last = entry.sequence, entry.change
             if room <= 0 or len(events) >= limit:
                 break
+        if last is not None and len(events) > begun:
+            # A snapshot's rows have its time, and it may take hours.
+            self._committed_at = 0 if last.op is Op.READ else last.transaction.commit_time
         return room
 
 

@@ -29,7 +29,7 @@ from typing import IO
 import msgspec
 
 from ..change.event import Batch, Table
-from ..change.record import Records, encode
+from ..change.record import Records, Run, encode_runs
 from ..errors import HeadraceError, SourceUnavailable
 from . import Finding, Phase, Register, Removal, Source, Status, Stream
 
@@ -56,6 +56,7 @@ class _Ack(msgspec.Struct, tag=True):
 class _Batch(msgspec.Struct, tag=True):
     records: list[bytes]
     resume: bytes | None
+    runs: list[Run]
 
 
 class _Register(msgspec.Struct, tag=True):
@@ -242,7 +243,9 @@ class ApartStream:
                 yield self._batch(joined)
                 joined = message
             else:
-                joined = _Batch(joined.records + message.records, message.resume)
+                joined = _Batch(
+                    joined.records + message.records, message.resume, joined.runs + message.runs
+                )
             if joined is not None and not self._more(joined, inbox):
                 yield self._batch(joined)
                 joined = None
@@ -254,7 +257,7 @@ class ApartStream:
             raise SourceUnavailable("the process that captures this source has ended")
 
     def _batch(self, message: _Batch) -> Batch:
-        return Batch(Records(message.records, self._tables), message.resume)
+        return Batch(Records(message.records, self._tables, message.runs), message.resume)
 
     def _more(self, joined: _Batch, inbox: _Inbox) -> bool:
         """Whether to wait for the frame that follows: a piece of a transaction goes alone."""
@@ -301,7 +304,8 @@ class _Worker:
             threading.Thread(target=target, daemon=True).start()
         try:
             for batch in self._stream:
-                self._far.send(_Batch(encode(batch.changes), batch.resume))
+                records, runs = encode_runs(batch.changes)
+                self._far.send(_Batch(records, batch.resume, list(runs)))
         except HeadraceError as error:
             self._fail(error)
         except BrokenPipeError:
