@@ -21,6 +21,7 @@ from .errors import ConfigError, LogError, SourceError
 from .formats.catalogue import Formats
 from .formats.facts import Facts, SourceServer
 from .log import Log, LogRetention, RetentionSettings, keys
+from .log.files import raise_file_limit
 from .log.keys import Key, KeyRequest, Scope
 from .model import Model
 from .retry import Backoff
@@ -123,6 +124,7 @@ class Run:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
+        raise_file_limit()
         if self.config.cdc.enabled:
             self._check_model()
         with ExitStack() as stack:

@@ -26,7 +26,7 @@ WEBSOCKET_STATE = (
     "app", "transport", "scope", "request", "response", "writable", "disconnected", "close_sent",
 )  # fmt: skip
 SERVER_METHODS = ("run", "startup", "shutdown")
-SERVER_STATE = ("started", "should_exit", "server_state")
+SERVER_STATE = ("started", "should_exit", "server_state", "lifespan", "config")
 
 
 async def application(scope: object, receive: object, send: object) -> None:

@@ -49,6 +49,8 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     max_sink_lag_seconds: Positive = 300.0  # a sink further behind makes it degraded
     allow_remote: bool = False  # no key is needed: something else decides who reaches the server
     require_key: bool = False  # also from programs on this machine
+    # At once, of HTTP and of gRPC each; None: what the limit of open files allows.
+    max_connections: Annotated[int, Meta(ge=1)] | None = None
     websocket: WebSocketSection = WebSocketSection()
 
     @property

@@ -293,11 +293,15 @@ class _Tables(dict[int, Table]):
         return table
 
 
-def options() -> Options:
-    """RocksDB as an append-only log likes it."""
+def options(*, open_files: int = -1) -> Options:
+    """RocksDB as an append-only log likes it; -1: all of its files stay open.
+
+    Whoever follows a log must keep them open: the one that writes it removes files.
+    """
     opts = Options(raw_mode=True)
     opts.create_if_missing(True)
     opts.create_missing_column_families(True)
     opts.set_keep_log_file_num(2)
     opts.set_write_buffer_size(_WRITE_BUFFER)
+    opts.set_max_open_files(open_files)
     return opts

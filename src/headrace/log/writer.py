@@ -18,6 +18,7 @@ from ..errors import LogError, LogFailed, LogInUse
 from . import _layout as layout
 from ._wal import WriteAheadLog
 from .counts import AppendCounts
+from .files import HINT, file_limit, is_exhausted, log_files
 from .holding import (
     ChangeRemoval,
     Cursor,
@@ -68,7 +69,8 @@ class Log(LogReader):
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            db = Rdict(str(folder), options(), {layout.STATE: options()})
+            opts = options(open_files=log_files(file_limit()))
+            db = Rdict(str(folder), opts, {layout.STATE: opts})
         except Exception as error:
             if "/LOCK:" in str(error):
                 raise LogInUse(f"another process is writing the log in {folder}") from error
@@ -80,6 +82,7 @@ class Log(LogReader):
     def close(self) -> None:
         """Let go of the files, so that another process may write."""
         del self._family  # it keeps the database open
+        self._wal.close()
         try:
             super().close()
         except Exception as error:
@@ -298,7 +301,8 @@ class Log(LogReader):
         except Exception as error:
             self._failure = error
             self._turn.notify_all()  # whoever waits for a transaction that will not end
-            raise LogFailed(f"the log in {self.path} could not be written") from error
+            hint = HINT if is_exhausted(error) else ""
+            raise LogFailed(f"the log in {self.path} could not be written", hint=hint) from error
 
 
 def _same_name(one: Table, other: Table) -> bool:

@@ -154,3 +154,8 @@ def _answer(status: int, problem: Problem) -> bytes:
         f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
     )
     return head.encode() + body
+
+
+TOO_MANY_CONNECTIONS = _answer(
+    503, Problem("too_many_connections", "the server has as many connections as it may; try again")
+)

@@ -365,7 +365,8 @@ class GrpcServer:
     def __init__(self, service: Service) -> None:
         self._settings = service.settings
         self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=_OPTIONS)
+        most = ("grpc.max_allowed_incoming_connections", self._settings.connections)
+        self._server = grpc.aio.server(options=(*_OPTIONS, most))
         self._server.add_generic_rpc_handlers((_methods(ChangeFeed(service)),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)

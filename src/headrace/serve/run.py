@@ -11,7 +11,8 @@ import uvicorn
 from litestar import Litestar
 
 from ..errors import ConfigError, HeadraceError
-from ._http import STALLED_SECONDS, BoundedProtocol
+from ._http import STALLED_SECONDS, TOO_MANY_CONNECTIONS, BoundedProtocol
+from .accept import Acceptor
 from .grpc import GrpcServer
 from .measured import MeasuredApp
 from .service import Service
@@ -108,12 +109,20 @@ class _Server(uvicorn.Server):
         self.settled = threading.Event()  # started, or failed to
         self.grpc: GrpcServer | None = None
         self._service: Service = app.state.service
+        self._acceptors: list[Acceptor] = []
+        self._most: int = self._service.settings.connections
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # Its port may be taken, which must be known before anything else begins.
         if self._service.settings.grpc_port is not None:
             self.grpc = GrpcServer(self._service)
-        await super().startup(sockets)
+        await super().startup([])
+        for listening in sockets or []:
+            acceptor = Acceptor(
+                listening, self._protocol, room=self._room, refusal=TOO_MANY_CONNECTIONS
+            )
+            acceptor.start()
+            self._acceptors.append(acceptor)
         if self.grpc is not None:
             await self.grpc.start()
         self.settled.set()
@@ -122,12 +131,20 @@ class _Server(uvicorn.Server):
         # Uvicorn waits for open responses before it ends the app; streams end only when the feed
         # closes, so that comes first.
         self._service.feed.close()
+        for acceptor in self._acceptors:
+            acceptor.stop()
         cutting_off = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._cut_off)
         stopping = [super().shutdown(sockets)]
         if self.grpc is not None:
             stopping.append(self.grpc.stop(GRACE_SECONDS))
         await asyncio.gather(*stopping)
         cutting_off.cancel()
+
+    def _protocol(self) -> BoundedProtocol:
+        return BoundedProtocol(self.config, self.server_state, self.lifespan.state)
+
+    def _room(self) -> int:
+        return self._most - len(self.server_state.connections)
 
     def _cut_off(self) -> None:
         """Drop the clients that do not take their answer; their responses then end."""

@@ -3,7 +3,9 @@
 import ipaddress
 
 from ..config.settings import CdcSection, ServerSection
+from ..errors import ConfigError
 from ..log import RetentionSettings
+from ..log.files import connections, file_limit, reserved_files
 from ..sinks.report import PipelineFolder
 
 _CDC = CdcSection()
@@ -24,6 +26,22 @@ class ServerSettings(ServerSection, frozen=True, kw_only=True):
     def key_required(self) -> bool:
         """Whether a request without an API key is refused."""
         return self.require_key or not (self.allow_remote or is_loopback(self.host))
+
+    @property
+    def connections(self) -> int:
+        """How many clients may be connected at once, by HTTP and by gRPC each."""
+        limit, ports = file_limit(), 1 if self.grpc_port is None else 2
+        if self.max_connections is None:
+            return max(connections(limit) // ports, 1)
+        needed = self.max_connections * ports + reserved_files(limit)
+        if needed > limit:
+            raise ConfigError(
+                f"server.max_connections {self.max_connections} needs {needed} open files, and "
+                f"this process may open {limit}",
+                hint="Raise the limit (`ulimit -n`, or LimitNOFILE= of a systemd unit), or lower "
+                "server.max_connections.",
+            )
+        return self.max_connections
 
 
 def is_loopback(host: str) -> bool:

@@ -104,6 +104,8 @@ class _Inbox:
     def __init__(self, file: int) -> None:
         self._file = file
         self._buffer = bytearray()
+        self._readable = select.poll()
+        self._readable.register(file, select.POLLIN)
 
     def receive(self) -> bytes | None:
         """The next frame; None at the end of the pipe."""
@@ -120,7 +122,8 @@ class _Inbox:
     def ready(self) -> bool:
         """Whether the next frame is there already."""
         while not self._whole():
-            readable, _, _ = select.select([self._file], [], [], 0)
+            # Not select(): it takes no file beyond the 1,024th.
+            readable = self._readable.poll(0)
             data = os.read(self._file, _READ_BYTES) if readable else b""
             if not data:
                 return False
@@ -193,12 +196,7 @@ class ApartStream:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        process = self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from headrace.sources.worker import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process, which then closes the other
-        )
+        process = self._process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
         self._near = _Outbox(process.stdin)
@@ -211,6 +209,22 @@ class ApartStream:
             self.close()
             process.stdout.close()  # first: the other end may be waiting to be read
             process.wait()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-c", "from headrace.sources.worker import main; main()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for this process, which then closes the other
+            )
+        except OSError as error:
+            # Files, processes or memory are short for now.
+            raise SourceUnavailable(
+                f"the process that captures this source cannot be started: {error.strerror}",
+                hint="Raise the machine's limits (`ulimit -n` of open files, `ulimit -u` of "
+                "processes), or close what uses them up; it is tried again.",
+            ) from error
 
     def ack(self, resume: bytes) -> None:
         """Everything up to `resume` is durable: the database may forget it."""
