@@ -20,7 +20,7 @@ class WalLag:
         self._stored = position
         self._end = position  # of the server's log, as far as is known
         self._sent = position  # of ours, the server has sent all before
-        self._looks: deque[tuple[int, float]] = deque(maxlen=_LOOKS)  # ends beyond that, and when
+        self._looks: deque[tuple[int, float]] = deque()  # ends beyond that, and when
         self._unstored: deque[tuple[int, float]] = deque()  # transactions: their end, their commit
         self._begun = 0.0  # commit time of a transaction that was handed over in part
 
@@ -28,7 +28,7 @@ class WalLag:
         """The server's log reaches to `end` now."""
         with self._lock:
             self._end = max(self._end, end)
-            if end > self._sent:
+            if end > self._sent and len(self._looks) < _LOOKS:
                 self._looks.append((end, now))
 
     def sent(self, position: int) -> None:
