@@ -13,6 +13,7 @@ from .errors import HeadraceError, LogError
 from .log import Log
 from .retry import Backoff
 from .sources import Phase, Source, Status, Stream
+from .sources.retained import RetainedWatch
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class Capture:
         self._log = log
         self._stream: Stream | None = None
         self._status = Status(source=source.name, phase=Phase.STARTING)
+        self._retained = RetainedWatch(source)
         self._stopping = threading.Event()
         self._waking = threading.Event()  # whoever waits has something to do
         self._paused_at = 0  # microseconds since 1970; 0: it is not paused
@@ -54,11 +56,13 @@ class Capture:
     def start(self) -> None:
         """Begin; returns at once."""
         self._thread.start()
+        self._retained.start()
 
     def close(self) -> None:
         """End after the batch at hand, without waiting for that."""
         self._stopping.set()
         self._waking.set()
+        self._retained.close()
         self._close_stream()
 
     def stop(self) -> None:
@@ -119,7 +123,7 @@ class Capture:
     def status(self) -> Status:
         """How the source is doing; may be called from any thread."""
         stream = self._stream
-        return stream.status() if stream is not None else self._status
+        return self._retained.add_to(stream.status() if stream is not None else self._status)
 
     def _run(self) -> None:
         failures = 0  # one after the other
@@ -174,7 +178,6 @@ class Capture:
         self._status = msgspec.structs.replace(
             self.source.describe(resume),
             phase=Phase.PAUSED,
-            retained_bytes=self._status.retained_bytes,
             warnings=(warning,),
         )
         if self._paused_at and not self._stopping.is_set():

@@ -350,8 +350,10 @@ def complaints(status: Status) -> list[str]:
     lines = [f"{status.source}: {status.error}"] if status.error else []
     if status.error and status.hint:
         lines.append(f"  {status.hint}")
-    tables = status.errored.items()
-    return lines + [f"{status.source}: {table} is not captured: {why}" for table, why in tables]
+    lines += [
+        f"{status.source}: {table} is not captured: {why}" for table, why in status.errored.items()
+    ]
+    return lines + [f"{status.source}: {warning}" for warning in status.warnings]
 
 
 def _bars(copies: Iterable[CopyProgress]) -> Table:

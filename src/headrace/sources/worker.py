@@ -32,6 +32,7 @@ from ..change.event import Batch, Table
 from ..change.record import Records, Run, encode_runs
 from ..errors import HeadraceError, SourceUnavailable
 from . import Finding, Phase, Register, Removal, Source, Status, Stream
+from .retained import RetainedLook, RetainingSource
 
 _STATE_SECONDS = 0.25  # between two words about how it is doing
 _PATIENCE_SECONDS = 10.0  # for the other process to end
@@ -180,6 +181,11 @@ class Apart:
     def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
         """Take everything out of the database that Headrace has put there."""
         return self.source.remove(resume, dry_run=dry_run)
+
+    def look_at_retained(self) -> RetainedLook | None:
+        """How to look at what the server keeps for it."""
+        source = self.source
+        return source.look_at_retained() if isinstance(source, RetainingSource) else None
 
 
 class ApartStream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ...errors import SourceRefused, SourceUnavailable
+from ...errors import PositionLost, SourceRefused, SourceUnavailable
 from ..resume import Restart
 from . import ddl, slot
 from .address import Address
@@ -20,6 +21,8 @@ from .replication import Replication, Server
 from .resume import PostgresResume, PostgresTableSnapshot, PostgresTablesResume
 from .settings import PostgresSettings
 from .snapshot import Point
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=PostgresTablesResume)
 
@@ -52,7 +55,7 @@ class PostgresSession:
             stack.callback(replication.close)
             server = replication.identify()
             if isinstance(stored, PostgresResume):
-                slot.verify(stored, server, catalog)
+                stored = _verified(source, stored, server, catalog)
             published = slot.publish(catalog, source.publication_name, source.tables)
             if stored is None and not published.tables:
                 for path, why in published.refused.items():
@@ -73,6 +76,21 @@ class PostgresSession:
         """The catalogs over a connection of its own, for another thread or another snapshot."""
         connection = self.source.address.connect()
         return Catalog(connection, source=self.source.name, origin=self.resume.origin)
+
+
+def _verified(
+    source: PostgresSettings, stored: PostgresResume, server: Server, catalog: Catalog
+) -> PostgresResume | Restart:
+    """Go on after the stored position, or from a new start where the slot was given up for room."""
+    try:
+        slot.verify(stored, server, catalog)
+    except PositionLost as error:
+        found = catalog.slot(stored.slot)
+        if source.max_wal_gb is None or (found is not None and not found.lost):
+            raise
+        logger.warning("source=%s %s; max_wal_gb is set: it starts anew", source.name, error)
+        return Restart(True, (*stored.snapshots, *stored.former))
+    return stored
 
 
 def _begin(

@@ -25,6 +25,7 @@ class PostgresSettings:
     snapshot: bool = True  # whether to read the rows that are there already
     snapshot_workers: Annotated[int, Meta(ge=1, le=64)] = 2
     snapshot_rows_per_second: Annotated[int, Meta(ge=1)] | None = None  # None: as fast as can be
+    max_wal_gb: Annotated[float, Meta(gt=0)] | None = None  # then the slot is given up; None: never
     heartbeat_seconds: Annotated[float, Meta(gt=0)] = 20.0  # a third of server.max_lag_seconds
 
     RENAMED: ClassVar[Mapping[str, str]] = {"copy_workers": "snapshot_workers"}

@@ -14,6 +14,7 @@ from . import check, remove
 from .catalog import Catalog
 from .connector import POSTGRES
 from .resume import PostgresResume, paths_of
+from .retained import WalLook
 from .settings import PostgresSettings
 from .stream import PostgresStream
 
@@ -42,6 +43,10 @@ class Postgres(PostgresSettings):
     def check(self) -> list[Finding]:
         """Look at everything that capturing needs on the server."""
         return check.check(self)
+
+    def look_at_retained(self) -> WalLook:
+        """How to look at the WAL that the server keeps for the slot."""
+        return WalLook(self)
 
     def captured_tables(self) -> list[Table]:
         """The tables that would be captured now, as the server's catalogs show them."""

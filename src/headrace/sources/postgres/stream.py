@@ -16,6 +16,7 @@ from contextlib import closing
 import msgspec
 
 from ...change.event import Batch, Change
+from ...errors import PositionLost, SourceUnavailable
 from .. import Phase, Register, Status
 from ..pace import RowPace
 from ..resume import Restart, position_in
@@ -162,7 +163,13 @@ class _Flow:
             "messages": "true",
         }
         replication = self._session.replication
-        replication.start(resume.slot, resume.position, options)
+        try:
+            replication.start(resume.slot, resume.position, options)
+        except PositionLost as error:
+            if source.max_wal_gb is None:
+                raise
+            # Given up between the look at it and this; the next session starts anew.
+            raise SourceUnavailable(str(error)) from error
         # The receiver asks the catalogs from its own thread, so it has its own connection.
         catalog = self._session.another_catalog()
         assembler = PostgresAssembler(
