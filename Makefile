@@ -6,7 +6,7 @@ ARGS ?=
 WORKERS ?= 3
 BIN := .venv/bin
 SETUP := PYTHON=$(PYTHON) scripts/setup.sh
-SERVERS := postgresql mariadb spark chromium ws proxies kafka rabbitmq nats redis
+SERVERS := postgresql mariadb spark chromium ws proxies kafka rabbitmq nats redis promtool
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test faults nightly check format docs protos bench clean

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Makes sure that what is not Python's is there: scripts/setup.sh NEED...
-# (python, postgresql, mariadb, java, spark, chromium, ws, proxies, kafka, rabbitmq, nats, redis)
+# (python, postgresql, mariadb, java, spark, chromium, ws, proxies, kafka, rabbitmq, nats, redis,
+# promtool)
 #
 # On Debian, as root or with passwordless sudo, a missing package is installed. Elsewhere one line
 # says what to install, and the script fails. Outside CI, PostgreSQL 15, MariaDB, the Java that Spark
-# needs, Chromium, the Node package ws, nginx, Caddy, Kafka, RabbitMQ, NATS and Redis may be missing:
-# the tests that need them are then skipped, and the demo goes without Spark.
+# needs, Chromium, the Node package ws, nginx, Caddy, Kafka, RabbitMQ, NATS, Redis and promtool may be
+# missing: the tests that need them are then skipped, and the demo goes without Spark.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -188,6 +189,31 @@ need_proxy() { # need_proxy PACKAGE FOLDER: takes the program out of the package
         "(Debian: apt-get install $1)" >&2
 }
 
+# The tests look for it there, if the machine has none of its own.
+PROMTOOL_FOLDER=.venv/promtool
+
+unpack_promtool() { # the one program of Debian's package, which would start a server if installed
+    mkdir -p "$PROMTOOL_FOLDER"
+    (cd "$PROMTOOL_FOLDER" && apt-get -qq download prometheus \
+        && dpkg --fsys-tarfile prometheus_*.deb | tar xf - ./usr/bin/promtool \
+        && rm prometheus_*.deb) >/dev/null 2>&1
+}
+
+need_promtool() {
+    if command -v promtool >/dev/null || [ -x "$PROMTOOL_FOLDER/usr/bin/promtool" ]; then return; fi
+    if command -v apt-get >/dev/null && command -v dpkg >/dev/null; then
+        echo "setup: taking promtool out of Debian's package prometheus into $PROMTOOL_FOLDER"
+        if unpack_promtool; then return; fi
+        if may_install && apt update >/dev/null 2>&1 && unpack_promtool; then return; fi
+    fi
+    if [ -n "${CI:-}" ]; then
+        missing prometheus "promtool"
+        return 1
+    fi
+    echo "setup: tests of the alert rules are skipped; to run them install promtool" \
+        "(Debian: apt-get install prometheus)" >&2
+}
+
 # The test kit looks for the broker's jars there.
 KAFKA_FOLDER=.venv/kafka
 
@@ -238,12 +264,12 @@ need_server() { # need_server PACKAGE NAME PROGRAM
 for need in "$@"; do
     case $need in
         python | postgresql | mariadb | java | spark | chromium | ws | proxies | kafka | \
-            rabbitmq | nats | redis)
+            rabbitmq | nats | redis | promtool)
             "need_$need"
             ;;
         *)
             echo "setup: no such need: $need; there are: python, postgresql, mariadb, java, spark," \
-                "chromium, ws, proxies, kafka, rabbitmq, nats, redis" >&2
+                "chromium, ws, proxies, kafka, rabbitmq, nats, redis, promtool" >&2
             exit 2
             ;;
     esac

@@ -75,6 +75,7 @@ class LogCounts:
 
     changes: Sequence[tuple[Table, str, int]]  # by operation, in the order in which they first came
     latency: Mapping[str, Histogram]  # by source
+    warnings: int  # of changes that go, or soon will, because there is no room
     disk_free: int  # bytes
     disk_size: int
 
@@ -195,6 +196,11 @@ def _log(log: Stats, counts: LogCounts) -> Iterator[Metric]:
         "headrace_log_latest_sequence",
         "Sequence of the newest change; its growth is the rate of capture.",
         log.latest_sequence,
+    )
+    yield GaugeMetricFamily(
+        "headrace_log_warnings",
+        "Who loses changes, or soon will, because there is no room; /health names them.",
+        counts.warnings,
     )
     yield GaugeMetricFamily(
         "headrace_disk_free_bytes", "What the disk of the log has left.", counts.disk_free

@@ -438,7 +438,7 @@ def test_the_config_says_where_the_pipeline_tells_and_of_what(tmp_path: Path) ->
     file.write_text(source + "pipeline: {sinks: {lake: {type: tables, path: lake}}}\n")
     config = load(file)
     assert server_settings(config).pipeline == PipelineFolder(
-        folder=config.pipeline_dir, sinks=("lake",)
+        folder=config.pipeline_dir, sinks=("lake",), checkpoints=config.checkpoint_dir
     )
     url = "http://elsewhere:3000"
     file.write_text(

@@ -177,7 +177,7 @@ def _exposed(service: Service, access: Access) -> bytes:
         cursors=cursors,
         named=[cursor for cursor in cursors if may(access, cursor)],
         waiting_subscriptions=service.feed.waiting,
-        counts=_log_counts(service.log),
+        counts=_log_counts(service.log, len(service.retention.status().reasons)),
         requests=ServedCounts(
             http=service.requests.http,
             http_seconds=service.requests.http_seconds,
@@ -191,13 +191,14 @@ def _exposed(service: Service, access: Access) -> bytes:
     return expose(measured)
 
 
-def _log_counts(log: Log) -> LogCounts:
+def _log_counts(log: Log, warnings: int) -> LogCounts:
     disk = shutil.disk_usage(log.path)
     # A copy: the log goes on counting.
     counted = list(log.appended.changes.items())
     return LogCounts(
         changes=[(log.table(version), op, count) for (version, op), count in counted],
         latency=dict(log.appended.latency),
+        warnings=warnings,
         disk_free=disk.free,
         disk_size=disk.total,
     )
