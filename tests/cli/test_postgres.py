@@ -149,7 +149,7 @@ def test_a_table_of_somebody_else_is_named_with_the_statements_for_its_owner(sit
     result = site.command("install", "shop")
     assert result.exit_code == 1
     assert "table public.foreign_ones: it has no triggers, and is not ours" in result.output
-    assert 'CREATE OR REPLACE TRIGGER "!headrace_rows"' in result.output
+    assert 'CREATE OR REPLACE TRIGGER "!headrace_insert_' in result.output
     source = load(site.config).sources[0]
     assert {f.name for f in source.check() if not f.ok} == {"table public.foreign_ones"}
 

@@ -272,15 +272,18 @@ def test_columns_may_change_within_a_transaction_that_writes(feed: Reading) -> N
     ]
 
 
-def test_a_table_whose_triggers_did_not_fire_is_copied_anew(feed: Reading) -> None:
+def test_a_table_whose_triggers_did_not_fire_is_copied_anew(
+    feed: Reading, pg: PostgresDatabase
+) -> None:
+    ((oid,),) = pg.execute("SELECT 'users'::regclass::oid")
     with session(feed.place) as writer:
-        writer.execute('ALTER TABLE users DISABLE TRIGGER "!headrace_rows"')
+        writer.execute(f'ALTER TABLE users DISABLE TRIGGER "!headrace_insert_{oid}"')
         writer.execute("INSERT INTO users VALUES (1, 'untold')")
-        writer.execute('ALTER TABLE users ENABLE TRIGGER "!headrace_rows"')
+        writer.execute(f'ALTER TABLE users ENABLE TRIGGER "!headrace_insert_{oid}"')
     feed.until_change("users")
     assert [row["name"] for row in feed.rows("users")] == ["untold"]
     with session(feed.place) as writer:
-        writer.execute('DROP TRIGGER "!headrace_rows" ON users')
+        writer.execute(f'DROP TRIGGER "!headrace_insert_{oid}" ON users')
         writer.execute("INSERT INTO users VALUES (2, 'untold')")
     feed.until(lambda batch: any(c.op is Op.READ for c in batch.changes), take=feed.step)
     feed.catch_up()

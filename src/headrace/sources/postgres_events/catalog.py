@@ -14,11 +14,12 @@ from ...errors import DecodeError, PositionLost, SourceError, SourceRefused
 from ..postgres.address import classify
 from ..postgres.catalog import Catalog, Published
 from ..postgres.snapshot import Point
-from .ddl import HERE, trigger_names
+from .ddl import HERE
 from .entries import EventEntry
 from .position import EventTablePosition
 from .resume import TransactionSnapshot
 from .rows import EventRows, EventTableDescription
+from .triggers import TriggerTarget
 
 _IDENTITY = """
     SELECT s.system_identifier::text, current_database(),
@@ -27,16 +28,28 @@ _IDENTITY = """
                ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
     FROM pg_control_system() s"""
 
-_TRIGGERS = """
-    SELECT tgrelid::bigint, tgname::text, tgenabled <> 'D' AND tgenabled <> 'R',
-           format('%%s:%%s:%%s', oid, xmin, tgenabled)
-    FROM pg_trigger WHERE tgname = ANY (%s) AND tgparentid = 0 ORDER BY tgrelid, tgname"""
+# Every table, or partition, that has triggers of ours; not those that the server has cloned.
+_TRIGGERED = """
+    SELECT n.nspname, c.relname, c.oid::bigint, {by_row},
+           array_agg(t.tgname::text), bool_and(t.tgenabled <> 'D' AND t.tgenabled <> 'R'),
+           string_agg(format('%%s:%%s:%%s', t.oid, t.xmin, t.tgenabled), ' ' ORDER BY t.tgname)
+    FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE t.tgparentid = 0 AND starts_with(t.tgname, %s) AND t.tgfoid IN (
+        SELECT p.oid FROM pg_proc p JOIN pg_namespace ours ON ours.oid = p.pronamespace
+        WHERE ours.nspname = %s)
+    GROUP BY n.nspname, c.oid ORDER BY n.nspname, c.relname"""
+_BY_ROW = """(c.relkind = 'p' OR EXISTS (
+        SELECT FROM pg_inherits i WHERE c.oid IN (i.inhparent, i.inhrelid)))"""
+_TRIGGERED = _TRIGGERED.replace("{by_row}", _BY_ROW)
+_RECORDED_BY_ROW = f"SELECT {_BY_ROW} FROM pg_class c WHERE c.oid = %s"
 
 # Whoever owns them decides what runs when others write.
 _STRANGERS = """
     SELECT r.rolname FROM pg_namespace n
     LEFT JOIN pg_proc p ON p.pronamespace = n.oid AND p.proname IN
-        ('emit_cdc_event', 'note_columns', 'told', 'columns_now', 'as_json')
+        ('emit_cdc_event', 'emit_cdc_events', 'take_turn', 'note_columns', 'told', 'columns_now',
+         'as_json', 'json_columns')
     JOIN pg_roles r ON r.oid IN (n.nspowner, p.proowner)
     JOIN pg_roles me ON me.rolname = current_user
     WHERE n.nspname = %s AND NOT r.rolsuper AND r.oid <> me.oid
@@ -145,6 +158,8 @@ class Triggers(NamedTuple):
 
     which: str  # changes whenever they are created, disabled or enabled
     enabled: bool
+    complete: bool  # whether every change has one
+    current: bool  # whether they are those that would be created today
 
 
 class EventTransaction(NamedTuple):
@@ -222,30 +237,37 @@ class EventCatalog(Catalog):
 
     def published(self, publication: str) -> list[Published]:
         """The tables that have every trigger, enabled or not; there is no publication."""
-        complete = self.triggers()
-        return [table for table in self.wanted(("*.*",)) if table.oid in complete]
+        found = self.triggers()
+        return [t for t in self.wanted(("*.*",)) if t.oid in found and found[t.oid].complete]
 
     def wanted(self, globs: Sequence[str]) -> list[Published]:
         """The tables that match any of the globs, but for our own."""
         return self._candidates(globs)
 
     def triggers(self) -> dict[int, Triggers]:
-        """The triggers of every table that has all of them."""
-        names = trigger_names(self._schema)
-        found: dict[int, list[tuple[str, bool]]] = {}
-        for relation, _, enabled, which in self.rows(_TRIGGERS, list(names)):
-            found.setdefault(relation, []).append((which, enabled))
-        return {
-            relation: Triggers(" ".join(w for w, _ in each), all(enabled for _, enabled in each))
-            for relation, each in found.items()
-            if len(each) == len(names)
-        }
+        """The triggers of every table that has any of them."""
+        return {table.oid: triggers for table, triggers in self._triggered()}
 
-    def triggered(self) -> list[Published]:
-        """The tables that have any of them."""
-        found = self.rows(_TRIGGERS, list(trigger_names(self._schema)))
-        having = {row[0] for row in found}
-        return [table for table in self.wanted(("*.*",)) if table.oid in having]
+    def triggered(self) -> list[TriggerTarget]:
+        """The tables and partitions that have any of them."""
+        return [table for table, _ in self._triggered()]
+
+    def target(self, table: Published) -> TriggerTarget:
+        """A table with the triggers that it has, and the kind that it needs."""
+        for found in self.triggered():
+            if found.oid == table.oid:
+                return found
+        rows = self.rows(_RECORDED_BY_ROW, table.oid)
+        return TriggerTarget(table.schema, table.name, table.oid, bool(rows and rows[0][0]))
+
+    def _triggered(self) -> list[tuple[TriggerTarget, Triggers]]:
+        schema, found = self._schema, []
+        for row in self.rows(_TRIGGERED, f"!{schema}_", schema):
+            namespace, name, oid, by_row, names, enabled, which = row
+            table = TriggerTarget(namespace, name, oid, by_row, frozenset(names))
+            state = table.is_complete(schema), table.is_current(schema)
+            found.append((table, Triggers(which, enabled, *state)))
+        return found
 
     def owns(self, relation: int) -> bool:
         """Whether we may put triggers on a table."""

@@ -1,4 +1,4 @@
-"""What `headrace postgres install` puts into a database: statements, and nothing but statements.
+"""What `headrace postgres install` puts into a database, but for the triggers: see `triggers`.
 
 The rows are kept as `record_out` prints them, with the settings that every session of ours pins:
 the same functions print the same values for logical replication, so both ways give one image.
@@ -37,7 +37,7 @@ CREATE SEQUENCE IF NOT EXISTS @schema@.event_ids;
 CREATE TABLE IF NOT EXISTS @schema@.events (
     xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
     id bigint NOT NULL DEFAULT nextval('@schema@.event_ids'),
-    turn bigint NOT NULL,        -- the first event of the same statement: see emit_cdc_event()
+    turn bigint NOT NULL,        -- orders the statements of a transaction: see emit_cdc_event()
     event_type text NOT NULL,    -- entity:created, entity:updated, entity:deleted, entity:truncated
     entity_type text NOT NULL,   -- schema.table
     entity_id text,              -- the key's values
@@ -91,12 +91,20 @@ BEGIN
     UPDATE @schema@.state SET trimmed = (last::text::bigint + 1)::text::xid8 WHERE trimmed <= last;
     RETURN NULL;
 END $$;
-CREATE OR REPLACE TRIGGER note_deleted AFTER DELETE ON @schema@.events
-    REFERENCING OLD TABLE AS gone FOR EACH STATEMENT EXECUTE FUNCTION @schema@.note_removed();
-CREATE OR REPLACE TRIGGER note_truncated BEFORE TRUNCATE ON @schema@.events
-    FOR EACH STATEMENT EXECUTE FUNCTION @schema@.note_removed();
-ALTER TABLE @schema@.events ENABLE ALWAYS TRIGGER note_deleted;
-ALTER TABLE @schema@.events ENABLE ALWAYS TRIGGER note_truncated;
+-- Where they exist, no lock is taken for which writers would wait.
+DO $$ BEGIN
+    IF (SELECT count(*) FROM pg_catalog.pg_trigger t
+        WHERE t.tgrelid = '@schema@.events'::regclass AND t.tgenabled = 'A'
+          AND t.tgname IN ('note_deleted', 'note_truncated')) < 2 THEN
+        CREATE OR REPLACE TRIGGER note_deleted AFTER DELETE ON @schema@.events
+            REFERENCING OLD TABLE AS gone
+            FOR EACH STATEMENT EXECUTE FUNCTION @schema@.note_removed();
+        CREATE OR REPLACE TRIGGER note_truncated BEFORE TRUNCATE ON @schema@.events
+            FOR EACH STATEMENT EXECUTE FUNCTION @schema@.note_removed();
+        ALTER TABLE @schema@.events ENABLE ALWAYS TRIGGER note_deleted;
+        ALTER TABLE @schema@.events ENABLE ALWAYS TRIGGER note_truncated;
+    END IF;
+END $$;
 
 -- Not in SQL: the server would plan it anew for each statement of a writer.
 CREATE OR REPLACE FUNCTION @schema@.columns_now(relation oid) RETURNS json
@@ -129,7 +137,8 @@ BEGIN
 END $$;
 
 -- Makes sure that a table's columns are told, and gives what its rows need to know of them: which
--- description is theirs, schema.table, whether it has types of others, and its key columns.
+-- description is theirs, schema.table, whether it has types of others, the table of which it is a
+-- partition or else itself, and its key columns.
 CREATE OR REPLACE FUNCTION @schema@.told(relation oid) RETURNS text[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -141,27 +150,35 @@ BEGIN
     END IF;
     RETURN ARRAY[hash, format('%s.%s', now_is ->> 'schema', now_is ->> 'name'), EXISTS (
         SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-        WHERE a.attrelid = told.relation AND a.attnum > 0 AND @foreign@)::text] || ARRAY(
+        WHERE a.attrelid = told.relation AND a.attnum > 0 AND @foreign@)::text,
+        now_is ->> 'relation'] || ARRAY(
         SELECT c ->> 'name' FROM json_array_elements(now_is -> 'columns') c
         WHERE (c ->> 'key')::boolean);
 END $$;
 
--- A row as JSON. A cast to json that the owner of a type has made would run as us: values of such
--- types are told as they are printed, which calls nothing of theirs.
+-- The columns of a row, for row_to_json. A cast to json that the owner of a type has made would run
+-- as us: values of such types are given as they are printed, which calls nothing of theirs.
+CREATE OR REPLACE FUNCTION @schema@.json_columns(relation oid, entry text) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (
+        SELECT string_agg(CASE WHEN @foreign@
+                               THEN format('CASE num_nulls(%2$s.%1$I) WHEN 0'
+                                           ' THEN format(''%%s'', %2$s.%1$I) END AS %1$I',
+                                           a.attname, entry)
+                               ELSE format('%2$s.%1$I', a.attname, entry) END,
+                          ', ' ORDER BY a.attnum)
+        FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+        WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped);
+END $$;
+
 CREATE OR REPLACE FUNCTION @schema@.as_json(relation oid, entry record) RETURNS json
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp@pinned@ AS $$
 DECLARE
-    columns text;
     written json;
 BEGIN
-    SELECT string_agg(CASE WHEN @foreign@
-                           THEN format('CASE num_nulls(($1).%1$I) WHEN 0'
-                                       ' THEN format(''%%s'', ($1).%1$I) END AS %1$I', a.attname)
-                           ELSE format('($1).%1$I', a.attname) END, ', ' ORDER BY a.attnum)
-    INTO columns
-    FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-    WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped;
-    EXECUTE format('SELECT row_to_json(r) FROM (SELECT %s) r', columns) INTO written USING entry;
+    EXECUTE format('SELECT row_to_json(r) FROM (SELECT %s) r',
+                   @schema@.json_columns(relation, '($1)')) INTO written USING entry;
     RETURN written;
 END $$;
 
@@ -177,16 +194,81 @@ BEGIN
     RETURN NULL;
 END $$;
 
--- As its owner: whoever writes to a captured table need not know of this schema.
---
--- Its triggers come before all others of a row, but what those write for the first row of a
--- statement is told before the statement's second row, which had changed by then. So the events of
--- a statement have one `turn`, the number of its first; (turn, id) is the order of the changes.
+-- Events of one statement have one `turn`, and those of what its AFTER triggers write have a later
+-- one, though they are written before: (turn, id) is the order of the changes. So the first row of
+-- a statement takes its turn, before any other trigger of a row fires. Three numbers: of a MERGE,
+-- deletions come first, and insertions last, as its rows may take keys that others leave.
+CREATE OR REPLACE FUNCTION @schema@.take_turn() RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    turn bigint := nextval('@schema@.event_ids');
+BEGIN
+    PERFORM nextval('@schema@.event_ids'), nextval('@schema@.event_ids');
+    RETURN turn;
+END $$;
+
+-- After each statement, for all of its rows at once. As its owner: whoever writes to a captured
+-- table need not know of this schema. One plan is made, and kept for any number of rows: so without
+-- nested loops, whatever was expected when it was made.
+CREATE OR REPLACE FUNCTION @schema@.emit_cdc_events() RETURNS trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+SET plan_cache_mode = force_generic_plan SET enable_nestloop = off@pinned@ AS $$
+DECLARE
+    first text := '@guc@.first_' || tg_relid || '_';
+    depth int := pg_trigger_depth();
+    turn bigint;
+    told text[];
+    key_columns text[];
+    annotations text := nullif(current_setting('headrace.metadata', true), '');
+BEGIN
+    IF tg_op = 'DELETE' THEN
+        PERFORM FROM old_rows LIMIT 1;
+    ELSE
+        PERFORM FROM new_rows LIMIT 1;
+    END IF;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    told := @schema@.told(tg_relid);
+    -- The triggers of the whole table have the rows of a partition. Of a table with children, the
+    -- rows of the children are among these: it gets other triggers, and is read anew then.
+    IF told[4] <> tg_relid::text OR tg_op <> 'INSERT' AND EXISTS (
+            SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = tg_relid) THEN
+        RETURN NULL;
+    END IF;
+    key_columns := told[5:];
+    turn := substring(current_setting(first || depth - 1, true) FROM '[0-9]+')::bigint;
+    turn := coalesce(turn, @schema@.take_turn());
+    -- Of one statement, insertions and updates come here one after the other. What a foreign key
+    -- deletes or updates was due one deeper.
+    PERFORM set_config(first || depth - 1, 'used ' || turn, true),
+            set_config(first || depth, '', true);
+    turn := turn + (CASE tg_op WHEN 'INSERT' THEN 2 WHEN 'UPDATE' THEN 1 ELSE 0 END);
+    IF told[3] = 'true' THEN
+        EXECUTE replace((CASE tg_op WHEN 'INSERT' THEN $emit$@inserted_by_columns@$emit$
+                                    WHEN 'UPDATE' THEN $emit$@updated_by_columns@$emit$
+                                    ELSE $emit$@deleted_by_columns@$emit$ END),
+                        '!columns', @schema@.json_columns(tg_relid, '"!row"'))
+        USING turn, told, key_columns, tg_op, tg_relid, annotations;
+    ELSIF tg_op = 'INSERT' THEN
+        @inserted@;
+    ELSIF tg_op = 'UPDATE' THEN
+        @updated@;
+    ELSE
+        @deleted@;
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- For each row, where no statement has all of them: of partitions, of tables with parents or
+-- children, and what logical replication applies, which fires no trigger of statements.
+-- Elsewhere for the first row of a statement, which takes its turn.
 CREATE OR REPLACE FUNCTION @schema@.emit_cdc_event() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp@pinned@ AS $$
 DECLARE
-    number bigint := nextval('@schema@.event_ids');
-    turn bigint := number;
+    number bigint;
+    turn bigint;
+    first text;
     statement text := '@guc@.turn_' || pg_trigger_depth();
     under_way text[] := string_to_array(current_setting(statement, true), ' ');
     noted text[] := nullif(current_setting('@guc@.told_' || tg_relid, true), '')::text[];
@@ -199,11 +281,26 @@ DECLARE
     is_now text;
     event text := 'entity:truncated';
 BEGIN
+    IF tg_argv[0] = 'first' AND current_setting('session_replication_role') <> 'replica' THEN
+        first := '@guc@.first_' || tg_relid || '_' || pg_trigger_depth() - 1;
+        IF coalesce(current_setting(first, true), '') !~ '^[0-9]' THEN
+            PERFORM set_config(first, @schema@.take_turn()::text, true);
+        END IF;
+        RETURN NULL;
+    END IF;
     -- A row that arrives by way of the whole table, of which this is a partition, has no note.
     IF noted IS NULL OR noted[1] IS DISTINCT FROM @seal@ THEN
         told := @schema@.told(tg_relid);
     END IF;
-    key_columns := told[4:];
+    -- A partition has triggers of the whole table, and may have kept those of its own.
+    IF told[4] <> (CASE WHEN tg_name = '!@guc@_rows' THEN told[4]
+                        WHEN tg_op = 'TRUNCATE' THEN tg_relid::text
+                        ELSE right(tg_name, -length('!@guc@_rows_')) END) THEN  -- or _turn_
+        RETURN NULL;
+    END IF;
+    key_columns := told[5:];
+    number := nextval('@schema@.event_ids');
+    turn := number;
     IF tg_op <> 'TRUNCATE' AND under_way[1] = tg_relid::text THEN
         IF under_way[2] IS NULL THEN
             PERFORM set_config(statement, tg_relid || ' ' || number, true);
@@ -242,6 +339,60 @@ BEGIN
 END $$;
 """
 
+# All rows of a statement as events, in their order: nothing sorts what a tuplestore gives. OFFSET
+# keeps the planner from making a row's JSON anew wherever it is used.
+_EMIT = """INSERT INTO @schema@.events (id, turn, event_type, entity_type, entity_id, operation, op,
+                                     relation, columns, key, old, new, annotations)
+        SELECT nextval('@schema@.event_ids'), @turn@, '@event@', (@told@)[2],
+               CASE cardinality(@key_columns@) WHEN 0 THEN NULL
+                    WHEN 1 THEN keyed.key ->> (@key_columns@)[1]
+                    ELSE (SELECT string_agg(keyed.written ->> name, ',')
+                          FROM unnest(@key_columns@) name) END,
+               keyed.written, left(@tg_op@, 1)::"char", @tg_relid@, (@told@)[1], keyed.key,
+               keyed.was, keyed.is_now, @annotations@
+        FROM (SELECT whole.*, CASE cardinality(@key_columns@) WHEN 0 THEN NULL
+                  WHEN 1 THEN json_build_object((@key_columns@)[1],
+                                                whole.written -> (@key_columns@)[1])
+                  ELSE (SELECT json_object_agg(name, whole.written -> name)
+                        FROM unnest(@key_columns@) name) END AS key
+              FROM (@rows@ OFFSET 0) whole OFFSET 0) keyed"""
+_VARIABLES = ("turn", "told", "key_columns", "tg_op", "tg_relid", "annotations")
+
+# Both tuplestores of an update have the same rows in the same order. No column is called "!row".
+_PAIRED = """SELECT o.was, n.is_now, n.written
+                    FROM (SELECT row_number() OVER () AS at, "!row"::text AS was
+                          FROM old_rows "!row") o
+                    JOIN (SELECT row_number() OVER () AS at, "!row"::text AS is_now,
+                                 @written@ AS written FROM new_rows "!row") n USING (at)
+                    ORDER BY at"""
+_EMITTED = {
+    "inserted": (
+        "entity:created",
+        'SELECT NULL AS was, "!row"::text AS is_now, @written@ AS written FROM new_rows "!row"',
+    ),
+    "updated": ("entity:updated", _PAIRED),
+    "deleted": (
+        "entity:deleted",
+        'SELECT "!row"::text AS was, NULL AS is_now, @written@ AS written FROM old_rows "!row"',
+    ),
+}
+
+
+def _emitting() -> dict[str, str]:
+    """The statements of emit_cdc_events(), and the same as text, by the columns of a row."""
+    found: dict[str, str] = {}
+    for name, (event, rows) in _EMITTED.items():
+        text = _EMIT.replace("@event@", event).replace("@rows@", rows)
+        plain = text.replace("@written@", 'row_to_json("!row")')
+        columns = "(SELECT row_to_json(r) FROM (SELECT !columns) r)"
+        by_columns = text.replace("@written@", columns)
+        for number, variable in enumerate(_VARIABLES, 1):
+            plain = plain.replace(f"@{variable}@", variable)
+            by_columns = by_columns.replace(f"@{variable}@", f"${number}")
+        found |= {name: plain, f"{name}_by_columns": by_columns}
+    return found
+
+
 # Tells what we have noted in this transaction from what a writer has: settings are anybody's.
 _SEAL = """(SELECT md5(s.word || tg_relid || ' ' || pg_backend_pid() || ' '
         || (date_part('epoch', now()) * 1000000)::bigint || told::text || s.word)
@@ -264,8 +415,11 @@ UPDATE @schema@.state SET server = @here@, trimmed = '0', installation = gen_ran
 
 _REMOVE = """
 DROP FUNCTION IF EXISTS @schema@.emit_cdc_event();
+DROP FUNCTION IF EXISTS @schema@.emit_cdc_events();
+DROP FUNCTION IF EXISTS @schema@.take_turn();
 DROP FUNCTION IF EXISTS @schema@.note_columns();
 DROP FUNCTION IF EXISTS @schema@.as_json(oid, record);
+DROP FUNCTION IF EXISTS @schema@.json_columns(oid, text);
 DROP FUNCTION IF EXISTS @schema@.told(oid);
 DROP FUNCTION IF EXISTS @schema@.columns_now(oid);
 DROP TABLE IF EXISTS @schema@.events, @schema@.relations, @schema@.state, @schema@.secret;
@@ -282,65 +436,27 @@ DO $$ BEGIN
 END $$;
 """
 
-_TRIGGERS = {
-    "rows": "AFTER INSERT OR UPDATE OR DELETE ON @table@ FOR EACH ROW\n"
-    "    EXECUTE FUNCTION @schema@.emit_cdc_event()",
-    "truncate": "AFTER TRUNCATE ON @table@ FOR EACH STATEMENT\n"
-    "    EXECUTE FUNCTION @schema@.emit_cdc_event()",
-    "columns": "BEFORE INSERT OR UPDATE OR DELETE ON @table@ FOR EACH STATEMENT\n"
-    "    EXECUTE FUNCTION @schema@.note_columns()",
-}
-
-
-def trigger_names(schema: str) -> tuple[str, ...]:
-    """The triggers that a captured table has.
-
-    Triggers of a row fire in the order of their names: ours before those that change it again, and
-    before those that the server makes for foreign keys.
-    """
-    return tuple(f"!{schema}_{part}" for part in _TRIGGERS)
-
 
 def setup(schema: str) -> str:
     """The statements that create the event table and its functions, or bring them up to date."""
-    text = _filled(_SETUP, schema).strip()
-    function = f"{_quoted(schema)}.emit_cdc_event()"
+    text = filled(_SETUP, schema).strip()
+    function = f"{quoted(schema)}.emit_cdc_event()"
     return f"{text}\n\nCOMMENT ON FUNCTION {function} IS '{edition(schema)}';"
 
 
 def edition(schema: str) -> str:
     """What an installation of exactly these statements says of itself."""
-    return f"headrace {hashlib.sha256(_filled(_SETUP, schema).encode()).hexdigest()[:16]}"
+    return f"headrace {hashlib.sha256(filled(_SETUP, schema).encode()).hexdigest()[:16]}"
 
 
 def moved(schema: str) -> str:
     """The statements that forget what a dump has brought from another server."""
-    return _filled(_MOVED, schema).strip()
+    return filled(_MOVED, schema).strip()
 
 
 def remove(schema: str) -> str:
     """The statements that undo `setup`."""
-    return _filled(_REMOVE, schema).strip()
-
-
-def triggers(schema: str, table: tuple[str, str]) -> str:
-    """The statements that make a table write its changes.
-
-    ALWAYS: also for rows that replication or a restore writes here.
-    """
-    statements = []
-    for name, what in zip(map(_quoted, trigger_names(schema)), _TRIGGERS.values(), strict=True):
-        statements.append(f"CREATE OR REPLACE TRIGGER {name}\n    {what};")
-        statements.append(f"ALTER TABLE @table@ ENABLE ALWAYS TRIGGER {name};")
-    return _filled("\n".join(statements), schema).replace("@table@", quoted_table(table))
-
-
-def without_triggers(schema: str, table: tuple[str, str]) -> str:
-    """The statements that undo `triggers`."""
-    return "\n".join(
-        f"DROP TRIGGER IF EXISTS {_quoted(name)} ON {quoted_table(table)};"
-        for name in trigger_names(schema)
-    )
+    return filled(_REMOVE, schema).strip()
 
 
 def quoted_table(table: tuple[str, str]) -> str:
@@ -348,12 +464,14 @@ def quoted_table(table: tuple[str, str]) -> str:
     return sql.Identifier(*table).as_string()
 
 
-def _filled(text: str, schema: str) -> str:
-    parts = {"pinned": _PINNED, "here": HERE, "foreign": _FOREIGN, "seal": _SEAL}
-    for name, part in (parts | {"schema": _quoted(schema), "guc": schema}).items():
+def filled(text: str, schema: str) -> str:
+    """Statements for an event table of this schema."""
+    parts = _emitting() | {"pinned": _PINNED, "here": HERE, "foreign": _FOREIGN, "seal": _SEAL}
+    for name, part in (parts | {"schema": quoted(schema), "guc": schema}).items():
         text = text.replace(f"@{name}@", part)
     return text
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A name as SQL writes it."""
     return sql.Identifier(name).as_string()

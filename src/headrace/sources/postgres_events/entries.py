@@ -130,6 +130,9 @@ class EventAssembler:
         if rows.of_relation != entry.relation:
             self._keep(entry, DecodeError("an event has the columns of another table"))
             return
+        if entry.relation != rows.table.relation and entry.relation in self._live:
+            # It was a partition for a while, and may be a table again before anybody looks.
+            self.astray |= {self._live.pop(entry.relation)}
         path = self._live.get(rows.table.relation)
         if path is None:
             return

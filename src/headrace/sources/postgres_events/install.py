@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from ...errors import SourceRefused, SourceUnavailable
 from ..postgres.catalog import Published
-from . import ddl
+from . import ddl, triggers
 from .catalog import EventCatalog
 from .settings import PostgresEventsSettings
 
-_WAIT = "3s"  # for a lock: whoever wants to write waits as long
-_TRIES = 10
+_WAIT = "1s"  # for a lock: whoever wants to write waits as long
+_TRIES = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class InstalledTriggers:
     triggers: dict[str, str]  # schema.table -> which triggers
     refused: dict[str, str]  # schema.table -> reason
     waiting: dict[str, str]  # the same, of tables that are tried again
+    renewed: dict[str, str]  # schema.table -> the triggers these have replaced without a gap
 
 
 def ensure(catalog: EventCatalog, source: PostgresEventsSettings) -> InstalledTriggers:
@@ -44,16 +45,22 @@ def ensure(catalog: EventCatalog, source: PostgresEventsSettings) -> InstalledTr
             hint=f"Run `headrace postgres install {source.name}` as its owner.",
         )
     present = catalog.triggers()
-    reasons: dict[str, str] = {}
-    waiting: dict[str, str] = {}
+    outcome = InstalledTriggers([], {}, {}, {}, {})
     for table in catalog.wanted(source.tables):
-        if table.oid in present:
+        found = present.get(table.oid)
+        if found is not None and found.current:
             continue
-        if why := _cannot(catalog, source, table, other_owner):
-            reasons[table.path] = why
+        why = _cannot(catalog, source, table, other_owner)
+        if found is not None and found.complete:
+            if not why and _add(catalog, source, table) and found.enabled:
+                outcome.renewed[table.path] = found.which
+        elif why:
+            outcome.refused[table.path] = why
         elif not _add(catalog, source, table):
-            waiting[table.path] = "it gets its triggers once the transactions that write to it end"
-    return _installed(catalog, source, reasons, waiting)
+            outcome.waiting[table.path] = (
+                "it gets its triggers once the transactions that write to it end"
+            )
+    return _installed(catalog, source, outcome)
 
 
 def set_up(catalog: EventCatalog, schema: str, other_owner: str) -> None:
@@ -68,8 +75,10 @@ def set_up(catalog: EventCatalog, schema: str, other_owner: str) -> None:
     if other_owner:
         return  # and no triggers of ours call what is there
     try:
-        if found != ddl.edition(schema):
-            catalog.apply(ddl.setup(schema))
+        if found != ddl.edition(schema) and not catalog.apply(ddl.setup(schema), wait=_WAIT):
+            if found is None:
+                raise SourceUnavailable(f"schema {schema} is being written to")
+            return  # it works as it is, and is renewed later
         if catalog.moved() and not catalog.apply(ddl.moved(schema), wait=_WAIT):
             raise SourceUnavailable(f"{schema}.events came by a dump, and is being written to")
     except SourceRefused as error:
@@ -92,7 +101,7 @@ def uninstall(catalog: EventCatalog, schema: str) -> list[str]:
     # One by one: whoever waits for one table must not make others wait for the rest.
     for _ in range(_TRIES):
         for table in catalog.triggered():
-            catalog.apply(ddl.without_triggers(schema, (table.schema, table.name)), wait=_WAIT)
+            catalog.apply(triggers.drop(table), wait=_WAIT)
         busy = catalog.triggered()
         if not busy:
             break
@@ -108,34 +117,30 @@ def uninstall(catalog: EventCatalog, schema: str) -> list[str]:
 
 def statements(catalog: EventCatalog, source: PostgresEventsSettings) -> str:
     """Everything that `install` would run, for somebody else to run."""
-    wanted = [(table.schema, table.name) for table in catalog.wanted(source.tables)]
-    parts = [ddl.triggers(source.schema, table) for table in wanted]
+    wanted = [catalog.target(table) for table in catalog.wanted(source.tables)]
+    parts = [triggers.create(source.schema, table) for table in wanted]
     return "\n\n".join([ddl.setup(source.schema), *parts])
 
 
 def removal(catalog: EventCatalog, schema: str) -> str:
     """Everything that `uninstall` would run, for somebody else to run."""
-    tables = [(table.schema, table.name) for table in catalog.triggered()]
-    parts = [ddl.without_triggers(schema, table) for table in tables]
+    parts = [triggers.drop(table) for table in catalog.triggered()]
     return "\n".join([f"SET lock_timeout = '{_WAIT}';", *parts, ddl.remove(schema)])
 
 
 def _installed(
-    catalog: EventCatalog,
-    source: PostgresEventsSettings,
-    reasons: dict[str, str],
-    waiting: dict[str, str],
+    catalog: EventCatalog, source: PostgresEventsSettings, outcome: InstalledTriggers
 ) -> InstalledTriggers:
-    present = catalog.triggers()
+    present = {oid: found for oid, found in catalog.triggers().items() if found.complete}
     tables = [table for table in catalog.wanted(source.tables) if table.oid in present]
     for table in tables:
         if not present[table.oid].enabled:
-            waiting[table.path] = (
+            outcome.waiting[table.path] = (
                 "its triggers are disabled, so its changes are not captured; its owner can run: "
-                + ddl.triggers(source.schema, (table.schema, table.name))
+                + triggers.create(source.schema, catalog.target(table))
             )
-    triggers = {table.path: present[table.oid].which for table in tables}
-    return InstalledTriggers(tables, triggers, reasons, waiting)
+    which = {table.path: present[table.oid].which for table in tables}
+    return dataclasses.replace(outcome, tables=tables, triggers=which)
 
 
 def _cannot(
@@ -146,12 +151,16 @@ def _cannot(
         return f"it has no triggers; run `headrace postgres install {source.name}` as its owner"
     if other_owner and catalog.owner(table.oid) != other_owner:
         return f"its triggers would call functions of {other_owner}, who does not own it"
+    if catalog.edition() != ddl.edition(source.schema):
+        return f"schema {source.schema} is of another edition, and its owner must renew it: " + (
+            f"run `headrace postgres install {source.name}` as its owner"
+        )
     if catalog.owns(table.oid):
         return ""
-    statements = ddl.triggers(source.schema, (table.schema, table.name))
+    statements = triggers.create(source.schema, catalog.target(table))
     return f"it has no triggers, and is not ours; its owner can run: {statements}"
 
 
 def _add(catalog: EventCatalog, source: PostgresEventsSettings, table: Published) -> bool:
     """Put the triggers on a table; False when others would have had to wait too long."""
-    return catalog.apply(ddl.triggers(source.schema, (table.schema, table.name)), wait=_WAIT)
+    return catalog.apply(triggers.create(source.schema, catalog.target(table)), wait=_WAIT)

@@ -76,11 +76,13 @@ def with_triggers(
 ) -> EventResume:
     """Add tables that are not known yet, and copy anew those whose triggers are others.
 
-    While a table had no trigger, or one that did not fire, its changes were not captured.
+    While a table had no trigger, or one that did not fire, its changes were not captured. Where
+    we have replaced those that the log knows, in one transaction, none is missing.
     """
     copies = {
         path: PostgresTableSnapshot(copy.relation, again=True)
-        if installed.triggers.get(path, "") != resume.triggers.get(path, "")
+        if resume.triggers.get(path, "")
+        not in (installed.triggers.get(path, ""), installed.renewed.get(path))
         and copy.ranges is not None
         else copy
         for path, copy in resume.snapshots.items()
