@@ -1,5 +1,6 @@
 """GET /health, GET /v1/sources, POST /v1/sources/{name}/snapshot."""
 
+import threading
 import time
 from typing import Any
 
@@ -115,7 +116,25 @@ def test_health_tells_what_the_log_holds(site: Site) -> None:
         "total_events": 3,
         "first_sequence": 3,
         "latest_sequence": 5,
+        "status": "healthy",
+        "reasons": [],
     }
+
+
+@pytest.mark.requirement("C-24")
+def test_health_names_who_needs_changes_that_are_gone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.writer.put_many("users", 5)
+    site.log.move_cursor("slow", 1)
+    site.log.trim(4, force=True)
+    stopping = threading.Event()
+    monkeypatch.setattr(stopping, "wait", lambda _: stopping.set())
+    site.service.retention.work(stopping)
+    report = site.get("/health").json()
+    assert (report["status"], report["log"]["status"]) == ("degraded", "degraded")
+    [reason] = report["log"]["reasons"]
+    assert "slow needs changes 2 to 3, which are gone: removed by trim --force at" in reason
 
 
 def test_sources_are_listed_with_all_that_is_known(site: Site) -> None:

@@ -20,7 +20,7 @@ from .writer import Log, Trimmed
 
 logger = logging.getLogger(__name__)
 
-LOOK_SECONDS = 10.0  # between two looks at the size of the log and at its disk
+LOOK_SECONDS = 2.0  # between two looks at the size of the log and at its disk
 REGULAR_SECONDS = 3600.0  # between two removals by age and size
 WARNING_SHARE = 0.8  # of max_log_gb
 # A share of the disk, at most so many bytes: below the first it warns, below the second it removes.
@@ -52,7 +52,7 @@ class RoomState(StrEnum):
 class RetentionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What retention keeps and what it cannot keep, for people and for /health."""
 
-    state: RoomState
+    state: RoomState = RoomState.OK
     reasons: tuple[str, ...] = ()  # what an operator must know, in sentences; none: all is well
     losers: tuple[str, ...] = ()  # who needs changes that are gone
 
@@ -100,6 +100,7 @@ class LogRetention:
         self._space = space
         self._reclaimed = log.first_sequence
         self._reported: tuple[str, ...] = ()
+        self.seen = RetentionStatus()  # when `work` last looked
         self._regular = 0.0  # when removal by age and size is due
 
     def holders(self) -> list[Holder]:
@@ -203,7 +204,8 @@ class LogRetention:
 
     def _report(self) -> None:
         """Log each reason for concern once."""
-        reasons = self.status().reasons
+        self.seen = self.status()
+        reasons = self.seen.reasons
         kinds = tuple(reason.partition(",")[0] for reason in reasons)
         for kind, reason in zip(kinds, reasons, strict=True):
             if kind not in self._reported:

@@ -36,6 +36,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     sources: list[Status]
     log: Stats | None  # None: there is no log yet
     cursors: list[Cursor]
+    room: list[str] = []  # who loses changes, or soon will, because the log has no room
     pipeline: PipelineOverview | None = None  # None: the config has none
 
 
@@ -148,6 +149,7 @@ def _look_at_server(config: Config, client: Client) -> Overview:
             log["latest_sequence"],
             log["total_size_bytes"],
         ),
+        room=log.get("reasons", []),
         cursors=_cursors(config) if config.remote is None else _remote_cursors(client),
     )
 

@@ -406,6 +406,8 @@ def _server_lines(overview: Overview) -> Iterator[RenderableType]:
         f"log: {stats.count:,} changes, sequences {stats.first_sequence} to "
         f"{stats.latest_sequence}, {size(stats.total_bytes)}"
     )
+    for reason in overview.room:
+        yield Text(f"log: {reason}", style="yellow")
     for cursor in overview.cursors:
         behind = stats.latest_sequence - cursor.sequence
         yield Text(f"cursor {cursor.name}: at {cursor.sequence}, {behind:,} behind")

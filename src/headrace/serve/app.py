@@ -57,14 +57,15 @@ def create_app(
     formats = formats or Formats()
     feed = LogFeed(log, formats.model)
     log.listen(feed.announce)
+    retention = retention_of(log, settings)
     service = Service(
         log=log,
-        retention=retention_of(log, settings),
+        retention=retention,
         feed=feed,
         statuses=statuses,
         copy_again=copy_again,
         settings=settings,
-        health=HealthCheck(settings),
+        health=HealthCheck(settings, room=lambda: retention.seen),
         formats=formats,
         keyring=Keyring(log, operator=operator),
         groups=Groups(feed, log),

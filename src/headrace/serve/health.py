@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from ..log import Log
+from ..log import Log, RetentionStatus
 from ..metrics import PipelineState
 from ..sinks import SinkPhase, SinkStatus
 from ..sources import Phase, Status
@@ -70,10 +70,12 @@ class LogHealth(msgspec.Struct, frozen=True):
     first_sequence: int
     latest_sequence: int
     total_size_bytes: int
+    status: HealthStatus
+    reasons: list[str]  # who loses changes, or soon will, because there is no room
 
 
 class HealthReport(msgspec.Struct, frozen=True):
-    """The answer of /health; the worst source or sink decides.
+    """The answer of /health; the worst of sources, sinks and the log decides.
 
     Whoever has no key where one is needed, or one of a part only, gets the status alone.
     """
@@ -93,8 +95,14 @@ class HealthReport(msgspec.Struct, frozen=True):
 class HealthCheck:
     """Judges statuses; remembers when each source was last heard."""
 
-    def __init__(self, settings: ServerSettings, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        clock: Callable[[], float] = time.time,
+        room: Callable[[], RetentionStatus] = RetentionStatus,
+    ) -> None:
         self._settings = settings
+        self._room = room
         self._clock = clock
         self._started = clock()
         self._heard: dict[str, float] = {}
@@ -105,8 +113,10 @@ class HealthCheck:
         """The state of everything now."""
         sources = [self._source(status) for status in statuses]
         sinks = None if pipeline is None else self._pipeline(pipeline, log)
-        parts = [source.status for source in sources] + ([sinks.status] if sinks else [])
-        return HealthReport(_worst(parts), sources, sinks, _log(log))
+        kept = _log(log, self._room())
+        parts = [*(source.status for source in sources), kept.status]
+        parts += [sinks.status] if sinks else []
+        return HealthReport(_worst(parts), sources, sinks, kept)
 
     def _source(self, status: Status) -> SourceHealth:
         bad, poor = self._failures(status), _shortcomings(status)
@@ -244,8 +254,14 @@ def _worst(statuses: Sequence[HealthStatus]) -> HealthStatus:
     return max(statuses, key=order.index, default=order[0])
 
 
-def _log(log: Log) -> LogHealth:
+def _log(log: Log, room: RetentionStatus) -> LogHealth:
     stats = log.stats()
     return LogHealth(
-        log.epoch, stats.count, stats.first_sequence, stats.latest_sequence, stats.total_bytes
+        log.epoch,
+        stats.count,
+        stats.first_sequence,
+        stats.latest_sequence,
+        stats.total_bytes,
+        _verdict([], room.reasons),
+        list(room.reasons),
     )
