@@ -5,7 +5,8 @@
     ├── LogError               the operator of the machine that holds the log
     │   ├── LogAbsent          there is no log in the folder
     │   ├── LogInUse           another process writes this log
-    │   └── LogFailed          the disk refused a write; nothing after it was stored
+    │   ├── LogFailed          the disk refused a write; nothing after it was stored
+    │   └── LogDamaged         what is on the disk is not what was written
     ├── SourceError            the operator of the database
     │   ├── SourceUnavailable  nobody: it is tried again
     │   ├── SourceRefused      a setting or privilege is missing on the server
@@ -79,6 +80,15 @@ class LogFailed(LogError):
     """The disk refused a write; what was acknowledged before is safe."""
 
     hint = "Free some space or repair the disk, then start Headrace again; it resumes by itself."
+
+
+class LogDamaged(LogError):
+    """What is on the disk is not what was written there."""
+
+    hint = (
+        "Check the disk. Move the log away and bring it back from a backup with `headrace "
+        "restore`; without one, `headrace run` begins a new log with a new snapshot."
+    )
 
 
 class SourceError(HeadraceError):

@@ -22,6 +22,7 @@ from .formats.catalogue import Formats
 from .formats.facts import Facts, SourceServer
 from .log import Log, LogRetention, RetentionSettings, keys
 from .log.files import raise_file_limit
+from .log.folder import make_private, unusable
 from .log.keys import Key, KeyRequest, Scope
 from .model import Model
 from .retry import Backoff
@@ -101,9 +102,12 @@ def operator_key(folder: Path) -> Iterator[Key]:
     wanted = KeyRequest(name="operator", scopes=frozenset({Scope.ADMIN}))
     made = keys.make(wanted, now=time.time_ns() // 1000)
     file = folder / OPERATOR_KEY
-    file.unlink(missing_ok=True)  # a process that was killed leaves it behind
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(made.secret)
+    try:
+        file.unlink(missing_ok=True)  # a process that was killed leaves it behind
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(made.secret)
+    except OSError as error:
+        raise unusable(folder, error) from error
     try:
         yield msgspec.structs.replace(made.key, id="operator")
     finally:
@@ -128,6 +132,7 @@ class Run:
         if self.config.cdc.enabled:
             self._check_model()
         with ExitStack() as stack:
+            make_private(self.config.data_dir)
             self.log = stack.enter_context(Log.open(self.config.log_dir))
             sources = self.config.sources if self.config.cdc.enabled else ()
             self.captures = {source.name: Capture(Apart(source), self.log) for source in sources}
@@ -255,8 +260,11 @@ class PipelineProcess:
     It and the JVM it starts are one process group, so that nothing of them is left behind.
     """
 
-    def __init__(self, config_file: Path, on_line: Callable[[str], None]) -> None:
-        """`on_line` gets every line that it prints."""
+    def __init__(
+        self, config_file: Path, on_line: Callable[[str], None], *, umask: int = -1
+    ) -> None:
+        """`on_line` gets every line that it prints; `umask` is its own, -1: that of this one."""
+        self._umask = umask
         program = [sys.executable, "-m", "headrace.cli", "pipeline", "--with-parent"]
         self._command = [*program, "--config", str(config_file)]
         self._on_line = on_line
@@ -315,6 +323,7 @@ class PipelineProcess:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
+                umask=self._umask,
                 start_new_session=True,  # Ctrl-C is for us: we stop it, in our order
             )
             return self._process

@@ -8,12 +8,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rocksdict import Options, Rdict
 from typer.testing import CliRunner, Result
 
 from headrace.change.event import Batch, BeforeKind, Change, Column, Op, Table, Transaction
@@ -27,6 +28,7 @@ from headrace.log import Log, LogReader
 from headrace.run import formats
 from headrace.sources.postgres.position import PostgresPosition
 from headrace.testing import PostgresDatabase, free_port, wait_until
+from tests.disks import small_disk
 from tests.serve.histories import told
 
 HEADRACE = [sys.executable, "-c", "from headrace.cli import main; main()"]
@@ -399,6 +401,74 @@ def test_trim_keeps_what_a_cursor_needs_unless_forced(filled: Site) -> None:
     assert forced.stdout == (
         "removed 6 changes; the log begins at 10\nthese needed what was removed: cursor reports\n"
     )
+
+
+def failure(site: Site, *command: str) -> str:
+    """What a command prints that fails; never a traceback."""
+    done = subprocess.run(
+        [*HEADRACE, *command], cwd=site.folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if " WARNING " not in line]
+    assert len(lines) <= 2, lines  # what is wrong, and what to do
+    return "\n".join(lines)
+
+
+@pytest.mark.requirement("P-17")
+def test_everything_in_data_dir_is_for_its_user_alone(filled: Site) -> None:
+    data = filled.folder / "data"
+    for path in (data, data / "log", *(data / "log").iterdir()):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    with filled.running():
+        open_ones = [path for path in (data, *data.rglob("*")) if path.stat().st_mode & 0o077]
+    assert open_ones == []
+    assert f"{data} was open to other users (mode 755)" in filled.output()
+
+
+def test_a_data_dir_that_cannot_be_written_is_one_line(site: Site) -> None:
+    with small_disk(site.folder / "disk", 64 << 20) as disk:
+        site.write_config(NOWHERE, data_dir=str(disk.path / "data"))
+        Log.open(disk.path / "data" / "log").close()
+        disk.protect()
+        for command in ("run", "status", "trim --before 1", "keys create"):
+            printed = failure(site, *command.split())
+            assert "Read-only file system" in printed, command
+
+
+def test_a_data_dir_without_space_is_one_line(site: Site) -> None:
+    with small_disk(site.folder / "disk", 64 << 20) as disk:
+        site.write_config(NOWHERE, data_dir=str(disk.path / "data"))
+        with suppress(OSError), (disk.path / "filler").open("wb", buffering=0) as filler:
+            for size in (1 << 20, 1 << 12, 1):
+                with suppress(OSError):
+                    while True:
+                        filler.write(bytes(size))
+        printed = failure(site, "run")
+        assert "No space left on device" in printed
+
+
+@pytest.mark.requirement("P-35")
+def test_a_log_of_a_newer_version_is_one_line(filled: Site) -> None:
+    raw = Options(raw_mode=True)
+    db = Rdict(str(filled.log), raw, {"state": raw})
+    db.get_column_family("state")[b"layout"] = b"99"
+    db.close()
+    for command in ("run", "status", "tail", "trim --before 1"):
+        printed = failure(filled, *command.split())
+        assert "has layout 99, this version of Headrace reads layout" in printed
+        assert "Run the version of Headrace that wrote it, or a later one." in printed
+
+
+def test_a_log_whose_state_is_damaged_is_one_line(filled: Site) -> None:
+    with Log.open(filled.log) as log:
+        log._state.flush()
+        log._db.flush()
+    for table in filled.log.glob("*.sst"):
+        table.write_bytes(bytes(byte ^ 0x5A for byte in table.read_bytes()))
+    for command in ("run", "status", "trim --before 1", "keys list"):
+        printed = failure(filled, *command.split())
+        assert "is damaged" in printed, printed
 
 
 def test_trim_creates_no_log_where_there_is_none(site: Site) -> None:

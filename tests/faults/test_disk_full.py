@@ -1,50 +1,17 @@
 """A disk that takes no more halts capture with the reason; with space again, nothing is missing."""
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-
-import pytest
 
 from headrace.errors import LogFailed, LogInUse
 from headrace.sources import Phase
 from headrace.testing import PostgresDatabase
+from tests.disks import small_disk
 from tests.faults import workload
 from tests.faults.captor import HALTED, REFUSED, Report
 from tests.faults.scenario import Captor, Scenario
 from tests.faults.workload import Workload, write_many
 
 MEGABYTE = 1 << 20
-
-
-class SmallDisk:
-    """A file system in memory with room for little."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def resize(self, size: int) -> None:
-        """Give it another size."""
-        mount("-o", f"remount,size={size}", self.path)
-
-
-def mount(*arguments: str | Path) -> None:
-    """Run mount; a system that does not allow it skips the test."""
-    done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"this system does not mount file systems: {done.stderr.strip()}")
-
-
-@contextmanager
-def small_disk(path: Path, size: int) -> Iterator[SmallDisk]:
-    """A small disk at a path."""
-    path.mkdir()
-    mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", path)
-    try:
-        yield SmallDisk(path)
-    finally:
-        subprocess.run(["umount", "--lazy", path], check=True)
 
 
 def test_a_full_disk_halts_with_the_reason_and_with_space_again_nothing_is_missing(

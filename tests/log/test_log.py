@@ -293,7 +293,7 @@ def test_a_folder_that_cannot_hold_a_log_is_an_error_of_its_own(tmp_path: Path) 
     folder = tmp_path / "clock"
     folder.mkdir()
     (folder / "CURRENT").write_text("nonsense")
-    with pytest.raises(LogError, match="cannot be opened") as caught:
+    with pytest.raises(LogError, match="is damaged") as caught:
         Log.open(folder)
     assert not isinstance(caught.value, LogInUse)
 

@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import HeadraceError
 from . import data, demo, inspect, keys, parts, postgres, run, sinks, sqlite
+from .terminal import keep_files_private
 
 
 class Commands(TyperGroup):
@@ -17,13 +18,19 @@ class Commands(TyperGroup):
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except HeadraceError as error:
-            if ctx.params.get("debug"):
+        except (HeadraceError, OSError) as error:
+            if ctx.params.get("debug") or not str(error):
                 raise
-            typer.echo(f"error: {error}", err=True)
-            if error.hint:
-                typer.echo(error.hint, err=True)
+            typer.echo(f"error: {_sentence(error)}", err=True)
+            if hint := getattr(error, "hint", ""):
+                typer.echo(hint, err=True)
             raise typer.Exit(1) from error
+
+
+def _sentence(error: HeadraceError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 app = typer.Typer(
@@ -54,6 +61,7 @@ app.add_typer(sqlite.app, name="sqlite")
 
 def main() -> None:
     """Run the command line."""
+    keep_files_private()
     app(prog_name="headrace")
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .terminal import log_to, open_console, stop_on_signals
+from .terminal import log_to, open_console, restore_umask, stop_on_signals
 
 
 class DemoSource(StrEnum):
@@ -34,6 +34,7 @@ def demo(  # noqa: PLR0913, PLR0917 - an option for each thing one may set
     Exits with 0 only if the rows that the log replays to equal the database's, table by table, and
     so do the Delta tables. Without Java these are left out.
     """
+    restore_umask()  # a server of the demo may run as another user
     from ..demo import Demo
 
     console = open_console()

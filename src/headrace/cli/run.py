@@ -7,7 +7,7 @@ import typer
 from .. import __version__
 from ..errors import HeadraceError
 from .options import DEFAULT_CONFIG, ConfigFile
-from .terminal import log_to, open_console, stop_on_signals
+from .terminal import log_to, open_console, restore_umask, stop_on_signals, users_umask
 
 
 def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
@@ -33,7 +33,7 @@ def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
         running.service.control = RunControl(running)
         progress = stack.enter_context(RunProgress(console))
         if settings.pipeline:
-            stack.enter_context(PipelineProcess(config, progress.print_line))
+            stack.enter_context(PipelineProcess(config, progress.print_line, umask=users_umask()))
         typer.echo(f"headrace {__version__}: {running.server.url}, log in {settings.log_dir}")
         running.work(stopping, lambda: progress.show(running.statuses(), running.log.stats()))
         halted = running.halted
@@ -65,11 +65,13 @@ def pipeline(
     """
     from ..config import load
 
+    restore_umask()
     settings = load(config)
     if settings.pipeline is None:
         from ..errors import ConfigError
 
         raise ConfigError("the config has no section pipeline", hint="See docs/pipeline.md.")
+    from ..log.folder import make_private
     from ..operate.show import SinkProgress
     from ..pipeline.run import Pipeline, PipelineInput, alone_in, announce, plans, waiting
     from ..pipeline.session import opened_session
@@ -92,7 +94,8 @@ def pipeline(
         adopt=adopt or (),
         formats=formats(settings),
     )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(settings.data_dir)
+    make_private(folder)
     spark_settings = {name: value.reveal() for name, value in section.spark.items()}
     session = opened_session(
         section.master,

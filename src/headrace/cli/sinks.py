@@ -6,6 +6,7 @@ import typer
 
 from ..errors import ConfigError, PipelineError, nearest
 from .options import DEFAULT_CONFIG, AsJson, ConfigFile
+from .terminal import restore_umask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ def redrive(
     A running pipeline does it between two batches, and a sink that had halted goes on. Without
     one the command does it itself, on Spark. Exits with 1 when some are still not accepted.
     """
+    restore_umask()  # dead letters are in a lake
     from ..config import load
     from ..operate.show import Bar, redriven_lines, terminal
     from ..pipeline.checkpoint import in_use

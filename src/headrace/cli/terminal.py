@@ -10,6 +10,29 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+_given: list[int] = []  # the umask that the process was started with, once it has another
+
+
+def keep_files_private() -> None:
+    """Let nobody else read what this process writes."""
+    import os
+
+    _given.append(os.umask(0o077))
+
+
+def users_umask() -> int:
+    """The umask that the process was started with; -1: it still has it."""
+    return _given[0] if _given else -1
+
+
+def restore_umask() -> None:
+    """Write files as the user who started the process would, such as those of lakes."""
+    import os
+
+    if _given:
+        os.umask(_given[0])
+
+
 def open_console(*, stderr: bool = False) -> "Console":
     from ..operate.show import terminal
 

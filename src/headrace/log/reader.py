@@ -18,8 +18,9 @@ from rocksdict import AccessType, Options, Rdict, ReadOptions
 
 from ..change.event import Change, Table
 from ..change.record import RecordHead, decode, head
-from ..errors import LogAbsent, LogError
+from ..errors import LogAbsent, LogDamaged, LogError
 from . import _layout as layout
+from .folder import reading, unopened
 from .holding import ChangeRemoval, Cursor
 from .keys import Key
 from .ranges import Ranges, plan
@@ -80,13 +81,14 @@ class LogReader:
         try:
             db = Rdict(str(folder), options(), {layout.STATE: options()}, access)
         except Exception as error:
-            raise LogError(f"the log in {folder} cannot be read: {error}") from error
+            raise unopened(folder, error) from error
         finally:
             # A follower's own notes: nobody reads them, and a killed process leaves none this way.
             shutil.rmtree(scratch)
         reader = cls(db, folder)
         try:
             reader._expect_layout()
+            reader._expect_state()
         except LogError:
             reader.close()
             raise
@@ -112,7 +114,8 @@ class LogReader:
 
     def refresh(self) -> None:
         """See what the writer has committed since."""
-        self._db.try_catch_up_with_primary()
+        with reading(self.path):
+            self._db.try_catch_up_with_primary()
         self._first = self._number(layout.FIRST, 1)
         self._latest = self._number(layout.SEQUENCE, 0)
 
@@ -127,7 +130,7 @@ class LogReader:
     @property
     def epoch(self) -> str:
         """Differs from that of every other log: sequences of two epochs cannot be compared."""
-        return bytes(self._state[layout.EPOCH] or b"").decode()
+        return bytes(self._get(layout.EPOCH) or b"").decode()
 
     @property
     def latest_sequence(self) -> int:
@@ -172,7 +175,8 @@ class LogReader:
 
     def place(self, sequence: int) -> RecordHead | None:
         """Where a change stands in its transaction; None: it is not in the log."""
-        stored = self._db.get(layout.change_key(sequence))
+        with reading(self.path):
+            stored = self._db.get(layout.change_key(sequence))
         return None if stored is None or sequence > self._latest else head(stored)
 
     def ranges(
@@ -191,7 +195,7 @@ class LogReader:
         """A version of a table's columns."""
         table = self._tables.get(version)
         if table is None:
-            stored = self._state.get(layout.table_key(version))
+            stored = self._get(layout.table_key(version))
             if stored is None:
                 raise LogError(f"the log has no table version {version}")
             table = self._tables[version] = msgspec.json.decode(stored, type=Table)
@@ -200,14 +204,14 @@ class LogReader:
     def tables(self) -> list[Table]:
         """Every version of every table's columns, oldest first."""
         versions = list(self._versions)
-        while stored := self._state.get(layout.table_key(len(versions) + 1)):
+        while stored := self._get(layout.table_key(len(versions) + 1)):
             versions.append(msgspec.json.decode(stored, type=Table))
         self._versions = versions
         return list(versions)
 
     def resume(self, source: str) -> bytes | None:
         """Where a source goes on; None: it has never been captured."""
-        value: bytes | None = self._state.get(layout.source_key(source))
+        value: bytes | None = self._get(layout.source_key(source))
         return value
 
     def cursors(self) -> list[Cursor]:
@@ -216,7 +220,7 @@ class LogReader:
 
     def cursor(self, name: str, owner: str | None = None) -> Cursor | None:
         """One named cursor of an owner's; None: nobody has set it."""
-        stored = self._state.get(layout.cursor_key(name, owner))
+        stored = self._get(layout.cursor_key(name, owner))
         return None if stored is None else msgspec.json.decode(stored, type=Cursor)
 
     def keys(self) -> list[Key]:
@@ -225,7 +229,7 @@ class LogReader:
 
     def removals(self) -> list[ChangeRemoval]:
         """The last removals of changes, oldest first."""
-        stored = self._state.get(layout.REMOVALS)
+        stored = self._get(layout.REMOVALS)
         return [] if stored is None else msgspec.json.decode(stored, type=list[ChangeRemoval])
 
     def before_time(self, moment: int) -> int:
@@ -253,19 +257,40 @@ class LogReader:
         end = min(latest if upto is None else min(upto, latest), start + limit - 1)
         if end < start:
             return
+        last, key = layout.change_key(end), layout.change_key(start - 1)
         # An iterator keeps its bound alive only as long as the options live.
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(layout.change_key(end + 1))
-        items = self._db.items(from_key=layout.change_key(start), read_opt=bounds)
-        yield from cast("Iterator[tuple[bytes, bytes]]", items)
+        for _ in range(2):
+            with reading(self.path):
+                items = self._db.items(
+                    from_key=layout.change_key(layout.sequence_of(key) + 1), read_opt=bounds
+                )
+                for key, record in cast("Iterator[tuple[bytes, bytes]]", items):
+                    yield key, record
+            # It ends without an error where a block cannot be read, too.
+            if key == last:
+                return
+            self.refresh()  # the writer may have moved it to another file
+            if self._first > end:
+                return  # it was trimmed meanwhile
+        read = layout.sequence_of(key)
+        self.place(read + 1)  # raises what RocksDB says
+        raise LogDamaged(f"the log in {self.path} cannot be read beyond sequence {read}")
 
     def _expect_layout(self) -> None:
-        found = self._state.get(layout.LAYOUT)
+        found = self._get(layout.LAYOUT)
         if found is not None and found != layout.LAYOUT_VERSION:
             raise LogError(
                 f"the log in {self.path} has layout {found.decode()}, this version of Headrace "
-                f"reads layout {layout.LAYOUT_VERSION.decode()}"
+                f"reads layout {layout.LAYOUT_VERSION.decode()}",
+                hint="Run the version of Headrace that wrote it, or a later one.",
             )
+
+    def _expect_state(self) -> None:
+        # A follower passes over files that it cannot read: the writer may have removed them.
+        if self._get(layout.LAYOUT) is None and any(self.path.glob("*.sst")):
+            raise LogDamaged(f"the log in {self.path} is damaged: its state cannot be read")
 
     def _marks(self) -> Iterator[tuple[int, layout.Mark]]:
         for key, value in self._scan(b"mark:"):
@@ -274,10 +299,16 @@ class LogReader:
     def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(prefix[:-1] + bytes([prefix[-1] + 1]))
-        yield from self._state.items(from_key=prefix, read_opt=bounds)
+        with reading(self.path):
+            yield from self._state.items(from_key=prefix, read_opt=bounds)
+
+    def _get(self, key: bytes) -> bytes | None:
+        with reading(self.path):
+            stored: bytes | None = self._state.get(key)
+        return stored
 
     def _number(self, key: bytes, default: int) -> int:
-        stored = self._state.get(key)
+        stored = self._get(key)
         return default if stored is None else int(stored)
 
 

@@ -14,11 +14,12 @@ from rocksdict import Rdict, WriteBatch
 
 from ..change import record
 from ..change.event import Batch, Table
-from ..errors import LogError, LogFailed, LogInUse
+from ..errors import LogError, LogFailed
 from . import _layout as layout
 from ._wal import WriteAheadLog
 from .counts import AppendCounts
 from .files import HINT, file_limit, is_exhausted, log_files
+from .folder import make_private, reading, unopened
 from .holding import (
     ChangeRemoval,
     Cursor,
@@ -67,17 +68,18 @@ class Log(LogReader):
     def open(cls, path: Path | str) -> Log:
         """Open for writing; a transaction cut short by a crash is removed."""
         folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         try:
             opts = options(open_files=log_files(file_limit()))
             db = Rdict(str(folder), opts, {layout.STATE: opts})
         except Exception as error:
-            if "/LOCK:" in str(error):
-                raise LogInUse(f"another process is writing the log in {folder}") from error
-            raise LogError(
-                f"the log in {folder} cannot be opened", hint=f"RocksDB says: {error}"
-            ) from error
-        return cls(db, folder)
+            raise unopened(folder, error) from error
+        try:
+            with reading(folder):
+                return cls(db, folder)
+        except LogError:
+            db.close()
+            raise
 
     def close(self) -> None:
         """Let go of the files, so that another process may write."""
@@ -244,8 +246,8 @@ class Log(LogReader):
         batch.put(layout.TRIMMED, b"%d" % self._bytes_below(before), self._family)
         batch.put(layout.REMOVALS, msgspec.json.encode(removals), self._family)
         batch.delete_range(layout.mark_key(0), layout.mark_key(before - 1), self._family)
+        self._first = before  # first: whoever reads meanwhile must not take it for damage
         self._write_durably(batch)
-        self._first = before
 
     def _bytes_below(self, before: int) -> int:
         """Bytes of all records ever committed below `before`, trimmed ones included."""
@@ -259,7 +261,7 @@ class Log(LogReader):
     def _found(self) -> None:
         """Begin a new log, or take up an old one."""
         self._expect_layout()
-        if self._state.get(layout.LAYOUT) is None:
+        if self._get(layout.LAYOUT) is None:
             self._put(layout.EPOCH, uuid.uuid4().hex.encode())
             self._put(layout.LAYOUT, layout.LAYOUT_VERSION)
         self._first = self._number(layout.FIRST, 1)

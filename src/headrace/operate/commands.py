@@ -16,6 +16,7 @@ from ..client import Client
 from ..config import Config, RemoteServer
 from ..errors import ConfigError, LogAbsent, LogError, ServerAbsent, ServerError, SourceError
 from ..log import Cursor, Log, LogReader, Stats, Trimmed, keys
+from ..log.folder import make_private
 from ..log.keys import IssuedKey, Key, KeyRequest, ListedKey
 from ..model import Model
 from ..run import OPERATOR_KEY, check_model, formats, server_settings
@@ -199,7 +200,7 @@ def request_snapshot(config: Config, source: str, tables: Sequence[str]) -> str:
     resume = None
     with suppress(LogAbsent):
         LogReader.open(config.log_dir).close()  # opening for writing would create a log
-        with Log.open(config.log_dir) as log:
+        with _opened(config) as log:
             resume = chosen.copy_again(log.resume(source), tables)
             if resume is not None:
                 log.append(source, Batch((), resume))
@@ -231,7 +232,7 @@ def remove(config: Config, name: str, *, dry_run: bool) -> list[Removal]:
     except LogAbsent:
         return source.remove(None)
     # Nobody can begin to capture while the log is open here.
-    with Log.open(config.log_dir) as log:
+    with _opened(config) as log:
         resume = log.resume(name)
         removed = source.remove(resume)
         again = source.copy_again(resume, ())
@@ -253,7 +254,7 @@ def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:
     client = connect(config)
     if client is None:
         LogReader.open(config.log_dir).close()  # opening for writing would create a log
-        with Log.open(config.log_dir) as log:
+        with _opened(config) as log:
             return retention_of(log, server_settings(config)).trim(bound.before(log), force=force)
     with LogReader.open(config.log_dir) as reader:
         before = bound.before(reader)
@@ -261,6 +262,11 @@ def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:
     return Trimmed(
         done["deleted"], done["before_sequence"], done["held_by"], tuple(done.get("losers", ()))
     )
+
+
+def _opened(config: Config) -> Log:
+    make_private(config.data_dir)
+    return Log.open(config.log_dir)
 
 
 def create_key(config: Config, wanted: KeyRequest) -> KeyShown:
@@ -272,7 +278,7 @@ def create_key(config: Config, wanted: KeyRequest) -> KeyShown:
         request = msgspec.to_builtins(wanted) | limits | {"expires": expires}
         del request["limits"], request["seconds"]
         return msgspec.convert(client.post("/v1/keys", request), KeyShown)
-    with Log.open(config.log_dir) as log:
+    with _opened(config) as log:
         return _shown(Keyring(log).create(wanted))
 
 
@@ -291,7 +297,7 @@ def revoke_key(config: Config, id: str) -> ListedKey:
     if client is not None:
         return msgspec.convert(client.delete(f"/v1/keys/{quote(id, safe='')}"), ListedKey)
     LogReader.open(config.log_dir).close()  # opening for writing would create a log
-    with Log.open(config.log_dir) as log:
+    with _opened(config) as log:
         revoked = Keyring(log).revoke(id)
     if revoked is None:
         raise _unknown_key(id)
@@ -306,7 +312,7 @@ def rotate_key(config: Config, id: str, *, overlap: float) -> KeyShown:
         path = f"/v1/keys/{quote(id, safe='')}/rotate"
         return msgspec.convert(client.post(path, request), KeyShown)
     LogReader.open(config.log_dir).close()  # opening for writing would create a log
-    with Log.open(config.log_dir) as log:
+    with _opened(config) as log:
         made = Keyring(log).rotate(id, overlap=overlap)
     if made is None:
         raise _unknown_key(id)
