@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+MEGABYTE = 1 << 20
+
 
 class SmallDisk:
     """A file system in memory with room for little."""

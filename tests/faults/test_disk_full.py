@@ -5,13 +5,11 @@ from pathlib import Path
 from headrace.errors import LogFailed, LogInUse
 from headrace.sources import Phase
 from headrace.testing import PostgresDatabase
-from tests.disks import small_disk
+from tests.disks import MEGABYTE, small_disk
 from tests.faults import workload
 from tests.faults.captor import HALTED, REFUSED, Report
 from tests.faults.scenario import Captor, Scenario
 from tests.faults.workload import Workload, write_many
-
-MEGABYTE = 1 << 20
 
 
 def test_a_full_disk_halts_with_the_reason_and_with_space_again_nothing_is_missing(

@@ -12,7 +12,7 @@ from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.sinks import SinkPhase
 from headrace.sinks.files.sink import Files
 from headrace.testing import wait_until
-from tests.faults.test_disk_full import MEGABYTE, small_disk
+from tests.disks import MEGABYTE, small_disk
 from tests.sinks.archive import account
 from tests.sinks.files_harness import Cabinet
 from tests.sinks.lake import put

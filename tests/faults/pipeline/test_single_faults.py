@@ -19,9 +19,9 @@ from headrace.sinks import FailedTable, Sink, SinkPhase, SinkStatus, Takes
 from headrace.sinks.history import History
 from headrace.sinks.tables.sink import Tables, TablesWriter
 from headrace.testing import wait_until
+from tests.disks import MEGABYTE, small_disk
 from tests.faults.pipeline.runner import AUDIT, LAKE
 from tests.faults.pipeline.trade import Trade
-from tests.faults.test_disk_full import MEGABYTE, small_disk
 from tests.sinks.lake import Lake, put, remove, schema
 
 pytestmark = pytest.mark.slow
