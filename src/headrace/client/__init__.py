@@ -11,5 +11,6 @@ from .aio import AsyncClient
 from .client import Client
 from .messages import MissedChanges as Gap
 from .messages import ReceivedEvent as Event
+from .trust import TlsTrust
 
-__all__ = ["AsyncClient", "Client", "Event", "Gap"]
+__all__ = ["AsyncClient", "Client", "Event", "Gap", "TlsTrust"]

@@ -22,6 +22,7 @@ from .messages import (
 )
 from .sse import SseDecoder, message_of
 from .transport import SSE, STREAM_SECONDS, HttpRequest, HttpTransport
+from .trust import TlsTrust
 
 
 class AsyncClient:
@@ -33,11 +34,12 @@ class AsyncClient:
         key: Secret | str | None = None,
         *,
         grpc: str = "",
+        tls: TlsTrust | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._key = Secret(key) if isinstance(key, str) else key
-        self._http = HttpTransport(url, self._key.reveal if self._key else str)
-        self._grpc = grpc
+        self._http = HttpTransport(url, self._key.reveal if self._key else str, tls)
+        self._grpc = rpc.GrpcTarget(grpc, self._key, tls)
         self._sleep = sleep
 
     @property
@@ -110,11 +112,11 @@ class AsyncClient:
     ) -> "_SseStream | AsyncGenerator[StreamMessage, None]":
         after = progress.after
         if request.transport == "grpc":
-            target = rpc.GrpcTarget(self._grpc, self._key)
+            target = self._grpc
             return rpc.subscribe_async(target, request.message(after))
         if request.transport == "websocket":
             conversation = websocket.Conversation(self._key, request.tables, progress)
-            return websocket.subscribe_async(self.url, conversation)
+            return websocket.subscribe_async(self.url, conversation, self._http.tls)
         return _SseStream(self._http, request.path(after), after)
 
 

@@ -29,6 +29,7 @@ from .transport import (
     HttpTransport,
     with_query,
 )
+from .trust import TlsTrust
 
 
 class PageRequest(NamedTuple):
@@ -56,8 +57,9 @@ class NdjsonResponse(NamedTuple):
 class Client:
     """Reads from a running Headrace, never through a proxy that the environment names.
 
-    `grpc` is where that answers, such as `127.0.0.1:50051`; `https://…` means with TLS. `sleep` is
-    called with the seconds between two attempts to reconnect.
+    `grpc` is where that answers, such as `127.0.0.1:50051`; `https://…` means with TLS. `tls` says
+    which certificates are trusted, and which is shown. `sleep` is called with the seconds between
+    two attempts to reconnect.
     """
 
     def __init__(
@@ -66,11 +68,12 @@ class Client:
         key: Secret | str | None = None,
         *,
         grpc: str = "",
+        tls: TlsTrust | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._key = Secret(key) if isinstance(key, str) else key
-        self._http = HttpTransport(url, self._key.reveal if self._key else str)
-        self._grpc = grpc
+        self._http = HttpTransport(url, self._key.reveal if self._key else str, tls)
+        self._grpc = rpc.GrpcTarget(grpc, self._key, tls)
         self._sleep = sleep
 
     @property
@@ -189,10 +192,10 @@ class Client:
     ) -> Generator[StreamMessage, None, None]:
         after = progress.after
         if request.transport == "grpc":
-            return rpc.subscribe(rpc.GrpcTarget(self._grpc, self._key), request.message(after))
+            return rpc.subscribe(self._grpc, request.message(after))
         if request.transport == "websocket":
             conversation = websocket.Conversation(self._key, request.tables, progress)
-            return websocket.subscribe(self.url, conversation)
+            return websocket.subscribe(self.url, conversation, self._http.tls)
         return self._streamed(request.path(after), after)
 
     def _streamed(self, path: str, after: int) -> Generator[StreamMessage, None, None]:

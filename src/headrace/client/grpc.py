@@ -10,6 +10,7 @@ from ..secret import Secret
 from ..v1 import changefeed_pb2 as v1
 from ..v1.changefeed_pb2_grpc import ChangeFeedStub
 from .messages import MissedChanges, Opened, ReceivedEvent, Scanned, StreamMessage
+from .trust import TlsTrust
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),  # a row may have any size
@@ -27,6 +28,7 @@ class GrpcTarget(NamedTuple):
 
     address: str  # host:port; https://host:port means with TLS
     key: Secret | None
+    tls: TlsTrust | None = None
 
     @property
     def authority(self) -> str:
@@ -46,7 +48,7 @@ class GrpcTarget(NamedTuple):
     def channel(self, library: Any) -> Any:
         """A channel of `grpc` or of `grpc.aio`."""
         if self.address.startswith("https://"):
-            credentials = grpc.ssl_channel_credentials()
+            credentials = (self.tls or TlsTrust()).credentials()
             return library.secure_channel(self.authority, credentials, options=_OPTIONS)
         return library.insecure_channel(self.authority, options=_OPTIONS)
 

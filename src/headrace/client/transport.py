@@ -14,6 +14,7 @@ import httpx
 import msgspec
 
 from ..errors import ConfigError, ServerAbsent, ServerBusy, ServerError
+from .trust import TlsTrust
 
 CONNECT_SECONDS = 3.0
 RESPONSE_SECONDS = 60.0
@@ -44,23 +45,23 @@ def with_query(path: str, query: Mapping[str, object]) -> str:
 class HttpTransport:
     """Sends requests to one server."""
 
-    def __init__(self, url: str, key: Callable[[], str]) -> None:
+    def __init__(self, url: str, key: Callable[[], str], tls: TlsTrust | None = None) -> None:
         """`key` returns the API key for each request, or ""; ConfigError: `url` is no URL."""
         self.url = _checked(url)
         self._key = key
         # A server without TLS never needs the certificates, which take time to load.
         secure = httpx.URL(self.url).scheme == "https"
-        self._tls = (
-            ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.tls = (
+            (tls or TlsTrust()).context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         )
 
     def connections(self) -> httpx.Client:
         """Connections that several requests may share, one after the other or at once."""
-        return httpx.Client(verify=self._tls, trust_env=False)
+        return httpx.Client(verify=self.tls, trust_env=False)
 
     def connections_async(self) -> httpx.AsyncClient:
         """The same on an event loop."""
-        return httpx.AsyncClient(verify=self._tls, trust_env=False)
+        return httpx.AsyncClient(verify=self.tls, trust_env=False)
 
     @contextmanager
     def open(
@@ -160,7 +161,8 @@ class HttpTransport:
             if (reason := _untrusted(error)) is not None:
                 raise ServerError(
                     f"the certificate of {self.url} is not trusted: {reason}",
-                    hint="Name your certificate authority's file in the variable SSL_CERT_FILE.",
+                    hint="Give the client your certificate authority's file: "
+                    "Client(url, tls=TlsTrust(ca_file=…)), or the variable SSL_CERT_FILE.",
                 ) from error
             raise ServerAbsent(f"no Headrace server answers at {self.url}") from error
 

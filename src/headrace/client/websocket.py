@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -87,9 +88,11 @@ class Conversation:
         raise kind(f"the server answers {message['error']}: {message['message']}")
 
 
-def subscribe(url: str, conversation: Conversation) -> Generator[StreamMessage, None, None]:
+def subscribe(
+    url: str, conversation: Conversation, tls: ssl.SSLContext
+) -> Generator[StreamMessage, None, None]:
     """What the server sends, until it goes away."""
-    with _lost(url), connect(_address(url), **_OPTIONS) as socket:
+    with _lost(url), connect(_address(url), **_options(url, tls)) as socket:
         socket.send(conversation.opening())
         while True:
             turn = conversation.take(socket.recv(SILENT_SECONDS))
@@ -99,11 +102,11 @@ def subscribe(url: str, conversation: Conversation) -> Generator[StreamMessage, 
 
 
 async def subscribe_async(
-    url: str, conversation: Conversation
+    url: str, conversation: Conversation, tls: ssl.SSLContext
 ) -> AsyncGenerator[StreamMessage, None]:
     """The same on an event loop."""
     with _lost(url):
-        async with connect_async(_address(url), **_OPTIONS) as socket:
+        async with connect_async(_address(url), **_options(url, tls)) as socket:
             await socket.send(conversation.opening())
             while True:
                 async with asyncio.timeout(SILENT_SECONDS):
@@ -113,6 +116,10 @@ async def subscribe_async(
                     await socket.send(turn.reply)
                 for message in turn.messages:
                     yield message
+
+
+def _options(url: str, tls: ssl.SSLContext) -> dict[str, Any]:
+    return _OPTIONS | ({"ssl": tls} if url.startswith("https:") else {})
 
 
 def _address(url: str) -> str:

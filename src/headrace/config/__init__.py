@@ -8,6 +8,7 @@ from .settings import (
     PipelineSection,
     RemoteServer,
     ServerSection,
+    TlsSection,
     WebSocketSection,
 )
 
@@ -17,6 +18,7 @@ __all__ = [
     "PipelineSection",
     "RemoteServer",
     "ServerSection",
+    "TlsSection",
     "WebSocketSection",
     "load",
     "parse",

@@ -52,6 +52,7 @@ def parse(content: object, *, folder: Path, environment: Mapping[str, str]) -> C
     return msgspec.structs.replace(
         config,
         data_dir=(folder / config.data_dir).absolute(),
+        server=_server_with_absolute_paths(config.server, folder),
         pipeline=_with_absolute_paths(config.pipeline, folder),
         warnings=tuple(reader.warnings),
     )
@@ -70,6 +71,14 @@ def _with_absolute_paths(pipeline: PipelineSection | None, folder: Path) -> Pipe
     )
     _expect_own_paths(placed.sinks)
     return placed
+
+
+def _server_with_absolute_paths(server: ServerSection, folder: Path) -> ServerSection:
+    if server.tls is None:
+        return server
+    given = msgspec.structs.asdict(server.tls)
+    placed = {name: (folder / path).absolute() for name, path in given.items() if path}
+    return msgspec.structs.replace(server, tls=msgspec.structs.replace(server.tls, **placed))
 
 
 def _sink_with_absolute_paths(sink: Sink, folder: Path) -> Sink:

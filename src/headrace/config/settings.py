@@ -38,6 +38,14 @@ class WebSocketSection(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class TlsSection(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `server.tls`: files in PEM, read again when they change."""
+
+    certificate: Path  # with the chain of those that signed it
+    key: Path | None = None  # None: in the same file
+    client_ca: Path | None = None  # who signs the certificates of clients; None: they need none
+
+
 class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     """The section `server`: where and how the log is served."""
 
@@ -51,13 +59,17 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     require_key: bool = False  # also from programs on this machine
     # At once, of HTTP and of gRPC each; None: what the limit of open files allows.
     max_connections: Annotated[int, Meta(ge=1)] | None = None
+    tls: TlsSection | None = None  # None: nothing is encrypted
     websocket: WebSocketSection = WebSocketSection()
 
     @property
     def url(self) -> str:
         """The address at which a program on this machine reaches the server."""
         host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+        scheme = "http" if self.tls is None else "https"
+        return (
+            f"{scheme}://[{host}]:{self.port}" if ":" in host else f"{scheme}://{host}:{self.port}"
+        )
 
 
 class CdcSection(Selection, frozen=True, kw_only=True):
@@ -146,6 +158,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         if pipeline is None or (pipeline.local and not pipeline.url):
             return {"path": str(self.log_dir)}
         address = {"url": pipeline.url or self.server.url}
+        if not pipeline.url and self.server.tls:
+            address["caFile"] = str(self.server.tls.certificate)
         if pipeline.api_key_env:
             address["apiKeyEnv"] = pipeline.api_key_env
         if pipeline.api_key_file:

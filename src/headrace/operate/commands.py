@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from ..change.event import Batch
-from ..client import Client
+from ..client import Client, TlsTrust
 from ..config import Config, RemoteServer
 from ..errors import ConfigError, LogAbsent, LogError, ServerAbsent, ServerError, SourceError
 from ..log import Cursor, Log, LogReader, Stats, Trimmed, keys
@@ -74,7 +74,7 @@ def connect(config: Config) -> Client | None:
     """
     if config.remote is not None:
         return _connect_to(config.remote)
-    client = Client(config.server.url, _operator_key(config))
+    client = Client(config.server.url, _operator_key(config), tls=_own_tls(config))
     try:
         log = client.health().get("log")
     except ServerAbsent:
@@ -96,6 +96,19 @@ def connect(config: Config) -> Client | None:
             hint="Check data_dir and server.port in the config: two Headraces need two of each.",
         )
     return client
+
+
+def _own_tls(config: Config) -> TlsTrust | None:
+    """How a program beside the server trusts it, and is trusted where clients need to be."""
+    tls = config.server.tls
+    if tls is None:
+        return None
+    certificate = str(tls.certificate)
+    if tls.client_ca is None:
+        return TlsTrust(ca_file=certificate, own=True)
+    return TlsTrust(
+        ca_file=certificate, own=True, certificate=certificate, key=str(tls.key or certificate)
+    )
 
 
 def _connect_to(remote: RemoteServer) -> Client:

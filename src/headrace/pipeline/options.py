@@ -22,6 +22,7 @@ class Options:
     url: str = ""  # … or a server; exactly one of them is set
     api_key_env: str = ""  # the environment variable, there and here, that holds the server's key …
     api_key_file: str = ""  # … or a file
+    ca_file: str = ""  # who signs the server's certificate; "": whom the system trusts
     tables: tuple[str, ...] = ()  # globs; none: all
     columns: tuple[str, ...] = tuple(FIELDS)
     starting: int | str = EARLIEST  # the first sequence delivered
@@ -56,6 +57,8 @@ class Options:
             raise ConfigError("only one of the options apiKeyEnv and apiKeyFile may be given")
         if self.path and (self.api_key_env or self.api_key_file):
             raise ConfigError("an API key goes with the option url, not with path")
+        if self.ca_file and not self.url.startswith("https://"):
+            raise ConfigError("the option caFile goes with a url that begins with https://")
 
 
 def _unknown(name: str) -> ConfigError:
@@ -148,6 +151,7 @@ _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "url": ("url", _url),
     "apiKeyEnv": ("api_key_env", _text),
     "apiKeyFile": ("api_key_file", _text),
+    "caFile": ("ca_file", _text),
     "tables": ("tables", _list),
     "columns": ("columns", _columns),
     "startingSequence": ("starting", _start),

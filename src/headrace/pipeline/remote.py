@@ -12,6 +12,7 @@ import msgspec
 
 from ..change.event import Table
 from ..client.transport import HttpRequest, HttpTransport, with_query
+from ..client.trust import TlsTrust
 from ..errors import ConfigError, LogError, LogUnreachable, ServerAbsent, ServerError
 from ..log import PIECE_HEAD, Piece, Ranges
 from ..retry import Backoff
@@ -40,6 +41,7 @@ class RemoteLog:
     url: str
     key_env: str = ""
     key_file: str = ""
+    ca_file: str = ""
 
     def ranges(
         self, after: int, *, limit: int | None = None, upto: int | None = None, parts: int = 1
@@ -105,12 +107,16 @@ class RemoteLog:
         _connections[self] = http, connections
         return body
 
+    @property
+    def _tls(self) -> TlsTrust:
+        return TlsTrust(ca_file=self.ca_file)
+
     def _connect(self) -> tuple[HttpTransport, httpx.Client]:
-        http = HttpTransport(self.url, self._key)
+        http = HttpTransport(self.url, self._key, self._tls)
         return http, http.connections()
 
     def _stream(self, epoch: str, after: int, upto: int) -> Iterator[Piece]:
-        http = HttpTransport(self.url, self._key)
+        http = HttpTransport(self.url, self._key, self._tls)
         request = _request(with_query("/v1/records", {"after": after, "upto": upto}))
         with http.open(request) as response:
             if response.headers.get("X-Headrace-Epoch", "") != epoch:
@@ -201,4 +207,4 @@ def reading(options: Options) -> LogAccess:
     """The log that the options name."""
     if options.path:
         return DiskLog(options.path)
-    return RemoteLog(options.url, options.api_key_env, options.api_key_file)
+    return RemoteLog(options.url, options.api_key_env, options.api_key_file, options.ca_file)

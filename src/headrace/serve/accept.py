@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 AT_ONCE = 64  # connections that are taken before others get their turn
 HANDSHAKE_SECONDS = 10.0  # for a client to agree on TLS
+SHUTDOWN_SECONDS = 3.0  # for a client to take the end of TLS
 PAUSE_SECONDS = 0.5  # until the next try where no file can be opened
 LOG_SECONDS = 10.0  # between two lines about connections that were refused
 
@@ -28,7 +29,7 @@ class Acceptor:
         *,
         room: Callable[[], int],
         refusal: bytes,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
         """`room` returns how many more there may be; `refusal` is sent to the others."""
         self._listening = listening
@@ -77,10 +78,14 @@ class Acceptor:
                 task.add_done_callback(self._opening.discard)
 
     async def _open(self, connection: socket.socket) -> None:
-        seconds = None if self._tls is None else HANDSHAKE_SECONDS
+        tls = None if self._tls is None else self._tls()
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol, connection, ssl=self._tls, ssl_handshake_timeout=seconds
+                self._protocol,
+                connection,
+                ssl=tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if tls else None,
+                ssl_shutdown_timeout=SHUTDOWN_SECONDS if tls else None,
             )
         except (OSError, asyncio.CancelledError) as error:
             # It left, speaks no TLS, or has no certificate that we trust; also ssl.SSLError.

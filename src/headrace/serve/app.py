@@ -35,7 +35,7 @@ from .keyring import Keyring
 from .query import LARGEST_BODY
 from .retention import retention_of
 from .service import Service
-from .settings import ServerSettings
+from .settings import ServerSettings, exposure
 from .ws import route as ws
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ def create_app(
                 "`headrace keys create` makes one",
                 settings.host,
             )
+        for warning in exposure(settings):
+            logger.warning("host=%s %s", settings.host, warning)
         try:
             yield
         finally:

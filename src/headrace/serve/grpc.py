@@ -33,6 +33,7 @@ from .query import MOST, UINT64, WAIT, read_value, rules
 from .request import expect_permitted
 from .service import Service
 from .subscription import FeedPage, Subscription
+from .tls import CertificateFiles
 
 logger = logging.getLogger(__name__)
 
@@ -362,8 +363,9 @@ _OPTIONS = (
 class GrpcServer:
     """Answers at `server.grpc_port`, from `start` to `stop`; all of it on one event loop."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, tls: CertificateFiles | None = None) -> None:
         self._settings = service.settings
+        self._tls = tls
         self._health = health.aio.HealthServicer()
         most = ("grpc.max_allowed_incoming_connections", self._settings.connections)
         self._server = grpc.aio.server(options=(*_OPTIONS, most))
@@ -387,6 +389,8 @@ class GrpcServer:
         host, port = self._settings.host, self._settings.grpc_port
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
+            if self._tls is not None:
+                return self._server.add_secure_port(address, self._tls.credentials())
             return self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise ConfigError(

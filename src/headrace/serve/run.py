@@ -17,6 +17,7 @@ from .grpc import GrpcServer
 from .measured import MeasuredApp
 from .service import Service
 from .settings import ServerSettings
+from .tls import CertificateFiles
 from .ws.frames import FramesProtocol
 from .ws.messages import LARGEST_MESSAGE
 
@@ -45,7 +46,8 @@ class BackgroundServer:
     def url(self) -> str:
         """Where it answers, also when the settings leave the port open."""
         host, port = self._address
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._settings.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     @property
     def grpc_target(self) -> str:
@@ -110,19 +112,28 @@ class _Server(uvicorn.Server):
         self.grpc: GrpcServer | None = None
         self._service: Service = app.state.service
         self._acceptors: list[Acceptor] = []
+        tls = self._service.settings.tls
+        self._tls = None if tls is None else CertificateFiles(tls)
+        self._watching: asyncio.Task[None] | None = None
         self._most: int = self._service.settings.connections
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # Its port may be taken, which must be known before anything else begins.
         if self._service.settings.grpc_port is not None:
-            self.grpc = GrpcServer(self._service)
+            self.grpc = GrpcServer(self._service, self._tls)
         await super().startup([])
         for listening in sockets or []:
             acceptor = Acceptor(
-                listening, self._protocol, room=self._room, refusal=TOO_MANY_CONNECTIONS
+                listening,
+                self._protocol,
+                room=self._room,
+                refusal=TOO_MANY_CONNECTIONS,
+                tls=None if self._tls is None else self._tls.context,
             )
             acceptor.start()
             self._acceptors.append(acceptor)
+        if self._tls is not None:
+            self._watching = asyncio.create_task(self._tls.watch())
         if self.grpc is not None:
             await self.grpc.start()
         self.settled.set()
@@ -133,6 +144,8 @@ class _Server(uvicorn.Server):
         self._service.feed.close()
         for acceptor in self._acceptors:
             acceptor.stop()
+        if self._watching is not None:
+            self._watching.cancel()
         cutting_off = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._cut_off)
         stopping = [super().shutdown(sockets)]
         if self.grpc is not None:

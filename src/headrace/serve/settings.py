@@ -52,3 +52,20 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def exposure(settings: ServerSettings) -> list[str]:
+    """What whoever reaches the server's address, or listens on the way to it, may learn."""
+    if is_loopback(settings.host):
+        return []
+    warnings = []
+    if settings.allow_remote:
+        warnings.append(
+            "is open to whoever reaches it, without an API key, because server.allow_remote is "
+            "true: let only a proxy or a private network reach it"
+        )
+    elif settings.tls is None:
+        warnings.append(
+            "is served without TLS: rows and API keys can be read on their way; set server.tls"
+        )
+    return warnings
