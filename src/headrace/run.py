@@ -30,7 +30,7 @@ from .serve import BackgroundServer, ServerSettings, create_app
 from .serve.service import Service
 from .sinks.report import PipelineFolder
 from .sinks.requests import Requests
-from .sources import Phase, Status
+from .sources import Phase, Source, Status
 from .sources.worker import Apart
 
 logger = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class Run:
             make_private(self.config.data_dir)
             self.log = stack.enter_context(Log.open(self.config.log_dir))
             sources = self.config.sources if self.config.cdc.enabled else ()
-            self.captures = {source.name: Capture(Apart(source), self.log) for source in sources}
+            self.captures = {source.name: self._capture(source) for source in sources}
             app = create_app(
                 self.log,
                 statuses=self.statuses,
@@ -148,10 +148,8 @@ class Run:
             self.retention: LogRetention = self.service.retention
             self.server = stack.enter_context(BackgroundServer(app, self._settings))
             stack.enter_context(self._retaining())
-            for name, capture in self.captures.items():
-                stack.callback(capture.stop)
-                if paused_at := Requests(self.config.source_dir(name)).paused_at:
-                    capture.pause(paused_at)
+            stack.callback(self._stop_captures)
+            for capture in self.captures.values():
                 capture.start()
             self._stack = stack.pop_all()
         return self
@@ -166,6 +164,38 @@ class Run:
         for capture in self.captures.values():
             capture.close()
         self._stack.close()
+
+    def _capture(self, source: Source) -> Capture:
+        capture = Capture(Apart(source), self.log)
+        if paused_at := Requests(self.config.source_dir(source.name)).paused_at:
+            capture.pause(paused_at)
+        return capture
+
+    def _stop_captures(self) -> None:
+        for capture in self.captures.values():
+            capture.stop()
+
+    def take_up(self, config: Config) -> None:
+        """Go on with another config: only sources that came, went or differ are touched.
+
+        What cannot change without a restart must be as it was, see `config.taken_up`.
+        """
+        before, self.config = {source.name: source for source in self.config.sources}, config
+        wanted = {source.name: source for source in config.sources} if config.cdc.enabled else {}
+        kept = {
+            name: capture
+            for name, capture in self.captures.items()
+            if name in wanted and before[name] == wanted[name]
+        }
+        for name in self.captures.keys() - kept.keys():
+            self.captures[name].close()
+        for name in self.captures.keys() - kept.keys():
+            self.captures[name].stop()
+        captures = {name: kept.get(name) or self._capture(wanted[name]) for name in wanted}
+        self.captures = captures  # at once: others are reading it
+        self.service.take_up(server_settings(config), formats(config).of_log(self.log.epoch))
+        for name in captures.keys() - kept.keys():
+            captures[name].start()
 
     def statuses(self) -> list[Status]:
         """How every source is doing."""

@@ -47,6 +47,7 @@ for command in (
     parts.pause,
     parts.resume,
     parts.reset,
+    parts.reload,
     data.snapshot,
     data.trim,
     data.remove,

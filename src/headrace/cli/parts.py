@@ -1,4 +1,4 @@
-"""The commands for one source or sink: `pause`, `resume`, `reset`; and `sinks`."""
+"""The commands for one source or sink: `pause`, `resume`, `reset`; and `sinks`, `reload`."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -104,3 +104,34 @@ def sinks(
     console = open_console()
     for part in pipeline_lines(found):
         console.print(part, highlight=False)
+
+
+def reload(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would change.")
+    ] = False,
+    config: ConfigFile = DEFAULT_CONFIG,
+    url: ServerUrl = None,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the running server read its config file again, and show what that changes.
+
+    Only sources and sinks that came, went or have other settings are started and stopped; streams
+    of clients stay open. What needs a restart is shown and stays as it was. A config that cannot
+    be used changes nothing. SIGHUP does the same.
+    """
+    import msgspec
+
+    from ..operate.control import request_reload
+
+    found = request_reload(configured(config, url, key_file), dry_run=dry_run)
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+        return
+    for line in found.changes:
+        typer.echo(line)
+    if not found.changes:
+        typer.echo("nothing has changed")
+    elif dry_run:
+        typer.echo("nothing was taken up: this was a dry run")

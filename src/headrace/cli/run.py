@@ -7,7 +7,15 @@ import typer
 from .. import __version__
 from ..errors import HeadraceError
 from .options import DEFAULT_CONFIG, ConfigFile
-from .terminal import log_to, open_console, restore_umask, stop_on_signals, users_umask
+from .terminal import (
+    log_to,
+    open_console,
+    reload_on_hangup,
+    restore_umask,
+    start_again,
+    stop_on_signals,
+    users_umask,
+)
 
 
 def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
@@ -21,6 +29,7 @@ def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
 
     from ..config import load
     from ..operate.control import RunControl
+    from ..operate.reload import ConfigReload
     from ..operate.show import RunProgress
     from ..run import PipelineProcess, Run
 
@@ -28,14 +37,25 @@ def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
     console = open_console(stderr=True)
     log_to(console, context)
     stopping = stop_on_signals()
+    reloading = reload_on_hangup(stopping)
     with ExitStack() as stack:
         running = stack.enter_context(Run(settings))
-        running.service.control = RunControl(running)
         progress = stack.enter_context(RunProgress(console))
-        if settings.pipeline:
-            stack.enter_context(PipelineProcess(config, progress.print_line, umask=users_umask()))
+
+        def pipeline_process() -> PipelineProcess:
+            return PipelineProcess(config, progress.print_line, umask=users_umask())
+
+        file = stack.enter_context(ConfigReload(running, config, pipeline_process))
+        running.service.control = RunControl(running, file)
         typer.echo(f"headrace {__version__}: {running.server.url}, log in {settings.log_dir}")
-        running.work(stopping, lambda: progress.show(running.statuses(), running.log.stats()))
+
+        def look() -> None:
+            if reloading.is_set():
+                reloading.clear()
+                file.reload_logged()
+            progress.show(running.statuses(), running.log.stats())
+
+        running.work(stopping, look)
         halted = running.halted
     if halted:
         names = ", ".join(status.source for status in halted)
@@ -67,33 +87,25 @@ def pipeline(
 
     restore_umask()
     settings = load(config)
-    if settings.pipeline is None:
+    section = settings.pipeline
+    if section is None:
         from ..errors import ConfigError
 
         raise ConfigError("the config has no section pipeline", hint="See docs/pipeline.md.")
     from ..log.folder import make_private
     from ..operate.show import SinkProgress
-    from ..pipeline.run import Pipeline, PipelineInput, alone_in, announce, plans, waiting
+    from ..pipeline.reload import PipelineReload, plans_of
+    from ..pipeline.run import Pipeline, alone_in, announce, waiting
     from ..pipeline.session import opened_session
     from ..run import formats
 
+    settings = load(config)
+    queries = plans_of(settings, formats(settings), once=once, adopt=adopt or ())
+    folder = settings.pipeline_dir
     console = open_console(stderr=True)
     log_to(console, context)
     stopping = stop_on_signals(with_parent=with_parent)
-    section, folder = settings.pipeline, settings.pipeline_dir
-    feed = PipelineInput(
-        address=settings.log_address,
-        max_changes_per_batch=section.max_changes_per_batch,
-        trigger_seconds=section.trigger_seconds,
-    )
-    queries = plans(
-        section.sinks,
-        feed,
-        checkpoints=settings.checkpoint_dir,
-        once=once,
-        adopt=adopt or (),
-        formats=formats(settings),
-    )
+    reloading = reload_on_hangup(stopping)
     make_private(settings.data_dir)
     make_private(folder)
     spark_settings = {name: value.reveal() for name, value in section.spark.items()}
@@ -103,6 +115,8 @@ def pipeline(
         journal=folder / "spark.log",
         waiting=waiting(queries, section.master),
     )
+    file = PipelineReload(config, settings, formats)
+    again = False
     with alone_in(settings.checkpoint_dir):
         announce(queries, folder)
         with (
@@ -110,7 +124,19 @@ def pipeline(
             Pipeline(spark, queries, folder=folder) as running,
             SinkProgress(console) as progress,
         ):
-            running.work(stopping, lambda: progress.show(running.statuses()), once=once)
+
+            def look() -> None:
+                nonlocal again
+                if not once and (reloading.is_set() or file.requested()):
+                    reloading.clear()
+                    again = not file.take_up(running)
+                    if again:
+                        stopping.set()
+                progress.show(running.statuses())
+
+            running.work(stopping, look, once=once)
+    if again:
+        start_again()
     if running.halted:
         names = ", ".join(status.sink for status in running.halted)
         raise HeadraceError(f"stopped, with {names} halted", hint=running.halted[0].hint)

@@ -62,3 +62,41 @@ def stop_on_signals(*, with_parent: bool = False) -> "Event":
 
         watch_parent(stopping)
     return stopping
+
+
+def reload_on_hangup(stopping: "Event") -> "Event":
+    """An event that SIGHUP sets; when the terminal itself is gone, that stops the process."""
+    import os
+    import signal
+    import sys
+    import threading
+
+    reloading = threading.Event()
+    attended = sys.stderr.isatty()
+
+    def hang_up(*_: object) -> None:
+        try:
+            if attended:
+                os.tcgetpgrp(sys.stderr.fileno())
+        except OSError:
+            stopping.set()
+        else:
+            reloading.set()
+
+    signal.signal(signal.SIGHUP, hang_up)
+    return reloading
+
+
+def start_again() -> None:
+    """Begin this command anew in this very process; what it was to do once is not repeated."""
+    import os
+    import sys
+
+    given = iter(sys.orig_argv[1:])
+    arguments = []
+    for argument in given:
+        if argument == "--adopt":
+            next(given, None)
+        elif not argument.startswith("--adopt="):
+            arguments.append(argument)
+    os.execv(sys.executable, [sys.executable, *arguments])

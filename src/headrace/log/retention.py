@@ -103,6 +103,11 @@ class LogRetention:
         self.seen = RetentionStatus()  # when `work` last looked
         self._regular = 0.0  # when removal by age and size is due
 
+    def take_up(self, settings: RetentionSettings, sinks: Callable[[], Sequence[Holder]]) -> None:
+        """Keep by other settings, and for other sinks, from now on."""
+        self._settings, self._sinks = settings, sinks
+        self._regular = 0.0
+
     def holders(self) -> list[Holder]:
         """Everybody who keeps changes from being removed."""
         now = time.time_ns() // 1000

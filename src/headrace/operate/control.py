@@ -3,17 +3,20 @@
 import time
 from fnmatch import fnmatchcase
 
+import msgspec
+
 from ..client import Client
-from ..config import Config
-from ..errors import LogAbsent
+from ..config import Config, ConfigDifference
+from ..errors import LogAbsent, ServerError
 from ..log import LogReader
-from ..run import Run
+from ..run import OPERATOR_KEY, Run
 from ..serve.service import PartKind
 from ..sinks import Sink
 from ..sinks.report import PipelineOverview
 from ..sinks.requests import Beginning
 from .commands import connect, request_snapshot
 from .parts import Part, incomplete, overview, part_named, requests_of, reset_effect, sink_named
+from .reload import ConfigReload
 
 # --- in the process that captures ---------------------------------------------------------------
 
@@ -21,8 +24,9 @@ from .parts import Part, incomplete, overview, part_named, requests_of, reset_ef
 class RunControl:
     """What an operator does to a process at work; `serve.service.Control`."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, config: ConfigReload) -> None:
         self._run = run
+        self._reload = config
 
     @property
     def _config(self) -> Config:
@@ -71,6 +75,10 @@ class RunControl:
             requests = requests_of(config, kind, name)
             requests.reset(*((log.epoch, after) if after is not None else ()))
         return effect + _snapshots(renewed)
+
+    def reload(self, *, dry_run: bool) -> ConfigDifference:
+        """Take up the config file as it is now."""
+        return self._reload.reload(dry_run=dry_run)
 
     def _renewed(self, sink: Sink) -> dict[str, list[str]]:
         """The tables of which the log no longer has every row, by source."""
@@ -177,3 +185,23 @@ def _part(config: Config, client: Client | None, given: str) -> Part:
         return part_named(given, [source.name for source in config.sources], sinks)
     sources = [status["source"] for status in client.get("/v1/sources")["sources"]]
     return part_named(given, sources, [each["sink"] for each in client.get("/v1/sinks")["sinks"]])
+
+
+class Reloaded(msgspec.Struct, frozen=True):
+    """What the config file changes in the running server, a line each."""
+
+    changes: list[str]
+    taken_up: bool
+
+
+def request_reload(config: Config, *, dry_run: bool) -> Reloaded:
+    """Let the running server read its config file again."""
+    client = connect(config)
+    if client is None:
+        key_file = config.data_dir / OPERATOR_KEY
+        raise ServerError(
+            f"no server answers at {config.server.url}; the next start reads the config anyway",
+            hint="If server.host or server.port have changed, name the old ones: "
+            f"`headrace reload --url http://HOST:PORT --key-file {key_file}`.",
+        )
+    return msgspec.convert(client.post("/v1/reload", {"dry_run": dry_run}), Reloaded)

@@ -81,6 +81,22 @@ class Pipeline:
             for sink in self._sinks
         ]
 
+    def take_up(self, plans: Sequence[QueryPlan]) -> None:
+        """Go on with other plans: only sinks that came, went or differ are touched."""
+        wanted = {plan.sink.name: plan for plan in plans}
+        kept = {s.plan.sink.name: s for s in self._sinks if s.same(wanted.get(s.plan.sink.name))}
+        leaving = [sink for sink in self._sinks if sink.plan.sink.name not in kept]
+        for sink in leaving:
+            sink.close()
+        while any(not sink.ended for sink in leaving):
+            self._report(due=self._due)
+            time.sleep(LOOK_SECONDS)
+        sinks = [kept.get(name) or Supervised(plan, self._spark) for name, plan in wanted.items()]
+        self._sinks = sinks
+        for sink in sinks:
+            if sink.plan.sink.name not in kept:
+                sink.start()
+
     @property
     def halted(self) -> list[SinkStatus]:
         """The sinks that a person must look after."""

@@ -76,6 +76,10 @@ class Supervised:
         """Whether nothing more will happen."""
         return not self._thread.is_alive()
 
+    def same(self, plan: QueryPlan | None) -> bool:
+        """Whether another plan is for the very same sink, read from the same log."""
+        return plan is not None and (plan.sink, plan.feed) == (self.plan.sink, self.plan.feed)
+
     def status(self) -> SinkStatus:
         """How the sink is doing."""
         return self._status

@@ -123,6 +123,7 @@ def create_app(
             control.pause_sink,  # POST /v1/sinks/{name}/pause
             control.resume_sink,  # POST /v1/sinks/{name}/resume
             control.reset_sink,  # POST /v1/sinks/{name}/reset
+            control.reload,  # POST /v1/reload
             operations.health,  # GET  /health
             operations.livez,  # GET  /livez
             operations.readyz,  # GET  /readyz

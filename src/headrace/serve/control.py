@@ -49,6 +49,20 @@ class ResetEffect(msgspec.Struct, frozen=True):
     begun: bool
 
 
+class Reload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Take up the config file as it is now; with `dry_run` only say what that changes."""
+
+    dry_run: bool = False
+
+
+class ReloadResult(msgspec.Struct, frozen=True):
+    """What the config file changes, a line each; `restart`: what a restart alone takes up."""
+
+    changes: list[str]
+    restart: list[str]
+    taken_up: bool
+
+
 _REFUSED = {
     404: problem("There is no such source or sink."),
     409: problem("This server captures nothing, or this one cannot begin again."),
@@ -140,6 +154,27 @@ async def resume_sink(request: Request[Any, Any, Any]) -> PauseState:
 async def reset_sink(request: Request[Any, Any, Any]) -> ResetEffect:
     """Let a sink begin again."""
     return await _reset(request, PartKind.SINK, await read_body(request, SinkReset))
+
+
+@post(
+    "/v1/reload",
+    status_code=200,
+    guards=[admin],
+    operation_class=operation(NoQuery, body=Reload),
+    responses=replies(ReloadResult) | WITH_BODY | {409: problem("The config cannot be used.")},
+)
+async def reload(request: Request[Any, Any, Any]) -> ReloadResult:
+    """Read the config file again, and take up what differs."""
+    read_query(request, NoQuery)
+    wanted = await read_body(request, Reload)
+    try:
+        found = await asyncio.to_thread(_control(request).reload, dry_run=wanted.dry_run)
+    except ConfigError as error:
+        refusal = Problem("invalid_config", str(error), hint=error.hint or None)
+        raise RequestRefused(409, refusal) from error
+    if not wanted.dry_run:
+        logger.info("config reloaded changes=%d by=%s", len(found.lines()), _operator(request))
+    return ReloadResult(found.lines(), [each.name for each in found.restart], not wanted.dry_run)
 
 
 async def _pause(request: Request[Any, Any, Any], kind: PartKind) -> PauseState:

@@ -107,6 +107,10 @@ class HealthCheck:
         self._started = clock()
         self._heard: dict[str, float] = {}
 
+    def take_up(self, settings: ServerSettings) -> None:
+        """Judge by other settings from now on."""
+        self._settings = settings
+
     def report(
         self, statuses: Sequence[Status], log: Log, pipeline: PipelineState | None = None
     ) -> HealthReport:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self
 
 from litestar.connection import ASGIConnection
 
+from ..config import ConfigDifference
 from ..formats.catalogue import Formats
 from ..log import Log, LogRetention
 from ..sinks.report import PipelineOverview
@@ -17,6 +18,7 @@ from .groups import Groups
 from .health import HealthCheck
 from .keyring import Keyring
 from .measured import RequestCounts
+from .retention import sink_holders
 from .settings import ServerSettings
 from .subscription import FeedPage
 
@@ -51,6 +53,10 @@ class Control(Protocol):
         """Let one begin again; returns what that does. A ConfigError: it cannot."""
         ...
 
+    def reload(self, *, dry_run: bool) -> ConfigDifference:
+        """Take up the config file as it is now. A ConfigError: it is wrong, and nothing changes."""
+        ...
+
 
 @dataclass
 class Service:
@@ -74,6 +80,14 @@ class Service:
         """The one that the app of this request was made with."""
         service: Self = connection.app.state.service
         return service
+
+    def take_up(self, settings: ServerSettings, formats: Formats) -> None:
+        """Answer by other settings from now on; streams that are open stay as they are."""
+        self.settings, self.formats = settings, formats
+        self.health.take_up(settings)
+        self.retention.take_up(
+            settings.retention, lambda: sink_holders(self.log, settings.pipeline)
+        )
 
     def headers(self, page: FeedPage, *, scanned: int | None = None) -> dict[str, str]:
         """What a reader must know of a page besides its changes."""

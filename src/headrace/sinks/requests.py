@@ -6,6 +6,7 @@ stays paused after a restart, and a reset that was interrupted is done again fro
     paused.json   it is paused
     resume.json   it has halted and is to be tried again
     reset.json    it is to begin again
+    reload.json   in the pipeline's folder: it is to read its config again
 """
 
 import logging
@@ -22,8 +23,8 @@ Beginning = Literal["start", "now"]  # with the log's first change, or with the 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Pause(msgspec.Struct, frozen=True):
-    """Since when it is paused; the content of `paused.json`."""
+class RequestedAt(msgspec.Struct, frozen=True):
+    """When it was requested; the content of every file but `reset.json`."""
 
     at: int  # microseconds since 1970
 
@@ -45,11 +46,11 @@ class Requests:
     def pause(self) -> None:
         """Pause it; a second time changes nothing."""
         if not self.paused:
-            self._write("paused.json", Pause(_now()))
+            self._write("paused.json", RequestedAt(_now()))
 
     def resume(self) -> None:
         """Let it go on: from a pause, or after it has halted."""
-        self._write("resume.json", Pause(_now()))
+        self._write("resume.json", RequestedAt(_now()))
         self._remove("paused.json")
 
     @property
@@ -60,7 +61,7 @@ class Requests:
     @property
     def paused_at(self) -> int:
         """Since when it is paused, in microseconds since 1970; 0: it is not."""
-        pause = self._read("paused.json", Pause)
+        pause = self._read("paused.json", RequestedAt)
         return pause.at if pause else 0
 
     def take_resume(self) -> bool:
@@ -79,6 +80,14 @@ class Requests:
     def finish_reset(self) -> None:
         """Note that it was done."""
         self._remove("reset.json")
+
+    def reload(self) -> None:
+        """Let a pipeline read its config again."""
+        self._write("reload.json", RequestedAt(_now()))
+
+    def take_reload(self) -> bool:
+        """Whether the config is to be read again; says so once."""
+        return self._remove("reload.json")
 
     @property
     def interrupts(self) -> bool:
