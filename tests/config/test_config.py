@@ -19,6 +19,7 @@ from headrace.config import (
     Config,
     PipelineSection,
     ServerSection,
+    TlsSection,
     WebSocketSection,
     load,
     parse,
@@ -741,7 +742,8 @@ def written(value: object) -> str:
 def test_the_docs_name_every_setting_with_its_default() -> None:
     sections = ("sources", "server", "cdc", "model", "pipeline")
     assert documented("The file") == defaults(Config, *sections)
-    assert documented("server") == defaults(ServerSection, "websocket")
+    assert documented("server") == defaults(ServerSection, "websocket", "tls")
+    assert documented("server: tls") == defaults(TlsSection)
     assert documented("server: websocket") == defaults(WebSocketSection)
     assert documented("cdc") == defaults(CdcSection)
     assert documented("model") == defaults(Model, "entities")

@@ -1,5 +1,6 @@
 """The settings: a class a section of the config file, whose fields are what one may set."""
 
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -12,6 +13,11 @@ from ..secret import Secret
 from ..sinks import Sink
 from ..sources import Source
 from . import storage
+
+# As a browser writes it; a star stands for every host below a name of at least two parts.
+_ORIGIN = re.compile(
+    r"https?://(\*\.[a-z0-9-]+(\.[a-z0-9-]+)+|[a-z0-9._-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.I
+)
 
 Positive = Annotated[float, Meta(gt=0)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
@@ -60,7 +66,17 @@ class ServerSection(msgspec.Struct, frozen=True, kw_only=True):
     # At once, of HTTP and of gRPC each; None: what the limit of open files allows.
     max_connections: Annotated[int, Meta(ge=1)] | None = None
     tls: TlsSection | None = None  # None: nothing is encrypted
+    # Pages that a browser may let use the server, besides those from its own address.
+    allowed_origins: tuple[str, ...] = ()
     websocket: WebSocketSection = WebSocketSection()
+
+    def __post_init__(self) -> None:
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"allowed_origins: {origin!r} is no origin; write https://shop.example.com, "
+                    "with a port if it has one and nothing behind it, or https://*.example.com"
+                )
 
     @property
     def url(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote_plus, urlsplit
+from urllib.parse import parse_qsl, unquote_plus
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
@@ -18,6 +18,7 @@ from ..change.event import Table
 from ..log.keys import Key, Scope
 from ._http import EXTENSION
 from .keyring import LOOK_SECONDS, End, Keyring
+from .origins import authority
 from .parameters import MOST_PARAMETERS
 from .problems import Problem, RequestRefused
 from .service import Service
@@ -227,9 +228,12 @@ def known_host(connection: Connection, route: BaseRouteHandler) -> None:
 def same_origin(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse what another site's page asks a browser to do: browsers then send that Origin."""
     origin = connection.headers.get("origin")
-    if origin is not None and _authority(origin) != connection.headers.get("host", "").lower():
+    if origin is None or authority(origin) == connection.headers.get("host", "").lower():
+        return
+    if not Service.of(connection).origins.allows(origin):
         message = f"pages of {origin[:200]!r} may not use this server"
-        raise RequestRefused(403, Problem("forbidden_origin", message))
+        hint = "Name the origin in server.allowed_origins if you trust its pages."
+        raise RequestRefused(403, Problem("forbidden_origin", message, hint=hint))
 
 
 def no_body(connection: Connection, route: BaseRouteHandler) -> None:
@@ -270,10 +274,3 @@ def _hostname(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
-
-
-def _authority(origin: str) -> str:
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""  # no origin a browser would send; equal to no host

@@ -15,6 +15,7 @@ from ._http import STALLED_SECONDS, TOO_MANY_CONNECTIONS, BoundedProtocol
 from .accept import Acceptor
 from .grpc import GrpcServer
 from .measured import MeasuredApp
+from .origins import sharing
 from .service import Service
 from .settings import ServerSettings
 from .tls import CertificateFiles
@@ -94,8 +95,9 @@ class _Server(uvicorn.Server):
     """Uvicorn, with streams that end when it stops."""
 
     def __init__(self, app: Litestar) -> None:
+        self._service: Service = app.state.service
         config = uvicorn.Config(
-            MeasuredApp(app, app.state.service.requests),
+            MeasuredApp(sharing(app, self._service.origins), self._service.requests),
             lifespan="on",
             http=BoundedProtocol,
             ws=FramesProtocol,
@@ -110,7 +112,6 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.settled = threading.Event()  # started, or failed to
         self.grpc: GrpcServer | None = None
-        self._service: Service = app.state.service
         self._acceptors: list[Acceptor] = []
         tls = self._service.settings.tls
         self._tls = None if tls is None else CertificateFiles(tls)

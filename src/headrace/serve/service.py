@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Protocol, Self
 
 from litestar.connection import ASGIConnection
@@ -18,6 +19,7 @@ from .groups import Groups
 from .health import HealthCheck
 from .keyring import Keyring
 from .measured import RequestCounts
+from .origins import AllowedOrigins
 from .retention import sink_holders
 from .settings import ServerSettings
 from .subscription import FeedPage
@@ -74,6 +76,11 @@ class Service:
     groups: Groups
     control: Control | None = None  # set once the process captures; None: it only serves
     requests: RequestCounts = field(default_factory=RequestCounts)
+
+    @cached_property
+    def origins(self) -> AllowedOrigins:
+        """Pages of other sites that may use the server."""
+        return AllowedOrigins(self.settings.allowed_origins)
 
     @classmethod
     def of(cls, connection: ASGIConnection[Any, Any, Any, Any]) -> Self:
