@@ -25,6 +25,7 @@
     │   ├── PipelineInUse      another pipeline works with the same checkpoints
     │   ├── CheckpointUnreadable  a query's checkpoint is damaged; what its sink holds is not
     │   ├── QueryFailed        Spark gave up for a reason of its own; it is tried a few times
+    │   ├── WorkerLate         nobody: a busy machine starts Python slowly, and it is tried again
     │   ├── LogUnreachable     nobody: the query requests it from the server again
     │   ├── SinkUnavailable    nobody: the batch is tried again
     │   ├── SinkRefused        whoever runs what a sink sends to, or its settings; it halts
@@ -202,6 +203,16 @@ class QueryFailed(PipelineError):
     """A query ended for a reason that Headrace does not know."""
 
     hint = "What Spark says about it is in pipeline/spark.log in data_dir."
+
+
+class WorkerLate(PipelineError):
+    """A Python process that Spark started was not ready in time."""
+
+    retry = True
+    hint = (
+        "The machine is busy, and it is tried again. If it stays so, spark.pyspark.python may "
+        "name a Python that does not start: see pipeline/spark.log in data_dir."
+    )
 
 
 class LogUnreachable(PipelineError):

@@ -12,6 +12,7 @@ from headrace.errors import (
     ServerAbsent,
     SinkFenced,
     SinkUnavailable,
+    WorkerLate,
 )
 from headrace.pipeline.failures import passing, understood
 
@@ -51,6 +52,33 @@ def test_a_failure_of_unknown_kind_shows_no_values() -> None:
     assert type(error) is QueryFailed
     assert str(error) == "the query ended with StreamingQueryException, sqlalchemy.exc.DataError"
     assert "headrace.errors.Nonsense" not in str(understood(RuntimeError("headrace.errors.No: x")))
+
+
+# As Spark 4.3 reports it: of a source's process, of a task's, and through py4j.
+LATE = [
+    StreamingQueryException(
+        "[STREAM_FAILED] Query [id = 4] terminated with exception: Python worker failed to connect "
+        "back. SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: [id = 4]"
+    ),
+    StreamingQueryException(
+        "[STREAM_FAILED] Query [id = 4] terminated with exception: Job aborted due to stage failure"
+        ": Lost task 0.0 in stage 1.0 (TID 1) (127.0.0.1 executor driver): java.net.SocketTimeout"
+        "Exception: Timed out while waiting for the Python worker to connect back after 60000 ms"
+    ),
+    RuntimeError(
+        "An error occurred while calling o52.start.\n: org.apache.spark.SparkException: "
+        "Python worker failed to connect back.\nCaused by: java.net.SocketTimeoutException: "
+        "Timed out while waiting for the Python worker to connect back"
+    ),
+]
+
+
+@pytest.mark.parametrize("error", LATE)
+def test_a_python_that_starts_slowly_is_a_passing_failure(error: Exception) -> None:
+    for each in (error, raised(RuntimeError("x"), error)):
+        late = understood(each)
+        assert type(late) is WorkerLate
+        assert passing(late)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace import plugins
-from headrace.errors import ConfigError, PipelineError
+from headrace.errors import ConfigError, PipelineError, QueryFailed, WorkerLate
 from headrace.log import Holder, Log, LogRetention
 from headrace.pipeline import supervise
 from headrace.pipeline.run import PipelineInput, SinkStatusLog, alone_in, announce, plans
@@ -110,6 +110,17 @@ def test_what_passes_is_tried_again_and_told_meanwhile(site: Site, fault: str) -
         wait_until(lambda: len(site.stored()) == 10, message="it is stored")
     assert running.statuses()[0].phase is SinkPhase.STOPPED
     assert site.stored() == list(range(1, 11))
+
+
+def test_what_passes_does_not_count_toward_the_ten(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "BACKOFF", Backoff(0.0, 0.0))
+    [plan] = plans([site.sink()], PipelineInput(address={}), checkpoints=site.checkpoints)
+    sink = supervise.Supervised(plan, site.spark)
+    failed = [sink._failed(WorkerLate("late")) for _ in range(30)]
+    failed += [sink._failed(QueryFailed("odd")) for _ in range(10)]
+    assert failed == [False] * 39 + [True]
 
 
 def test_what_a_person_must_mend_halts_at_once(site: Site) -> None:

@@ -16,9 +16,12 @@ from ..errors import (
     QueryFailed,
     ServerAbsent,
     SinkUnavailable,
+    WorkerLate,
 )
 
 _OURS = re.compile(r"\bheadrace\.errors\.(?P<kind>\w+): (?P<message>[^\n]*)")
+# Spark waits 10 s for a source's process and 60 s for a task's; no setting changes that.
+_LATE = re.compile(r"Python worker (?:failed )?to connect back")
 _ANY = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception)): ", re.MULTILINE)
 
 
@@ -31,6 +34,8 @@ def understood(error: BaseException) -> HeadraceError:
     for cause in causes:
         if ours := _own_error(str(cause)):
             return ours
+    if any(_LATE.search(str(cause)) for cause in causes):
+        return WorkerLate("a Python process of Spark was not ready in time")
     if isinstance(error, OSError):
         return SinkUnavailable(f"{type(error).__name__}: {error.strerror or 'no reason given'}")
     return QueryFailed(f"the query ended with {_named(error)}")

@@ -48,7 +48,8 @@ class Supervised:
             sink=plan.sink.name, phase=SinkPhase.STARTING, sequence=self.position or 0
         )
         self._looked_at = -1  # the batch of the last progress that was seen
-        self._failures = 0  # in a row, without a batch stored between them
+        self._failures = 0  # in a row, without a batch stored between them …
+        self._unknown = 0  # … and those of them that may never pass
         self._unmaintained = -1
         self._before = self._status  # as it was when the query began
         self._adopting = plan.adopt
@@ -118,10 +119,11 @@ class Supervised:
 
     def _failed(self, error: HeadraceError) -> bool:
         self._failures += 1
-        tries = TRIES_ONCE if self.plan.once else TRIES
-        endless = passing(error) and not self.plan.once
-        known = passing(error) or isinstance(error, QueryFailed | LogError)
-        halted = not known or (not endless and self._failures >= tries)
+        passes = passing(error)
+        self._unknown += not passes
+        known = passes or isinstance(error, QueryFailed | LogError)
+        spent = self._failures >= TRIES_ONCE if self.plan.once else self._unknown >= TRIES
+        halted = not known or spent
         phase = SinkPhase.HALTED if halted else SinkPhase.WAITING
         cut_off = isinstance(error, ChangesLost)
         hint = self.plan.sink.lost_changes_hint() if cut_off else error.hint
@@ -147,7 +149,7 @@ class Supervised:
         while self._requests.paused:
             if self.plan.once or self._stopping.wait(LOOK_SECONDS):
                 return False
-        self._failures = 0
+        self._failures = self._unknown = 0
         return True
 
     def _goes_on(self) -> bool:
@@ -161,7 +163,7 @@ class Supervised:
         self._requests.take_resume()  # one from before it halted is no answer to that
         while not self._stopping.wait(LOOK_SECONDS):
             if self._resumed():
-                self._failures = 0
+                self._failures = self._unknown = 0
                 return True
         return False
 
@@ -281,7 +283,7 @@ class Supervised:
     def _stored(self, stored: Stored) -> None:
         """Called by Spark's thread after each batch."""
         if stored.batch > self._status.batch:
-            self._failures = 0
+            self._failures = self._unknown = 0
         rate: dict[str, float] = {}
         if stored.changes:
             rate["changes_per_second"] = stored.changes / stored.seconds
