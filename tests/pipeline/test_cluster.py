@@ -18,12 +18,13 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.usefixtures("jav
 
 TRANSACTIONS = 8
 ROWS = 5000
+SECRET = "known to the cluster"
 
 
 def test_a_cluster_carries_the_log_into_its_sinks(tmp_path: Path) -> None:
     settings = ServerSettings(port=free_port())
     served = tmp_path / "elsewhere"  # not where the driver's config says that a log would be
-    with Log.open(served) as log, SparkCluster(workers=2) as cluster:
+    with Log.open(served) as log, SparkCluster(workers=2, secret=SECRET) as cluster:
         writer = Writer(log)
         for _ in range(TRANSACTIONS):
             writer.put_many("users", ROWS)
@@ -38,6 +39,7 @@ def test_a_cluster_carries_the_log_into_its_sinks(tmp_path: Path) -> None:
                     "spark": {
                         "spark.executor.memory": "512m",
                         "spark.driver.host": "127.0.0.1",
+                        "spark.authenticate.secret": SECRET,
                         **QUICK_JAVA,
                         "spark.sql.shuffle.partitions": 2,
                     },

@@ -3,101 +3,24 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from headrace.testing import PostgresDatabase, free_port, wait_until
+from headrace.testing import PostgresDatabase, wait_until
 from tests.changes import opened_writer
-from tests.java import QUICK_JAVA
-from tests.pipeline.sites import PLUGINS
+from tests.pipeline.places import NOWHERE, Place
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.usefixtures("java")]
-
-HEADRACE = [sys.executable, "-m", "headrace.cli"]
-NOWHERE = "postgresql://127.0.0.1:1/shop"
-
-
-class Place:
-    """A folder with a config, and processes of Headrace in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.environment = {**os.environ, "PYTHONPATH": str(PLUGINS)}
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def configure(self, url: str, **sections: Any) -> None:
-        content = {
-            "sources": {"db": {"type": "postgres", "url": url}},
-            "server": {"port": free_port()},
-            "pipeline": {
-                "master": "local[1]",
-                "spark": QUICK_JAVA,
-                "trigger_seconds": 0.2,
-                "sinks": {"lake": {"type": "folder", "path": "lake"}},
-            },
-            **sections,
-        }
-        (self.folder / "headrace.yaml").write_text(json.dumps(content))
-
-    def start(self, command: str) -> subprocess.Popen[bytes]:
-        with (self.folder / "output.txt").open("ab") as output:
-            self.process = subprocess.Popen(
-                [*HEADRACE, command],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=output,
-                stderr=output,
-            )
-        return self.process
-
-    def ask(self, *command: str) -> str:
-        return subprocess.check_output(
-            [*HEADRACE, *command], cwd=self.folder, env=self.environment, text=True
-        )
-
-    def output(self) -> str:
-        return (self.folder / "output.txt").read_text()
-
-    def pipeline_pid(self) -> int:
-        return int(json.loads((self.folder / "data/pipeline/status.json").read_text())["pid"])
-
-    def javas(self) -> list[psutil.Process]:
-        """The JVMs that work for this folder."""
-        return [p for p in psutil.process_iter() if self._is_ours(p)]
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.name() == "java" and str(self.folder) in " ".join(process.cmdline())
-        except psutil.NoSuchProcess:
-            return False
-
-    def stored(self) -> int:
-        """How many rows have arrived."""
-        files = (self.folder / "lake").glob("*.json")
-        rows = [row for file in files for row in json.loads(file.read_text())]
-        return sum(row["op"] in ("READ", "INSERT") for row in rows)
-
-    def await_stored(self, count: int) -> None:
-        try:
-            wait_until(lambda: self.stored() >= count, timeout=120)
-        except TimeoutError:
-            pytest.fail(f"{self.stored()} of {count} stored; it said:\n{self.output()}")
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     place = Place(tmp_path)
     yield place
-    if place.process:
-        place.process.kill()
-        place.process.wait()
-    wait_until(lambda: not place.javas(), timeout=120, message="no JVM is left")
+    place.end()
 
 
 def test_run_starts_the_pipeline_and_starts_it_again(place: Place, pg: PostgresDatabase) -> None:

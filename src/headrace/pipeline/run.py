@@ -17,7 +17,7 @@ from ..sinks import Sink, SinkPhase, SinkStatus, informed, report
 from .checkpoint import QueryCheckpoint, alone_in
 from .lag import LogEnd, starting
 from .query import PipelineInput, QueryPlan, parts_of
-from .session import jvm_lives, local_cores
+from .session import jvm_lives, local_cores, rejects_tasks
 from .supervise import Supervised
 
 __all__ = [
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 _FORMATS = Formats()
 LOOK_SECONDS = 0.25
 REPORT_SECONDS = 2.0
+TASKS_SECONDS = 5.0  # between two looks whether tasks are refused
 
 
 class Pipeline:
@@ -52,7 +53,7 @@ class Pipeline:
         self._folder = folder
         self._sinks = [Supervised(plan, spark) for plan in plans]
         self._end = LogEnd(plans[0].feed)  # all read the same log
-        self._due = 0.0
+        self._due = self._tasks_due = 0.0
 
     def __enter__(self) -> Self:
         self._end.__enter__()
@@ -112,14 +113,28 @@ class Pipeline:
             if once and all(sink.ended for sink in self._sinks):
                 log.report(self.statuses())
                 return
-            if not jvm_lives(self._spark):
-                raise PipelineError(
-                    "Spark's Java process has ended; no batch is lost, the next start goes on",
-                    hint="Start the pipeline again; if Java ran out of memory, raise "
-                    "spark.driver.memory in pipeline.spark.",
-                )
+            self._expect_spark()
             if stopping.wait(LOOK_SECONDS):
                 return
+
+    def _expect_spark(self) -> None:
+        """Raise PipelineError when Spark will never run a task again."""
+        if not jvm_lives(self._spark):
+            raise PipelineError(
+                "Spark's Java process has ended; no batch is lost, the next start goes on",
+                hint="Start the pipeline again; if Java ran out of memory, raise "
+                "spark.driver.memory in pipeline.spark.",
+            )
+        if time.monotonic() < self._tasks_due:
+            return
+        self._tasks_due = time.monotonic() + TASKS_SECONDS
+        if rejects_tasks(self._spark):
+            raise PipelineError(
+                "Spark takes no more tasks: its executor was stopped; no batch is lost, the next "
+                "start goes on",
+                hint="Start the pipeline again; what Spark says about it is in pipeline/spark.log "
+                "in data_dir.",
+            )
 
     def _report(self, *, due: float) -> None:
         if time.monotonic() < due:

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkConf, SparkContext, java_gateway
-from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from ..errors import PipelineError
 from ..sources import Finding
+from .gateway import end, launched, started
 
 JAVA_VERSION = 17  # the oldest that Spark 4 runs on
 
@@ -24,12 +23,8 @@ _INSTALL_JAVA = (
     f"Install Java {JAVA_VERSION} or later (Debian: apt-get install openjdk-17-jre-headless), "
     "or set JAVA_HOME to where it is."
 )
-_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
-_JVM_SECONDS = 10.0
 
-# What the JVM must know when it starts. The rest is set once it runs, so that a storage's keys
-# do not show in the list of processes.
-_AT_LAUNCH = ("spark.master", "spark.driver.", "spark.jars", "spark.submit.", "spark.files")
+_MOST_REFUSALS = 100
 
 
 @contextmanager
@@ -51,11 +46,9 @@ def opened_session(
     )
     _quieten_py4j()
     chosen = {**default_settings(master, waiting=waiting), **settings}
-    chosen["spark.driver.extraJavaOptions"] = _java_options(chosen, journal)
-    gateway = _launched(chosen, journal.with_suffix(".out"))
+    gateway = launched(chosen, journal)
     try:
-        conf = SparkConf(loadDefaults=True, _jvm=gateway.jvm).setAll(list(chosen.items()))
-        context = SparkContext(conf=conf, gateway=gateway)
+        context = started(chosen, gateway)
         session = SparkSession.builder.getOrCreate()
         try:
             yield session
@@ -63,7 +56,7 @@ def opened_session(
             if jvm_lives(session):
                 context.stop()
     finally:
-        _end(gateway)
+        end(gateway)
 
 
 def default_settings(master: str, *, waiting: int = 0) -> dict[str, str]:
@@ -75,6 +68,8 @@ def default_settings(master: str, *, waiting: int = 0) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.python.worker.reuse": "true",
+        "spark.python.authenticate.socketTimeout": "60s",  # a busy machine starts Python slowly
+        "spark.authenticate": "true",  # or every user of the machine could send Spark messages
         "spark.speculation": "false",  # two tasks that send the same events at once
         "spark.scheduler.mode": "FAIR",  # a long batch of one sink must not hold up the others
         "spark.sql.streaming.numRecentProgressUpdates": "5",
@@ -109,6 +104,21 @@ def jvm_lives(session: SparkSession) -> bool:
     return gateway is not None and gateway.proc.poll() is None
 
 
+def rejects_tasks(session: SparkSession) -> bool:
+    """Whether tasks are refused over and over, as by an executor that was stopped.
+
+    Spark does not count such failures, and would try for ever.
+    """
+    tracker = session.sparkContext.statusTracker()
+    counted = int(session.conf.get("spark.task.maxFailures", "4") or 4)
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    return any(
+        stage.numFailedTasks > _MOST_REFUSALS + counted * stage.numTasks
+        for stage in stages
+        if stage is not None
+    )
+
+
 def check_java() -> Finding:
     """Whether there is a Java that Spark can run on."""
     program = _java()
@@ -137,34 +147,3 @@ def _java() -> str | None:
     home = os.environ.get("JAVA_HOME")
     # Spark looks nowhere else when JAVA_HOME is set, so neither does this.
     return shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
-
-
-def _java_options(settings: Mapping[str, str], journal: Path) -> str:
-    ours = f'-Dlog4j2.configurationFile="{_LOG_SETTINGS.as_uri()}" -Dheadrace.journal="{journal}"'
-    return f"{ours} {settings.get('spark.driver.extraJavaOptions', '')}".strip()
-
-
-def _launched(settings: Mapping[str, str], output: Path) -> Any:
-    known = {name: value for name, value in settings.items() if name.startswith(_AT_LAUNCH)}
-    conf = SparkConf(loadDefaults=False).setAll(list(known.items()))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    launch: Any = java_gateway.launch_gateway
-    with output.open("wb") as file:
-        try:
-            return launch(conf, popen_kwargs={"stdout": file, "stderr": file})
-        except PySparkRuntimeError as error:
-            raise PipelineError(
-                "Spark does not start", hint=f"The output of Java is in {output}."
-            ) from error
-
-
-def _end(gateway: Any) -> None:
-    """Let the JVM go, and see to it that it went."""
-    gateway.shutdown()
-    SparkContext._gateway = SparkContext._jvm = None  # or a later session would ask the dead one
-    gateway.proc.stdin.close()
-    try:
-        gateway.proc.wait(_JVM_SECONDS)
-    except subprocess.TimeoutExpired:
-        gateway.proc.kill()
-        gateway.proc.wait()

@@ -7,8 +7,9 @@ with SparkCluster(workers=2) as cluster:
 import http.client
 import importlib.util
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import ClassVar, Self
 
 import msgspec
@@ -20,6 +21,7 @@ class _SparkDaemon(ServerProcess):
     """A process of a standalone cluster."""
 
     program: ClassVar[str]
+    settings: Mapping[str, str] = MappingProxyType({})
     ORPHAN_SIGNAL: ClassVar[str] = "TERM"  # a worker then ends its executors
 
     def __init__(self, directory: Path, *arguments: object) -> None:
@@ -30,7 +32,12 @@ class _SparkDaemon(ServerProcess):
 
     def command(self) -> list[str]:
         name = f"org.apache.spark.deploy.{self.program}"
+        # Not in the environment or the arguments: they may hold a secret.
+        file = self.directory / "spark.conf"
+        file.touch(mode=0o600)
+        file.write_text("".join(f"{name} {value}\n" for name, value in self.settings.items()))
         own = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.page_port)]
+        own += ["--properties-file", str(file)]
         return [_spark_class(), name, *own, *map(str, self._arguments)]
 
     def environment(self) -> dict[str, str]:
@@ -90,14 +97,21 @@ class SparkCluster:
     Workers run what the driver names in PYSPARK_PYTHON, with the environment of this process.
     """
 
-    def __init__(self, *, workers: int = 2, memory: str = "1g") -> None:
-        """Describe the cluster; `memory` is what each worker may give to executors."""
+    def __init__(self, *, workers: int = 2, memory: str = "1g", secret: str = "") -> None:
+        """Describe the cluster; `memory` is what each worker may give to executors.
+
+        With a `secret` it takes nothing from whoever does not have it.
+        """
         self._directory = temporary_directory()
         self._master = _SparkMaster(self._directory / "master")
         self._workers = [
             _SparkWorker(self._directory / f"worker-{number}", self._master, memory=memory)
             for number in range(workers)
         ]
+        if secret:
+            settings = {"spark.authenticate": "true", "spark.authenticate.secret": secret}
+            for process in (self._master, *self._workers):
+                process.settings = settings
 
     @property
     def url(self) -> str:
