@@ -25,6 +25,7 @@ from .log.files import raise_file_limit
 from .log.folder import make_private, unusable
 from .log.keys import Key, KeyRequest, Scope
 from .model import Model
+from .observe.lines import LogFormat
 from .retry import Backoff
 from .serve import BackgroundServer, ServerSettings, create_app
 from .serve.service import Service
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 OPERATOR_KEY = "operator.key"  # a file in data_dir
 RETENTION_RETRY_SECONDS = 3600.0
 LOOK_SECONDS = 0.25
+PROGRESS_SECONDS = 5.0  # between two lines about a snapshot
 BACKOFF = Backoff(first=1.0, longest=60.0)  # before a pipeline that ended is started again
 STEADY_SECONDS = 60.0  # after so long, an end is not blamed on the start
 STOP_SECONDS = 20.0  # for a pipeline to stop in order
@@ -259,6 +261,7 @@ class SourceStatusLog:
 
     def __init__(self) -> None:
         self._known: dict[str, Status] = {}
+        self._progress: dict[str, float] = {}  # when a snapshot's progress is to be logged again
 
     def log_changes(self, statuses: Sequence[Status]) -> None:
         """Log what differs from the last time."""
@@ -269,7 +272,25 @@ class SourceStatusLog:
             for table, reason in status.errored.items():
                 if before is None or table not in before.errored:
                     logger.warning("source=%s table=%s errored=%s", status.source, table, reason)
+            for warning in status.warnings:
+                if before is None or warning not in before.warnings:
+                    logger.warning("source=%s warning=%s", status.source, warning)
+            if status.phase is Phase.SNAPSHOT:
+                self._log_progress(status)
             self._known[status.source] = status
+
+    def _log_progress(self, status: Status) -> None:
+        now = time.monotonic()
+        if now < self._progress.get(status.source, 0.0):
+            return
+        self._progress[status.source] = now + PROGRESS_SECONDS
+        logger.info(
+            "source=%s snapshot tables=%d done=%d rows=%d",
+            status.source,
+            len(status.copies),
+            sum(copy.done for copy in status.copies),
+            sum(copy.rows for copy in status.copies),
+        )
 
     def _log_phase(self, status: Status) -> None:
         logger.info(
@@ -291,12 +312,20 @@ class PipelineProcess:
     """
 
     def __init__(
-        self, config_file: Path, on_line: Callable[[str], None], *, umask: int = -1
+        self,
+        config_file: Path,
+        on_line: Callable[[str], None],
+        *,
+        umask: int = -1,
+        line_format: LogFormat = LogFormat.TEXT,
     ) -> None:
-        """`on_line` gets every line that it prints; `umask` is its own, -1: that of this one."""
+        """`on_line` gets every line that it prints, those of its log in `line_format`.
+
+        `umask` is its own, -1: that of this one.
+        """
         self._umask = umask
         program = [sys.executable, "-m", "headrace.cli", "pipeline", "--with-parent"]
-        self._command = [*program, "--config", str(config_file)]
+        self._command = [*program, "--config", str(config_file), "--log-format", line_format]
         self._on_line = on_line
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="pipeline")

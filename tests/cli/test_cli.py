@@ -784,3 +784,21 @@ def test_the_reference_is_what_the_commands_say() -> None:
     program = [sys.executable, "scripts/docs.py", "--check"]
     result = subprocess.run(program, cwd=root, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.live
+def test_with_json_every_line_of_a_run_is_json(
+    filled: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled.write_config(NOWHERE)
+    monkeypatch.setenv("HEADRACE_LOG_FORMAT", "json")
+    with filled.running() as client:
+        wait_until(
+            lambda: client.get("/v1/sources")["sources"][0]["phase"] == "waiting", timeout=120
+        )
+    lines = [json.loads(line) for line in filled.output().splitlines()]
+    assert all({"ts", "level", "logger", "msg"} <= line.keys() for line in lines)
+    assert filled.url in {line.get("url") for line in lines}
+    [waiting, *_] = [line for line in lines if line.get("phase") == "waiting"]
+    assert (waiting["source"], waiting["level"]) == ("shop", "warning")
+    assert PASSWORD not in filled.output()

@@ -146,7 +146,7 @@ def sinks_shown(*rounds: SinkStatus, terminal: bool) -> str:
     """What `SinkProgress` writes when these come in turn."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=terminal, width=120, color_system=None)
-    with SinkProgress(console, plain_seconds=0) as progress:
+    with SinkProgress(console) as progress:
         for status in rounds:
             progress.show([status])
     return file.getvalue()
@@ -172,12 +172,6 @@ def test_a_terminal_shows_how_far_each_sink_is_and_what_troubles_it() -> None:
         assert expected in text
     assert "lake: public.users is not followed: its key went" in text
     assert "Copy it anew." in text
-
-
-def test_elsewhere_a_sink_is_printed_in_a_line_when_it_has_stored_more() -> None:
-    assert sinks_shown(LAKE, LAKE, terminal=False).splitlines() == [
-        "lake: streaming, batch 7, 120,000 changes, 51,234 changes/s; sequence 1200000, lag 3,400"
-    ]
 
 
 def test_a_lag_that_is_not_known_is_shown_as_unknown() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.testing import PostgresDatabase, wait_until
 from tests.changes import opened_writer
+from tests.observe.test_lines import parsed
 from tests.pipeline.places import NOWHERE, Place
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.usefixtures("java")]
@@ -44,20 +45,26 @@ def test_run_starts_the_pipeline_and_starts_it_again(place: Place, pg: PostgresD
     os.kill(first, signal.SIGKILL)
     pg.execute("INSERT INTO users SELECT n, 'user ' || n FROM generate_series(11, 20) n")
     place.await_stored(20)
-    assert "pipeline ended exit_code=-9 " in place.output()
+    assert '"pipeline ended" exit_code=-9 ' in place.output()
 
     [java] = place.javas()
     java.kill()
     pg.execute("INSERT INTO users SELECT n, 'user ' || n FROM generate_series(21, 30) n")
     place.await_stored(30)
     assert "error: Spark's Java process has ended" in place.output()
-    assert "pipeline ended exit_code=1 " in place.output()
+    assert '"pipeline ended" exit_code=1 ' in place.output()
 
     running.send_signal(signal.SIGTERM)
     assert running.wait(timeout=120) == 0, place.output()
     assert place.javas() == []
     assert "pipeline: not running; as of" in place.ask("status")
     assert "Traceback" not in place.output()
+    started, *logged = place.output().splitlines()
+    assert started.startswith("headrace ")  # on the standard output
+    lines = [parsed(line) for line in logged]
+    [stored] = [line for line in lines if line.get("sink") == "lake" and line.get("phase")][:1]
+    assert stored["level"] == "info"
+    assert "error" in {line["level"] for line in lines if "Java process" in line.get("msg", "")}
 
 
 def test_a_pipeline_ends_with_the_run_that_started_it_even_if_its_sink_hangs(place: Place) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,11 @@ from headrace.capture import Capture
 from headrace.change.event import Op
 from headrace.errors import PositionLost
 from headrace.log import Log
+from headrace.observe.lines import parts_of
 from headrace.secret import Secret
-from headrace.sources import Phase
+from headrace.sources import Phase, Register
 from headrace.sources.postgres import Postgres
+from headrace.sources.postgres.stream import PostgresStream
 from headrace.sources.worker import Apart
 from headrace.testing import PostgresDatabase, wait_until
 
@@ -155,3 +159,31 @@ def test_it_ends_when_the_process_it_captures_for_is_killed(
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     orphan = Path(f"/proc/{int(killed.stdout)}")
     wait_until(lambda: not orphan.exists(), message="the capturing process has ended")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talkative(Postgres):
+    """A source that logs something when it is opened."""
+
+    def open(self, resume: bytes | None, register: Register) -> PostgresStream:
+        logging.getLogger("headrace.sources.test").warning("odd server error=%s", "a = b")
+        return Postgres.open(self, resume, register)
+
+
+def test_what_it_logs_is_logged_here_with_its_fields(
+    shop: PostgresDatabase,
+    log: Log,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where this class is
+    source = Talkative(name="shop", url=Secret(shop.url), slot=f"apart_{shop.name}")
+    capture = Capture(Apart(source), log)
+    capture.start()
+    try:
+        wait_until(lambda: "odd server" in caplog.text, message="the warning is here")
+    finally:
+        capture.stop()
+    [record] = [each for each in caplog.records if each.name == "headrace.sources.test"]
+    assert record.levelno == logging.WARNING
+    assert parts_of(record) == ("odd server", {"source": "shop", "error": "a = b"})

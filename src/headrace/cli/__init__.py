@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import HeadraceError
 from . import data, demo, inspect, keys, parts, postgres, run, sinks, sqlite
-from .terminal import keep_files_private
+from .terminal import keep_files_private, log_error
 
 
 class Commands(TyperGroup):
@@ -21,9 +21,11 @@ class Commands(TyperGroup):
         except (HeadraceError, OSError) as error:
             if ctx.params.get("debug") or not str(error):
                 raise
-            typer.echo(f"error: {_sentence(error)}", err=True)
-            if hint := getattr(error, "hint", ""):
-                typer.echo(hint, err=True)
+            hint = getattr(error, "hint", "")
+            if not log_error(_sentence(error), hint):
+                typer.echo(f"error: {_sentence(error)}", err=True)
+                if hint:
+                    typer.echo(hint, err=True)
             raise typer.Exit(1) from error
 
 

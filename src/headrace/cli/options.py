@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..observe.lines import LogFormat
+
 if TYPE_CHECKING:
     from ..config import Config
 
@@ -12,6 +14,14 @@ API_KEY = "HEADRACE_API_KEY"  # the variable with the key for --url
 
 ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", help="The config file.", metavar="FILE")
+]
+LogLines = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        envvar="HEADRACE_LOG_FORMAT",
+        help="How the lines of the log are written; text is logfmt.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 ServerUrl = Annotated[

@@ -6,7 +6,8 @@ import typer
 
 from .. import __version__
 from ..errors import HeadraceError
-from .options import DEFAULT_CONFIG, ConfigFile
+from ..observe.lines import LogFormat
+from .options import DEFAULT_CONFIG, ConfigFile, LogLines
 from .terminal import (
     log_to,
     open_console,
@@ -18,13 +19,18 @@ from .terminal import (
 )
 
 
-def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
+def run(
+    context: typer.Context,
+    config: ConfigFile = DEFAULT_CONFIG,
+    log_format: LogLines = LogFormat.TEXT,
+) -> None:
     """Capture every source into the log, and serve the log over HTTP.
 
     With a section `pipeline` in the config, it also starts `headrace pipeline` as a process of
     its own, and starts it again whenever it ends. Stops in order on Ctrl-C or SIGTERM. A source
     that halts does not end it: the log is still served, and the exit code is 1 in the end.
     """
+    import logging
     from contextlib import ExitStack
 
     from ..config import load
@@ -35,19 +41,25 @@ def run(context: typer.Context, config: ConfigFile = DEFAULT_CONFIG) -> None:
 
     settings = load(config)
     console = open_console(stderr=True)
-    log_to(console, context)
+    journal = log_to(console, context, log_format)
     stopping = stop_on_signals()
     reloading = reload_on_hangup(stopping)
     with ExitStack() as stack:
         running = stack.enter_context(Run(settings))
-        progress = stack.enter_context(RunProgress(console))
+        progress = stack.enter_context(RunProgress(console, live_only=True))
 
         def pipeline_process() -> PipelineProcess:
-            return PipelineProcess(config, progress.print_line, umask=users_umask())
+            return PipelineProcess(
+                config, journal.pass_on, umask=users_umask(), line_format=log_format
+            )
 
         file = stack.enter_context(ConfigReload(running, config, pipeline_process))
         running.service.control = RunControl(running, file)
-        typer.echo(f"headrace {__version__}: {running.server.url}, log in {settings.log_dir}")
+        started = f"headrace {__version__}: {running.server.url}, log in {settings.log_dir}"
+        if log_format is LogFormat.JSON:
+            logging.getLogger(__name__).info("%s url=%s", started, running.server.url)
+        else:
+            typer.echo(started)
 
         def look() -> None:
             if reloading.is_set():
@@ -76,6 +88,7 @@ def pipeline(
         ),
     ] = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+    log_format: LogLines = LogFormat.TEXT,
 ) -> None:
     """Carry the log's changes into every sink of the config, on Spark.
 
@@ -103,7 +116,7 @@ def pipeline(
     queries = plans_of(settings, formats(settings), once=once, adopt=adopt or ())
     folder = settings.pipeline_dir
     console = open_console(stderr=True)
-    log_to(console, context)
+    log_to(console, context, log_format)
     stopping = stop_on_signals(with_parent=with_parent)
     reloading = reload_on_hangup(stopping)
     make_private(settings.data_dir)

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from ..observe.lines import LogFormat
+    from ..operate.show import Journal
+
 
 _given: list[int] = []  # the umask that the process was started with, once it has another
 
@@ -39,14 +42,33 @@ def open_console(*, stderr: bool = False) -> "Console":
     return terminal(stderr=stderr)
 
 
-def log_to(console: "Console", context: typer.Context) -> None:
+def log_to(
+    console: "Console", context: typer.Context, line_format: "LogFormat | None" = None
+) -> "Journal":
+    """Write the log of this process to a console."""
     import logging
 
+    from ..observe.lines import LogFormat
     from ..operate.show import Journal
 
     debug = bool(context.find_root().params.get("debug"))
-    logging.basicConfig(handlers=[Journal(console)], level=logging.WARNING, force=True)
+    journal = Journal(console, line_format or LogFormat.TEXT)
+    logging.basicConfig(handlers=[journal], level=logging.WARNING, force=True)
     logging.getLogger("headrace").setLevel(logging.DEBUG if debug else logging.INFO)
+    return journal
+
+
+def log_error(error: str, hint: str) -> bool:
+    """Write the error that ends a command into its log, if that is read by programs."""
+    import logging
+
+    from ..observe.lines import LogFormat
+
+    formats = [getattr(handler, "line_format", None) for handler in logging.root.handlers]
+    if LogFormat.JSON not in formats:
+        return False
+    logging.getLogger("headrace.cli").error("%s hint=%s", error, hint)
+    return True
 
 
 def stop_on_signals(*, with_parent: bool = False) -> "Event":

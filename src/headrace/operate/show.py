@@ -16,6 +16,7 @@ from rich.text import Text
 from ..formats.canonical import CanonicalTransaction
 from ..log import Stats
 from ..log.keys import ListedKey
+from ..observe.lines import LineFormatter, LogFormat, is_line, level_of
 from ..sinks import SinkPhase, SinkStatus
 from ..sinks.report import PipelineOverview
 from ..sources import CopyProgress, Finding, Phase, Removal, Status
@@ -40,7 +41,6 @@ _SINK_STYLES = {
     SinkPhase.HALTED: "bold red",
 }
 _PLAIN_SECONDS = 5.0
-_SINK_SECONDS = 10.0
 PIPE_WIDTH = 160
 _LONGEST_ROW = 200  # characters of a row that a line of `tail` shows
 
@@ -57,15 +57,22 @@ def terminal(*, stderr: bool = False) -> Console:
 class Journal(logging.Handler):
     """Writes log records to the console, above a live display if there is one."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, line_format: LogFormat = LogFormat.TEXT) -> None:
         super().__init__()
         self._console = console
-        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self.line_format = line_format
+        self.setFormatter(LineFormatter(line_format))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line."""
-        line = self.format(record)
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.out(self.format(record), highlight=False)
+
+    def pass_on(self, line: str) -> None:
+        """Write a line that another process has printed: as it is, or as a record of its own."""
+        if is_line(line, self.line_format):
+            self._console.out(line, highlight=False)
+        elif line.strip():
+            logging.getLogger("headrace.pipeline").log(level_of(line), "%s", line)
 
 
 class RunProgress:
@@ -78,8 +85,13 @@ class RunProgress:
         footer: Sequence[str] = (),
         plain_seconds: float = _PLAIN_SECONDS,
         always: bool = False,
+        live_only: bool = False,
     ) -> None:
-        """Without a terminal, `always` also prints sources that only stream."""
+        """Without a terminal, `always` also prints sources that only stream.
+
+        `live_only` prints nothing there: the log has it all.
+        """
+        self._live_only = live_only
         self._console = console
         self._footer = footer
         self._plain_seconds = plain_seconds
@@ -113,6 +125,8 @@ class RunProgress:
             shown += [sinks_table(sinks)] if sinks else []
             self._live.update(Group(*shown, *map(Text, self._footer)))
             return
+        if self._live_only:
+            return
         printed = [s for s in statuses if self._always or s.phase is Phase.SNAPSHOT]
         lines = [plain_line(status, stats, rate=self._rate.per_second) for status in printed]
         self._plain = [*lines, *map(sink_line, sinks)]
@@ -134,14 +148,10 @@ class RunProgress:
 
 
 class SinkProgress:
-    """Shows how the sinks are doing: a live table on a terminal, elsewhere a line now and then."""
+    """Shows how the sinks are doing in a live table, on a terminal."""
 
-    def __init__(self, console: Console, *, plain_seconds: float = _SINK_SECONDS) -> None:
-        self._console = console
-        self._plain_seconds = plain_seconds
+    def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
-        self._shown: dict[str, int] = {}  # sink -> the changes it had stored then
-        self._due = 0.0
 
     def __enter__(self) -> "SinkProgress":
         if self._live:
@@ -153,16 +163,9 @@ class SinkProgress:
             self._live.stop()
 
     def show(self, statuses: Sequence[SinkStatus]) -> None:
-        """Show the present state, if it is time to and there is anything new."""
+        """Show the present state."""
         if self._live:
             self._live.update(sinks_table(statuses))
-        elif time.monotonic() >= self._due:
-            self._due = time.monotonic() + self._plain_seconds
-            for status in statuses:
-                if status.changes != self._shown.get(status.sink, 0):
-                    self._shown[status.sink] = status.changes
-                    line = sink_line(status)
-                    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Bar:

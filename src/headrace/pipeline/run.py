@@ -36,6 +36,7 @@ _FORMATS = Formats()
 LOOK_SECONDS = 0.25
 REPORT_SECONDS = 2.0
 TASKS_SECONDS = 5.0  # between two looks whether tasks are refused
+PROGRESS_SECONDS = 10.0  # between two lines about what the sinks have stored
 
 
 class Pipeline:
@@ -195,6 +196,8 @@ class SinkStatusLog:
 
     def __init__(self) -> None:
         self._known: Mapping[str, SinkStatus] = {}
+        self._stored: dict[str, int] = {}  # the changes of each sink that were last logged
+        self._due = time.monotonic() + PROGRESS_SECONDS
 
     def report(self, statuses: Sequence[SinkStatus]) -> None:
         """Log what differs from the last time."""
@@ -208,6 +211,23 @@ class SinkStatusLog:
                         "sink=%s table=%s failed=%s", status.sink, table.table, table.reason
                     )
         self._known = {status.sink: status for status in statuses}
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + PROGRESS_SECONDS
+            self._log_progress(statuses)
+
+    def _log_progress(self, statuses: Sequence[SinkStatus]) -> None:
+        for status in statuses:
+            if status.changes != self._stored.get(status.sink, 0):
+                self._stored[status.sink] = status.changes
+                logger.info(
+                    "sink=%s stored batch=%d changes=%d rate=%.0f sequence=%d lag=%s",
+                    status.sink,
+                    status.batch,
+                    status.changes,
+                    status.changes_per_second,
+                    status.sequence,
+                    "unknown" if status.lag is None else status.lag,
+                )
 
 
 def _log_phase(status: SinkStatus) -> None:

@@ -13,6 +13,7 @@ the stream here fails with an error that is tried again. What was not acknowledg
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import queue
@@ -24,15 +25,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
 from ..change.event import Batch, Table
 from ..change.record import Records, Run, encode_runs
 from ..errors import HeadraceError, SourceUnavailable
+from ..observe.lines import LineParts, parts_of
 from . import Finding, Phase, Register, Removal, Source, Status, Stream
 from .retained import RetainedLook, RetainingSource
+
+logger = logging.getLogger(__name__)
 
 _STATE_SECONDS = 0.25  # between two words about how it is doing
 _PATIENCE_SECONDS = 10.0  # for the other process to end
@@ -44,6 +48,7 @@ _JOINED = 16384  # records; what has arrived meanwhile is stored together, with 
 class _Open(msgspec.Struct, tag=True):
     source: bytes
     resume: bytes | None
+    level: int  # from which on something is logged
 
 
 class _Registered(msgspec.Struct, tag=True):
@@ -72,8 +77,15 @@ class _Failed(msgspec.Struct, tag=True):
     error: bytes
 
 
+class _Logged(msgspec.Struct, tag=True):
+    logger: str
+    level: int
+    message: str
+    fields: dict[str, Any]
+
+
 _To = _Open | _Registered | _Ack
-_From = _Batch | _Register | _State | _Failed
+_From = _Batch | _Register | _State | _Failed | _Logged
 
 _to = msgspec.msgpack.Decoder(_To)
 _from = msgspec.msgpack.Decoder(_From)
@@ -192,7 +204,8 @@ class ApartStream:
     """The near end of a stream in another process."""
 
     def __init__(self, source: Source, resume: bytes | None, register: Register) -> None:
-        self._opening = _Open(pickle.dumps(source), resume)
+        level = logging.getLogger("headrace").getEffectiveLevel()
+        self._opening = _Open(pickle.dumps(source), resume, level)
         self._register = register
         self._tables: dict[int, Table] = {}
         self._status = Status(source=source.name, phase=Phase.STARTING)
@@ -293,6 +306,19 @@ class ApartStream:
                 self._status = status
             case _Failed(error):
                 self._failure = pickle.loads(error)
+            case _Logged():
+                self._log(message)
+
+    def _log(self, logged: _Logged) -> None:
+        """Log here what the other process would have written to nobody."""
+        logger, fields = logging.getLogger(logged.logger), logged.fields
+        if logger.isEnabledFor(logged.level):
+            fields = {"source": self._status.source} | fields
+            parts = LineParts(logged.message, fields)
+            text = " ".join([logged.message, *(f"{key}={value}" for key, value in fields.items())])
+            record = logger.makeRecord(logger.name, logged.level, "", 0, text, (), None)
+            record.parts = parts
+            logger.handle(record)
 
     def _send(self, message: _To) -> None:
         try:
@@ -375,6 +401,25 @@ class _Worker:
                 sent_status = status
 
 
+class _LogToNear(logging.Handler):
+    """Sends records to the process that has a log to write them into."""
+
+    def __init__(self, far: _Outbox) -> None:
+        super().__init__()
+        self._far = far
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message, fields = parts_of(record)
+        plain = {
+            key: value if isinstance(value, int | float) else str(value)
+            for key, value in fields.items()
+        }
+        if record.exc_info:
+            plain["exception"] = logging.Formatter().formatException(record.exc_info)
+        with suppress(BrokenPipeError, ValueError):  # nobody is left to send it to
+            self._far.send(_Logged(record.name, record.levelno, message, plain))
+
+
 def main() -> None:
     """Run a source for the process that started this one."""
     # What is printed by mistake must not get between the frames.
@@ -386,4 +431,8 @@ def main() -> None:
         return
     opening = _to.decode(frame)
     assert isinstance(opening, _Open)
-    _Worker(near, _Outbox(far), opening).run()
+    outbox = _Outbox(far)
+    logging.basicConfig(handlers=[_LogToNear(outbox)], level=logging.WARNING)
+    logging.getLogger("headrace").setLevel(opening.level)
+    sys.excepthook = lambda *error: logger.critical("the capturing process ended", exc_info=error)
+    _Worker(near, outbox, opening).run()

@@ -1,0 +1,1 @@
+"""What a process reports of itself while it works: the lines of its log."""
