@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from headrace.change.event import Batch, BeforeKind, Change, Column, Op, Table, Transaction
 from headrace.cli import app
-from headrace.cli.data import parse_age, parse_size
+from headrace.cli.quantities import parse_age, parse_size
 from headrace.client import Client
 from headrace.config import ServerSection, load
 from headrace.errors import ConfigError, ServerAbsent
@@ -190,6 +190,9 @@ def test_debug_shows_where_an_error_comes_from(site: Site) -> None:
         ["trim", "--max-size", "big"],
         ["tail", "--after", "yesterday"],
         ["tail", "--limit", "0"],
+        ["tail", "--op", "upsert"],
+        ["tail", "--since", "soon"],
+        ["tail", "-n", "1", "--after", "2"],
         ["tail", "--format", "avro"],
         ["tail", "--preserve-transactions"],
         ["tail", "--format", "etl", "--preserve-transactions"],
@@ -802,3 +805,75 @@ def test_with_json_every_line_of_a_run_is_json(
     [waiting, *_] = [line for line in lines if line.get("phase") == "waiting"]
     assert (waiting["source"], waiting["level"]) == ("shop", "warning")
     assert PASSWORD not in filled.output()
+
+
+# --- habits --------------------------------------------------------------------------------------
+
+
+def test_the_commands_stand_in_the_order_in_which_people_need_them() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).stdout
+    names = ("init", "check", "run", "status", "tail", "sinks", "pause", "reload", "keys")
+    places = [shown.index(f"│ {name} ") for name in names]
+    assert places == sorted(places)
+    assert "--install-completion" in shown
+    assert CliRunner().invoke(app, ["-V"]).stdout == "headrace 0.1.0\n"
+
+
+def test_every_command_that_asks_a_server_takes_its_url() -> None:
+    asking = [
+        "status", "tail", "sinks", "pause", "resume", "reset", "reload", "snapshot", "trim",
+        "keys create", "keys list", "keys revoke", "keys rotate",
+    ]  # fmt: skip
+    for command in asking:
+        shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command.split(), "--help"]).stdout
+        assert "--url" in shown, command
+        assert "--key-file" in shown, command
+
+
+@pytest.fixture
+def mixed(site: Site) -> Site:
+    """A log of forty changes: every tenth is a DELETE, and half are an hour old."""
+    with Log.open(site.log) as log:
+        table, now = log.register(USERS), time.time_ns() // 1000
+        changes = []
+        for number in range(1, 41):
+            at = now - 3_600_000_000 if number <= 20 else now
+            made = msgspec.structs.replace(insert(number, captured_at=at), table=table)
+            op = Op.DELETE if number % 10 == 0 else Op.INSERT
+            changes.append(msgspec.structs.replace(made, op=op))
+        log.append("earlier", Batch(changes, b"{}"))
+    return site
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("-n 3", [38, 39, 40]),
+        ("-n 0", []),
+        ("-n 100", list(range(1, 41))),
+        ("-n 2 --op delete", [30, 40]),
+        ("-n 9 --op delete --op update", [10, 20, 30, 40]),
+        ("-n 1 --op delete,insert --tables users", [40]),
+        ("-n 1 --tables nothing", []),
+        ("--since 10m", list(range(21, 41))),
+        ("--since 2h --op delete", [10, 20, 30, 40]),
+        ("--since 2000-01-01 --limit 2", [1, 2]),
+        ("--since 2100-01-01T10:00+02:00", []),
+    ],
+)
+def test_tail_begins_where_one_says_and_ends_unless_it_follows(
+    mixed: Site, options: str, expected: list[int]
+) -> None:
+    result = mixed.invoke("tail", "--json", *options.split())
+    assert result.exit_code == 0, result.output
+    assert sequences(result) == expected
+
+
+def test_tail_of_a_server_begins_at_the_same_places(mixed: Site) -> None:
+    with mixed.running():
+        for options, expected in (
+            ("-n 2 --op delete", [30, 40]),
+            ("--since 10m --limit 2", [21, 22]),
+            ("-n 1 -f --limit 1", [40]),
+        ):
+            assert sequences(mixed.invoke("tail", "--json", *options.split())) == expected

@@ -152,4 +152,4 @@ def test_a_server_elsewhere_is_asked_with_its_key(
         wait_until(paused, timeout=120, message="it is paused")
         (nowhere / "key").write_text(key + "\n")
         ok(ask("resume", "shop", "--key-file", "key"))
-    assert "no server answers" in ask("resume", "shop", key=key).stderr
+    assert "no Headrace server answers" in ask("resume", "shop", key=key).stderr

@@ -1,5 +1,6 @@
 """The commands; each loads only what it needs, so that the command line answers at once."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -7,7 +8,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import HeadraceError
-from . import data, demo, inspect, keys, parts, postgres, run, sinks, sqlite
+from . import data, demo, init, inspect, keys, parts, postgres, run, sinks, sqlite
 from .terminal import keep_files_private, log_error
 
 
@@ -35,31 +36,29 @@ def _sentence(error: HeadraceError | OSError) -> str:
     return str(error)
 
 
-app = typer.Typer(
-    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
-for command in (
-    run.run,
-    run.pipeline,
-    demo.demo,
-    inspect.check,
-    inspect.status,
-    inspect.tail,
-    parts.sinks,
-    parts.pause,
-    parts.resume,
-    parts.reset,
-    parts.reload,
-    data.snapshot,
-    data.trim,
-    data.remove,
-    sinks.redrive,
-    sinks.verify,
-):
-    app.command()(command)
-app.add_typer(keys.app, name="keys")
-app.add_typer(postgres.app, name="postgres")
-app.add_typer(sqlite.app, name="sqlite")
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+
+# In the order in which people need them; `--help` shows them so.
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Begin": (demo.demo, init.init, inspect.check, run.run),
+    "Look": (inspect.status, inspect.tail, parts.sinks, sinks.verify),
+    "Operate": (
+        parts.pause,
+        parts.resume,
+        parts.reset,
+        parts.reload,
+        data.snapshot,
+        sinks.redrive,
+        data.trim,
+        data.remove,
+        run.pipeline,
+    ),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+for name, group in {"keys": keys.app, "postgres": postgres.app, "sqlite": sqlite.app}.items():
+    app.add_typer(group, name=name, rich_help_panel="More commands")
 
 
 def main() -> None:
@@ -79,7 +78,7 @@ def headrace(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version."
+            "--version", "-V", callback=_print_version, is_eager=True, help="Print the version."
         ),
     ] = False,
     debug: Annotated[

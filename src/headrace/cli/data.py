@@ -1,30 +1,11 @@
 """The commands that change what there is: `snapshot`, `trim` and `remove`."""
 
-import re
 from typing import Annotated
 
 import typer
 
-from .options import DEFAULT_CONFIG, ConfigFile
-
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-BYTES = {"": 1, "B": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
-
-
-def parse_age(text: str) -> float:
-    """Seconds from `30d` or `1.5h`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text)
-    if not found:
-        raise typer.BadParameter(f"{text!r} is not an age; write 30d, 12h, 15m or 90s.")
-    return float(found[1]) * SECONDS[found[2]]
-
-
-def parse_size(text: str) -> int:
-    """Bytes from `10GB` or `500M`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", text.upper())
-    if not found:
-        raise typer.BadParameter(f"{text!r} is not a size; write 10GB, 500MB or 1000.")
-    return int(float(found[1]) * BYTES[found[2]])
+from .options import DEFAULT_CONFIG, ConfigFile, KeyFile, ServerUrl, configured
+from .quantities import parse_age, parse_size
 
 
 def snapshot(
@@ -33,15 +14,17 @@ def snapshot(
         list[str] | None, typer.Argument(help="Its tables; none: all, from a new start.")
     ] = None,
     config: ConfigFile = DEFAULT_CONFIG,
+    url: ServerUrl = None,
+    key_file: KeyFile = None,
 ) -> None:
     """Take a new snapshot of a source's tables: now in the running server, else at the next run."""
-    from ..config import load
     from ..operate.commands import request_snapshot
 
-    typer.echo(request_snapshot(load(config), source, list(tables or ())))
+    settings = configured(config, url, key_file)
+    typer.echo(request_snapshot(settings, source, list(tables or ())))
 
 
-def trim(
+def trim(  # noqa: PLR0913, PLR0917 - an option for each thing one may set
     before: Annotated[
         int | None, typer.Option(help="Remove changes with a lower sequence.", min=0)
     ] = None,
@@ -57,16 +40,17 @@ def trim(
         bool, typer.Option("--force", help="Remove even what a named cursor or a sink still needs.")
     ] = False,
     config: ConfigFile = DEFAULT_CONFIG,
+    url: ServerUrl = None,
+    key_file: KeyFile = None,
 ) -> None:
     """Remove old changes from the log, but none that a named cursor or a sink still needs."""
-    from ..config import load
     from ..operate.commands import Bound
     from ..operate.commands import trim as trimming
 
     bound = Bound(before, older_than, max_size)
     if sum(limit is not None for limit in bound) != 1:
         raise typer.BadParameter("Give one of --before, --older-than and --max-size.")
-    trimmed = trimming(load(config), bound, force=force)
+    trimmed = trimming(configured(config, url, key_file), bound, force=force)
     typer.echo(f"removed {trimmed.removed} changes; the log begins at {trimmed.first_sequence}")
     if trimmed.held_by:
         typer.echo(

@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import DEFAULT_CONFIG, AsJson, ConfigFile, KeyFile, ServerUrl, configured
+from .quantities import parse_moment
 from .terminal import open_console
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..client.client import EventPage
 
 LAST_SHOWN = 10  # changes that `tail` shows before it waits for more
@@ -67,18 +70,43 @@ def status(
 
 
 def tail(  # noqa: PLR0913, PLR0917 - an option for each thing one may set
-    config: ConfigFile = DEFAULT_CONFIG,
+    lines: Annotated[
+        int | None,
+        typer.Option("--lines", "-n", help="Begin with the last so many changes.", min=0),
+    ] = None,
+    follow: Annotated[
+        bool | None,
+        typer.Option(
+            "--follow/--no-follow",
+            "-f/-F",
+            help="Whether to wait for more.",
+            show_default="yes, but not with -n or --since",
+        ),
+    ] = None,
+    operations: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--op", help="Only these: insert, update, delete, …; may be given again.", metavar="OP"
+        ),
+    ] = None,
+    since: Annotated[
+        float | None,
+        typer.Option(
+            help="Begin with what was captured since: 10m, 2h, 2026-11-16T09:30 (UTC).",
+            metavar="TIME",
+            parser=parse_moment,
+        ),
+    ] = None,
+    tables: Annotated[
+        list[str] | None, typer.Option(help="Only tables that match; may be given again.")
+    ] = None,
     after: Annotated[
         str,
         typer.Option(
             help="A sequence, or latest, or earliest.", show_default="what shows the last 10"
         ),
     ] = "",
-    tables: Annotated[
-        list[str] | None, typer.Option(help="Only tables that match; may be given again.")
-    ] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after so many changes.", min=1)] = None,
-    follow: Annotated[bool, typer.Option(help="Whether to wait for more.")] = True,
     format: Annotated[
         str | None,
         typer.Option(
@@ -95,26 +123,52 @@ def tail(  # noqa: PLR0913, PLR0917 - an option for each thing one may set
         ),
     ] = False,
     as_json: AsJson = False,
+    config: ConfigFile = DEFAULT_CONFIG,
+    url: ServerUrl = None,
+    key_file: KeyFile = None,
 ) -> None:
     """Print changes as they come: from the running server, or without one from the log on disk."""
     from ..client.client import PageRequest
-    from ..config import load
     from ..operate.commands import open_changes
-    from ..operate.tail import DiskChanges
+    from ..operate.tail import DiskChanges, before_last, before_moment
     from ..operate.tail import follow as following
 
     _expect_format(format, preserve_transactions=preserve_transactions)
-    wanted = PageRequest(tuple(tables or ()), format or "canonical", preserve_transactions)
-    with open_changes(load(config)) as (changes, latest):
+    if sum(given not in (None, "") for given in (lines, since, after)) > 1:
+        raise typer.BadParameter("Give one of -n, --since and --after.")
+    wanted = PageRequest(
+        tuple(tables or ()),
+        format or "canonical",
+        preserve_transactions,
+        _operations(operations or ()),
+    )
+    with open_changes(configured(config, url, key_file)) as (changes, latest):
         if isinstance(changes, DiskChanges):
             typer.echo("no server answers; reading the log on disk", err=True)
-        start = _starting_point(after, latest)
-        upto = None if follow else max(start, latest)
+        if since is not None:
+            start = before_moment(changes, int(since * 1_000_000), latest)
+        elif after:
+            start = _starting_point(after, latest)
+        else:
+            start = before_last(changes, LAST_SHOWN if lines is None else lines, latest, wanted)
+        follows = lines is None and since is None if follow is None else follow
+        upto = None if follows else max(start, latest)
         try:
             for page in following(changes, start, wanted, upto=upto, limit=limit):
                 _print_page(page, as_json=as_json or format is not None)
         except KeyboardInterrupt:
             return
+
+
+def _operations(given: "Iterable[str]") -> tuple[str, ...]:
+    from ..change.event import Op
+
+    names = [name.strip().upper() for text in given for name in text.split(",")]
+    for name in names:
+        if name not in Op.__members__:
+            known = ", ".join(Op.__members__).lower()
+            raise typer.BadParameter(f"no operation called {name.lower()!r}; there are: {known}.")
+    return tuple(names)
 
 
 def _expect_format(name: str | None, *, preserve_transactions: bool) -> None:
@@ -127,8 +181,8 @@ def _expect_format(name: str | None, *, preserve_transactions: bool) -> None:
 
 
 def _starting_point(after: str, latest: int) -> int:
-    if after in ("", "latest", "earliest"):
-        return {"": max(latest - LAST_SHOWN, 0), "latest": latest, "earliest": 0}[after]
+    if after in ("latest", "earliest"):
+        return {"latest": latest, "earliest": 0}[after]
     if after.isascii() and after.isdigit():
         return int(after)
     raise typer.BadParameter(f"{after!r} is not a sequence, latest or earliest.")

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import DEFAULT_CONFIG, AsJson, ConfigFile
+from .options import DEFAULT_CONFIG, AsJson, ConfigFile, KeyFile, ServerUrl, configured
 
 if TYPE_CHECKING:
     from ..log.keys import Scope
@@ -46,10 +46,11 @@ def create(  # noqa: PLR0913, PLR0917 - an option for each limit of a key
         float | None, typer.Option(help="At most so many events a second.")
     ] = None,
     config: ConfigFile = DEFAULT_CONFIG,
+    url: ServerUrl = None,
+    key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key, and show it this once: only its hash is kept."""
-    from ..config import load
     from ..log.keys import KeyLimits, KeyRequest, seconds
     from ..operate.commands import create_key
 
@@ -61,19 +62,23 @@ def create(  # noqa: PLR0913, PLR0917 - an option for each limit of a key
         limits=KeyLimits(connections, requests_per_second, events_per_second),
         seconds=None if expires is None else seconds(expires),
     )
-    _show(create_key(load(config), wanted), as_json=as_json)
+    _show(create_key(configured(config, url, key_file), wanted), as_json=as_json)
 
 
 @app.command("list")
-def list_keys(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+def list_keys(
+    config: ConfigFile = DEFAULT_CONFIG,
+    url: ServerUrl = None,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
     """List every key, also those that have ended; a key itself is never shown again."""
     import msgspec
 
-    from ..config import load
     from ..operate.commands import list_keys as listing
     from ..operate.show import key_lines
 
-    found = listing(load(config))
+    found = listing(configured(config, url, key_file))
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:
@@ -82,12 +87,16 @@ def list_keys(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> N
 
 
 @app.command()
-def revoke(id: KeyId, config: ConfigFile = DEFAULT_CONFIG) -> None:
+def revoke(
+    id: KeyId,
+    config: ConfigFile = DEFAULT_CONFIG,
+    url: ServerUrl = None,
+    key_file: KeyFile = None,
+) -> None:
     """End a key now, with every stream that lives by it."""
-    from ..config import load
     from ..operate.commands import revoke_key
 
-    revoked = revoke_key(load(config), id)
+    revoked = revoke_key(configured(config, url, key_file), id)
     typer.echo(f"{revoked.id} {revoked.name}".strip() + f" is {revoked.state}")
 
 
@@ -98,14 +107,17 @@ def rotate(
         str, typer.Option(help="How long the old key stays valid: 1h, 0s.", metavar="AGE")
     ] = "1h",
     config: ConfigFile = DEFAULT_CONFIG,
+    url: ServerUrl = None,
+    key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key with the rights of another, which stays valid for a while."""
-    from ..config import load
     from ..log.keys import seconds
     from ..operate.commands import rotate_key
 
-    _show(rotate_key(load(config), id, overlap=seconds(overlap)), as_json=as_json)
+    _show(
+        rotate_key(configured(config, url, key_file), id, overlap=seconds(overlap)), as_json=as_json
+    )
 
 
 def _show(shown: "KeyShown", *, as_json: bool) -> None:

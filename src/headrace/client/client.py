@@ -38,6 +38,7 @@ class PageRequest(NamedTuple):
     tables: tuple[str, ...] = ()  # globs; none: all
     format: str = "canonical"
     preserve_transactions: bool = False
+    operations: tuple[str, ...] = ()  # INSERT, UPDATE, …; none: all
 
 
 class EventPage(NamedTuple):
@@ -148,6 +149,7 @@ class Client:
             "after": after,
             "upto": upto,
             "tables": ",".join(wanted.tables),
+            "operations": ",".join(wanted.operations),
             "format": wanted.format,
             "preserve_transactions": "true" if wanted.preserve_transactions else "",
         }

@@ -26,7 +26,7 @@ from ..serve.retention import retention_of
 from ..sinks.report import PipelineOverview, lag_of
 from ..sources import Finding, Removal, Status
 from .parts import overview
-from .tail import Changes, DiskChanges
+from .tail import Changes, DiskChanges, before_moment
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,12 +269,25 @@ def trim(config: Config, bound: Bound, *, force: bool) -> Trimmed:
         LogReader.open(config.log_dir).close()  # opening for writing would create a log
         with _opened(config) as log:
             return retention_of(log, server_settings(config)).trim(bound.before(log), force=force)
-    with LogReader.open(config.log_dir) as reader:
-        before = bound.before(reader)
+    if config.remote is not None:
+        before = _remote_bound(client, bound)
+    else:
+        with LogReader.open(config.log_dir) as reader:
+            before = bound.before(reader)
     done = client.post("/changefeed/retention", {"before_sequence": before, "force": force})
     return Trimmed(
         done["deleted"], done["before_sequence"], done["held_by"], tuple(done.get("losers", ()))
     )
+
+
+def _remote_bound(client: Client, bound: Bound) -> int:
+    """The first sequence that stays in the log of a server elsewhere."""
+    if bound.size is not None:
+        raise ConfigError("--max-size needs the log itself; run it on the server's machine")
+    if bound.seconds is None:
+        return bound.sequence or 0
+    moment = int((time.time() - bound.seconds) * 1_000_000)
+    return before_moment(client, moment, client.health()["log"]["latest_sequence"]) + 1
 
 
 def _opened(config: Config) -> Log:
