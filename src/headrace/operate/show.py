@@ -356,6 +356,10 @@ def complaints(status: Status) -> list[str]:
     lines += [
         f"{status.source}: {table} is not captured: {why}" for table, why in status.errored.items()
     ]
+    lines += [
+        f"{status.source}: {table} is captured for inserts only; all of it after: {fix}"
+        for table, fix in status.inserts_only.items()
+    ]
     return lines + [f"{status.source}: {warning}" for warning in status.warnings]
 
 
@@ -374,7 +378,7 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[Text]:
     for finding in findings:
         mark = Text("✓ ", style="green") if finding.ok else Text("✗ ", style="bold red")
         yield Text("  ").append(mark).append(f"{finding.name}: {finding.detail}")
-        if not finding.ok and finding.fix:
+        if finding.fix:
             yield Text(f"      {finding.fix}", style="bold")
 
 

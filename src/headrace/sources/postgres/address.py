@@ -20,6 +20,7 @@ _NO_TIMEOUTS = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
+    "jit": "off",  # compiling a look at the catalogs takes a hundred times as long as looking
 }
 # A path that swallows everything is noticed within about a minute, not by TCP's own patience.
 _NETWORK = {

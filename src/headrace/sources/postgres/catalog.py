@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from .pgoutput import WalRelation
 from .rows import Rows
 from .values import TYPES_SQL, PgType, as_utf8, encoder, pg_types
 
+_LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer ones
 _IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
 
 
@@ -63,7 +65,7 @@ _PUBLISHED = """
     FROM pg_publication_tables p
     JOIN pg_namespace n ON n.nspname = p.schemaname
     JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename
-    WHERE p.pubname = %s ORDER BY 1, 2"""
+    WHERE p.pubname IN (%s, %s) ORDER BY 1, 2"""
 
 # What a Relation message will say. The catalogs of 15 list generated columns as published, but the
 # server sends none before 18, and then only stored ones; a deferrable key identifies no row to it.
@@ -157,6 +159,24 @@ class Catalog:
         """Run statements that return nothing."""
         self.rows(statements)
 
+    def alter(self, *statements: LiteralString | sql.Composed) -> None:
+        """Run DDL in one transaction, in which no lock is waited for longer than a second.
+
+        A SourceUnavailable when somebody else had it; `connected` is true then.
+        """
+        try:
+            with self._connection.transaction():
+                self._connection.execute("SET LOCAL lock_timeout = '1s'")
+                for statement in statements:
+                    self._connection.execute(statement)
+        except psycopg.Error as error:
+            raise classify(error, "DDL failed") from error
+
+    @property
+    def connected(self) -> bool:
+        """Whether the session is still there."""
+        return not self._connection.closed
+
     def close(self) -> None:
         """End the session."""
         self._connection.close()
@@ -216,11 +236,16 @@ class Catalog:
         """Tables (schema, name) that match any of the globs."""
         return [(table.schema, table.name) for table in self._candidates(globs)]
 
+    def wanted(self, globs: Sequence[str]) -> list[Published]:
+        """The tables that match any of the globs, whole."""
+        return self._candidates(globs)
+
     def published(self, publication: str) -> list[Published]:
-        """The tables of a publication."""
+        """The tables of a publication, and of the one for inserts beside it."""
+        found = self.rows(_PUBLISHED, publication, inserts_name(publication))
         return [
             Published(schema, name, oid, tuple(columns), rowfilter)
-            for schema, name, oid, columns, rowfilter in self.rows(_PUBLISHED, publication)
+            for schema, name, oid, columns, rowfilter in found
         ]
 
     def parts(self, oid: int) -> list[PhysicalTable]:
@@ -348,3 +373,12 @@ def matches(path: str, globs: Sequence[str]) -> bool:
     return any(
         fnmatch.fnmatchcase(path, glob if "." in glob else f"public.{glob}") for glob in globs
     )
+
+
+def inserts_name(publication: str) -> str:
+    """The name of the publication for tables of which only inserts are captured."""
+    name = f"{publication}_inserts"
+    if len(name.encode()) <= _LONGEST_NAME:
+        return name
+    ending = f"_{hashlib.sha256(publication.encode()).hexdigest()[:8]}_inserts"
+    return publication.encode()[: _LONGEST_NAME - len(ending)].decode(errors="ignore") + ending

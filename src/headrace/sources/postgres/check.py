@@ -10,8 +10,8 @@ from ...errors import HeadraceError
 from .. import Finding
 from . import ddl
 from .catalog import Catalog
+from .publications import everything_published, find_pair
 from .settings import PostgresSettings
-from .slot import everything_published, publishes_everything
 
 _OLDEST = 150000
 
@@ -106,8 +106,9 @@ class _Check:
 
     def _publication_and_slot(self) -> Iterator[Finding]:
         name = self._source.publication_name
-        if self._catalog.rows("SELECT 1 FROM pg_publication WHERE pubname = %s", name):
-            ok = publishes_everything(self._catalog, name)
+        first = find_pair(self._catalog, self._source).first
+        if first is not None:
+            ok = first.everything
             detail = f"{name} exists" if ok else f"{name} does not publish every operation"
             yield Finding("publication", ok, detail, "" if ok else everything_published(name))
         else:

@@ -228,6 +228,11 @@ class Receiver:
                 feed(lsn, data)
             else:
                 self._other(bytes(message))
+                # A boundary that was set meanwhile counts from here on: this message may have
+                # reached it, and whoever waits for that creates a point which must not be passed.
+                bounded = self._boundary is not None
+                if self._at_boundary:
+                    break
             if count >= _BURST or size >= _PIECE_BYTES:
                 break
         self._size = size

@@ -11,7 +11,9 @@ from psycopg import sql
 
 from ...errors import SourceError, SourceRefused
 from .. import Removal
-from .catalog import Catalog
+from . import slot
+from .catalog import Catalog, inserts_name
+from .publications import PublicationNote, find_pair
 from .settings import PostgresSettings
 
 _EVENT_TRIGGERS = """
@@ -29,6 +31,11 @@ _SCHEMA = """
       AND NOT EXISTS (SELECT FROM pg_type WHERE typnamespace = n.oid)
       AND NOT EXISTS (SELECT FROM pg_proc f WHERE f.pronamespace = n.oid
                       AND f.proname <> ALL (%s))"""
+_FULL = """
+    SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = %s AND c.relreplident = 'f'"""
+_FREE_SECONDS = 3.0  # until the server has noticed that a stream was ended
+_IDENTITIES = {"d": "DEFAULT", "n": "NOTHING"}
 _READER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active"
 
 
@@ -43,10 +50,11 @@ def remove(
 
 
 def _expect_unread(catalog: Catalog, source: PostgresSettings, slots: set[str]) -> None:
-    for slot in sorted(slots):
-        for (process,) in catalog.rows(_READER, slot):
+    for name in sorted(slots):
+        slot.await_free(catalog, name, seconds=_FREE_SECONDS)
+        for (process,) in catalog.rows(_READER, name):
             raise SourceRefused(
-                f"replication slot {slot} is being read by the server's process {process}",
+                f"replication slot {name} is being read by the server's process {process}",
                 hint=f"Stop the `headrace run` that captures {source.name}, and run it again.",
             )
 
@@ -54,8 +62,13 @@ def _expect_unread(catalog: Catalog, source: PostgresSettings, slots: set[str]) 
 def _found(catalog: Catalog, source: PostgresSettings, slots: set[str]) -> Iterator[Removal]:
     for (name,) in catalog.rows(_EVENT_TRIGGERS):
         yield Removal(f"event trigger {name}", f"DROP EVENT TRIGGER IF EXISTS {_quoted(name)};")
+    pair = find_pair(catalog, source)
     name = source.publication_name
-    if catalog.rows("SELECT 1 FROM pg_publication WHERE pubname = %s", name):
+    if pair.first is not None and pair.ours:
+        yield Removal(f"publication {name}", f"DROP PUBLICATION IF EXISTS {_quoted(name)};")
+    yield from _identities(catalog, pair.note)
+    if pair.second is not None:
+        name = inserts_name(name)
         yield Removal(f"publication {name}", f"DROP PUBLICATION IF EXISTS {_quoted(name)};")
     for name in sorted(slots):
         if catalog.slot(name) is not None:
@@ -67,9 +80,19 @@ def _found(catalog: Catalog, source: PostgresSettings, slots: set[str]) -> Itera
         yield Removal("schema headrace", "DROP SCHEMA IF EXISTS headrace;")
 
 
+def _identities(catalog: Catalog, note: PublicationNote | None) -> Iterator[Removal]:
+    """What makes tables have the replica identity that they had before."""
+    for oid, former in (note.identities if note else {}).items():
+        for schema, name in catalog.rows(_FULL, int(oid)):
+            identity = _IDENTITIES.get(former) or f"USING INDEX {_quoted(former[1:])}"
+            table = sql.Identifier(schema, name).as_string()
+            statement = f"ALTER TABLE ONLY {table} REPLICA IDENTITY {identity};"
+            yield Removal(f"replica identity of {schema}.{name}", statement)
+
+
 def _taken_out(catalog: Catalog, found: Removal) -> Removal:
     try:
-        catalog.run(sql.Composed([sql.SQL(found.statement)]))
+        catalog.alter(sql.Composed([sql.SQL(found.statement)]))
     except SourceError as error:
         return Removal(found.what, found.statement, str(error))
     return found

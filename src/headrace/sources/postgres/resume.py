@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...change.lsn import format_lsn
+from .. import Phase, Status
 from ..resume import TablesResume
 
 
@@ -75,11 +76,28 @@ class PostgresResume(PostgresTablesResume, frozen=True, kw_only=True):
     slot: str
     position: int  # end of the last transaction that is in the log
     xid: int  # its transaction id, with the epoch
+    # The second publication's oid, once every transaction after the position can see it: pgoutput
+    # looks publications up in the catalogs as they were. 0: it must not be named yet.
+    inserts: int = 0
+    # Tables in the second publication -> the statements that change that.
+    inserts_only: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def reached(self) -> str:
         """As PostgreSQL writes a position."""
         return format_lsn(self.position)
+
+    def status(self, source: str, phase: Phase) -> Status:
+        """How the source is doing, as far as the resume shows."""
+        status = super().status(source, phase)
+        return msgspec.structs.replace(status, inserts_only=self.inserts_only)
+
+
+class AckedResume(msgspec.Struct, frozen=True):
+    """What is known from a resume that the log has stored, passing over the rest."""
+
+    position: int
+    inserts_only: dict[str, str] = {}
 
 
 def paths_of(tables: Sequence[str]) -> set[str]:

@@ -17,6 +17,7 @@ from ..resume import Restart
 from . import ddl, slot
 from .address import Address
 from .catalog import Catalog, Published, matches
+from .publications import Publications, PublishedTables
 from .replication import Replication, Server
 from .resume import PostgresResume, PostgresTableSnapshot, PostgresTablesResume
 from .settings import PostgresSettings
@@ -37,7 +38,8 @@ class PostgresSession:
     replication: Replication
     resume: PostgresResume  # where to go on
     point: Point | None  # of a slot that was created just now
-    refused: dict[str, str]  # tables that are wanted but not published, and why
+    publications: Publications
+    published: PublishedTables
 
     @classmethod
     def open(
@@ -54,9 +56,12 @@ class PostgresSession:
             replication = address.replicate(closing)
             stack.callback(replication.close)
             server = replication.identify()
+            publications = Publications(catalog, source)
+            publications.protect()
             if isinstance(stored, PostgresResume):
                 stored = _verified(source, stored, server, catalog)
-            published = slot.publish(catalog, source.publication_name, source.tables)
+            known = stored.inserts_only if isinstance(stored, PostgresResume) else ()
+            published = publications.publish(known)
             if stored is None and not published.tables:
                 for path, why in published.refused.items():
                     raise SourceRefused(f"table {path}: {why}")
@@ -66,11 +71,15 @@ class PostgresSession:
                 resume, point = narrowed(stored, source.tables), None
             else:
                 resume, point = _begin(source, server, catalog, replication, stored)
+            if point is not None:
+                # The slot is younger than both publications.
+                resume = msgspec.structs.replace(resume, inserts=published.inserts)
             # Without a snapshot, what is not copied is what was there before the first start.
             copying = source.snapshot or stored is not None
             resume = with_tables(resume, published.tables, copying=copying)
+            resume = with_inserts(resume, published)
             stack.pop_all()
-        return cls(source, address, catalog, replication, resume, point, published.refused)
+        return cls(source, address, catalog, replication, resume, point, publications, published)
 
     def another_catalog(self) -> Catalog:
         """The catalogs over a connection of its own, for another thread or another snapshot."""
@@ -135,6 +144,22 @@ def narrowed(resume: R, globs: Sequence[str]) -> R:
         errored={path: why for path, why in resume.errored.items() if path not in former},
         former=(*resume.former, *former),
     )
+
+
+def with_inserts(resume: PostgresResume, published: PublishedTables) -> PostgresResume:
+    """Note which tables are captured for inserts only, and where new snapshots are needed.
+
+    Changes are missing of a table that is captured as a whole again, and of one in a publication
+    that the stream does not name yet.
+    """
+    only = published.inserts_only
+    whole = {table.path for table in published.tables} - only.keys()
+    missing = whole & resume.inserts_only.keys()
+    if resume.inserts != published.inserts:
+        missing |= only.keys()
+    begun = {path for path, snapshot in resume.snapshots.items() if snapshot.ranges is not None}
+    before = {path: fix for path, fix in resume.inserts_only.items() if path not in whole}
+    return msgspec.structs.replace(resume.anew(missing & begun), inserts_only=before | only)
 
 
 def with_tables(resume: R, tables: Sequence[Published], *, copying: bool) -> R:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -22,6 +22,7 @@ class PostgresSettings:
     slot: SlotName = ""  # "": headrace_<name>
     publication: str = ""  # "": headrace_<name>
     ddl: bool = False  # whether to install the event trigger that reports DDL
+    identity: Literal["table", "full"] = "table"  # whether tables get REPLICA IDENTITY FULL
     snapshot: bool = True  # whether to read the rows that are there already
     snapshot_workers: Annotated[int, Meta(ge=1, le=64)] = 2
     snapshot_rows_per_second: Annotated[int, Meta(ge=1)] | None = None  # None: as fast as can be

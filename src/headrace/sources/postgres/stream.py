@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 
 import msgspec
@@ -19,20 +19,23 @@ from ...change.event import Batch, Change
 from ...errors import PositionLost, SourceUnavailable
 from .. import Phase, Register, Status
 from ..pace import RowPace
-from ..resume import Restart, position_in
+from ..resume import Restart
 from ..stream import FlowStream, nothing_yet
 from . import slot
+from .catalog import inserts_name
 from .plan import Planner, SnapshotPlan, progressed
 from .receive import Received, Receiver
 from .replication import Replication
-from .resume import PostgresResume
-from .session import PostgresSession, with_tables
+from .resume import AckedResume, PostgresResume
+from .session import PostgresSession, with_inserts, with_tables
 from .settings import PostgresSettings
 from .snapshot import Point, PostgresSnapshotReader
 from .transactions import PostgresAssembler
 from .waiters import WaiterWatch, settled, yield_warnings
 
 _WATCH_SECONDS = 10.0  # between two looks for new tables
+_IDENTITY_SECONDS = 1.0  # between two looks whether a table has lost or got its identity
+_FREE_SECONDS = 10.0  # until the server has noticed that a stream was ended
 _LONGEST_STATUS = 10.0  # seconds between two words to the server
 _TAKE_SECONDS = 0.5
 
@@ -69,7 +72,9 @@ class _Flow:
         self._closing = closing
         self._phase = Phase.STARTING
         self._resume = session.resume
-        self._refused = session.refused
+        self._published = session.published
+        self._durable: Collection[str] = self._resume.inserts_only  # inserts only, in the log
+        self._replication = session.replication
         self._unreadable: dict[str, str] = {}  # tables that cannot be copied now, and why
         self._yielded = ""  # what a snapshot that was interrupted for somebody has let go of
         self._receiver: Receiver | None = None
@@ -77,7 +82,7 @@ class _Flow:
         self._pace = RowPace(source.snapshot_rows_per_second)
         self._stored_at = 0
         self._inside = False  # whether a transaction was handed over in part
-        self._watched = self._beat = time.monotonic()
+        self._watched = self._looked = self._beat = time.monotonic()
         self._beat_position = 0
 
     def batches(self) -> Iterator[Batch]:
@@ -94,13 +99,19 @@ class _Flow:
             if self._inside:
                 continue  # nothing may come between the pieces of a transaction
             self._heartbeat(receiver)
-            if self._tables_appeared():
-                yield from self._copy_at(None)
+            before = self._resume
+            if self._tables_published():
+                if self._resume != before:
+                    yield self._batch([])
+                if self._to_copy():
+                    yield from self._copy_at(None)
+                receiver = self._receive()  # perhaps another one, with more publications
             self._phase = settled(self._yielded)
 
     def ack(self, resume: bytes) -> None:
         """Everything up to `resume` is durable: the server may forget it."""
-        position = position_in(resume)
+        acked = msgspec.json.decode(resume, type=AckedResume)
+        position, self._durable = acked.position, acked.inserts_only
         self._stored_at = time.time_ns() // 1000
         receiver = self._receiver
         if receiver is not None:
@@ -119,7 +130,7 @@ class _Flow:
         self.interrupt()
         self._session.catalog.close()
         if self._receiver is None:
-            self._session.replication.close()
+            self._replication.close()
 
     def status(self) -> Status:
         """How it is doing."""
@@ -131,14 +142,15 @@ class _Flow:
             lag_seconds=lag_seconds,
             heard_at=receiver.heard_at if receiver else self._stored_at,
             stored_at=self._stored_at,
-            errored=resume.errored | self._refused | self._unreadable,
+            errored=resume.errored | self._published.refused | self._unreadable,
             warnings=self._warnings(),
         )
 
     def _warnings(self) -> tuple[str, ...]:
-        waits = not self._resume.snapshots and not self._refused
+        waits = not self._resume.snapshots and not self._published.refused
         missing = (nothing_yet(self._source.tables),) if waits else ()
-        return (*missing, *yield_warnings(self._yielded, _WATCH_SECONDS))
+        tables = (f"table {path}: {why}" for path, why in self._published.warnings.items())
+        return (*missing, *tables, *yield_warnings(self._yielded, _WATCH_SECONDS))
 
     def _batch(self, changes: list[Change]) -> Batch:
         return Batch(changes, self._resume.encode())
@@ -156,17 +168,17 @@ class _Flow:
         return self._receiver
 
     def _start_receiver(self, boundary: int | None) -> Receiver:
-        source, resume = self._source, self._resume
+        resume = self._resume
         options = {
             "proto_version": "1",
-            "publication_names": f'"{source.publication_name}"',
+            "publication_names": ",".join(map(_quoted, self._named())),
             "messages": "true",
         }
-        replication = self._session.replication
+        replication = self._replication
         try:
             replication.start(resume.slot, resume.position, options)
         except PositionLost as error:
-            if source.max_wal_gb is None:
+            if self._source.max_wal_gb is None:
                 raise
             # Given up between the look at it and this; the next session starts anew.
             raise SourceUnavailable(str(error)) from error
@@ -181,6 +193,21 @@ class _Flow:
         receiver = Receiver(replication, assembler, catalog, status_seconds=seconds)
         receiver.start(boundary=boundary)
         return receiver
+
+    def _named(self) -> list[str]:
+        """The publications that every transaction after the position can see."""
+        first = self._source.publication_name
+        readable = self._resume.inserts and self._resume.inserts == self._published.inserts
+        return [first, inserts_name(first)] if readable else [first]
+
+    def _restart_receiver(self, lsn: int) -> None:
+        """Begin to stream anew at a boundary that was reached, with what is published now."""
+        if self._receiver is not None:
+            self._receiver.close()
+            self._receiver = None
+        slot.await_free(self._session.catalog, self._resume.slot, seconds=_FREE_SECONDS)
+        self._replication = self._session.address.replicate(self._closing)
+        self._receive(boundary=lsn)
 
     def _received(self, received: Received) -> Batch:
         self._inside = received.position is None
@@ -205,20 +232,25 @@ class _Flow:
         if idle and receiver.lag.foreign:
             self._session.catalog.beat()
 
-    def _tables_appeared(self) -> bool:
+    def _tables_published(self) -> bool:
+        """Look whether tables have come, or are to be published in another way."""
         now = time.monotonic()
-        if now - self._watched < _WATCH_SECONDS or self._closing.is_set():
+        due = now - self._watched >= _WATCH_SECONDS
+        if self._closing.is_set() or not (due or now - self._looked >= _IDENTITY_SECONDS):
             return False
-        self._watched = now
-        source, receiver = self._source, self._receive()
-        receiver.lag.looked(self._session.catalog.wal_lsn(), time.time())
-        receiver.ask()
-        published = slot.publish(
-            self._session.catalog, source.publication_name, source.tables, refused=self._refused
-        )
-        self._refused = published.refused
-        self._resume = with_tables(self._resume, published.tables, copying=True)
-        return bool(self._to_copy())
+        self._looked = now
+        publications = self._session.publications
+        if due:
+            self._watched = now
+            receiver = self._receive()
+            receiver.lag.looked(self._session.catalog.wal_lsn(), time.time())
+            receiver.ask()
+        elif not publications.changed(self._durable):
+            return False
+        self._published = publications.publish(self._durable)
+        resume = with_tables(self._resume, self._published.tables, copying=True)
+        self._resume = with_inserts(resume, self._published)
+        return True
 
     # -- copying --------------------------------------------------------------------------------
 
@@ -246,12 +278,20 @@ class _Flow:
             point = slot.create_point(holder, self._source.slot_name)
             with self._watching(holder) as watch:
                 yield from self._follow_to(point.lsn)
+                self._name_publications(point.lsn)
                 yield from self._copy(point, watch)
         resume = self._resume
         self._receive().renew(resume.live, resume.errored, resume.versions)
 
     def _watching(self, exporter: Replication) -> WaiterWatch:
         return WaiterWatch(self._source.address.connect, exporter=exporter.session)
+
+    def _name_publications(self, lsn: int) -> None:
+        """Every transaction after a point began after all that was published before it."""
+        if self._closing.is_set() or self._resume.inserts == self._published.inserts:
+            return
+        self._resume = msgspec.structs.replace(self._resume, inserts=self._published.inserts)
+        self._restart_receiver(lsn)
 
     def _follow_to(self, lsn: int) -> Iterator[Batch]:
         yield from self._reach_boundary(self._receive(boundary=lsn))
@@ -300,3 +340,7 @@ class _Flow:
                     plans.append(planner.plan(resume, path))
                     resume = plans[-1].resume
         return plans
+
+
+def _quoted(publication: str) -> str:
+    return '"' + publication.replace('"', '""') + '"'
