@@ -308,7 +308,8 @@ class SourceStatusLog:
 class PipelineProcess:
     """`headrace pipeline` as a process of its own, started again whenever it ends.
 
-    It and the JVM it starts are one process group, so that nothing of them is left behind.
+    It and the JVM it starts are one process group, so that nothing of them is left behind. Its
+    input is a pipe from here, whose end tells it that this process is gone, however that ended.
     """
 
     def __init__(
@@ -363,6 +364,8 @@ class PipelineProcess:
                 self._on_line(line.rstrip("\n"))
             code = process.wait()
             _kill_group(process.pid)
+            assert process.stdin is not None
+            process.stdin.close()
             if self._stopping.is_set():
                 return
             failures = 1 if time.monotonic() - began > STEADY_SECONDS else failures + 1
@@ -377,7 +380,7 @@ class PipelineProcess:
                 return None
             self._process = subprocess.Popen(
                 self._command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -393,13 +396,16 @@ def _kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def watch_parent(stopping: threading.Event) -> None:
-    """Set `stopping` when the process that started this one is gone."""
-    parent = os.getppid()
+def end_with_parent() -> None:
+    """End this process and its group at once when the process that started it is gone.
+
+    There is nobody left to wait for an orderly end, and the next run needs the checkpoints. To a
+    sink it is a crash like any other.
+    """
 
     def watch() -> None:
-        while not stopping.wait(LOOK_SECONDS):
-            if os.getppid() != parent:
-                stopping.set()
+        while os.read(sys.stdin.fileno(), 1024):
+            pass
+        os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()

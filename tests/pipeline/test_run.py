@@ -1,6 +1,8 @@
 """Every sink has its own query: it goes on where it was, and its failures are its own."""
 
 import logging
+import os
+import threading
 from pathlib import Path
 
 import msgspec
@@ -11,6 +13,7 @@ from headrace import plugins
 from headrace.errors import ConfigError, PipelineError, QueryFailed, WorkerLate
 from headrace.log import Holder, Log, LogRetention
 from headrace.pipeline import supervise
+from headrace.pipeline.checkpoint import in_use
 from headrace.pipeline.run import PipelineInput, SinkStatusLog, alone_in, announce, plans
 from headrace.retry import Backoff
 from headrace.serve.retention import sink_holders
@@ -228,6 +231,31 @@ def test_two_pipelines_never_share_their_checkpoints(tmp_path: Path) -> None:
     with alone_in(tmp_path), refused, alone_in(tmp_path):
         pass
     with alone_in(tmp_path):
+        assert in_use(tmp_path)
+    assert not in_use(tmp_path)
+
+
+def test_a_pipeline_that_is_about_to_end_is_waited_for_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    entered, stopping = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with alone_in(tmp_path, stopping=stopping, seconds=600):
+            entered.set()
+
+    second = threading.Thread(target=wait)
+    with alone_in(tmp_path):
+        second.start()
+        wait_until(lambda: caplog.messages, timeout=120)
+        assert not entered.wait(0.5)
+    second.join(120)
+    assert entered.is_set()
+    [line] = caplog.messages
+    assert line.startswith(f"waiting until another pipeline (process {os.getpid()}) ends")
+    stopping.set()
+    refused = pytest.raises(PipelineError, match=f"process {os.getpid()}")
+    with alone_in(tmp_path), refused, alone_in(tmp_path, stopping=stopping, seconds=600):
         pass
 
 

@@ -18,6 +18,8 @@ from .terminal import (
     users_umask,
 )
 
+PATIENCE_SECONDS = 10.0  # with another pipeline at the same checkpoints, which may be about to end
+
 
 def run(
     context: typer.Context,
@@ -130,7 +132,9 @@ def pipeline(
     )
     file = PipelineReload(config, settings, formats)
     again = False
-    with alone_in(settings.checkpoint_dir):
+    # The pipeline of a run that was killed is about to end; the one of a run has time.
+    seconds = float("inf") if with_parent else PATIENCE_SECONDS
+    with alone_in(settings.checkpoint_dir, stopping=stopping, seconds=seconds):
         announce(queries, folder)
         with (
             session as spark,

@@ -72,7 +72,7 @@ def log_error(error: str, hint: str) -> bool:
 
 
 def stop_on_signals(*, with_parent: bool = False) -> "Event":
-    """An event that Ctrl-C and SIGTERM set, and (`with_parent`) the end of the parent process."""
+    """An event that Ctrl-C and SIGTERM set; `with_parent` the process ends with its parent."""
     import signal
     import threading
 
@@ -80,9 +80,9 @@ def stop_on_signals(*, with_parent: bool = False) -> "Event":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     if with_parent:
-        from ..run import watch_parent
+        from ..run import end_with_parent
 
-        watch_parent(stopping)
+        end_with_parent()
     return stopping
 
 

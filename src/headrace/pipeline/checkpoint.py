@@ -7,18 +7,26 @@ stored already: the name lies inside the checkpoint, and is lost with it.
 
 import fcntl
 import json
+import logging
+import os
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 from uuid import uuid4
 
 from ..errors import CheckpointUnreadable, PipelineInUse
 from ..sinks.lake.disk import move_aside
 from ..sinks.report import committed_offset, last_entry
 
+logger = logging.getLogger(__name__)
+
 _WRITER = "writer.json"
 _BEGINNING = "beginning.json"  # where a query begins that an operator has reset
+_LOOK_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +110,51 @@ class QueryCheckpoint:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep every other pipeline out of a folder of checkpoints."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PipelineInUse(
-                f"another pipeline works with the checkpoints in {folder}"
-            ) from error
+def alone_in(
+    folder: Path, *, stopping: threading.Event | None = None, seconds: float = 0.0
+) -> Iterator[None]:
+    """Keep every other pipeline out of a folder of checkpoints.
+
+    One that is there is waited for so long, unless `stopping` is set: it may be about to end.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    deadline = time.monotonic() + seconds
+    with (folder / "lock").open("a+") as lock:
+        waited = False
+        while not _locked(lock):
+            if time.monotonic() >= deadline or (stopping is not None and stopping.is_set()):
+                raise PipelineInUse(f"{_holder(lock)} works with the checkpoints in {folder}")
+            if not waited:
+                logger.warning("waiting until %s ends, it works in %s", _holder(lock), folder)
+            waited = True
+            time.sleep(_LOOK_SECONDS)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
         yield
+
+
+def _locked(file: TextIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(lock: TextIO) -> str:
+    lock.seek(0)
+    pid = lock.read(20)
+    return f"another pipeline (process {pid})" if pid.isdecimal() else "another pipeline"
 
 
 def in_use(folder: Path) -> bool:
     """Whether a pipeline works with the checkpoints of a folder."""
     try:
-        with alone_in(folder):
-            return False
-    except PipelineInUse:
-        return True
+        with (folder / "lock").open("a+") as lock:
+            return not _locked(lock)
+    except FileNotFoundError:
+        return False
 
 
 def _read_entry(file: Path, *, lines: int) -> None:
