@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -26,6 +27,7 @@ from .log.folder import make_private, unusable
 from .log.keys import Key, KeyRequest, Scope
 from .model import Model
 from .observe.lines import LogFormat
+from .observe.traces import Tracing, tracing
 from .retry import Backoff
 from .serve import BackgroundServer, ServerSettings, create_app
 from .serve.service import Service
@@ -88,6 +90,24 @@ def formats(config: Config) -> Formats:
     return Formats(Facts(servers=servers), model)
 
 
+@contextmanager
+def traced(config: Config, service: str) -> Iterator[None]:
+    """Trace what this process does, if the config says where to."""
+    section = config.telemetry
+    if section is None:
+        yield
+        return
+    try:
+        otlp = import_module("headrace.observe.otlp")
+    except ImportError as error:
+        raise ConfigError(
+            "headrace.telemetry needs OpenTelemetry", hint="Run: pip install 'headrace[otel]'"
+        ) from error
+    exporter = otlp.OtlpExporter(section.endpoint, service=service)
+    with tracing(Tracing(exporter, section.sample)):
+        yield
+
+
 def check_model(config: Config) -> None:
     """Compare the model with the tables there are; a ConfigError names all that is not there."""
     if config.model == Model():
@@ -135,6 +155,7 @@ class Run:
             self._check_model()
         with ExitStack() as stack:
             make_private(self.config.data_dir)
+            stack.enter_context(traced(self.config, "headrace"))
             self.log = stack.enter_context(Log.open(self.config.log_dir))
             sources = self.config.sources if self.config.cdc.enabled else ()
             self.captures = {source.name: self._capture(source) for source in sources}

@@ -1,11 +1,12 @@
 """A change as the log stores it: encoded once, at capture, and carried as bytes from there on."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import GenericAlias
 from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
+from ..observe.traces import TracedTransaction
 from .connector import PositionsDecoder
 from .event import BeforeKind, Change, Op, Position, Table, Transaction
 
@@ -200,6 +201,13 @@ def rows(records: bytes, count: int) -> list[tuple[Any, ...]]:
 def _array(count: int) -> bytes:
     """How MessagePack begins an array of so many."""
     return b"\xdd" + count.to_bytes(4, "big")
+
+
+def transactions(records: Iterable[bytes]) -> Iterator[TracedTransaction]:
+    """The transactions that end with one of these records."""
+    for each in map(head, records):
+        if each.last:
+            yield TracedTransaction(each.transaction, each.commit_time, each.captured_at)
 
 
 class Records(Sequence[Change]):

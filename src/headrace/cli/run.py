@@ -112,7 +112,7 @@ def pipeline(
     from ..pipeline.reload import PipelineReload, plans_of
     from ..pipeline.run import Pipeline, alone_in, announce, waiting
     from ..pipeline.session import opened_session
-    from ..run import formats
+    from ..run import formats, traced
 
     settings = load(config)
     queries = plans_of(settings, formats(settings), once=once, adopt=adopt or ())
@@ -134,7 +134,8 @@ def pipeline(
     again = False
     # The pipeline of a run that was killed is about to end; the one of a run has time.
     seconds = float("inf") if with_parent else PATIENCE_SECONDS
-    with alone_in(settings.checkpoint_dir, stopping=stopping, seconds=seconds):
+    alone = alone_in(settings.checkpoint_dir, stopping=stopping, seconds=seconds)
+    with alone, traced(settings, "headrace-pipeline"):
         announce(queries, folder)
         with (
             session as spark,

@@ -19,7 +19,14 @@ from ..secret import MASK, Secret
 from ..sinks import Sink
 from . import storage, yamlfile
 from .fields import settings_of
-from .settings import CdcSection, Config, PipelineSection, ServerSection, WebSocketSection
+from .settings import (
+    CdcSection,
+    Config,
+    PipelineSection,
+    ServerSection,
+    TelemetrySection,
+    WebSocketSection,
+)
 
 ROOT = "headrace"  # how messages name the file's top level
 
@@ -135,6 +142,9 @@ class _ConfigReader:
         sections["model"] = model.selected(cdc) if model and cdc else model
         if "pipeline" in given:
             sections["pipeline"] = self._pipeline(f"{ROOT}.pipeline", given.pop("pipeline"))
+        if "telemetry" in given:
+            inside = f"{ROOT}.telemetry"
+            sections["telemetry"] = self._section(TelemetrySection, inside, given.pop("telemetry"))
         return self._section(Config, ROOT, given, built=sections)
 
     def _server(self, where: str, content: object) -> ServerSection | None:

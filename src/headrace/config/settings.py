@@ -129,6 +129,19 @@ class RemoteServer(msgspec.Struct, frozen=True):
     key: Secret | None = None
 
 
+class TelemetrySection(msgspec.Struct, frozen=True, kw_only=True):
+    """The section `telemetry`: where traces go, and of how many transactions."""
+
+    endpoint: str  # of an OpenTelemetry collector, for OTLP over HTTP
+    sample: Annotated[float, Meta(gt=0, le=1)] = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError(
+                f"endpoint {self.endpoint!r} is no address; write it as http://127.0.0.1:4318"
+            )
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a process of Headrace is configured with."""
 
@@ -140,6 +153,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     cdc: CdcSection = CdcSection()
     model: Model = Model()
     pipeline: PipelineSection | None = None
+    telemetry: TelemetrySection | None = None  # None: nothing is traced
     warnings: tuple[str, ...] = ()  # settings that the file gives under their old names
     remote: RemoteServer | None = None  # a command talks to this one, and to no log on disk
 

@@ -15,6 +15,7 @@ from rocksdict import Rdict, WriteBatch
 from ..change import record
 from ..change.event import Batch, Table
 from ..errors import LogError, LogFailed
+from ..observe import traces
 from . import _layout as layout
 from ._wal import WriteAheadLog
 from .counts import AppendCounts
@@ -108,6 +109,8 @@ class Log(LogReader):
             with self._failing():
                 self._write(source, encoded, batch.resume, now)
             self.appended.take(source, runs, complete=batch.resume is not None)
+        if traces.current is not None:
+            traces.current.captured(source, record.transactions(encoded))
         if batch.resume is not None:
             self._announce()
         return self._latest

@@ -19,6 +19,7 @@ from ..sinks.requests import Requests
 from .failures import passing, understood
 from .lag import position_of
 from .query import Batches, QueryPlan, Stored
+from .traced import trace_batch
 
 logger = logging.getLogger(__name__)
 
@@ -317,6 +318,8 @@ class Supervised:
             self._arrived(end)
 
     def _arrived(self, sequence: int) -> None:
+        status, plan = self._status, self.plan
+        trace_batch(plan.feed, plan.sink.name, status.sequence, sequence, status.batch_seconds)
         self.position = sequence
         self._note(sequence=sequence)
 

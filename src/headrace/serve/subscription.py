@@ -7,13 +7,15 @@ the next page when it has sent the last one, so a slow client holds back nobody 
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 from ..change.event import Op
 from ..errors import LogError
 from ..formats import AnyFormat, StreamFormat, TransactionFormat
 from ..formats.entity import Entity
+from ..observe import traces
+from ..observe.traces import TracedTransaction
 from .encoders import encoder
 from .feed import BLOCK, FeedEntry, LogFeed
 from .filter import Filter, both
@@ -220,7 +222,18 @@ class Subscription:
         if last is not None and len(events) > begun:
             # A snapshot's rows have its time, and it may take hours.
             self._committed_at = 0 if last.op is Op.READ else last.transaction.commit_time
+            if traces.current is not None and self._caught_up:
+                traces.current.delivered(_traced(entries, events[begun:]))
         return room
+
+
+def _traced(entries: list[FeedEntry], events: list[PageEvent]) -> Iterator[TracedTransaction]:
+    """The transactions that end with one of these events."""
+    sequences = {event.sequence for event in events}
+    for change in (entry.change for entry in entries if entry.sequence in sequences):
+        if change.last:
+            known = change.transaction
+            yield TracedTransaction(known.id, known.commit_time, known.captured_at)
 
 
 def spanning(one: LogGap | None, other: LogGap | None) -> LogGap | None:
