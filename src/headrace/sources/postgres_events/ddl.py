@@ -61,6 +61,15 @@ CREATE TABLE IF NOT EXISTS @schema@.relations (
 );
 CREATE INDEX IF NOT EXISTS relations_columns ON @schema@.relations (columns);
 
+-- What told() has found, by the catalogs' rows that it was found in: whoever changes one of these
+-- writes another.
+CREATE TABLE IF NOT EXISTS @schema@.described (
+    relation oid NOT NULL,
+    catalogs text NOT NULL,
+    told text[] NOT NULL
+);
+CREATE INDEX IF NOT EXISTS described_relation ON @schema@.described (relation);
+
 -- Which installation this is, of which server, and up to which transaction events were removed.
 CREATE TABLE IF NOT EXISTS @schema@.state (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
@@ -142,23 +151,52 @@ END $$;
 CREATE OR REPLACE FUNCTION @schema@.told(relation oid) RETURNS text[]
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    now_is json := @schema@.columns_now(relation);
-    hash text := md5(now_is::text);
+    root oid := coalesce(pg_partition_root(relation)::oid, relation);
+    written_in text := (
+        SELECT concat(current_setting('server_version_num'), ' ', c.ctid, c.xmin, n.ctid, n.xmin,
+            (SELECT string_agg(concat(a.ctid, a.xmin), '') FROM pg_catalog.pg_attribute a
+             WHERE a.attrelid = told.relation AND a.attnum > 0),
+            (SELECT string_agg(concat(i.ctid, i.xmin), '') FROM pg_catalog.pg_index i
+             WHERE i.indrelid = root),
+            (SELECT string_agg(concat(k.ctid, k.xmin), '') FROM pg_catalog.pg_constraint k
+             WHERE k.conrelid = root AND k.contype = 'f'))
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE c.oid = root);
+    known text[];
+    now_is json;
+    hash text;
 BEGIN
-    IF NOT EXISTS (SELECT FROM @schema@.relations r WHERE r.columns = hash) THEN
-        INSERT INTO @schema@.relations VALUES (hash, now_is);
+    IF root <> relation THEN
+        written_in := concat(written_in, ' ', (
+            SELECT string_agg(concat(a.ctid, a.xmin), '') FROM pg_catalog.pg_attribute a
+            WHERE a.attrelid = root AND a.attnum > 0));
     END IF;
-    RETURN ARRAY[hash, format('%s.%s', now_is ->> 'schema', now_is ->> 'name'), EXISTS (
+    SELECT d.told INTO known FROM @schema@.described d
+    WHERE d.relation = told.relation AND d.catalogs = written_in LIMIT 1;
+    IF known IS NULL THEN
+        now_is := @schema@.columns_now(relation);
+        hash := md5(now_is::text);
+        IF NOT EXISTS (SELECT FROM @schema@.relations r WHERE r.columns = hash) THEN
+            INSERT INTO @schema@.relations VALUES (hash, now_is);
+        END IF;
+        known := ARRAY[hash, format('%s.%s', now_is ->> 'schema', now_is ->> 'name'), 'false',
+                       now_is ->> 'relation'] || ARRAY(
+            SELECT c ->> 'name' FROM json_array_elements(now_is -> 'columns') c
+            WHERE (c ->> 'key')::boolean);
+        INSERT INTO @schema@.described VALUES (relation, written_in, known);
+    END IF;
+    -- Owners of types and rights of roles are in other catalogs.
+    known[3] := EXISTS (
         SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-        WHERE a.attrelid = told.relation AND a.attnum > 0 AND @foreign@)::text,
-        now_is ->> 'relation'] || ARRAY(
-        SELECT c ->> 'name' FROM json_array_elements(now_is -> 'columns') c
-        WHERE (c ->> 'key')::boolean);
+        WHERE a.attrelid = told.relation AND a.attnum > 0 AND a.atttypid >= 16384 AND @foreign@);
+    RETURN known;
 END $$;
 
--- The columns of a row, for row_to_json. A cast to json that the owner of a type has made would run
--- as us: values of such types are given as they are printed, which calls nothing of theirs.
-CREATE OR REPLACE FUNCTION @schema@.json_columns(relation oid, entry text) RETURNS text
+-- Columns of a row, of these names or all, for row_to_json. A cast to json that the owner of a type
+-- has made would run as us: values of such types are given as they are printed, which calls nothing
+-- of theirs.
+CREATE OR REPLACE FUNCTION @schema@.json_columns(
+    relation oid, entry text, names text[] DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     RETURN (
@@ -169,7 +207,8 @@ BEGIN
                                ELSE format('%2$s.%1$I', a.attname, entry) END,
                           ', ' ORDER BY a.attnum)
         FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
-        WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped);
+        WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+          AND (names IS NULL OR a.attname = ANY (names)));
 END $$;
 
 CREATE OR REPLACE FUNCTION @schema@.as_json(relation oid, entry record) RETURNS json
@@ -215,18 +254,21 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 SET plan_cache_mode = force_generic_plan SET enable_nestloop = off@pinned@ AS $$
 DECLARE
     first text := '@guc@.first_' || tg_relid || '_';
+    used text := '@guc@.used_' || tg_relid || '_' || pg_trigger_depth() - 1;
     depth int := pg_trigger_depth();
+    rows int;
     turn bigint;
     told text[];
     key_columns text[];
     annotations text := nullif(current_setting('headrace.metadata', true), '');
 BEGIN
+    -- Nobody needs the exact number of many.
     IF tg_op = 'DELETE' THEN
-        PERFORM FROM old_rows LIMIT 1;
+        rows := (SELECT count(*) FROM (SELECT FROM old_rows LIMIT 1000) few);
     ELSE
-        PERFORM FROM new_rows LIMIT 1;
+        rows := (SELECT count(*) FROM (SELECT FROM new_rows LIMIT 1000) few);
     END IF;
-    IF NOT FOUND THEN
+    IF rows = 0 THEN
         RETURN NULL;
     END IF;
     told := @schema@.told(tg_relid);
@@ -237,18 +279,27 @@ BEGIN
         RETURN NULL;
     END IF;
     key_columns := told[5:];
-    turn := substring(current_setting(first || depth - 1, true) FROM '[0-9]+')::bigint;
+    -- Of one statement, insertions and updates come here one after the other.
+    turn := nullif(coalesce(nullif(current_setting(first || depth - 1, true), ''),
+                            nullif(current_setting(used, true), '')), 'due')::bigint;
     turn := coalesce(turn, @schema@.take_turn());
-    -- Of one statement, insertions and updates come here one after the other. What a foreign key
-    -- deletes or updates was due one deeper.
-    PERFORM set_config(first || depth - 1, 'used ' || turn, true),
-            set_config(first || depth, '', true);
+    -- What a foreign key deletes or updates was due one deeper.
+    PERFORM set_config(first || depth - 1, '', true), set_config(first || depth, '', true),
+            set_config(used, turn::text, true);
     turn := turn + (CASE tg_op WHEN 'INSERT' THEN 2 WHEN 'UPDATE' THEN 1 ELSE 0 END);
-    IF told[3] = 'true' THEN
-        EXECUTE replace((CASE tg_op WHEN 'INSERT' THEN $emit$@inserted_by_columns@$emit$
-                                    WHEN 'UPDATE' THEN $emit$@updated_by_columns@$emit$
-                                    ELSE $emit$@deleted_by_columns@$emit$ END),
-                        '!columns', @schema@.json_columns(tg_relid, '"!row"'))
+    -- For many rows it pays to name the key's columns, instead of reading them from JSON.
+    IF told[3] = 'true' OR rows = 1000 THEN
+        EXECUTE replace(replace(
+            (CASE tg_op WHEN 'INSERT' THEN $emit$@inserted_by_columns@$emit$
+                        WHEN 'UPDATE' THEN $emit$@updated_by_columns@$emit$
+                        ELSE $emit$@deleted_by_columns@$emit$ END),
+            '!key', coalesce('(SELECT row_to_json(r) FROM (SELECT '
+                             || @schema@.json_columns(tg_relid, '"!row"', key_columns)
+                             || ') r)', 'NULL::json')),
+            '!whole', CASE told[3] WHEN 'true' THEN '(SELECT row_to_json(r) FROM (SELECT '
+                                                    || @schema@.json_columns(tg_relid, '"!row"')
+                                                    || ') r)'
+                                   ELSE 'row_to_json("!row")' END)
         USING turn, told, key_columns, tg_op, tg_relid, annotations;
     ELSIF tg_op = 'INSERT' THEN
         @inserted@;
@@ -283,7 +334,7 @@ DECLARE
 BEGIN
     IF tg_argv[0] = 'first' AND current_setting('session_replication_role') <> 'replica' THEN
         first := '@guc@.first_' || tg_relid || '_' || pg_trigger_depth() - 1;
-        IF coalesce(current_setting(first, true), '') !~ '^[0-9]' THEN
+        IF coalesce(current_setting(first, true), '') IN ('', 'due') THEN
             PERFORM set_config(first, @schema@.take_turn()::text, true);
         END IF;
         RETURN NULL;
@@ -346,34 +397,35 @@ _EMIT = """INSERT INTO @schema@.events (id, turn, event_type, entity_type, entit
         SELECT nextval('@schema@.event_ids'), @turn@, '@event@', (@told@)[2],
                CASE cardinality(@key_columns@) WHEN 0 THEN NULL
                     WHEN 1 THEN keyed.key ->> (@key_columns@)[1]
-                    ELSE (SELECT string_agg(keyed.written ->> name, ',')
+                    ELSE (SELECT string_agg(keyed.key ->> name, ',')
                           FROM unnest(@key_columns@) name) END,
                keyed.written, left(@tg_op@, 1)::"char", @tg_relid@, (@told@)[1], keyed.key,
                keyed.was, keyed.is_now, @annotations@
-        FROM (SELECT whole.*, CASE cardinality(@key_columns@) WHEN 0 THEN NULL
+        FROM (@keyed@ OFFSET 0) keyed"""
+_KEYED = """SELECT whole.*, CASE cardinality(@key_columns@) WHEN 0 THEN NULL
                   WHEN 1 THEN json_build_object((@key_columns@)[1],
                                                 whole.written -> (@key_columns@)[1])
                   ELSE (SELECT json_object_agg(name, whole.written -> name)
                         FROM unnest(@key_columns@) name) END AS key
-              FROM (@rows@ OFFSET 0) whole OFFSET 0) keyed"""
+              FROM (@rows@ OFFSET 0) whole"""
 _VARIABLES = ("turn", "told", "key_columns", "tg_op", "tg_relid", "annotations")
 
 # Both tuplestores of an update have the same rows in the same order. No column is called "!row".
-_PAIRED = """SELECT o.was, n.is_now, n.written
+_PAIRED = """SELECT o.was, n.*
                     FROM (SELECT row_number() OVER () AS at, "!row"::text AS was
                           FROM old_rows "!row") o
-                    JOIN (SELECT row_number() OVER () AS at, "!row"::text AS is_now,
-                                 @written@ AS written FROM new_rows "!row") n USING (at)
+                    JOIN (SELECT row_number() OVER () AS at, "!row"::text AS is_now, @written@
+                          FROM new_rows "!row") n USING (at)
                     ORDER BY at"""
 _EMITTED = {
     "inserted": (
         "entity:created",
-        'SELECT NULL AS was, "!row"::text AS is_now, @written@ AS written FROM new_rows "!row"',
+        'SELECT NULL AS was, "!row"::text AS is_now, @written@ FROM new_rows "!row"',
     ),
     "updated": ("entity:updated", _PAIRED),
     "deleted": (
         "entity:deleted",
-        'SELECT "!row"::text AS was, NULL AS is_now, @written@ AS written FROM old_rows "!row"',
+        'SELECT "!row"::text AS was, NULL AS is_now, @written@ FROM old_rows "!row"',
     ),
 }
 
@@ -382,14 +434,15 @@ def _emitting() -> dict[str, str]:
     """The statements of emit_cdc_events(), and the same as text, by the columns of a row."""
     found: dict[str, str] = {}
     for name, (event, rows) in _EMITTED.items():
-        text = _EMIT.replace("@event@", event).replace("@rows@", rows)
-        plain = text.replace("@written@", 'row_to_json("!row")')
-        columns = "(SELECT row_to_json(r) FROM (SELECT !columns) r)"
-        by_columns = text.replace("@written@", columns)
+        text = _EMIT.replace("@event@", event)
+        plain = text.replace("@keyed@", _KEYED).replace("@rows@", rows)
+        plain = plain.replace("@written@", 'row_to_json("!row") AS written')
+        named = text.replace("@keyed@", rows)
+        named = named.replace("@written@", "!whole AS written, !key AS key")
         for number, variable in enumerate(_VARIABLES, 1):
             plain = plain.replace(f"@{variable}@", variable)
-            by_columns = by_columns.replace(f"@{variable}@", f"${number}")
-        found |= {name: plain, f"{name}_by_columns": by_columns}
+            named = named.replace(f"@{variable}@", f"${number}")
+        found |= {name: plain, f"{name}_by_columns": named}
     return found
 
 
@@ -409,7 +462,7 @@ HERE = """(SELECT s.system_identifier || '/' || d.oid
     WHERE d.datname = current_database())"""
 
 _MOVED = """
-TRUNCATE @schema@.events, @schema@.relations;
+TRUNCATE @schema@.events, @schema@.relations, @schema@.described;
 UPDATE @schema@.state SET server = @here@, trimmed = '0', installation = gen_random_uuid();
 """
 
@@ -419,10 +472,11 @@ DROP FUNCTION IF EXISTS @schema@.emit_cdc_events();
 DROP FUNCTION IF EXISTS @schema@.take_turn();
 DROP FUNCTION IF EXISTS @schema@.note_columns();
 DROP FUNCTION IF EXISTS @schema@.as_json(oid, record);
-DROP FUNCTION IF EXISTS @schema@.json_columns(oid, text);
+DROP FUNCTION IF EXISTS @schema@.json_columns(oid, text, text[]);
 DROP FUNCTION IF EXISTS @schema@.told(oid);
 DROP FUNCTION IF EXISTS @schema@.columns_now(oid);
-DROP TABLE IF EXISTS @schema@.events, @schema@.relations, @schema@.state, @schema@.secret;
+DROP TABLE IF EXISTS @schema@.events, @schema@.relations, @schema@.described, @schema@.state,
+    @schema@.secret;
 DROP SEQUENCE IF EXISTS @schema@.event_ids;
 DROP FUNCTION IF EXISTS @schema@.note_removed();
 -- It may be somebody else's, or hold something else.

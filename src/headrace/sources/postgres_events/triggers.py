@@ -25,10 +25,10 @@ _APPLIED = (
 _FIRST = "'@guc@.first_@oid@_'::text OPERATOR(pg_catalog.||) pg_catalog.pg_trigger_depth()::text"
 
 # Evaluated when a row is written: true for the first of a statement, and then remembered, so that
-# the other rows cost nothing more. The setting is "", "due", a turn, or "used" and a turn.
-_IS_FIRST = f"""CASE WHEN {_APPLIED} THEN true
-        WHEN pg_catalog.left(pg_catalog.current_setting({_FIRST}, true), 1)
-            OPERATOR(pg_catalog.<>) ALL ('{{"",u}}'::text[]) THEN false
+# the other rows cost little. The setting is "", "due", or the turn that the first row has taken.
+_IS_FIRST = f"""CASE
+        WHEN pg_catalog.current_setting({_FIRST}, true) OPERATOR(pg_catalog.<>) ''::text THEN false
+        WHEN {_APPLIED} THEN true
         ELSE pg_catalog.set_config({_FIRST}, 'due', true) IS NOT NULL END"""
 
 _ROWS = "AFTER INSERT OR UPDATE OR DELETE ON @table@ FOR EACH ROW"
