@@ -13,15 +13,17 @@ from unittest.mock import MagicMock
 import pymysql
 import pytest
 
+from headrace.change.event import Op
+from headrace.change.replay import Replay, TableName
 from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sources import Phase
-from headrace.sources.mysql import address, snapshot
+from headrace.sources.mysql import address, aside, snapshot
 from headrace.sources.mysql.catalog import FoundTable
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.mysqls import mysql_of
 from tests.needs import missing
-from tests.sources.mycapturing import captured, numbers
+from tests.sources.mycapturing import Captured, captured, numbers
 from tests.sources.myplaces import mysql
 
 _DOCS = Path(__file__).parents[2] / "docs" / "mysql.md"
@@ -131,25 +133,88 @@ def test_the_privileges_of_the_docs_are_enough(my: MysqlDatabase, tmp_path: Path
         assert feed.rows("old") == [{"id": 1}, {"id": 2}]
 
 
+def ids(feed: Captured, table: str) -> list[int]:
+    """The rows of a table that are in the log by now."""
+    replay = Replay.of(feed.stored())
+    name = TableName(feed.source.name, feed.database.name, table)
+    return sorted(row["id"] for row in replay.rows(name)) if name in replay.tables else []
+
+
+@pytest.fixture
+def retried_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables that wait are tried again after a moment."""
+    monkeypatch.setattr(aside, "_FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(aside, "_LONGEST_SECONDS", 0.4)
+
+
+@pytest.mark.requirement("P-01")
+@pytest.mark.usefixtures("retried_soon")
 @pytest.mark.parametrize("engine", ["InnoDB", "MyISAM"])
-def test_a_copy_waits_for_a_lock_and_gives_way(
-    maria: MysqlDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
-) -> None:
-    monkeypatch.setattr(
-        address,
-        "_SESSION",
-        address._SESSION.replace("lock_wait_timeout = 20", "lock_wait_timeout = 1"),
+def test_a_locked_table_waits_alone(maria: MysqlDatabase, tmp_path: Path, engine: str) -> None:
+    maria.execute(
+        f"CREATE TABLE users (id int PRIMARY KEY) ENGINE={engine};"
+        "CREATE TABLE others (id int PRIMARY KEY)"
     )
-    maria.execute(f"CREATE TABLE users (id int PRIMARY KEY) ENGINE={engine}")
     with captured(maria, tmp_path, start=False) as feed:
         with closing(maria.connect()) as locking, locking.cursor() as cursor:
             cursor.execute("LOCK TABLES users WRITE")
             feed.start()
-            feed.until(lambda: "Lock wait timeout" in feed.status.error, "it gives way")
+            users = f"{maria.name}.users"
+            feed.until(lambda: "locked" in feed.status.errored.get(users, ""), "it gives way")
+            maria.execute("INSERT INTO others VALUES (1)")
+            feed.until(lambda: ids(feed, "others") == [1], "the others go on")
             cursor.execute("INSERT INTO users VALUES (1)")
-        feed.until_streaming()
+        feed.until_caught_up()
         maria.execute("INSERT INTO users VALUES (2)")
+        feed.until_caught_up()
         assert [row["id"] for row in feed.rows("users")] == [1, 2]
+        assert feed.status.errored == {}
+
+
+@pytest.mark.requirement("P-01")
+@pytest.mark.usefixtures("retried_soon")
+def test_a_table_that_cannot_be_read_fails_alone(maria: MysqlDatabase, tmp_path: Path) -> None:
+    maria.execute(
+        "CREATE TABLE broken (id int PRIMARY KEY) ENGINE=InnoDB; INSERT INTO broken VALUES (1);"
+        "CREATE TABLE users (id int PRIMARY KEY); INSERT INTO users VALUES (1);"
+        "ALTER TABLE broken DISCARD TABLESPACE"
+    )
+    with captured(maria, tmp_path) as feed:
+        feed.until(lambda: f"{maria.name}.broken" in feed.status.errored, "it is shown as failed")
+        assert "error 1814" in feed.status.errored[f"{maria.name}.broken"]
+        maria.execute("INSERT INTO users VALUES (2)")
+        feed.until(lambda: ids(feed, "users") == [1, 2], "the others go on")
+        assert feed.status.phase is Phase.STREAMING
+        feed.restart()
+        maria.execute("INSERT INTO users VALUES (3)")
+        feed.until(lambda: ids(feed, "users") == [1, 2, 3], "also from a start")
+        maria.execute("DROP TABLE broken; CREATE TABLE broken (id int PRIMARY KEY)")
+        maria.execute("INSERT INTO broken VALUES (7)")
+        feed.until_caught_up()
+        assert feed.rows("broken") == [{"id": 7}]
+        # One that was captured, and whose snapshot is requested.
+        maria.execute("ALTER TABLE broken DISCARD TABLESPACE; INSERT INTO users VALUES (4)")
+        feed.until(lambda: len(ids(feed, "users")) == 4, "the others go on")
+
+
+@pytest.mark.requirement("P-01")
+@pytest.mark.usefixtures("retried_soon")
+@pytest.mark.parametrize("engine", ["InnoDB", "MyISAM"])
+def test_a_snapshot_gives_way_to_a_statement_that_waits(
+    maria: MysqlDatabase, tmp_path: Path, engine: str
+) -> None:
+    maria.execute(f"CREATE TABLE users (id int PRIMARY KEY) ENGINE={engine}")
+    maria.execute("INSERT INTO users SELECT seq FROM seq_1_to_3000")
+    # Far slower than a test would wait for.
+    with captured(maria, tmp_path, start=False, snapshot_rows_per_second=100) as feed:
+        feed.start()
+        feed.until(lambda: bool(feed.stored(Op.READ)), "the snapshot has begun")
+        maria.execute("SET SESSION lock_wait_timeout = 60; ALTER TABLE users ADD n int")
+        reading = [c for c in feed.status.copies if not c.done]
+        assert reading, "it was not done before"
+    with captured(maria, tmp_path) as feed:
+        feed.until_caught_up()
+        assert ids(feed, "users") == list(range(1, 3001))
 
 
 def test_a_lock_of_some_tables_that_fails_is_logged_by_its_number(

@@ -15,6 +15,7 @@ from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
 from ..pace import RowPace
 from .address import MysqlAddress, classify, error_number, quoted, run
+from .aside import LOCK_SECONDS
 from .catalog import BinlogEnd, FoundTable, MysqlCatalog
 from .decode.path import TablePath
 from .decode.values import Encode, select_expression, text_encoder
@@ -33,11 +34,11 @@ _BATCH_ROWS = 4096
 _BATCH_BYTES = 2 << 20
 _WAIT_SECONDS = 0.5  # between two tests whether it has been closed
 _SILENCE = 3600.0  # seconds
-_LOCK_SECONDS = 2
 _ERROR, _EOF = 0xFF, 0xFE
 _LONGEST_EOF = 9
 _label = msgspec.json.Encoder().encode
 
+_SHORT_WAIT = f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}"
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 
@@ -59,6 +60,7 @@ class MysqlSnapshot:
         """Begin a snapshot, or keep a table that has none from being written."""
         connection = address.connect()
         try:
+            run(connection, _SHORT_WAIT)
             if all(table.transactional for table in tables):
                 end = _snapshot(connection, address, catalog, tables)
             else:
@@ -174,7 +176,7 @@ def _lock(connection: Connection[Cursor], tables: Sequence[FoundTable]) -> None:
     that wrote to these tables and goes on stands in the way of the first statement alone, and a
     query that runs for long of the second, which also holds up later sessions.
     """
-    run(connection, f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
+    run(connection, _SHORT_WAIT)
     names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
     try:
         run(connection, f"LOCK TABLES {names}")

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 
 import msgspec
 
 from ...change.event import Batch, Change, Op, Table, Transaction
-from ...errors import DecodeError, SourceUnavailable
+from ...errors import DecodeError, SourceError, SourceUnavailable
 from .. import Phase, Register, Status
 from ..pace import RowPace
 from ..stream import nothing_yet
-from .address import OpenConnections, TruncatedBinlog
+from .address import OpenConnections, TruncatedBinlog, error_number
+from .aside import LOCK_SECONDS, LOCK_TIMEOUT, TablesAside, anyone_waits, reason_of, unreadable
 from .catalog import BinlogEnd, FoundTable
 from .decode.path import TablePath
 from .dump import BinlogDump
@@ -99,6 +100,10 @@ class MysqlStream:
         self._sessions.end()
 
 
+class _SnapshotYields(Exception):
+    """Somebody has waited a second for a lock that a snapshot has."""
+
+
 class _Flow:
     """Batches of one session: snapshot what is not complete, then stream."""
 
@@ -112,6 +117,8 @@ class _Flow:
         self._encoder = ResumeEncoder()
         self._snapshot: MysqlSnapshot | None = None
         self._pace = RowPace(session.source.snapshot_rows_per_second)
+        self._aside = TablesAside()
+        self._waiters_seen = 0.0  # when it was last looked who waits behind a snapshot
         self._dump: BinlogDump | None = None
         self._stored_at = self._heard_at = 0
         self._commit_time = 0  # of the newest change that was handed over; 0: none since caught up
@@ -126,7 +133,7 @@ class _Flow:
             yield self._batch([])  # remembers the server before anything is read from it
         first = self._session.fresh
         while not self._closing.is_set():
-            while self._resume.to_snapshot and not self._closing.is_set():
+            while self._to_snapshot and not self._closing.is_set():
                 self._phase = Phase.SNAPSHOT
                 yield from self._take_snapshot(first=first)
                 first = False
@@ -158,8 +165,15 @@ class _Flow:
             lag_seconds=max(time.time() - since, 0.0) if self._lag else 0.0,
             heard_at=self._heard_at or self._stored_at,
             stored_at=self._stored_at,
+            errored=self._aside.reasons(self._resume.snapshots)
+            | {str(path): why for path, why in self._resume.errored.items()},
             warnings=() if self._resume.snapshots else (nothing_yet(self._source.tables),),
         )
+
+    @property
+    def _to_snapshot(self) -> list[TablePath]:
+        """Tables that have rows left to read, and can be tried now."""
+        return [path for path in self._resume.to_snapshot if path not in self._aside]
 
     def _batch(self, changes: list[Change]) -> Batch:
         return Batch(changes, self._encoder.encode(self._resume))
@@ -212,7 +226,7 @@ class _Flow:
         offered = time.monotonic()
         size = 0
         while not self._closing.is_set():
-            if _ends(assembler, until):
+            if self._ends(assembler, until):
                 break
             events = dump.receive(0.0 if assembler.done else _WAIT_SECONDS)
             size += sum(map(len, events))
@@ -244,8 +258,20 @@ class _Flow:
                 if self._closing.is_set():
                     return
                 ended = assembler.unpack()
-            if ended and _ends(assembler, until):
+            if ended and self._ends(assembler, until):
                 return
+
+    def _ends(self, assembler: BinlogAssembler, until: BinlogOffset | None) -> bool:
+        """Whether the stream has come as far as it should."""
+        if not assembler.between_transactions:
+            return False
+        if until is not None:
+            return assembler.offset >= until
+        settled = assembler.settled
+        return settled.to_snapshot and any(
+            not progress.done and path not in self._aside
+            for path, progress in settled.snapshots.items()
+        )
 
     def _passed(self, assembler: BinlogAssembler) -> bool:
         """Whether the position moves, if only by what is not captured."""
@@ -317,18 +343,58 @@ class _Flow:
         gone = [path for path in self._resume.to_snapshot if path not in found]
         for path in gone:
             self._resume = _without(self._resume, path)
-        tables = _round([found[path] for path in self._resume.to_snapshot])
-        if not tables:
+        tables = _round([found[path] for path in self._readable()])
+        try:
+            snapshot = self._open_snapshot(tables) if tables else None
+        except SourceError as error:
+            if error_number(error) != LOCK_TIMEOUT:
+                raise
+            self._leave(tables, reason_of(error))
+            snapshot = None
+        if snapshot is None:
             yield self._batch([])
             return
-        with closing(
-            MysqlSnapshot.open(self._session.address, self._session.catalog, tables)
-        ) as snapshot:
+        with closing(snapshot):
             self._snapshot = snapshot
-            yield from self._reach(snapshot.end, first=first)
-            if not self._closing.is_set():
-                yield from self._snapshot_tables(snapshot, tables)
+            try:
+                yield from self._reach(snapshot.end, first=first)
+                if not self._closing.is_set():
+                    yield from self._snapshot_tables(snapshot, tables)
+            except _SnapshotYields:
+                self._give_way(tables)
             self._snapshot = None
+
+    def _readable(self) -> list[TablePath]:
+        """Tables to read now; those that cannot be read wait, and keep nobody else waiting."""
+        tried = self._to_snapshot
+        reasons = unreadable(self._session.address, tried)
+        for path, reason in reasons.items():
+            self._aside.put(path, reason)
+        return [path for path in tried if path not in reasons]
+
+    def _open_snapshot(self, tables: list[FoundTable]) -> MysqlSnapshot:
+        return MysqlSnapshot.open(self._session.address, self._session.catalog, tables)
+
+    def _leave(self, tables: list[FoundTable], reason: str) -> None:
+        for table in tables:
+            self._aside.put(table.path, reason)
+
+    def _give_way(self, tables: list[FoundTable]) -> None:
+        """Begin a snapshot anew later, once whoever waits behind it has had its turn."""
+        for table in tables:
+            progress = self._resume.snapshots.get(table.path)
+            if progress is not None and progress.begun and not progress.done:
+                again = MysqlTableSnapshot(replaces=True)
+                self._resume = self._resume.with_snapshot(table.path, again)
+        left = [table for table in tables if table.path in self._resume.to_snapshot]
+        self._leave(left, "its snapshot gave way to a statement that waited; it is taken later")
+
+    def _expect_nobody_waits(self, tables: Iterable[TablePath]) -> None:
+        now = time.monotonic()
+        if now - self._waiters_seen > LOCK_SECONDS / 2:
+            self._waiters_seen = now
+            if anyone_waits(self._session.catalog.rows("SHOW FULL PROCESSLIST"), tables):
+                raise _SnapshotYields
 
     def _reach(self, end: BinlogEnd, *, first: bool) -> Iterator[Batch]:
         if first:
@@ -338,15 +404,15 @@ class _Flow:
             yield self._batch([])
             return
         while self._resume.offset < end.offset and not self._closing.is_set():
-            yield from self._follow(end.offset)
+            for batch in self._follow(end.offset):
+                yield batch
+                self._expect_nobody_waits(self._to_snapshot)
 
     def _snapshot_tables(
         self, snapshot: MysqlSnapshot, tables: list[FoundTable]
     ) -> Iterator[Batch]:
         wanted = [table for table in tables if table.path in self._resume.to_snapshot]
-        for table in wanted:
-            if table.transactional:
-                snapshot.hold(table)
+        wanted = [table for table in wanted if self._held(snapshot, table)]
         declared = {each.path: self._declared(each) for each in wanted}
         for table in wanted:
             columns = declared[table.path]
@@ -354,6 +420,16 @@ class _Flow:
                 self._resume = _without(self._resume, table.path)
             else:
                 yield from self._snapshot_table(snapshot, table, columns)
+
+    def _held(self, snapshot: MysqlSnapshot, table: FoundTable) -> bool:
+        """Whether a table stays as it is until it is read; one that cannot waits."""
+        try:
+            if table.transactional:
+                snapshot.hold(table)
+        except SourceError as error:
+            self._aside.put(table.path, reason_of(error))
+            return False
+        return True
 
     def _declared(self, table: FoundTable) -> DeclaredTable | None:
         return self._session.catalog.declared(table.schema, table.name)
@@ -401,22 +477,15 @@ class _Flow:
                 progress = msgspec.structs.replace(progress, rows=progress.rows + len(changes))
                 self._resume = self._resume.with_snapshot(path, progress)
                 yield self._batch(changes)
+                self._expect_nobody_waits(self._resume.to_snapshot)
         except DecodeError as error:
             self._resume = self._resume.with_error(path, str(error))
         if self._closing.is_set():
             return
+        self._aside.done(path)
         progress = msgspec.structs.replace(self._resume.snapshots[path], done=True)
         self._resume = self._resume.with_snapshot(path, progress)
         yield self._batch([])
-
-
-def _ends(assembler: BinlogAssembler, until: BinlogOffset | None) -> bool:
-    """Whether the stream has come as far as it should."""
-    if not assembler.between_transactions:
-        return False
-    if until is not None:
-        return assembler.offset >= until
-    return assembler.settled.to_snapshot
 
 
 def _round(tables: list[FoundTable]) -> list[FoundTable]:
