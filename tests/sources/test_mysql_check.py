@@ -55,6 +55,28 @@ def test_privileges_are_mended_by_their_fixes(own_my: MysqlServer, tmp_path: Pat
             assert feed.rows("users") == [{"id": 1}]
 
 
+@pytest.mark.requirement("P-15")
+def test_a_user_without_any_privilege_gets_all_of_them_in_one_pass(own_my: MysqlServer) -> None:
+    with own_my.database() as database:
+        database.execute(
+            "CREATE TABLE users (id int PRIMARY KEY); CREATE TABLE `odd ``one` (id int PRIMARY KEY)"
+            " ENGINE=MyISAM; CREATE USER reader@'%' IDENTIFIED BY 'x'"
+        )
+        source = mysql(database, url=Secret(database.url.replace("root@", "reader:x@")))
+        for finding in failed(source).values():
+            database.execute(finding.fix)
+        assert failed(source) == {}
+
+
+def test_a_table_that_cannot_be_read_is_shown(maria: MysqlDatabase) -> None:
+    maria.execute(
+        "CREATE TABLE users (id int PRIMARY KEY) ENGINE=InnoDB;ALTER TABLE users DISCARD TABLESPACE"
+    )
+    (finding,) = failed(mysql(maria)).values()
+    assert "discarded" in finding.detail
+    maria.execute(finding.fix)
+
+
 def test_cascades_and_filters_are_told(my_kind: str) -> None:
     with (
         mysql_of(my_kind, {"binlog_ignore_db": "shadow"}) as server,

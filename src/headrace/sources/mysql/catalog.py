@@ -283,10 +283,6 @@ class MysqlCatalog:
             return 0
         return int(self._soon(_HIDDEN_HASHES if server.mariadb else _HIDDEN, schema, name)[0][0])
 
-    def hold(self, schema: str, name: str) -> None:
-        """Keep a table's definition as it is to the end of this session's transaction."""
-        self.rows(f"SELECT 1 FROM {quoted(schema, name)} LIMIT 0")
-
     def table(self, schema: str, name: str, declared: DeclaredTable) -> Table:
         """The table of a description."""
         columns = [(column.name, column.type) for column in declared.columns]

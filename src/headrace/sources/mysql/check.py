@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...errors import HeadraceError, SourceRefused
+from ...errors import HeadraceError, SourceRefused, SourceUnavailable
 from .. import Finding
 from .address import quoted
 from .catalog import FoundTable, MysqlCatalog
@@ -149,7 +149,9 @@ class _Check:
             self._catalog.end()
             self._catalog.files()
         except SourceRefused as error:
-            fix = f"GRANT REPLICATION CLIENT ON *.* TO {self._user()};"
+            # MariaDB takes the older name too, but its errors and SHOW GRANTS have this one.
+            named = "BINLOG MONITOR" if self._catalog.server().mariadb else "REPLICATION CLIENT"
+            fix = f"GRANT {named} ON *.* TO {self._user()};"
             yield Finding("status privilege", ok=False, detail=str(error), fix=fix)
             return
         yield Finding("status privilege", ok=True, detail="may read where the binary log ends")
@@ -225,7 +227,11 @@ class _Check:
         found = self._catalog.candidates(self._source.wants)
         if not found:
             detail = f"no table matches {', '.join(self._source.tables)}"
-            fix = "Check `tables` of the source, and that its user may read the tables."
+            # The catalogue shows a user no table that it may not read.
+            detail += f" among those that user {self._user()} may read"
+            where = f"{quoted(self._source.database)}.*" if self._source.database else "*.*"
+            fix = f"GRANT SELECT, LOCK TABLES ON {where} TO {self._user()};"
+            fix += "  -- or check `tables` of the source, and that the tables exist"
             yield Finding("tables", ok=False, detail=detail, fix=fix)
         for table in found:
             yield self._table(table)
@@ -235,9 +241,12 @@ class _Check:
     def _table(self, table: FoundTable) -> Finding:
         what, name = f"table {table.path}", quoted(table.schema, table.name)
         try:
-            self._catalog.hold(table.schema, table.name)
+            self._catalog.rows(f"SELECT 1 FROM {name} LIMIT 1")
         except SourceRefused as error:
             fix = f"GRANT SELECT ON {name} TO {self._user()};"
+            return Finding(what, ok=False, detail=str(error), fix=fix)
+        except SourceUnavailable as error:
+            fix = f"CHECK TABLE {name};  -- it shows what is wrong with the table"
             return Finding(what, ok=False, detail=str(error), fix=fix)
         declared = self._catalog.declared(table.schema, table.name)
         if declared is not None and declared.versioned:
