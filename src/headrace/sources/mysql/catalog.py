@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from ...change.event import Column, Reference, Table
 from ...errors import SourceRefused
-from .address import quoted, run
+from .address import run
 from .decode.columns import DeclaredColumn, declared_type
 from .decode.gtid import MariadbGtids, MysqlGtids
 from .decode.path import TablePath
