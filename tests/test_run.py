@@ -21,6 +21,7 @@ from headrace.errors import SourceError
 from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts, SourceServer
 from headrace.log import Log, RetentionSettings
+from headrace.log.backup import BackupFolders
 from headrace.model import Model
 from headrace.run import SourceStatusLog, check_model, formats, server_settings
 from headrace.secret import Secret
@@ -147,6 +148,7 @@ def test_every_setting_of_the_server_reaches_it() -> None:
         "batch_size": 7,
         "pipeline": None,
         "retention": RetentionSettings(days=3, cursor_hours=4),
+        "backup": BackupFolders(data=Path("unused"), sinks=Path("unused/pipeline")),
     }
 
 

@@ -22,6 +22,7 @@ from .errors import ConfigError, LogError, SourceError
 from .formats.catalogue import Formats
 from .formats.facts import Facts, SourceServer
 from .log import Log, LogRetention, RetentionSettings, keys
+from .log.backup import BackupFolders
 from .log.files import raise_file_limit
 from .log.folder import make_private, unusable
 from .log.keys import Key, KeyRequest, Scope
@@ -60,6 +61,18 @@ def server_settings(config: Config) -> ServerSettings:
             limit=None if config.cdc.max_log_gb is None else int(config.cdc.max_log_gb * 1e9),
             cursor_hours=config.cdc.max_cursor_hours,
         ),
+        backup=backup_folders(config),
+    )
+
+
+def backup_folders(config: Config) -> BackupFolders:
+    """What a backup of this config copies."""
+    sinks = config.pipeline.sinks if config.pipeline else ()
+    paths = [getattr(sink, name, "") for sink in sinks for name in ("path", "dead_letters")]
+    return BackupFolders(
+        data=config.data_dir,
+        sinks=config.checkpoint_dir,
+        left_out=tuple(Path(path) for path in paths if path and "://" not in path),
     )
 
 
@@ -131,7 +144,7 @@ def operator_key(folder: Path) -> Iterator[Key]:
     except OSError as error:
         raise unusable(folder, error) from error
     try:
-        yield msgspec.structs.replace(made.key, id="operator")
+        yield msgspec.structs.replace(made.key, id=keys.OPERATOR)
     finally:
         file.unlink(missing_ok=True)
 

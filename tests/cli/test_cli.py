@@ -474,6 +474,37 @@ def test_a_log_whose_state_is_damaged_is_one_line(filled: Site) -> None:
         assert "is damaged" in printed, printed
 
 
+@pytest.mark.requirement("P-36")
+def test_a_backup_of_a_running_server_is_restored_elsewhere(filled: Site) -> None:
+    copied = filled.folder / "copied"
+    with filled.running():
+        made = filled.invoke("backup", str(copied))
+        assert made.exit_code == 0, made.output
+        assert f"{copied}: sequences 1 to 20 of log" in made.stdout
+        assert "copied is not an empty folder" in filled.invoke("backup", str(copied)).stderr
+        assert "a server runs at" in filled.invoke("restore", str(copied)).stderr
+    assert [path.name for path in (filled.folder / "data").glob("backup-*")] == []
+    assert not copied.stat().st_mode & 0o077
+    assert not list(copied.rglob("operator.key"))
+    elsewhere = filled.folder / "elsewhere"
+    elsewhere.mkdir()
+    other = Site(elsewhere)
+    done = other.invoke("restore", str(copied))
+    assert done.exit_code == 0, done.output
+    assert "has everything up to sequence 20" in done.stdout
+    assert "there is a log in" in other.invoke("restore", str(copied)).stderr
+    with other.running() as client:
+        found = client.get("/v1/changes", limit=100)["changes"]
+    assert [change["sequence"] for change in found] == list(range(1, 21))
+
+
+def test_a_backup_is_made_without_a_server_too(filled: Site) -> None:
+    done = filled.invoke("backup", str(filled.folder / "copied"))
+    assert "sequences 1 to 20" in done.stdout, done.output
+    inside = filled.invoke("backup", str(filled.folder / "data" / "copied"))
+    assert "is in data_dir" in inside.stderr
+
+
 def test_trim_creates_no_log_where_there_is_none(site: Site) -> None:
     assert site.invoke("trim", "--before", "1").exit_code == 1
     assert not site.log.exists()

@@ -228,3 +228,27 @@ def test_a_json_column_with_line_ends_stays_one_line(site: Site) -> None:
     assert json.loads(line)["after"] == {"doc": {"a": 1}}
     [change] = parse(site.get("/v1/changes/stream", upto=1).text)
     assert change["after"] == {"doc": {"a": 1}}
+
+
+@pytest.mark.requirement("P-36")
+def test_a_reader_that_is_ahead_of_a_restored_log_is_refused(site: Site) -> None:
+    site.writer.put_many("users", 10)
+    was = site.log.become_copy()
+    site.writer.put_many("users", 5)
+
+    def status(path: str, **given: object) -> int:
+        response = site.http.get(path, params={name: str(each) for name, each in given.items()})
+        if response.status_code == 409:
+            assert response.json()["error"] == "other_log"
+            assert "current rows" in response.json()["hint"]
+        return response.status_code
+
+    for path, after in (("/v1/changes", "after"), ("/changefeed", "from_seq")):
+        assert status(path, **{after: 10, "epoch": was.epoch}) == 200
+        assert status(path, **{after: 11, "epoch": was.epoch}) == 409
+        assert status(path, **{after: 11, "epoch": site.log.epoch}) == 200
+        assert status(path, **{after: 0, "epoch": "another"}) == 409
+        assert status(path, **{after: 15}) == 200
+        assert status(path, **{after: 16}) == 409
+    assert status("/v1/changes/stream", after=11, epoch=was.epoch) == 409
+    assert status("/changefeed/stream", from_seq=11, epoch=was.epoch) == 409

@@ -50,6 +50,8 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         data.snapshot,
         sinks.redrive,
         data.trim,
+        data.backup,
+        data.restore,
         data.remove,
         run.pipeline,
     ),

@@ -1,5 +1,6 @@
 """The commands that change what there is: `snapshot`, `trim` and `remove`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,6 +65,57 @@ def trim(  # noqa: PLR0913, PLR0917 - an option for each thing one may set
 def _holder(name: str) -> str:
     kind, _, sink = name.partition(":")
     return f"sink {sink}" if kind == "sink" and sink else f"cursor {name}"
+
+
+def backup(
+    folder: Annotated[Path, typer.Argument(help="A new or empty folder.", metavar="DIR")],
+    config: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Copy the log, its cursors and keys, and how far sinks are; also while everything runs.
+
+    The copy has all of one moment. Not in it: the config, and what sinks have written elsewhere.
+    """
+    from ..config import load
+    from ..operate.commands import backup as copying
+    from ..operate.show import Bar, size, terminal
+
+    with Bar(terminal(stderr=True), "copying") as bar:
+        made = copying(load(config), folder, bar.show)
+    total = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    typer.echo(
+        f"{folder}: sequences {made.first_sequence} to {made.latest_sequence} of log {made.epoch}, "
+        f"{size(total)}"
+    )
+
+
+def restore(
+    folder: Annotated[
+        Path, typer.Argument(help="What `headrace backup` has filled.", metavar="DIR")
+    ],
+    config: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Make the log of a backup again, in a data_dir that has none; nothing may be running.
+
+    It gets a new name (epoch), and remembers the log that it was copied from. Whoever stands at
+    or before the end of the copy goes on; whoever is ahead of it halts, with what to do.
+    """
+    from ..config import load
+    from ..operate.commands import restore as restoring
+    from ..operate.show import Bar, terminal
+
+    settings = load(config)
+    with Bar(terminal(stderr=True), "copying") as bar:
+        done = restoring(settings, folder, bar.show)
+    was = done.ancestor
+    typer.echo(f"the log in {settings.log_dir} has everything up to sequence {was.sequence}")
+    typer.echo(f"it is log {done.epoch}, a copy of {was.epoch}")
+    if done.sinks:
+        typer.echo(
+            f"sinks that go on where they were then: {', '.join(done.sinks)}; those that send "
+            "events may send some again that they have sent since"
+        )
+    if done.kept:
+        typer.echo(f"sinks whose own notes were here, and stay: {', '.join(done.kept)}")
 
 
 def remove(

@@ -7,13 +7,14 @@ follow commit order. A reader never sees half a transaction. All cursors are exc
 """
 
 from .holding import ChangeRemoval, Cursor, Holder, RemovalReason
-from .ranges import Ranges
+from .ranges import Ancestor, Ranges
 from .reader import PIECE_HEAD, LogReader, Piece, Stats
 from .retention import LogRetention, RetentionSettings, RetentionStatus
 from .writer import Log, Trimmed
 
 __all__ = [
     "PIECE_HEAD",
+    "Ancestor",
     "ChangeRemoval",
     "Cursor",
     "Holder",

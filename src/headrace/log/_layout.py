@@ -14,6 +14,7 @@ BYTES = b"changefeed_bytes"  # bytes of every record ever committed
 TRIMMED = b"changefeed_trimmed_bytes"  # bytes of the records trimmed away
 REMOVALS = b"removals"  # which changes were removed lately, why, and who still needed them
 EPOCH = b"epoch"
+ANCESTORS = b"ancestors"  # the logs that this one was restored from, oldest first
 LAYOUT = b"layout"
 LAYOUT_VERSION = b"1"
 

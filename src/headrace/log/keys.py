@@ -18,6 +18,7 @@ from ..change.glob import LONGEST_GLOB, MOST_GLOBS
 from ..errors import ConfigError
 
 PREFIX = "cdc_"
+OPERATOR = "operator"  # id of the key that commands on the server's machine have
 _SHAPE = re.compile(r"cdc_[0-9a-f]{64}")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 LONGEST_SECONDS = 100 * 365 * 86_400

@@ -6,7 +6,7 @@ transaction began is known from one look, and the place where it ends from a few
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 SMALLEST = 5_000  # changes; a smaller range costs more to hand out than to read
 
 
+class Ancestor(msgspec.Struct, frozen=True):
+    """A log that this one is a restored copy of, and how much of it the copy has."""
+
+    epoch: str
+    sequence: int  # up to it, sequences of both mean the same changes
+
+
+def shared_upto(epoch: str, own: str, latest: int, ancestors: Sequence[Ancestor]) -> int | None:
+    """Up to which sequence a position in the log `epoch` holds in this one; None: nowhere."""
+    if epoch == own:
+        return latest
+    return next((each.sequence for each in ancestors if each.epoch == epoch), None)
+
+
 class Ranges(msgspec.Struct, frozen=True):
     """Neighbouring ranges of a log: each begins after the end of the one before."""
 
@@ -28,6 +42,11 @@ class Ranges(msgspec.Struct, frozen=True):
     latest_sequence: int
     ends: list[int]  # in order; none: there is nothing to read
     removed: str = ""  # why what follows `after` is gone, to be added to a sentence
+    ancestors: list[Ancestor] = []
+
+    def shared_upto(self, epoch: str) -> int | None:
+        """Up to which sequence a position in the log `epoch` holds in this one; None: nowhere."""
+        return shared_upto(epoch, self.epoch, self.latest_sequence, self.ancestors)
 
 
 def plan(
@@ -47,7 +66,7 @@ def plan(
     if limit is not None and end - after > limit:
         end = min(cuts.near(after + limit, after), end)
     ends = cuts.split(after, end, parts) if end > after else []
-    return Ranges(log.epoch, first, latest, ends, removed)
+    return Ranges(log.epoch, first, latest, ends, removed, log.ancestors)
 
 
 class _Cuts:

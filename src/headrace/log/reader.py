@@ -23,7 +23,7 @@ from . import _layout as layout
 from .folder import reading, unopened
 from .holding import ChangeRemoval, Cursor
 from .keys import Key
-from .ranges import Ranges, plan
+from .ranges import Ancestor, Ranges, plan, shared_upto
 
 PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of records, their bytes
 
@@ -131,6 +131,16 @@ class LogReader:
     def epoch(self) -> str:
         """Differs from that of every other log: sequences of two epochs cannot be compared."""
         return bytes(self._get(layout.EPOCH) or b"").decode()
+
+    @property
+    def ancestors(self) -> list[Ancestor]:
+        """The logs that this one was restored from, each with how much of it is here."""
+        stored = self._get(layout.ANCESTORS)
+        return [] if stored is None else msgspec.json.decode(stored, type=list[Ancestor])
+
+    def shared_upto(self, epoch: str) -> int | None:
+        """Up to which sequence a position in the log `epoch` holds in this one; None: nowhere."""
+        return shared_upto(epoch, self.epoch, self._latest, self.ancestors)
 
     @property
     def latest_sequence(self) -> int:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from rocksdict import Rdict, WriteBatch
+from rocksdict import Checkpoint, Rdict, WriteBatch
 
 from ..change import record
 from ..change.event import Batch, Table
@@ -32,6 +32,7 @@ from .holding import (
     slowest,
 )
 from .keys import Key
+from .ranges import Ancestor
 from .reader import LogReader, options
 
 _MARK_CHANGES = 1024
@@ -198,6 +199,26 @@ class Log(LogReader):
         batch.delete(layout.cursor_key(name, owner), self._family)
         with self._turn, self._failing():
             self._write_durably(batch)
+
+    def checkpoint(self, folder: Path) -> None:
+        """Write all that is in the log now into a new folder, by links where the disk allows."""
+        with self._turn, reading(self.path):
+            Checkpoint(self._db).create_checkpoint(str(folder))
+
+    def become_copy(self) -> Ancestor:
+        """Take a new epoch: from here on, sequences are not those of the log it was copied from.
+
+        Returns what it was.
+        """
+        was = Ancestor(self.epoch, self._latest)
+        # Of an older ancestor, the copy has no more than the log had that it was copied from.
+        known = [Ancestor(each.epoch, min(each.sequence, self._latest)) for each in self.ancestors]
+        batch = WriteBatch(raw_mode=True)
+        batch.put(layout.ANCESTORS, msgspec.json.encode([*known, was]), self._family)
+        batch.put(layout.EPOCH, uuid.uuid4().hex.encode(), self._family)
+        with self._turn, self._failing():
+            self._write_durably(batch)
+        return was
 
     def refresh(self) -> None:
         """The writer always sees everything."""

@@ -1,6 +1,7 @@
 """What the commands do: through the running server, or without one on the log itself."""
 
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -14,15 +15,26 @@ import msgspec
 from ..change.event import Batch
 from ..client import Client, TlsTrust
 from ..config import Config, RemoteServer
-from ..errors import ConfigError, LogAbsent, LogError, ServerAbsent, ServerError, SourceError
+from ..errors import (
+    ConfigError,
+    LogAbsent,
+    LogError,
+    PipelineInUse,
+    ServerAbsent,
+    ServerError,
+    SourceError,
+)
 from ..log import Cursor, Log, LogReader, Stats, Trimmed, keys
+from ..log import backup as copying
+from ..log.backup import BackupManifest, Look, RestoredLog
 from ..log.folder import make_private
 from ..log.keys import IssuedKey, Key, KeyRequest, ListedKey
 from ..model import Model
-from ..run import OPERATOR_KEY, check_model, formats, server_settings
+from ..run import OPERATOR_KEY, backup_folders, check_model, formats, server_settings
 from ..secret import Secret
 from ..serve.keyring import Keyring
 from ..serve.retention import retention_of
+from ..sinks import report
 from ..sinks.report import PipelineOverview, lag_of
 from ..sources import Finding, Removal, Status
 from .parts import overview
@@ -293,6 +305,44 @@ def _remote_bound(client: Client, bound: Bound) -> int:
 def _opened(config: Config) -> Log:
     make_private(config.data_dir)
     return Log.open(config.log_dir)
+
+
+def backup(config: Config, target: Path, look: Look) -> BackupManifest:
+    """Copy the log and what sinks note of it into a new folder, also while all of it works."""
+    _expect_here(config)
+    target, data = target.absolute(), config.data_dir
+    copying.expect_empty(target)
+    if target.is_relative_to(data) or data.is_relative_to(target):
+        raise ConfigError(f"{target} is in data_dir, or has it inside", hint="Name another folder.")
+    client = connect(config)
+    if client is not None:
+        staged = Path(client.post("/v1/backup", None)["folder"])
+    else:
+        LogReader.open(config.log_dir).close()  # opening for writing would create a log
+        with _opened(config) as log:
+            staged = copying.stage(log, backup_folders(config))
+    try:
+        return copying.copy(staged, target, look)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def restore(config: Config, source: Path, look: Look) -> RestoredLog:
+    """Make a log out of a backup, where there is none; nothing may be running."""
+    _expect_here(config)
+    client = connect(config)
+    if client is not None:
+        raise ServerError(
+            f"a server runs at {client.url}", hint="Stop it, or set another server.port, first."
+        )
+    if report.read(config.pipeline_dir).running:
+        raise PipelineInUse(f"a pipeline works in {config.pipeline_dir}")
+    return copying.restore(source.absolute(), backup_folders(config), look)
+
+
+def _expect_here(config: Config) -> None:
+    if config.remote is not None:
+        raise ConfigError("a backup is made and restored on the machine that has the log")
 
 
 def create_key(config: Config, wanted: KeyRequest) -> KeyShown:

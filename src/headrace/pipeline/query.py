@@ -16,7 +16,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import ConfigError, HeadraceError, LogReplaced, PipelineError, TableFailed
 from ..log import Ranges
-from ..sinks import FailedTable, LogBatch, LogRange, ReadableLog, Sink, SinkWriter, Takes
+from ..sinks import (
+    FailedTable,
+    LogBatch,
+    LogRange,
+    Progress,
+    ReadableLog,
+    Sink,
+    SinkWriter,
+    Takes,
+)
 from ..sinks.results import result, texts
 from .checkpoint import QueryCheckpoint
 from .options import Options
@@ -118,29 +127,58 @@ class QueryPlan:
 
     def starting(self, writer: SinkWriter[Any]) -> int | None:
         """The first change that the sink needs; None: the checkpoint knows, or the log's first."""
+        progress = writer.progress()
+        if progress is None:
+            return self._beginning() if self.checkpoint.new else None
+        log = self.feed.look()
+        if progress.epoch != log.epoch:
+            if self.adopt:
+                return self._adopted(progress, log)
+            self._continue(writer, progress, log)
         if not self.checkpoint.new:
             return None
+        return self._after_loss(progress.sequence + 1, log)
+
+    def _beginning(self) -> int | None:
         log = self.feed.look()
-        if (progress := writer.progress()) is None:
-            if (beginning := self.checkpoint.beginning(log.epoch)) is not None:
-                return beginning
-            if log.first_sequence > 1:
-                logger.warning(
-                    "sink=%s begins at sequence=%d, and what came before is no longer in the log; "
-                    "run `headrace snapshot SOURCE` for a full snapshot",
-                    self.sink.name,
-                    log.first_sequence,
-                )
+        if (beginning := self.checkpoint.beginning(log.epoch)) is not None:
+            return beginning
+        if log.first_sequence > 1:
+            logger.warning(
+                "sink=%s begins at sequence=%d, and what came before is no longer in the log; "
+                "run `headrace snapshot SOURCE` for a full snapshot",
+                self.sink.name,
+                log.first_sequence,
+            )
+        return None
+
+    def _adopted(self, progress: Progress, log: Ranges) -> int | None:
+        """Where a sink goes on that accepts another log: after what both logs have in common."""
+        upto = log.shared_upto(progress.epoch)
+        if upto is None or self.sink.needs_every_row:
             return None
-        if progress.epoch == log.epoch:
-            return self._after_loss(progress.sequence + 1, log)
-        if self.adopt:
-            return None
-        raise LogReplaced(
-            f"what sink {self.sink.name} holds comes from another log than this one, "
-            f"up to sequence {progress.sequence} there",
-            hint="Check data_dir and pipeline.url; if the log is new for good, run "
-            f"`headrace pipeline --adopt {self.sink.name}` to carry all of it into the sink.",
+        return max(min(progress.sequence, upto) + 1, log.first_sequence)
+
+    def _continue(self, writer: SinkWriter[Any], progress: Progress, log: Ranges) -> None:
+        """Go on with a log that was restored from the one so far, if that is possible."""
+        upto = log.shared_upto(progress.epoch)
+        name = self.sink.name
+        if upto is None:
+            raise LogReplaced(
+                f"what sink {name} holds comes from another log than this one, "
+                f"up to sequence {progress.sequence} there",
+                hint="Check data_dir and pipeline.url; if the log is new for good, run "
+                f"`headrace pipeline --adopt {name}` to carry all of it into the sink.",
+            )
+        if progress.sequence > upto:
+            raise LogReplaced(
+                f"sink {name} has changes up to {progress.sequence}, but the log was restored from "
+                f"a copy that ends at {upto}",
+                hint=self.sink.ahead_hint(upto),
+            )
+        writer.continue_in(log.epoch, upto)
+        logger.info(
+            "sink=%s goes on with the restored log after_sequence=%d", name, progress.sequence
         )
 
     def _after_loss(self, wanted: int, log: Ranges) -> int:

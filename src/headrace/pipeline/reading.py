@@ -156,6 +156,18 @@ def expect_epoch(wanted: str, found: str) -> None:
         raise LogReplaced(f"the query has read the log {wanted}, but this one is {found}")
 
 
+def expect_shared(epoch: str, sequence: int, now: Ranges) -> None:
+    """A position of the log that this one was restored from holds as far as the copy goes."""
+    upto = now.shared_upto(epoch)
+    if upto is None:
+        expect_epoch(epoch, now.epoch)
+    elif sequence > upto:
+        raise LogReplaced(
+            f"the query has read up to {sequence}, but the log has only what there was up to "
+            f"{upto}: it was restored from an older copy"
+        )
+
+
 def lose(options: Options, wanted: int, first: int, removed: str = "") -> None:
     """Changes from `wanted` on were trimmed; the first one kept is `first`."""
     if options.strict:

@@ -20,10 +20,10 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from ..change.arrow import frame
-from ..errors import ConfigError, LogReplaced
+from ..errors import ConfigError
 from ..log import Ranges
 from .options import EARLIEST, LATEST, Options
-from .reading import LogAccess, SequenceRange, expect_epoch, lose, read
+from .reading import LogAccess, SequenceRange, expect_shared, lose, read
 from .remote import reading
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ class ChangeReader(DataSourceReader):
         after = _after(options, now)
         upto = now.latest_sequence if isinstance(options.ending, str) else options.ending
         upto = min(upto, now.latest_sequence)
-        return _partitions(self._reading, options, now.epoch, after, upto)
+        begin, end = _offset(now.epoch, after), _offset(now.epoch, upto)
+        return _partitions(self._reading, options, begin, end)
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
         """The changes of a range, on an executor."""
@@ -155,20 +156,18 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Ranges that end with transactions; none when there is nothing to read."""
-        expect_epoch(start["epoch"], end["epoch"])
         options, after, upto = self._options, start["sequence"], end["sequence"]
         if after > upto and options.starting == EARLIEST:
             # A first batch that is run again, after retention has removed all of it.
             lose(options, upto, after + 1)
-        return _partitions(self._reading, options, start["epoch"], after, upto)
+        return _partitions(self._reading, options, start, end)
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
         """The changes of a range, on an executor."""
         return _read(self._reading, partition, self._options)
 
     def _check(self, start: Offset, now: Ranges) -> None:
-        expect_epoch(start["epoch"], now.epoch)
-        _expect_within(start["sequence"], now)
+        expect_shared(start["epoch"], start["sequence"], now)
         if start["sequence"] + 1 < now.first_sequence:
             lose(self._options, start["sequence"] + 1, now.first_sequence, now.removed)
 
@@ -193,15 +192,17 @@ def _after(options: Options, now: Ranges) -> int:
 
 
 def _partitions(
-    reading: LogAccess, options: Options, epoch: str, after: int, upto: int
+    reading: LogAccess, options: Options, start: Offset, end: Offset
 ) -> list[InputPartition]:
+    after, upto = start["sequence"], end["sequence"]
     if after >= upto:
         return []
     # A large batch is cut into more ranges, so that a task that fails has not much to repeat.
     parts = 1 if options.log_ranges else max(options.parts, (upto - after) // options.most)
     now = reading.ranges(after, upto=upto, parts=parts)
-    expect_epoch(epoch, now.epoch)
-    _expect_within(upto, now)
+    for offset in (start, end):
+        expect_shared(offset["epoch"], offset["sequence"], now)
+    epoch = now.epoch
     if after + 1 < now.first_sequence:
         lose(options, after + 1, min(now.first_sequence, upto + 1), now.removed)
     starts = [max(after, now.first_sequence - 1), *now.ends]
@@ -215,14 +216,6 @@ def _partitions(
         RangePartition(SequenceRange(epoch, begin, end))
         for begin, end in zip(starts, now.ends, strict=False)
     ]
-
-
-def _expect_within(sequence: int, now: Ranges) -> None:
-    if sequence > now.latest_sequence:
-        raise LogReplaced(
-            f"the query has read up to {sequence}, but the log ends at {now.latest_sequence}: "
-            "it was restored from an older copy"
-        )
 
 
 def _read(

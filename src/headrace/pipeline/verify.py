@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ..errors import ConfigError, LogReplaced
+from ..log import Ranges
 from ..sinks import LogRange, SentEvents, SettledRange, Sink
 from ..sinks.push.events import EventRendering
 from .options import Options
@@ -88,7 +89,7 @@ def verify(
     options = Options.read({**address, "failOnDataLoss": "false"})
     log = reading(options)
     now = log.ranges(0, upto=0)
-    counting = _Counting(sink.name, rendering, PipelineLog(log, options), now.epoch)
+    counting = _Counting(sink.name, rendering, PipelineLog(log, options), now)
     last = now.latest_sequence if upto is None else min(upto, now.latest_sequence)
     counting.wanted = _Wanted(max(first, now.first_sequence), last)
     return counting.compared(sent, first=first, oldest=now.first_sequence, look=look)
@@ -97,15 +98,16 @@ def verify(
 class _Counting:
     """One comparison."""
 
-    def __init__(self, sink: str, rendering: EventRendering, log: PipelineLog, epoch: str) -> None:
+    def __init__(self, sink: str, rendering: EventRendering, log: PipelineLog, now: Ranges) -> None:
         self._sink = sink
         self._rendering = rendering
         self._log = log
-        self._epoch = epoch
+        self._epoch = now.epoch
+        self._shared = now.shared_upto
         self.wanted = _Wanted(1, 0)
 
     def compared(self, sent: SentEvents, *, first: int, oldest: int, look: Look) -> Verified:
-        own = [each for each in sent.settled if each.epoch == self._epoch]
+        own = [each for each in sent.settled if self._is_of_this_log(each)]
         found = _without_log(self._sink, sent, own)
         there = [each for each in own if each.first >= oldest and self.wanted.meets(each)]
         gone = [each for each in own if each.first < oldest and each.last >= first]
@@ -113,6 +115,11 @@ class _Counting:
         begin = max(self.wanted.first, max((each.last for each in gone), default=0) + 1)
         self._walk(found, there, begin, look)
         return found
+
+    def _is_of_this_log(self, settled: SettledRange) -> bool:
+        if settled.epoch == self._epoch:
+            return True
+        return settled.last <= (self._shared(settled.epoch) or 0)
 
     def _walk(
         self, found: Verified, settled: Sequence[SettledRange], begin: int, look: Look

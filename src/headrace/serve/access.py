@@ -15,7 +15,7 @@ from litestar.types import ASGIApp, Receive, Send
 from litestar.types import Scope as RequestScope
 
 from ..change.event import Table
-from ..log.keys import Key, Scope
+from ..log.keys import OPERATOR, Key, Scope
 from ._http import EXTENSION
 from .keyring import LOOK_SECONDS, End, Keyring
 from .origins import authority
@@ -170,6 +170,13 @@ def admin(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a key that may only read."""
     if not access_of(connection).admin:
         message = f"this API key may not do that: it lacks the scope {Scope.ADMIN}"
+        raise RequestRefused(403, Problem("permission_denied", message))
+
+
+def operator(connection: Connection, route: BaseRouteHandler) -> None:
+    """Refuse everybody but the commands of this machine."""
+    if (key := access_of(connection).key) is None or key.id != OPERATOR:
+        message = "only the commands of the server's machine may do that, as the server's user"
         raise RequestRefused(403, Problem("permission_denied", message))
 
 

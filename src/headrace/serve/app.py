@@ -17,6 +17,7 @@ from ..log.keys import Key
 from ..sources import Status
 from . import (
     access,
+    backups,
     changefeed,
     changes,
     control,
@@ -124,6 +125,7 @@ def create_app(
             control.resume_sink,  # POST /v1/sinks/{name}/resume
             control.reset_sink,  # POST /v1/sinks/{name}/reset
             control.reload,  # POST /v1/reload
+            backups.stage,  # POST /v1/backup
             operations.health,  # GET  /health
             operations.livez,  # GET  /livez
             operations.readyz,  # GET  /readyz

@@ -24,7 +24,7 @@ from .openapi import (
 )
 from .permissions import Permissions
 from .query import UINT64, NoQuery, PollQuery, StreamQuery, read_body, read_query
-from .request import start_after
+from .request import expect_shared, start_after
 from .service import Service
 from .sse import Pace, event_stream, frames, gap_comment, resume_after
 from .subscription import Subscription
@@ -87,7 +87,11 @@ async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
         service.feed,
         _format(query.include),
         filter=Filter(key_prefix=query.key_prefix),
-        after=start_after(service, access, after=query.from_seq, cursor=query.cursor),
+        after=expect_shared(
+            service,
+            start_after(service, access, after=query.from_seq, cursor=query.cursor),
+            query.epoch,
+        ),
         permissions=Permissions.of(access),
     )
     limit = query.limit or service.settings.batch_size
@@ -115,7 +119,7 @@ async def stream(request: Request[Any, Any, Any]) -> Stream:
         service.feed,
         _format(query.include),
         filter=Filter(key_prefix=query.key_prefix),
-        after=resume_after(request, after),
+        after=expect_shared(service, resume_after(request, after), query.epoch),
         upto=None if query.keep_alive else service.log.latest_sequence,
         permissions=Permissions.of(access),
     )

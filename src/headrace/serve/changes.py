@@ -14,7 +14,7 @@ from .feed import BLOCK
 from .openapi import EVENT_STREAM, LAST_EVENT_ID, NO_CURSOR, operation, replies
 from .permissions import Permissions
 from .query import ChangesQuery, ChangesStreamQuery, read_query
-from .request import request_filter, request_format, start_after
+from .request import expect_shared, request_filter, request_format, start_after
 from .service import Service
 from .sse import Pace, event_stream, frames, gap_event, resume_after
 from .subscription import FeedPage, Subscription
@@ -85,6 +85,7 @@ def _subscription(
     after = start_after(service, access, after=query.after, cursor=query.cursor)
     if isinstance(query, ChangesStreamQuery):
         after = resume_after(request, after)
+    expect_shared(service, after, query.epoch)
     return Subscription(
         service.feed,
         request_format(

@@ -30,7 +30,7 @@ from .parameters import Names, ParameterRule
 from .permissions import Permissions
 from .problems import Problem, RequestRefused, invalid_parameter
 from .query import MOST, UINT64, WAIT, read_value, rules
-from .request import expect_permitted
+from .request import expect_permitted, expect_shared
 from .service import Service
 from .subscription import FeedPage, Subscription
 from .tls import CertificateFiles
@@ -58,6 +58,7 @@ _CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    409: grpc.StatusCode.FAILED_PRECONDITION,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
@@ -179,7 +180,7 @@ class ChangeFeed:
             self._service.feed,
             self._format,
             filter=_filter(request),
-            after=request.after,
+            after=expect_shared(self._service, request.after, None),
             permissions=Permissions.of(access),
         )
 

@@ -126,7 +126,7 @@ def problem(description: str) -> ResponseSpec:
 
 NO_CURSOR = {
     404: problem("There is no such cursor, or the changefeed is switched off."),
-    409: problem("Several keys have a cursor of this name."),
+    409: problem("Several keys have a cursor of this name, or the sequence is of another log."),
 }
 SWITCHED_OFF = {404: problem("The changefeed is switched off.")}
 WITH_BODY = {413: problem("The body is too large.")}

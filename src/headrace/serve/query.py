@@ -53,6 +53,7 @@ NO_KEY = "none"  # as an owner; the ids of keys begin otherwise
 Owner = Annotated[
     str | None, Name(f"for an admin: the id of the key whose cursor is meant, or {NO_KEY}")
 ]
+Epoch = Annotated[str | None, Name("the log that the sequence belongs to (X-Headrace-Epoch)")]
 CursorName = Annotated[str | None, Name("a named cursor to begin after")]
 FormatName = Annotated[str, OneOf(catalogue.names(), "how each change is written down")]
 # Events of a stream, such as `etl`, stand for no single row, so nobody can lease them.
@@ -72,6 +73,7 @@ class PollQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     from_seq: Cursor = 0
     cursor: CursorName = None
+    epoch: Epoch = None
     limit: Annotated[int | None, MOST] = None
     long_poll_ms: Annotated[int, WAIT] = 0
     key_prefix: KeyPrefix = ""
@@ -83,6 +85,7 @@ class StreamQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     from_seq: Cursor = 0
     cursor: CursorName = None
+    epoch: Epoch = None
     key_prefix: KeyPrefix = ""
     keep_alive: Annotated[bool, Flag("stay and send what comes, instead of what there is")] = False
     max_seconds: Annotated[int, Integer(1, 60, "the stream's longest duration")] = 30
@@ -95,6 +98,7 @@ class ChangesQuery(FilterParameters, frozen=True, kw_only=True):
 
     after: Cursor = 0
     cursor: CursorName = None
+    epoch: Epoch = None
     upto: Upto = None
     limit: Annotated[int | None, MOST] = None
     wait_ms: Annotated[int, WAIT] = 0
@@ -107,6 +111,7 @@ class ChangesStreamQuery(FilterParameters, frozen=True, kw_only=True):
 
     after: Cursor = 0
     cursor: CursorName = None
+    epoch: Epoch = None
     upto: Upto = None
     format: FormatName = "canonical"
     preserve_transactions: Markers = False

@@ -63,6 +63,24 @@ def start_after(service: Service, access: Access, *, after: int, cursor: str | N
     return known_cursor(service, access, cursor).sequence
 
 
+def expect_shared(service: Service, after: int, epoch: str | None) -> int:
+    """Refuse a sequence of a log that this one was restored from, but not as far as that."""
+    log = service.log
+    if epoch is None:
+        # A restored log gives the sequences beyond its copy to other changes than the first did.
+        ahead = after > log.latest_sequence and bool(log.ancestors)
+        upto: int | None = log.latest_sequence
+    else:
+        upto = log.shared_upto(epoch)
+        ahead = upto is None or (epoch != log.epoch and after > upto)
+    if not ahead:
+        return after
+    has = "nothing of it" if upto is None else f"what it had up to sequence {upto}"
+    message = f"sequence {after} is of another log, and this one has {has}"
+    hint = "Read the tables' current rows, then go on after latest_sequence of this log."
+    raise RequestRefused(409, Problem("other_log", message, hint=hint))
+
+
 def known_cursor(
     service: Service, access: Access, name: str, *, whose: str | None = None
 ) -> Cursor:

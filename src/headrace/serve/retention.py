@@ -16,8 +16,9 @@ def sink_holders(log: LogReader, pipeline: PipelineFolder | None) -> list[Holder
         return []
     holders = []
     for sink, progress in pipeline.committed().items():
-        if progress is not None and progress.epoch == log.epoch:
-            sequence = progress.sequence
+        shared = None if progress is None else log.shared_upto(progress.epoch)
+        if progress is not None and shared is not None:
+            sequence = min(progress.sequence, shared)
         elif progress is None or pipeline.same_log:
             sequence = log.first_sequence - 1  # it begins with all that is there
         else:

@@ -5,6 +5,7 @@ import ipaddress
 from ..config.settings import CdcSection, ServerSection
 from ..errors import ConfigError
 from ..log import RetentionSettings
+from ..log.backup import BackupFolders
 from ..log.files import connections, file_limit, reserved_files
 from ..sinks.report import PipelineFolder
 
@@ -21,6 +22,7 @@ class ServerSettings(ServerSection, frozen=True, kw_only=True):
     batch_size: int = _CDC.batch_size  # events in a page by default
     pipeline: PipelineFolder | None = None  # the one that /metrics reports
     retention: RetentionSettings = RetentionSettings()
+    backup: BackupFolders | None = None  # what a backup copies
 
     @property
     def key_required(self) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from ..change import record
 from ..change.event import Change, Table, piece_begin
-from ..errors import ConfigError
+from ..errors import ConfigError, LogReplaced
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -218,6 +218,14 @@ class SinkWriter(ABC, Generic[BatchT]):
     def progress(self) -> Progress | None:
         """Where a query that lost its checkpoint may go on; None: it starts at the beginning."""
 
+    def continue_in(self, epoch: str, upto: int) -> None:
+        """Go on with the log `epoch`: a restored copy of the one so far, up to a sequence.
+
+        What is stored counts as of that log from here on. LogReplaced: more than the copy has is
+        stored, or the sink cannot do it. Done twice, it is done once.
+        """
+        raise LogReplaced("the log was restored, and this sink cannot go on with another one")
+
     def maintain(self) -> None:
         """Compact and clean what is stored: called between batches, never during one."""
         return
@@ -305,6 +313,13 @@ class Sink(ABC):
     def sent(self) -> SentEvents:
         """What was sent, to be compared with the log."""
         raise ConfigError(f"the sink {self.name} sends no events")
+
+    def ahead_hint(self, upto: int) -> str:
+        """What to do when it has changes that a restored log, which ends at `upto`, has not."""
+        return (
+            f"What it has stored beyond {upto} is not in this log, and stays. Run `headrace "
+            f"pipeline --adopt {self.name}`: it goes on with what this log has after {upto}."
+        )
 
     def lost_changes_hint(self) -> str:
         """What to do when the log no longer has changes that it has not read."""

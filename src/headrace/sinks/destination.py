@@ -169,6 +169,10 @@ class DestinationWriter(SinkWriter[LogBatch]):
         ledger = self._ledger
         return Progress(ledger.epoch, ledger.sequence) if ledger.epoch else None
 
+    def continue_in(self, epoch: str, upto: int) -> None:
+        """Note the same place under the restored log's name."""
+        self._note(epoch, self._ledger.sequence)
+
     def status(self) -> DeliveryStatus:
         """What was sent, and what waits."""
         return self._status

@@ -99,6 +99,13 @@ class HistoryWriter(SinkWriter["DataFrame"]):
         """Up to where the table has everything."""
         return self._known if self._known.epoch else None
 
+    def continue_in(self, epoch: str, upto: int) -> None:
+        """Mark the table."""
+        if self._delta is not None:
+            by = self._sink.partition_by
+            self._delta.continue_in(self._known.epoch, epoch, upto, partition_by=by)
+            self._known = _progress(self._delta)
+
     def write(self, batch: DataFrame, batch_id: int) -> int:
         """Add those changes that the table does not have."""
         self._spark = batch.sparkSession
@@ -188,7 +195,8 @@ class HistoryWriter(SinkWriter["DataFrame"]):
 
 def _progress(delta: Delta) -> Progress:
     epoch = delta.properties.get(EPOCH, "")
-    return Progress(epoch, delta.applied(epoch)) if epoch else _NOTHING
+    applied = delta.applied(epoch) if epoch else 0
+    return Progress(epoch, applied) if applied else _NOTHING  # an empty one may follow any log
 
 
 def _check(sink: History, delta: Delta) -> None:

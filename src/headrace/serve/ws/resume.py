@@ -110,7 +110,9 @@ class ReplayWindow:
         """How far the client has come; None: nobody knows."""
         latest = self.log.latest_sequence
         if resume.epoch not in (None, epoch):
-            return None
+            shared = self.log.shared_upto(resume.epoch or "")
+            if shared is None or (resume.last_sequence or latest) > shared:
+                return None
         sequence = resume.last_sequence
         if sequence is not None and sequence > latest:
             sequence = None

@@ -158,6 +158,15 @@ class FilesWriter(SinkWriter["DataFrame"]):
         known = self._ledger.progress
         return known if known.epoch else None
 
+    def continue_in(self, epoch: str, upto: int) -> None:
+        """Write an entry that has the same under the restored log's name."""
+        self._place()
+        known, entry = self._ledger.progress, self._ledger.entry
+        if entry is not None:
+            logs = {**entry.logs, epoch: known.sequence}
+            again = msgspec.structs.replace(entry, epoch=epoch, logs=logs, files=[], at=_now())
+            self._ledger.commit(again)
+
     def write(self, batch: DataFrame, batch_id: int) -> int:
         """Add those changes that the files do not have."""
         if not self._begun and batch_id > 0:

@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from ...errors import SinkFenced, SinkUnavailable, TableFailed
+from ...errors import LogReplaced, SinkFenced, SinkUnavailable, TableFailed
 from .plan import DataFile
 from .storage import Added, Folder
 
@@ -151,6 +151,22 @@ class Delta:
             file.path: DataFile.of(file.path, file.size, file.rows, file.partition)
             for file in added
         }
+
+    def continue_in(
+        self, before: str, epoch: str, upto: int, partition_by: Sequence[str] = ()
+    ) -> None:
+        """Count what the table has of the log `before` as of `epoch`, its restored copy."""
+        if self.properties.get(EPOCH) != before:
+            return
+        applied = self.applied(before)
+        if applied > upto:
+            raise LogReplaced(
+                f"the Delta table {self.folder.uri} has changes up to {applied}, but the log was "
+                f"restored from a copy that ends at {upto}"
+            )
+        marks = Marks(batch_id=None, epoch=epoch, sequence=applied)
+        self.commit([], [], marks=marks, partition_by=partition_by)
+        self.note({EPOCH: epoch})
 
     def empty(self, epoch: str, partition_by: Sequence[str] = ()) -> None:
         """Take all files out, and forget how far the table had come in that log."""

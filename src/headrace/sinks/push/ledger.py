@@ -59,7 +59,7 @@ class ReadChanges(msgspec.Struct):
 class LedgerEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     """One line of the file."""
 
-    what: Literal["writer", "begun", "paused", "settled", "earlier", "redriven"]
+    what: Literal["writer", "begun", "paused", "settled", "earlier", "redriven", "continued"]
     writer: str = ""  # whose batch it is
     batch: int = -1
     epoch: str = ""
@@ -222,8 +222,22 @@ class PushLedger:
             self._begun = 0 if entry.closed else self._begun
         elif entry.what == "redriven":
             self._last_redriven = entry
+        elif entry.what == "continued":
+            self._continue(entry.epoch)
         elif entry.what == "writer":
             self._paused, self._begun = None, 0
+
+    def _continue(self, epoch: str) -> None:
+        """The log has another name, because it was restored; its sequences are the same."""
+        self.epochs.append(epoch)
+        if self._settled is not None:
+            self._settled = msgspec.structs.replace(self._settled, epoch=epoch)
+        if self._paused is not None:
+            read = {
+                part: ReadChanges(each.changes, each.first, each.last, {epoch})
+                for part, each in self._paused.read.items()
+            }
+            self._paused = msgspec.structs.replace(self._paused, read=read)
 
     def _merged(self, entry: LedgerEntry) -> LedgerEntry:
         # A batch without changes says nothing of the log.
@@ -287,7 +301,7 @@ def _truncate_partial(file: Path) -> int:
 
 def joined(entries: list[LedgerEntry]) -> list[LedgerEntry]:
     """The same in fewer entries: old batches are added up."""
-    counted = [entry for entry in entries if entry.what in (*SETTLED, "redriven")]
+    counted = [entry for entry in entries if entry.what in (*SETTLED, "redriven", "continued")]
     old, kept = counted[:-_KEPT], counted[-_KEPT:]
     summary: list[LedgerEntry] = []
     redriven: list[LedgerEntry] = []
@@ -295,9 +309,12 @@ def joined(entries: list[LedgerEntry]) -> list[LedgerEntry]:
         if entry.what == "redriven":
             redriven = [_added(redriven[-1], entry) if redriven else entry]
             continue
+        if entry.what == "continued":
+            summary.append(entry)
+            continue
         if not entry.changes and summary:
             continue
-        if summary and _group(summary[-1]) == _group(entry):
+        if summary and summary[-1].what == "earlier" and _group(summary[-1]) == _group(entry):
             summary[-1] = _added(summary[-1], entry)
         else:
             summary.append(msgspec.structs.replace(entry, what="earlier"))

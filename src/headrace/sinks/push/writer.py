@@ -262,6 +262,10 @@ class PushWriter(SinkWriter[LogBatch]):
         )
         self._until_done(lambda: self._ledger.pause(entry))
 
+    def continue_in(self, epoch: str, upto: int) -> None:
+        """Record the restored log's name; a batch that was interrupted is sent to its end."""
+        self._ledger.settle(LedgerEntry("continued", self._writer, epoch=epoch, at=_now()))
+
     def _epoch(self, seen: ReadChanges) -> str:
         """The log that the batch comes from."""
         known = self._ledger.epoch

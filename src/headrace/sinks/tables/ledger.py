@@ -108,6 +108,11 @@ class TablesLedger:
             self._content.epoch, self._content.sequence = epoch, 0
         self._content.sequence = max(self._content.sequence, sequence)
 
+    def continue_in(self, epoch: str) -> None:
+        """Remember the same place under the name of a restored log."""
+        self._content.epoch = epoch
+        self.save()
+
     def save(self) -> None:
         """Write it down, if anything changed."""
         text = msgspec.json.encode(self._content)

@@ -85,6 +85,10 @@ class Tables(Sink):
         """The tables that are not followed any more; another query may be writing."""
         return TablesLedger.open(self.folder, "", adopt=True).failed_tables()
 
+    def ahead_hint(self, upto: int) -> str:
+        """Rows that the log does not know of can only be made anew."""
+        return self.lost_changes_hint()
+
     def lost_changes_hint(self) -> str:
         """Rows that differ from their source can only be made anew."""
         return (
@@ -141,6 +145,16 @@ class TablesWriter(SinkWriter["DataFrame"]):
             with suppress(TableFailed):
                 folder = self._sink.folder.within(ref.schema, ref.table)
                 Delta.open(folder, self._writer, adopt=True)
+
+    def continue_in(self, epoch: str, upto: int) -> None:
+        """Mark every table; the ledger last, because it says which log they are of."""
+        before = self._ledger.epoch
+        for ref in self._ledger.refs:
+            with suppress(TableFailed):
+                folder = self._sink.folder.within(ref.schema, ref.table)
+                if delta := Delta.open(folder, self._writer, adopt=False):
+                    delta.continue_in(before, epoch, upto)
+        self._ledger.continue_in(epoch)
 
     def progress(self) -> Progress | None:
         """How far every table has come."""

@@ -78,8 +78,9 @@ class TargetTable:
                 raise TableFailed(f"the Delta table {folder.uri} is gone")
             delta = cls._created(sink, ref, seen, folder, writer)
         cls._check(sink, ref, delta)
-        if delta.properties.get(EPOCH) != epoch:
-            if not adopt:
+        if (before := delta.properties.get(EPOCH, "")) != epoch:
+            # A table that was emptied may be filled from any log.
+            if not adopt and (delta.parts or delta.applied(before)):
                 raise LogReplaced(f"{folder.uri} was filled from another log")
             # The mark too: the table may have come from this very log before.
             delta.empty(epoch)
