@@ -64,7 +64,7 @@ def test_no_route_but_health_answers_without_a_key(closed: Site) -> None:
         path: closed.http.request(method, path).status_code
         for method, path in every
         # The WebSocket takes the key in its first message.
-        if path not in ("/health", "/v1/stream")
+        if path not in ("/health", "/livez", "/readyz", "/v1/stream")
     }
     assert set(answered.values()) == {401}, answered
     assert closed.http.get("/openapi.json").status_code == 401
