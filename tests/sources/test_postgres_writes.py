@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
-from headrace.change.event import Change, Op
+from headrace.change.event import Batch, Change, Op
 from headrace.change.replay import TableName
+from headrace.log import Log
 from headrace.testing import PostgresDatabase, wait_until
 from tests.sources.capturing import Captured, captured, image
 
@@ -176,3 +178,201 @@ def test_no_statement_fails_on_any_kind_of_table(any_pg: PostgresDatabase, tmp_p
         assert all(not each.error for each in feed.source.remove(None))
         application.progress()
     assert application.failures == []
+
+
+LOST = {
+    "dropped key": "ALTER TABLE {} DROP CONSTRAINT keyed_pkey",
+    "no identity": "ALTER TABLE {} REPLICA IDENTITY NOTHING",
+}
+
+
+@pytest.mark.requirement("P-01")
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST)
+def test_a_table_that_loses_its_key_can_be_written_to_after_a_second(
+    pg: PostgresDatabase, tmp_path: Path, lost: str
+) -> None:
+    create(pg, {"keyed": WHOLE["keyed"]})
+    with captured(pg, tmp_path) as feed:
+        pg.execute("INSERT INTO keyed VALUES (1, 0), (2, 0)")
+        pg.execute(lost.format("keyed"))
+        feed.until(lambda: feed.status.inserts_only, "it is moved to the other publication")
+        pg.execute("UPDATE keyed SET v = 5 WHERE id = 1")
+        pg.execute("INSERT INTO keyed VALUES (3, 0)")
+        pg.execute("DELETE FROM keyed WHERE id = 2")
+        feed.until_caught_up()
+        assert [number(change) for change in feed.stored(Op.INSERT)] == [1, 2, 3]
+        assert feed.stored(Op.UPDATE, Op.DELETE) == []
+        assert published(pg) == {"headrace_shop_inserts": ["keyed"]}
+        pg.execute(next(iter(feed.status.inserts_only.values())))
+        feed.until(lambda: is_whole(feed), "it is captured as a whole")
+        pg.execute("DELETE FROM keyed WHERE id = 3")
+        expect_replays(feed, ["keyed"])
+        assert published(pg) == {"headrace_shop": ["keyed"]}
+
+
+@pytest.mark.requirement("P-01")
+def test_with_the_event_trigger_not_even_that_second_is_lost(
+    any_pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    create(any_pg, {name: WHOLE[name] for name in ("keyed", "parted", "by_index")})
+    with captured(any_pg, tmp_path, ddl=True) as feed:
+        with any_pg.connect(autocommit=False) as connection:
+            for table in ("keyed", "parted", "by_index"):
+                connection.execute(f"INSERT INTO {table} VALUES (1, 0), (2, 0)".encode())
+            connection.execute("ALTER TABLE keyed DROP CONSTRAINT keyed_pkey")
+            connection.execute("ALTER TABLE parted_1 REPLICA IDENTITY NOTHING")
+            connection.execute("DROP INDEX by_index_id")
+            for table in ("keyed", "parted", "by_index"):
+                connection.execute(f"UPDATE {table} SET v = 5 WHERE id = 1".encode())
+                connection.execute(f"INSERT INTO {table} VALUES (3, 0)".encode())
+                connection.execute(f"DELETE FROM {table} WHERE id = 2".encode())
+        feed.until(lambda: len(feed.status.inserts_only) == 3, "all are captured for inserts only")
+        feed.until_caught_up()
+        for table in ("keyed", "parted", "by_index"):
+            assert [number(change) for change in feed.stored(Op.INSERT, table=table)] == [1, 2, 3]
+        assert feed.stored(Op.UPDATE, Op.DELETE) == []
+        # It is moved back when it has a key again, with what was missed.
+        any_pg.execute("ALTER TABLE keyed ADD PRIMARY KEY (id)")
+        feed.until(lambda: "public.keyed" not in feed.status.inserts_only, "it has its key again")
+        feed.until(lambda: all(copy.done for copy in feed.status.copies), "it is read again")
+        expect_replays(feed, ["keyed"])
+
+
+@pytest.mark.requirement("P-01")
+def test_the_event_trigger_keeps_columns_and_rows_of_the_publication(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY, secret text, name text)")
+    pg.execute("CREATE TABLE other (id int PRIMARY KEY)")
+    with captured(pg, tmp_path, ddl=True) as feed:
+        pg.execute("ALTER PUBLICATION headrace_shop DROP TABLE users")
+        pg.execute("ALTER PUBLICATION headrace_shop ADD TABLE users (id, name) WHERE (id > 0)")
+        pg.execute("ALTER TABLE users DROP CONSTRAINT users_pkey")
+        pg.execute("UPDATE users SET name = 'x'")
+        query = """SELECT pubname, attnames, rowfilter FROM pg_publication_tables
+                   WHERE tablename = 'users'"""
+        assert pg.execute(query) == [("headrace_shop_inserts", ["id", "name"], "(id > 0)")]
+        feed.until(lambda: feed.status.inserts_only, "it is captured for inserts only")
+        pg.execute("INSERT INTO users VALUES (1, 's', 'a'), (-1, 's', 'b')")
+        feed.until_caught_up()
+        [insert] = feed.stored(Op.INSERT, table="users")
+    assert image(insert.after) == {"id": 1, "name": "a"}
+
+
+@pytest.mark.requirement("P-01")
+def test_full_identities_are_set_kept_and_restored(
+    any_pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    create(any_pg, WHOLE, INSERTS_ONLY)
+    query = "SELECT relname, relreplident FROM pg_class WHERE relkind IN ('r', 'p') AND oid > 16384"
+    before = dict(any_pg.execute(query))
+    application = Application(any_pg, *WHOLE, *INSERTS_ONLY)
+    with application.writing(), captured(any_pg, tmp_path, identity="full", ddl=True) as feed:
+        application.progress()
+        assert feed.status.inserts_only == {}
+        assert {identity for _, identity in any_pg.execute(query)} == {"f"}
+        any_pg.execute("ALTER TABLE keyed DROP CONSTRAINT keyed_pkey")
+        any_pg.execute("CREATE TABLE more (id int, v int) PARTITION BY RANGE (id)")
+        any_pg.execute("CREATE TABLE more_1 PARTITION OF more DEFAULT")
+        feed.until(lambda: published(any_pg)["headrace_shop"].count("more"), "it is published")
+        any_pg.execute("CREATE TABLE more_2 PARTITION OF more FOR VALUES FROM (5) TO (6)")
+        any_pg.execute("INSERT INTO more VALUES (5, 1); UPDATE more SET v = 2; DELETE FROM more")
+        application.progress()
+    assert application.failures == []
+    with captured(any_pg, tmp_path, identity="full", ddl=True) as feed:
+        expect_replays(feed, [*WHOLE, *INSERTS_ONLY])
+    with application.writing():
+        removed = feed.source.remove(None)
+        application.progress()
+    assert [each for each in removed if each.error] == []
+    after = dict(any_pg.execute(query))
+    before["index_gone"] = "n"  # the same, for an index that is gone cannot be chosen
+    assert {name: after[name] for name in before} == before
+    assert application.failures == []
+
+
+@pytest.mark.requirement("P-01")
+def test_an_installation_that_does_harm_is_put_right_at_its_start(
+    any_pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    tables = {"keyed": WHOLE["keyed"], "bare": INSERTS_ONLY["bare"]}
+    create(any_pg, tables)
+    any_pg.execute("INSERT INTO bare VALUES (1, 0)")
+    with captured(any_pg, tmp_path) as feed:
+        source = feed.source
+    # As an earlier version left it: one publication, and a resume that knows of no other.
+    any_pg.execute("DROP PUBLICATION headrace_shop_inserts")
+    any_pg.execute("ALTER PUBLICATION headrace_shop ADD TABLE bare")
+    with Log.open(tmp_path / "log") as log:
+        resume = msgspec.json.decode(log.resume(source.name) or b"")
+        del resume["inserts"], resume["inserts_only"]
+        log.append(source.name, Batch((), msgspec.json.encode(resume)))
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        any_pg.execute("UPDATE bare SET v = 1")
+    any_pg.execute("INSERT INTO bare VALUES (2, 0)")
+    # A transaction that is older than the second publication, and ends after it was made.
+    with any_pg.connect(autocommit=False) as late, Log.open(tmp_path / "log") as log:
+        late.execute("INSERT INTO keyed VALUES (1, 0)")
+        late.execute("INSERT INTO bare VALUES (3, 0)")
+        feed = Captured(any_pg, log, source)
+        with feed.running(start=False):
+            feed.start()
+            wait_until(
+                lambda: published(any_pg).get("headrace_shop_inserts") == ["bare"],
+                message="the table is moved before all else",
+            )
+            any_pg.execute("UPDATE bare SET v = 7 WHERE id = 2")
+            any_pg.execute("INSERT INTO bare VALUES (4, 0)")
+            late.execute("INSERT INTO bare VALUES (5, 0)")
+            late.execute("INSERT INTO keyed VALUES (2, 0)")
+            late.commit()
+            feed.until_streaming()
+            any_pg.execute("INSERT INTO bare VALUES (6, 0)")
+            expect_replays(feed, tables)
+    for row in (7, 8):
+        with captured(any_pg, tmp_path) as feed:
+            any_pg.execute(f"INSERT INTO bare VALUES ({row}, 0)")
+            expect_replays(feed, tables)
+
+
+@pytest.mark.requirement("P-01")
+@pytest.mark.parametrize("what", ["ALL TABLES", "TABLES IN SCHEMA public", "TABLE keyed, bare"])
+def test_the_publication_of_somebody_else_is_left_alone_with_a_warning(
+    pg: PostgresDatabase, tmp_path: Path, what: str
+) -> None:
+    create(pg, {"keyed": WHOLE["keyed"], "bare": INSERTS_ONLY["bare"]})
+    pg.execute(f"CREATE PUBLICATION theirs FOR {what}")
+    with captured(pg, tmp_path, publication="theirs") as feed:
+        [warning] = feed.status.warnings
+        assert 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL;' in warning
+        assert published(pg) == {"theirs": ["bare", "keyed"]}
+        findings = {finding.name: finding for finding in feed.source.check()}
+        assert not findings["table public.bare"].ok
+        pg.execute("INSERT INTO bare VALUES (1, 0)")
+        pg.execute(findings["table public.bare"].fix)
+        pg.execute("UPDATE bare SET v = 1")
+        expect_replays(feed, ["keyed", "bare"])
+        feed.until(lambda: not feed.status.warnings, "nothing is wrong any more")
+    feed.source.remove(None)
+    assert published(pg) == {"theirs": ["bare", "keyed"]}
+
+
+@pytest.mark.requirement("P-01")
+def test_a_lock_is_waited_for_in_small_pieces_and_the_other_tables_go_on(
+    pg: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.sources.postgres.stream._WATCH_SECONDS", 0.5)
+    create(pg, {"keyed": WHOLE["keyed"], "bare": INSERTS_ONLY["bare"]})
+    with pg.connect(autocommit=False) as holder:
+        holder.execute("LOCK TABLE bare IN SHARE UPDATE EXCLUSIVE MODE")
+        with captured(pg, tmp_path, identity="full") as feed:
+            [warning] = feed.status.warnings
+            assert "public.bare: it is not published yet" in warning
+            pg.execute("INSERT INTO keyed VALUES (1, 0)")
+            pg.execute("INSERT INTO bare VALUES (1, 0)")
+            expect_replays(feed, ["keyed"])
+            holder.rollback()
+            feed.until(lambda: not feed.status.warnings, "it is published")
+            feed.until(lambda: is_whole(feed), "it is copied")
+            pg.execute("UPDATE bare SET v = 1")
+            expect_replays(feed, ["keyed", "bare"])

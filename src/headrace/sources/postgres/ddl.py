@@ -1,6 +1,8 @@
-"""The optional event trigger that writes each table's DDL into the stream, where it happened.
+"""The optional event triggers: one writes each table's DDL into the stream, where it happened.
 
-Without it a schema change is seen with the next row of its table, and its SQL is not known.
+Without it a schema change is seen with the next row of its table, and its SQL is not known. The
+other moves a table that loses its replica identity to the publication for inserts, in the same
+transaction. Neither makes a statement fail: what goes wrong in them is written to the server's log.
 
 The function runs as the superuser who has installed it, for whoever alters a table. Its search path
 names pg_temp, as the last: where it is not named it comes first, and a temporary view would be
@@ -14,12 +16,13 @@ import logging
 
 from psycopg import sql
 
-from ...errors import SourceRefused
+from ...errors import SourceRefused, SourceUnavailable
 from .catalog import Catalog
+from .identity import JUDGED
 
 logger = logging.getLogger(__name__)
 
-SETUP = """
+_SETUP = """
 CREATE SCHEMA IF NOT EXISTS headrace;
 
 CREATE OR REPLACE FUNCTION headrace.describe(relation oid) RETURNS jsonb
@@ -63,22 +66,91 @@ BEGIN
         PERFORM pg_logical_emit_message(true, 'headrace.ddl', jsonb_build_object(
             'tag', tg_tag, 'sql', current_query(), 'tables', told)::text);
     END IF;
+EXCEPTION WHEN OTHERS THEN
+    RAISE LOG 'headrace: the DDL of a table is not reported: %', SQLERRM;
+END $$;
+
+-- Both publications have one owner: nobody can have tables put into those of another. What goes
+-- wrong here is left to `headrace run`, which looks every second.
+CREATE OR REPLACE FUNCTION headrace.keep_writable() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '1s' SET jit = off AS $$
+DECLARE
+    pair record;
+    refused record;
+    note jsonb;
+BEGIN
+    FOR pair IN
+        SELECT a.pubname AS publication, b.pubname AS inserts, b.oid
+        FROM pg_publication a JOIN pg_publication b
+          ON b.pubowner = a.pubowner AND b.pubname = a.pubname || '_inserts'
+        WHERE NOT a.puballtables AND obj_description(b.oid, 'pg_publication') LIKE '%"headrace":%'
+    LOOP
+        note := obj_description(pair.oid, 'pg_publication')::jsonb;
+        CONTINUE WHEN note ->> 'headrace' IS DISTINCT FROM pair.publication
+            OR note ->> 'made' IS DISTINCT FROM 'true';
+        FOR refused IN
+            SELECT relation, c.relreplident FROM ({judged}) j
+            JOIN pg_class c ON c.oid = relation
+            WHERE note ->> 'full' = 'true' AND reason IN ('identity', 'mixed')
+              AND attributes IS NULL AND NOT EXISTS (
+                SELECT FROM pg_attribute WHERE attrelid = relation AND attgenerated = 'v')
+        LOOP
+            note := note || jsonb_build_object('identities', jsonb_build_object(
+                refused.relation::text, translate(refused.relreplident, 'i', 'n'))
+                || coalesce(note -> 'identities', '{}'));
+            EXECUTE format('ALTER TABLE ONLY %s REPLICA IDENTITY FULL', refused.relation::regclass);
+            EXECUTE format('COMMENT ON PUBLICATION %I IS %L', pair.inserts, note);
+        END LOOP;
+        FOR refused IN
+            SELECT DISTINCT ON (root) root::regclass AS root, pg_get_expr(filter, root) AS filter,
+                (SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute
+                 WHERE attrelid = root AND attnum = ANY (attributes)) AS columns
+            FROM ({judged}) j WHERE reason <> ''
+        LOOP
+            EXECUTE format('ALTER PUBLICATION %I DROP TABLE ONLY %s',
+                           pair.publication, refused.root);
+            EXECUTE format('ALTER PUBLICATION %I ADD TABLE ONLY %s %s %s', pair.inserts,
+                           refused.root, '(' || refused.columns || ')',
+                           'WHERE (' || refused.filter || ')');
+        END LOOP;
+    END LOOP;
+EXCEPTION WHEN OTHERS THEN
+    RAISE LOG 'headrace: a table without a replica identity is still published: %', SQLERRM;
 END $$;
 
 ALTER FUNCTION headrace.describe(oid) OWNER TO CURRENT_USER;
 ALTER FUNCTION headrace.tell_ddl() OWNER TO CURRENT_USER;
+ALTER FUNCTION headrace.keep_writable() OWNER TO CURRENT_USER;
 """
 
-TRIGGERS = """
-CREATE EVENT TRIGGER headrace_ddl ON ddl_command_end
-    WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE') EXECUTE FUNCTION headrace.tell_ddl();
-CREATE EVENT TRIGGER headrace_drop ON sql_drop
-    WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION headrace.tell_ddl();
-"""
+# The tables of a first publication, each by its own name.
+_LISTED = """
+    SELECT p.pubname AS publication, r.prrelid AS oid, r.prattrs AS attributes, r.prqual AS filter,
+           true AS listed
+    FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid
+    WHERE p.pubname = pair.publication"""
 
+SETUP = _SETUP.replace(
+    "{judged}", JUDGED.replace("{members}", _LISTED).replace("{publication}", "pair.publication")
+)
+
+_TRIGGERS = {
+    "headrace_ddl": """ON ddl_command_end
+    WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE') EXECUTE FUNCTION headrace.tell_ddl();""",
+    "headrace_drop": """ON sql_drop
+    WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION headrace.tell_ddl();""",
+    "headrace_keys": """ON ddl_command_end
+    WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE') EXECUTE FUNCTION headrace.keep_writable();""",
+    "headrace_keys_drop": """ON sql_drop
+    WHEN TAG IN ('DROP INDEX', 'DROP TYPE', 'DROP DOMAIN', 'DROP SCHEMA', 'DROP OWNED',
+                 'DROP EXTENSION') EXECUTE FUNCTION headrace.keep_writable();""",
+}
+
+TRIGGERS = "\n".join(f"CREATE EVENT TRIGGER {name} {what}" for name, what in _TRIGGERS.items())
 
 # What the function says of itself, so that an older one is known as such.
-EDITION = f"headrace {hashlib.sha256(SETUP.encode()).hexdigest()[:16]}"
+EDITION = f"headrace {hashlib.sha256((SETUP + TRIGGERS).encode()).hexdigest()[:16]}"
 
 _INSTALLED = """
     SELECT coalesce(obj_description(evtfoid, 'pg_proc'), '')
@@ -96,9 +168,10 @@ def installed(catalog: Catalog) -> str | None:
 
 
 def install(catalog: Catalog) -> None:
-    """Create the trigger where it is missing, and bring its functions up to date.
+    """Create the triggers that are missing, and bring their functions up to date.
 
-    Both need a superuser; anybody else goes on with what is there.
+    Both need a superuser; anybody else goes on with what is there. What has to wait for a lock is
+    left to a later call.
     """
     found = installed(catalog)
     if found == EDITION:
@@ -113,9 +186,12 @@ def install(catalog: Catalog) -> None:
             "superuser",
             hint="Run `ALTER SCHEMA headrace OWNER TO` a superuser, or set ddl: false.",
         )
-    catalog.run(SETUP)
-    if found is None:
-        catalog.run(TRIGGERS)
-    catalog.run(
-        sql.SQL("COMMENT ON FUNCTION headrace.tell_ddl() IS {}").format(sql.Literal(EDITION))
-    )
+    present = {name for (name,) in catalog.rows("SELECT evtname FROM pg_event_trigger")}
+    missing = [f"CREATE EVENT TRIGGER {n} {on}" for n, on in _TRIGGERS.items() if n not in present]
+    edition = sql.SQL("COMMENT ON FUNCTION headrace.tell_ddl() IS {}").format(sql.Literal(EDITION))
+    try:
+        catalog.alter(*(sql.Composed([sql.SQL(text)]) for text in (SETUP, *missing)), edition)
+    except SourceUnavailable as error:
+        if not catalog.connected:
+            raise
+        logger.warning("the ddl event trigger is installed later: %s", error)

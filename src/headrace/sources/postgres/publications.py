@@ -278,7 +278,8 @@ class Publications:
         assert note is not None
         former = part.identity
         if former == "i":
-            former += "".join(name for (name,) in self._catalog.rows(_IDENTITY_INDEX, part.oid))
+            index = self._catalog.rows(_IDENTITY_INDEX, part.oid)
+            former = f"i{index[0][0]}" if index else "n"  # without its index, it is the same
         remembered = note.identities | {str(part.oid): former}
         statement = f"ALTER TABLE ONLY {part.quoted} REPLICA IDENTITY FULL;"
         try:

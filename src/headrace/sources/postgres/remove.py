@@ -24,7 +24,7 @@ _FUNCTIONS = """
     SELECT f.oid::regprocedure::text FROM pg_proc f
     JOIN pg_namespace n ON n.oid = f.pronamespace
     WHERE n.nspname = 'headrace' AND f.proname = ANY (%s) ORDER BY f.proname = 'describe', 1"""
-_OUR_FUNCTIONS = ["tell_ddl", "describe"]
+_OUR_FUNCTIONS = ["tell_ddl", "describe", "keep_writable"]
 _SCHEMA = """
     SELECT 1 FROM pg_namespace n WHERE n.nspname = 'headrace'
       AND NOT EXISTS (SELECT FROM pg_class WHERE relnamespace = n.oid)

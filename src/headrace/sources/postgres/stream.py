@@ -21,7 +21,7 @@ from .. import Phase, Register, Status
 from ..pace import RowPace
 from ..resume import Restart
 from ..stream import FlowStream, nothing_yet
-from . import slot
+from . import ddl, slot
 from .catalog import inserts_name
 from .plan import Planner, SnapshotPlan, progressed
 from .receive import Received, Receiver
@@ -242,6 +242,8 @@ class _Flow:
         publications = self._session.publications
         if due:
             self._watched = now
+            if self._source.ddl:
+                ddl.install(self._session.catalog)
             receiver = self._receive()
             receiver.lag.looked(self._session.catalog.wal_lsn(), time.time())
             receiver.ask()
