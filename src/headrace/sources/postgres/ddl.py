@@ -2,7 +2,8 @@
 
 Without it a schema change is seen with the next row of its table, and its SQL is not known. The
 other moves a table that loses its replica identity to the publication for inserts, in the same
-transaction. Neither makes a statement fail: what goes wrong in them is written to the server's log.
+transaction; what goes wrong in that one makes no statement fail, it is written to the server's log.
+(A block with EXCEPTION in the first one would be a subtransaction, and move its message.)
 
 The function runs as the superuser who has installed it, for whoever alters a table. Its search path
 names pg_temp, as the last: where it is not named it comes first, and a temporary view would be
@@ -66,8 +67,6 @@ BEGIN
         PERFORM pg_logical_emit_message(true, 'headrace.ddl', jsonb_build_object(
             'tag', tg_tag, 'sql', current_query(), 'tables', told)::text);
     END IF;
-EXCEPTION WHEN OTHERS THEN
-    RAISE LOG 'headrace: the DDL of a table is not reported: %', SQLERRM;
 END $$;
 
 -- Both publications have one owner: nobody can have tables put into those of another. What goes
