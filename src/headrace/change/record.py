@@ -12,6 +12,8 @@ from .event import BeforeKind, Change, Op, Position, Table, Transaction
 
 _P = TypeVar("_P")
 
+_LARGE = 1 << 20  # bytes
+
 
 class Record(msgspec.Struct, Generic[_P], frozen=True, array_like=True, gc=False):
     """The fields of a change as they are stored; the table by its version."""
@@ -117,20 +119,24 @@ def encode_runs(changes: Sequence[Change]) -> tuple[list[bytes], Sequence[Run]]:
             table, op, transaction = change.table, change.op, change.transaction
             start = _start(table, op, transaction)
             begun.append((table.version, op._value_, transaction.commit_time, len(records)))
-        tail = write(
-            (
-                change.ordinal,
-                change.last,
-                change.position,
-                change.key,
-                change.before_kind._value_,
-                change.before,
-                change.after,
-                change.changed,
-                change.unchanged,
-            )
+        fields = (
+            change.ordinal,
+            change.last,
+            change.position,
+            change.key,
+            change.before_kind._value_,
+            change.before,
+            change.after,
+            change.changed,
+            change.unchanged,
         )
-        add(start + tail[1:])
+        tail = write(fields)
+        if len(tail) < _LARGE:
+            add(start + tail[1:])
+        else:
+            # What may have many megabytes is not held three times.
+            del tail
+            add(write((*_shared(table, op, transaction), *fields)))
     return records, _runs(begun, len(records))
 
 
@@ -142,17 +148,20 @@ def _runs(begun: Sequence[Run], end: int) -> list[Run]:
     ]
 
 
-def _start(table: Table, op: Op, transaction: Transaction) -> bytes:
-    shared = _encode(
-        (
-            table.version,
-            op._value_,
-            transaction.id,
-            transaction.commit_time,
-            transaction.captured_at,
-            transaction.metadata,
-        )
+def _shared(table: Table, op: Op, transaction: Transaction) -> tuple[Any, ...]:
+    """The first fields of a record, which neighbours share."""
+    return (
+        table.version,
+        op._value_,
+        transaction.id,
+        transaction.commit_time,
+        transaction.captured_at,
+        transaction.metadata,
     )
+
+
+def _start(table: Table, op: Op, transaction: Transaction) -> bytes:
+    shared = _encode(_shared(table, op, transaction))
     # An array of up to 15 elements says its length in its first byte.
     return bytes([0x90 | len(Record.__struct_fields__)]) + shared[1:]
 

@@ -42,6 +42,8 @@ _STATE_SECONDS = 0.25  # between two words about how it is doing
 _PATIENCE_SECONDS = 10.0  # for the other process to end
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 20
+# glibc's malloc would keep blocks of up to 32 MB that were freed once.
+_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
 _JOINED = 16384  # records; what has arrived meanwhile is stored together, with one sync
 
 
@@ -91,6 +93,11 @@ _to = msgspec.msgpack.Decoder(_To)
 _from = msgspec.msgpack.Decoder(_From)
 _pack = msgspec.msgpack.Encoder().encode
 
+_LARGE = 1 << 20  # bytes
+_HEAD = struct.Struct(">BI")  # how MessagePack begins an array or bytes: the kind, the length
+_RECORDS = _pack("records")
+_NO_RECORDS = _RECORDS + _pack([])
+
 
 class _Outbox:
     """The writing end of a pipe: frames of four bytes of length and a message."""
@@ -100,10 +107,25 @@ class _Outbox:
         self._lock = threading.Lock()
 
     def send(self, message: _To | _From) -> None:
-        data = _pack(message)
+        self._write([_pack(message)])
+
+    def send_batch(self, batch: _Batch) -> None:
+        """The same message, without a copy of records that have many megabytes."""
+        if sum(map(len, batch.records)) < _LARGE:
+            self.send(batch)
+            return
+        # As the packed message is, with the records put in.
+        head, tail = _pack(_Batch([], batch.resume, batch.runs)).split(_NO_RECORDS, 1)
+        parts = [head, _RECORDS, _HEAD.pack(0xDD, len(batch.records))]
+        for record in batch.records:
+            parts += (_HEAD.pack(0xC6, len(record)), record)
+        self._write([*parts, tail])
+
+    def _write(self, parts: Sequence[bytes]) -> None:
         with self._lock:
-            self._file.write(_LENGTH.pack(len(data)))
-            self._file.write(data)
+            self._file.write(_LENGTH.pack(sum(map(len, parts))))
+            for part in parts:
+                self._file.write(part)
             self._file.flush()
 
     def close(self) -> None:
@@ -128,7 +150,8 @@ class _Inbox:
                 return None
             self._buffer += data
         end = self._end()
-        frame = bytes(self._buffer[_LENGTH.size : end])
+        with memoryview(self._buffer) as whole:
+            frame = bytes(whole[_LENGTH.size : end])
         del self._buffer[:end]
         return frame
 
@@ -235,6 +258,7 @@ class ApartStream:
                 [sys.executable, "-P", "-c", "from headrace.sources.worker import main; main()"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                env=os.environ | _MALLOC,
                 start_new_session=True,  # Ctrl-C is for this process, which then closes the other
             )
         except OSError as error:
@@ -351,7 +375,9 @@ class _Worker:
         try:
             for batch in self._stream:
                 records, runs = encode_runs(batch.changes)
-                self._far.send(_Batch(records, batch.resume, list(runs)))
+                message = _Batch(records, batch.resume, list(runs))
+                del batch, records  # they may have many megabytes
+                self._far.send_batch(message)
         except HeadraceError as error:
             self._fail(error)
         except BrokenPipeError:

@@ -13,6 +13,7 @@ import msgspec
 
 from ...change.event import Table
 from ...errors import DecodeError, ProtocolError
+from .large import unescaped
 from .values import Encode, as_quoted, as_text
 
 _NULL = b"\\N"
@@ -30,21 +31,32 @@ class Lines:
         self._encoders = tuple(encoders)
         self._keys = [at for at, column in enumerate(table.columns) if column.key]
 
-    def images(self, lines: Sequence[bytes]) -> tuple[Sequence[bytes | None], list[bytes]]:
-        """The key of each line, and the image of each; lines keep their newlines."""
-        # COPY escapes tabs and newlines inside values, so all that are left are separators.
-        width = len(self._encoders) + 1
-        fields = b"".join(lines).replace(b"\n", b"\t").split(b"\t")
-        if len(fields) != width * len(lines) + 1:
-            raise ProtocolError(f"COPY sent another number of columns of {self._name}")
+    def images(self, lines: list[bytes]) -> tuple[Sequence[bytes | None], list[bytes]]:
+        """The key of each line, and the image of each; lines keep their newlines.
+
+        The list is emptied: a line may have many megabytes, which are not held twice.
+        """
+        count = len(lines)
+        fields = self._fields(lines)
         slots, columns = [], []
-        for at, encode in enumerate(self._encoders, 1):
-            slot, column = _column(fields[at::width], encode)
-            slots.append(self._labels[at - 1] + slot)
+        for label, encode in zip(self._labels, self._encoders, strict=True):
+            slot, column = _column(fields.pop(), encode)
+            slots.append(label + slot)
             columns.append(column)
         template = b"{%b}" % b",".join(slots)
         images = [template % row for row in zip(*columns, strict=True)]
-        return self._key_images(slots, columns, len(lines)), images
+        return self._key_images(slots, columns, count), images
+
+    def _fields(self, lines: list[bytes]) -> list[list[bytes]]:
+        """The values of each column, the last column first."""
+        # COPY escapes tabs and newlines inside values, so all that are left are separators.
+        width, count = len(self._encoders) + 1, len(lines)
+        whole = b"".join(lines)
+        lines.clear()
+        fields = whole.replace(b"\n", b"\t").split(b"\t")
+        if len(fields) != width * count + 1:
+            raise ProtocolError(f"COPY sent another number of columns of {self._name}")
+        return [fields[at::width] for at in range(width - 1, 0, -1)]
 
     def _key_images(
         self, slots: Sequence[bytes], columns: Sequence[Sequence[bytes]], count: int
@@ -59,7 +71,10 @@ def _column(values: list[bytes], encode: Encode | None) -> tuple[bytes, list[byt
     """How the template holds a column's values, and what it is filled with."""
     whole = b"\t".join(values)
     if b"\\" in whole:
-        return b"%b", [_escaped(value, encode) for value in values]
+        del whole
+        for at in range(len(values)):
+            values[at] = _escaped(values, at, encode)
+        return b"%b", values
     if encode is None:
         return b"%b", values
     if encode is as_quoted or (encode is as_text and _is_plain(whole)):
@@ -79,23 +94,13 @@ def _is_plain(whole: bytes) -> bool:
     return True
 
 
-def _escaped(value: bytes, encode: Encode | None) -> bytes:
+def _escaped(values: list[bytes], at: int, encode: Encode | None) -> bytes:
+    """A value as JSON; it is taken out of the list, so that a large one is not held twice."""
+    value, values[at] = values[at], b""
     if value == _NULL:
         return b"null"
     value = unescape(value)
     return value if encode is None else encode(value)
-
-
-_ESCAPES = {
-    b"b": b"\b",
-    b"f": b"\f",
-    b"n": b"\n",
-    b"r": b"\r",
-    b"t": b"\t",
-    b"v": b"\v",
-    b"\\": b"\\",
-}
-_escape = re.compile(rb"\\(.?)", re.DOTALL).sub
 
 
 def unescape(field: bytes) -> bytes:
@@ -103,6 +108,6 @@ def unescape(field: bytes) -> bytes:
     if b"\\" not in field:
         return field
     try:
-        return _escape(lambda found: _ESCAPES[found[1]], field)
-    except KeyError:
+        return unescaped(field)
+    except ValueError:
         raise DecodeError("COPY sent an escape that it does not define") from None

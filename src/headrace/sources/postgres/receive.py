@@ -222,6 +222,7 @@ class Receiver:
             if message[0] == _WAL:
                 (lsn,) = unpack(message, 1)
                 data = bytes(message[_WAL_HEAD:])
+                del message  # it may have many megabytes
                 size += len(data)
                 if bounded and self._beyond(data, lsn):
                     break

@@ -85,7 +85,10 @@ class Replication:
             size, data = get(1)
             if size > 0:
                 dry = False
-                yield data
+                # Whoever takes it lets go of it: a message may have many megabytes.
+                message = [data]
+                del data
+                yield message.pop()
             elif size < 0:
                 raise self._ended()
             elif dry:
@@ -158,7 +161,9 @@ def copy_lines(connection: pq.abc.PGconn, statement: bytes) -> Iterator[bytes]:
         size, data = get(1)
         if size > 0:
             dry = False
-            yield bytes(data)
+            line = [bytes(data)]
+            del data  # a line may have many megabytes
+            yield line.pop()
         elif size < 0:
             break
         else:

@@ -14,8 +14,9 @@ import msgspec
 
 from ...change.event import BeforeKind, Table
 from ...errors import ProtocolError
+from .large import LARGE
 from .lines import Lines
-from .values import Encode, as_quoted
+from .values import Encode, as_quoted, encode_large
 
 _HEAD = struct.Struct(">BI")
 _COUNT = struct.Struct(">H")
@@ -26,6 +27,7 @@ _NONE = BeforeKind.NONE
 _SHORTEST = 8  # type, relation, kind of tuple, number of columns
 
 _TEXT, _NULL, _UNCHANGED = b"tnu"
+_WITHOUT_LENGTH = b"nu"
 _NEW, _KEY, _OLD = b"NKO"
 
 _split = re.compile(rb"t\0\0\0.", re.DOTALL).split
@@ -81,9 +83,9 @@ class Rows:
         plain = self._plain.read(data)
         if plain is not None:
             return plain
-        data = self._padded(data)
+        padded = self._padded(data)
         self._expect(data[5] == _NEW, "an Insert has no new row")
-        values, at = self._tuple(data, 6)
+        values, at = self._tuple(padded, 6)
         self._finish(data, at)
         if None in values:
             return self._partial(values, None, BeforeKind.NONE)
@@ -94,13 +96,13 @@ class Rows:
         plain = self._plain.read(data)
         if plain is not None:
             return plain
-        data = self._padded(data)
+        padded = self._padded(data)
         kind, at = data[5], 5
         old = None
         if kind in (_KEY, _OLD):
-            old, at = self._tuple(data, 6)
-        self._expect(data[at] == _NEW, "an Update has no new row")
-        values, at = self._tuple(data, at + 1)
+            old, at = self._tuple(padded, 6)
+        self._expect(padded[at : at + 1] == b"N", "an Update has no new row")
+        values, at = self._tuple(padded, at + 1)
         self._finish(data, at)
         if old is None:
             if None in values:
@@ -119,10 +121,10 @@ class Rows:
 
     def delete(self, data: bytes) -> Row:
         """A Delete message."""
-        data = self._padded(data)
+        padded = self._padded(data)
         kind = data[5]
         self._expect(kind in (_KEY, _OLD), "a Delete has no old row")
-        old, at = self._tuple(data, 6)
+        old, at = self._tuple(padded, 6)
         self._finish(data, at)
         key = self.key_of(old)
         if kind == _KEY:
@@ -144,8 +146,11 @@ class Rows:
                 if kind == _TEXT:
                     at += 5
                     end = at + size
-                    value = data[at:end]
-                    append(value if encode is None else encode(value))
+                    if size < LARGE:
+                        value = data[at:end]
+                        append(value if encode is None else encode(value))
+                    else:
+                        append(encode_large(encode, memoryview(data)[at:end]))
                     at = end
                 elif kind == _NULL:
                     append(b"null")
@@ -205,14 +210,15 @@ class Rows:
 
     def _padded(self, data: bytes) -> bytes:
         self._expect(len(data) >= _SHORTEST, "a row message is cut short")
-        return data + _PADDING
+        # Only a column without a length can stand in the last four bytes, and then in the last.
+        return data + _PADDING if data[-1] in _WITHOUT_LENGTH else data
 
     def _expect(self, true: bool, problem: str) -> None:
         if not true:
             raise ProtocolError(f"{problem} ({self.table.name})")
 
     def _finish(self, data: bytes, at: int) -> None:
-        if at != len(data) - len(_PADDING):
+        if at != len(data):
             raise ProtocolError(f"a row of {self.table.name} does not end where its message does")
 
 
@@ -227,6 +233,7 @@ class _Plain:
     def __init__(
         self, labels: Sequence[bytes], encoders: Sequence[Encode | None], keys: Sequence[int]
     ) -> None:
+        self._longest = _SHORTEST + len(labels) * (_HEAD.size + 255)
         self._pieces = len(labels) + 1  # what stands before the first column is one too
         self._head = b"N" + _COUNT.pack(len(labels))
         # Without null, types that only need quotes have them in the template.
@@ -246,6 +253,8 @@ class _Plain:
 
     def read(self, data: bytes) -> Row | None:
         """The row; None when it is not a usual one."""
+        if len(data) > self._longest:
+            return None
         pieces = _split(data)
         if len(pieces) != self._pieces or pieces[0][5:] != self._head:
             return None

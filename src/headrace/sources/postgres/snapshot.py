@@ -186,7 +186,9 @@ class PostgresSnapshotReader:
         batch = _Reading(task, self._point, rows=self._pace.piece(_BATCH_ROWS))
         try:
             for line in lines:
-                if batch.take(line):
+                full = batch.take(line)
+                del line  # it may have many megabytes
+                if full:
                     self._hand_over(batch.cut())
                 if self._closed.is_set():
                     return

@@ -24,6 +24,8 @@ import msgspec
 
 from headrace.errors import DecodeError
 
+from .large import LARGE, base64_of_hex, expect_utf8, quoted
+
 Encode = Callable[[bytes], bytes]
 
 # The text of a value depends on these, so every connection that reads values sets them.
@@ -104,20 +106,40 @@ def _not_utf8() -> DecodeError:
     )
 
 
+def encode_large(encode: Encode | None, value: memoryview) -> bytes:
+    """A value of many megabytes as JSON, without a copy of it where the type allows."""
+    if encode is as_text:
+        try:
+            return quoted(value)
+        except UnicodeDecodeError as error:
+            raise _not_utf8() from error
+    if encode is _bytea:
+        return _large_bytea(value)
+    whole = bytes(value)
+    return whole if encode is None else encode(whole)
+
+
 # --- scalars -------------------------------------------------------------------------------------
 
 
 def as_text(value: bytes) -> bytes:
     try:
-        return _quote(value.decode())
+        return _quote(value.decode()) if len(value) < LARGE else quoted(value)
     except UnicodeDecodeError as error:
         raise _not_utf8() from error
 
 
 def as_utf8(value: bytes) -> bytes:
     """Text that is its own JSON, from a database that does not know its encoding."""
-    as_text(value)  # refuses what is not UTF-8
+    _refuse_other_than_utf8(value)
     return value
+
+
+def _refuse_other_than_utf8(value: bytes) -> None:
+    try:
+        expect_utf8(value) if len(value) >= LARGE else value.decode()
+    except UnicodeDecodeError as error:
+        raise _not_utf8() from error
 
 
 def as_quoted(value: bytes) -> bytes:
@@ -171,15 +193,26 @@ _ONE_LINE = bytes.maketrans(b"\n\r\t", b"   ")
 
 def _json(value: bytes) -> bytes:
     if not value.isascii():
-        as_text(value)  # refuses what is not UTF-8
+        _refuse_other_than_utf8(value)
     return value.translate(_ONE_LINE)
 
 
 def _bytea(value: bytes) -> bytes:
+    if len(value) >= LARGE:
+        return _large_bytea(memoryview(value))
     if value[:2] != b"\\x":
         raise _bad("a bytea in hex")
     try:
         return b'"%b"' % b2a_base64(unhexlify(value[2:]), newline=False)
+    except Base16Error:
+        raise _bad("a bytea in hex") from None
+
+
+def _large_bytea(value: memoryview) -> bytes:
+    if bytes(value[:2]) != b"\\x":
+        raise _bad("a bytea in hex")
+    try:
+        return base64_of_hex(value[2:])
     except Base16Error:
         raise _bad("a bytea in hex") from None
 
