@@ -18,6 +18,7 @@ from ..errors import (
     SinkUnavailable,
     WorkerLate,
 )
+from ..sinks.lake.refusal import refusal
 
 _OURS = re.compile(r"\bheadrace\.errors\.(?P<kind>\w+): (?P<message>[^\n]*)")
 # Spark waits 10 s for a source's process and 60 s for a task's; no setting changes that.
@@ -37,7 +38,8 @@ def understood(error: BaseException) -> HeadraceError:
     if any(_LATE.search(str(cause)) for cause in causes):
         return WorkerLate("a Python process of Spark was not ready in time")
     if isinstance(error, OSError):
-        return SinkUnavailable(f"{type(error).__name__}: {error.strerror or 'no reason given'}")
+        place = f"{error.filename}: " if error.filename else ""
+        return SinkUnavailable(f"{place}{refusal(error)}")
     return QueryFailed(f"the query ended with {_named(error)}")
 
 

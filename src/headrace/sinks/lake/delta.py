@@ -17,7 +17,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from ...errors import LogReplaced, SinkFenced, SinkUnavailable, TableFailed
+from ...errors import LogReplaced, SinkFenced, TableFailed
 from .plan import DataFile
 from .storage import Added, Folder
 
@@ -55,7 +55,7 @@ class Delta:
                 raise TableFailed(
                     f"the Delta log in {folder.uri} is damaged", hint=_FIX_LOG
                 ) from error
-            raise SinkUnavailable(f"the Delta table {folder.uri} cannot be read") from error
+            raise folder.failure("the Delta table cannot be read", error) from error
         owner = table.metadata().configuration.get(WRITER)
         if owner != writer:
             if not adopt:
@@ -84,7 +84,7 @@ class Delta:
                 raise_if_key_not_exists=False,
             )
         except (DeltaError, OSError) as error:
-            raise SinkUnavailable(f"the Delta table {folder.uri} cannot be created") from error
+            raise folder.failure("the Delta table cannot be created", error) from error
         except Exception as error:  # what delta-rs has no kind of error for
             raise TableFailed(
                 f"Delta takes no table with the columns of {folder.uri}",
@@ -108,7 +108,7 @@ class Delta:
         try:
             return self._table.transaction_version(_sequence_mark(epoch)) or 0
         except (DeltaError, OSError) as error:
-            raise SinkUnavailable(f"the Delta table {self.folder.uri} cannot be read") from error
+            raise self.folder.failure("the Delta table cannot be read", error) from error
 
     def note(self, properties: dict[str, str]) -> None:
         """Change what is noted beside the schema."""
@@ -204,9 +204,7 @@ class Delta:
                 "this batch was not committed"
             ) from error
         except (DeltaError, OSError) as error:
-            raise SinkUnavailable(
-                f"the Delta table {self.folder.uri} did not take a commit"
-            ) from error
+            raise self.folder.failure("the Delta table did not take a commit", error) from error
 
     def vacuum(self, hours: float) -> int:
         """Delete files that no version younger than so many hours refers to; returns how many."""
@@ -219,9 +217,7 @@ class Delta:
             )
             self._table.update_incremental()
         except (DeltaError, OSError) as error:
-            raise SinkUnavailable(
-                f"old files of the Delta table {self.folder.uri} cannot be deleted"
-            ) from error
+            raise self.folder.failure("old files cannot be deleted", error) from error
         return len(deleted)
 
 

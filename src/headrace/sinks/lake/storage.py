@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 
 from ...errors import SinkUnavailable
+from .refusal import refusal
 
 LONGEST_BOUND = 64  # characters; a longer smallest or largest text is left out of the statistics
 LONGEST_NAME = 200  # of a folder
@@ -90,25 +91,32 @@ class Folder:
         now = time.time_ns() // 1_000_000
         return Added(path, size, rows.num_rows, now, statistics(rows), partition)
 
+    def failure(self, what: str, error: BaseException) -> SinkUnavailable:
+        """The storage's failure, in its own words; it may be there again later."""
+        return SinkUnavailable(f"{self.uri}: {refusal(error, self.options)}; {what}")
+
     @contextmanager
     def _reached(self, path: str) -> Iterator[None]:
-        """Say of a storage that fails that it may be there again later."""
         try:
             yield
         except OSError as error:
-            raise SinkUnavailable(f"{self.uri}/{path} cannot be read or written") from error
+            raise self.failure(f"{path} cannot be read or written", error) from error
 
     def read_text(self, path: str) -> str | None:
         """A small file; None: there is none."""
-        if self.files.get_file_info(path).type is pyarrow.fs.FileType.NotFound:
-            return None
-        with self.files.open_input_file(path) as stream:
-            return bytes(stream.read()).decode()
+        with self._reached(path):
+            if self.files.get_file_info(path).type is pyarrow.fs.FileType.NotFound:
+                return None
+            with self.files.open_input_file(path) as stream:
+                return bytes(stream.read()).decode()
 
     def write_text(self, path: str, text: str) -> None:
         """Replace a small file, at once."""
         # Without a buffer, Arrow hands over its own kind of bytes, which delta-rs refuses.
-        with self.files.open_output_stream(path, buffer_size=1 << 16) as stream:
+        with (
+            self._reached(path),
+            self.files.open_output_stream(path, buffer_size=1 << 16) as stream,
+        ):
             stream.write(text.encode())
 
 

@@ -234,7 +234,7 @@ def files_of(folder: Folder) -> list[str]:
             return []
         files = DeltaTable(uri, storage_options=options).file_uris()
     except (DeltaError, OSError) as error:
-        raise SinkUnavailable(f"the dead letters in {uri} cannot be read") from error
+        raise folder.failure("the dead letters cannot be read", error) from error
     return [unquote(file).removeprefix(uri).lstrip("/") for file in files]
 
 
