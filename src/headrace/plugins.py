@@ -13,6 +13,8 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any
 
+import msgspec
+
 from .errors import ConfigError
 
 SOURCES = "headrace.sources"
@@ -27,6 +29,15 @@ _WORDS = {
     CONNECTORS: "connector",
 }
 _SPARK = ("pyspark", "deltalake", "pyarrow", "pandas", "numpy")  # what the extra `spark` installs
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that `headrace check` looked at, at a source or a sink."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""  # the statement or setting that fixes it
 
 
 def names(group: str) -> list[str]:

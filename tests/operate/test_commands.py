@@ -122,7 +122,7 @@ def test_check_looks_at_what_the_pipeline_needs(config: Config) -> None:
     shown = run(config, "check").stdout
     assert "✓ java: " in shown
     assert f"✓ checkpoint_dir: {config.checkpoint_dir} can be written" in shown
-    assert f"✓ lake.path: {config.data_dir.parent / 'lake'} can be written" in shown
+    assert f"✓ path: {config.data_dir.parent / 'lake'} can be written" in shown
 
 
 def pretend_java(folder: Path, says: str) -> str:

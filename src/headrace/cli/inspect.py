@@ -12,37 +12,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..client.client import EventPage
+    from ..plugins import Finding
 
 LAST_SHOWN = 10  # changes that `tail` shows before it waits for more
 
 
-def check(config: ConfigFile = DEFAULT_CONFIG) -> None:
+def check(config: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Check everything that capturing and the pipeline need, and show how to fix what is missing.
 
-    Exits with 1 when something is missing.
+    Every database, broker, webhook and bucket is really asked, in one pass; nothing is captured
+    or sent. Exits with 1 when something is missing.
     """
+    import msgspec
+
     from ..config import load
-    from ..operate.commands import check_machine, check_sinks, check_tables
+    from ..operate.check import check_everything
     from ..operate.show import finding_lines
 
-    settings = load(config)
-    console = open_console()
-    for warning in settings.warnings:
-        console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
-    found = {"this machine": check_machine(settings)}
-    found |= {source.name: source.check() for source in settings.sources}
-    if findings := check_tables(settings):
-        found["model"] = findings
-    if settings.pipeline:
-        from ..pipeline.session import check_java
-
-        found["pipeline"] = [check_java(), *check_sinks(settings)]
-    for name, findings in found.items():
-        console.print(name, style="bold", highlight=False)
-        for line in finding_lines(findings):
-            console.print(line, soft_wrap=True)
-    if not all(finding.ok for findings in found.values() for finding in findings):
+    report = check_everything(load(config), _check_java)
+    if as_json:
+        typer.echo(msgspec.json.encode(report))
+    else:
+        console = open_console()
+        for warning in report.warnings:
+            console.print(f"! {warning}", style="yellow", markup=False, soft_wrap=True)
+        for name, findings in report.findings.items():
+            console.print(name, style="bold", highlight=False)
+            for line in finding_lines(findings):
+                console.print(line, soft_wrap=True)
+    if not report.ok:
         raise typer.Exit(1)
+
+
+def _check_java() -> "Finding":
+    from ..pipeline.session import check_java
+
+    return check_java()
 
 
 def status(

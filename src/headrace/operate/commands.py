@@ -1,8 +1,6 @@
 """What the commands do: through the running server, or without one on the log itself."""
 
-import os
 import shutil
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,21 +20,19 @@ from ..errors import (
     PipelineInUse,
     ServerAbsent,
     ServerError,
-    SourceError,
 )
 from ..log import Cursor, Log, LogReader, Stats, Trimmed, keys
 from ..log import backup as copying
 from ..log.backup import BackupManifest, Look, RestoredLog
 from ..log.folder import make_private
 from ..log.keys import IssuedKey, Key, KeyRequest, ListedKey
-from ..model import Model
-from ..run import OPERATOR_KEY, backup_folders, check_model, formats, server_settings
+from ..run import OPERATOR_KEY, backup_folders, formats, server_settings
 from ..secret import Secret
 from ..serve.keyring import Keyring
 from ..serve.retention import retention_of
 from ..sinks import report
 from ..sinks.report import PipelineOverview, lag_of
-from ..sources import Finding, Removal, Status
+from ..sources import Removal, Status
 from .parts import overview
 from .tail import Changes, DiskChanges, before_moment
 
@@ -413,56 +409,3 @@ def _operator_key(config: Config) -> Secret | None:
         return Secret((config.data_dir / OPERATOR_KEY).read_text())
     except OSError:
         return None
-
-
-def check_machine(config: Config) -> list[Finding]:
-    """What capturing and serving need on this machine."""
-    return [_check_folder(config.data_dir), _check_server(config)]
-
-
-def _check_folder(folder: Path, *, name: str = "data_dir") -> Finding:
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        return Finding(name, True, f"{folder} can be written")
-    return Finding(name, False, f"{existing} cannot be written", fix=f"chown or chmod {existing}")
-
-
-def check_tables(config: Config) -> list[Finding]:
-    """Whether the model, if the config has one, names only what the sources have."""
-    if config.model == Model():
-        return []
-    try:
-        check_model(config)
-    except SourceError as error:
-        return [Finding("model", False, f"cannot be compared with the tables: {error}")]
-    except ConfigError as error:
-        return [Finding("model", False, str(error), fix="Fix these settings, or the tables.")]
-    return [Finding("model", True, "names only tables and columns that there are")]
-
-
-def check_sinks(config: Config) -> list[Finding]:
-    """What the pipeline needs on this machine, where its sinks are folders of it."""
-    if config.pipeline is None:
-        return []
-    folders = {"checkpoint_dir": config.checkpoint_dir}
-    for sink in config.pipeline.sinks:
-        path = getattr(sink, "path", None)
-        if isinstance(path, str) and "://" not in path:
-            folders[f"{sink.name}.path"] = Path(path)
-    return [_check_folder(folder, name=name) for name, folder in folders.items()]
-
-
-def _check_server(config: Config) -> Finding:
-    server = config.server
-    try:
-        needs = "; clients need an API key" if server_settings(config).key_required else ""
-        if connect(config) is not None:
-            return Finding("server", True, f"runs at {server.url}{needs}")
-        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
-        socket.create_server((server.host, server.port), family=family).close()
-    except (ConfigError, ServerError) as error:
-        return Finding("server", False, str(error), fix=error.hint)
-    except OSError as error:
-        detail = f"cannot listen on {server.host} port {server.port}: {error.strerror}"
-        return Finding("server", False, detail, fix="Set another server.host or server.port.")
-    return Finding("server", True, f"port {server.port} on {server.host} is free{needs}")

@@ -16,6 +16,7 @@ import msgspec
 from ..change import record
 from ..change.event import Change, Table, piece_begin
 from ..errors import ConfigError, LogReplaced
+from ..plugins import Finding
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -327,6 +328,13 @@ class Sink(ABC):
             f"What it has stored stays. Run `headrace pipeline --adopt {self.name}`: it goes on "
             "with the oldest change in the log, and those between are not stored."
         )
+
+    def check(self) -> list[Finding]:
+        """Look whether what it writes to can be reached and written; nothing is stored or sent.
+
+        Called by `headrace check` on this machine. A HeadraceError counts as a finding.
+        """
+        return []
 
     def reset_effect(self) -> str:
         """What `reset` does to what is stored, for the operator: `empties the table …`."""

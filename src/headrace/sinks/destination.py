@@ -35,6 +35,7 @@ from ..errors import (
     SinkUnavailable,
 )
 from ..formats.etl import Destination, Etl, Event, decode
+from ..plugins import Finding
 from ..retry import Backoff
 from . import DeliveryStatus, LogBatch, LogRange, Progress, Sink, SinkWriter, Takes
 from .lake.disk import move_aside, sync_names
@@ -95,6 +96,11 @@ class DestinationSink(Sink):
             raise PipelineError(f"no folder is set for the ledger of sink {self.name}")
         self.factory()
         return DestinationWriter(self, writer, adopt=adopt)
+
+    def check(self) -> list[Finding]:
+        """Whether its class can be imported; it is not called."""
+        self.factory()
+        return [Finding("class", ok=True, detail=f"{self.class_} can be imported")]
 
     def reset_effect(self) -> str:
         """What `reset` will do."""

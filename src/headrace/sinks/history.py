@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ..change.arrow import frame
 from ..errors import ConfigError, LogReplaced, PipelineError
 from ..formats.catalogue import Formats
+from ..plugins import Finding
 from . import Progress, SinkWriter
 from .lake.append import Append, Appended, Join, Joined, due
 from .lake.delta import EPOCH, KEEP, Delta, Marks
@@ -65,6 +66,10 @@ class History(Shaped):
     def open(self, writer: str, *, adopt: bool = False) -> HistoryWriter:
         """Begin to write."""
         return HistoryWriter(self, writer, adopt=adopt)
+
+    def check(self) -> list[Finding]:
+        """Whether its folder or bucket can be written."""
+        return [self.folder.check("path")]
 
     def reset_effect(self) -> str:
         """What `reset` will do."""

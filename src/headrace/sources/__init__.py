@@ -23,6 +23,7 @@ from typing import Protocol
 import msgspec
 
 from ..change.event import Batch, Table
+from ..plugins import Finding as Finding  # what `check` of a source returns
 
 Register = Callable[[Table], Table]
 """Gives a table the version that it has in the log."""
@@ -66,15 +67,6 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     retained_bytes: int = 0  # what the server keeps for this source: WAL, captured event rows
     error: str = ""  # why it waits or has halted
     hint: str = ""  # what to do about it
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One thing `headrace check` looked at."""
-
-    name: str
-    ok: bool
-    detail: str
-    fix: str = ""  # the statement or setting that fixes it
 
 
 class Removal(msgspec.Struct, frozen=True):

@@ -20,8 +20,9 @@ import msgspec
 from ...change.arrow import frame
 from ...errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from ...formats.catalogue import Formats
+from ...plugins import Finding
 from .. import Progress, SentEvents, SettledRange, SinkWriter
-from ..lake.disk import move_aside
+from ..lake.disk import check_folder, move_aside
 from ..lake.shape import DAY, TENANT, Shaped
 from ..push.events import EventRendering
 from ..results import results
@@ -101,6 +102,10 @@ class Files(Shaped):
     def open(self, writer: str, *, adopt: bool = False) -> FilesWriter:
         """Begin to write."""
         return FilesWriter(self, writer, adopt=adopt)
+
+    def check(self) -> list[Finding]:
+        """Whether its folder can be written."""
+        return [check_folder("path", Path(os.path.abspath(self.path)))]
 
     def reset_effect(self) -> str:
         """What `reset` will do."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
+
+from ...plugins import Finding
 
 
 def sync_names(folder: Path) -> None:
@@ -29,3 +32,16 @@ def move_aside(path: Path) -> Path | None:
     real.rename(aside)
     sync_names(real.parent)
     return aside
+
+
+def check_folder(name: str, folder: Path) -> Finding:
+    """Whether a folder, or where it is to be made, can be written: by writing there."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".headrace-check-") as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        detail = f"{existing} cannot be written: {error.strerror}"
+        return Finding(name, ok=False, detail=detail, fix=f"chown or chmod {existing}")
+    return Finding(name, ok=True, detail=f"{folder} can be written")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -19,12 +20,16 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 
 from ...errors import SinkUnavailable
+from ...plugins import Finding
+from .disk import check_folder
 from .refusal import refusal
 
 LONGEST_BOUND = 64  # characters; a longer smallest or largest text is left out of the statistics
 LONGEST_NAME = 200  # of a folder
 _OWN_FOLDER = "_headrace"
 _LATEST = 253_402_300_799_999_000  # the last millisecond of the year 9999, in microseconds
+# For a probe: delta-rs would try for minutes.
+_IMPATIENT = {"connect_timeout": "5s", "timeout": "15s", "max_retries": "1", "retry_timeout": "10s"}
 _DICTIONARY_ROWS = 1000
 _DICTIONARY_SHARE = 0.2
 
@@ -101,6 +106,23 @@ class Folder:
             yield
         except OSError as error:
             raise self.failure(f"{path} cannot be read or written", error) from error
+
+    def check(self, name: str) -> Finding:
+        """Whether it can be written, listed and deleted from: by doing that with a probe."""
+        if "://" not in self.uri:
+            return check_folder(name, Path(self.uri))
+        storage = Folder(self.uri, {**_IMPATIENT, **self.options})
+        probe = f"{_OWN_FOLDER}/probe-{uuid.uuid4().hex}"
+        try:
+            storage.write_text(probe, "headrace check")
+            storage.files.get_file_info(pyarrow.fs.FileSelector(_OWN_FOLDER, allow_not_found=True))
+            storage.files.delete_file(probe)
+        except Exception as error:  # noqa: BLE001 - delta-rs has errors of several kinds
+            fix = "Check the sink's path and storage, and that they permit put, list and delete."
+            detail = f"{self.uri}: {refusal(error, self.options)}"
+            return Finding(name, ok=False, detail=detail, fix=fix)
+        detail = f"{self.uri} can be written, listed and deleted from"
+        return Finding(name, ok=True, detail=detail)
 
     def read_text(self, path: str) -> str | None:
         """A small file; None: there is none."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...errors import ConfigError
+from ...plugins import Finding
 from ...secret import Secret
 from ..push import BrokerSettings, Template
 from .channel import NatsChannel, Subjects
@@ -61,3 +62,9 @@ class Nats(BrokerSettings):
             subject=self.subject, stream=self.stream, stream_settings=dict(self.stream_settings)
         )
         return NatsChannel(NatsLogin(self, self.token, self.credentials_file), subjects)
+
+    def _check_connection(self) -> Finding:
+        # Without the stream, which connecting would make.
+        plain = replace(self, stream="", stream_settings={})
+        plain.connect().close()
+        return Finding("connection", ok=True, detail="it answers, and takes the login")

@@ -12,6 +12,7 @@ import msgspec
 from ...errors import ConfigError, PipelineError
 from ...formats import TransactionFormat
 from ...formats.catalogue import Formats
+from ...plugins import Finding
 from ...retry import Backoff
 from .. import SentEvents, SettledRange, Sink, Takes
 from ..lake.delta import Delta
@@ -201,6 +202,17 @@ class PushSettings(Sink):
             why = f"the sink has halted: {reason}"
             result = redrive.RedriveResult(request.id, count, 0, count, why)
             redrive.report_result(self.folder, result)
+
+    def check(self) -> list[Finding]:
+        """Connect and log in, and send nothing; whether dead letters can be kept."""
+        found = [self._check_connection()]
+        if self.dead_letters:
+            found.append(self.letters.check("dead_letters"))
+        return found
+
+    def _check_connection(self) -> Finding:
+        self.connect().close()
+        return Finding("connection", ok=True, detail="it answers, and takes the login")
 
     def reset_effect(self) -> str:
         """What `reset` will do."""

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import msgspec
 
 from ...errors import ConfigError, LogReplaced, PipelineError, TableFailed
+from ...plugins import Finding
 from .. import FailedTable, Progress, Sink, SinkWriter, Takes
 from ..lake.delta import EPOCH, Delta, Marks
 from ..lake.plan import BucketResult, TableFailure, TablePlan, TableRef, VersionSummary
@@ -99,6 +100,10 @@ class Tables(Sink):
     def open(self, writer: str, *, adopt: bool = False) -> TablesWriter:
         """Begin to write."""
         return TablesWriter(self, writer, adopt=adopt)
+
+    def check(self) -> list[Finding]:
+        """Whether its folder or bucket can be written."""
+        return [self.folder.check("path")]
 
     def reset_effect(self) -> str:
         """What `reset` will do."""

@@ -233,6 +233,10 @@ class ConnectionPool:
             self._idle.append((self._loop.time(), connection))
         return response
 
+    async def reach(self) -> None:
+        """Connect, and close again without a request; EndpointUnreachable when that fails."""
+        (await self._dial(CONNECT_SECONDS)).close()
+
     def _kept(self) -> HttpConnection | None:
         trusted = self._loop.time() - IDLE_SECONDS
         while self._idle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,12 +10,14 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from ...errors import ConfigError
+from ...errors import ConfigError, SinkUnavailable
 from ...formats.signature import STANDARD_SECRET, standard_key
+from ...plugins import Finding
 from ...secret import Secret
 from ..push import Policy, PushSettings, client_context
 from .address import Endpoint, endpoint
 from .channel import HttpChannel, RequestLimits
+from .pool import ConnectionPool, EndpointUnreachable
 from .request import JSON, RequestEncoder, expect_headers, expect_secret
 from .response import SecretMask
 
@@ -92,6 +95,23 @@ class Webhook(PushSettings):
             private=self.allow_private_networks,
             mask=self._mask(place, secrets),
         )
+
+    def _check_connection(self) -> Finding:
+        place = self._endpoint()
+        with asyncio.Runner() as runner:
+            runner.run(self._reach(place))
+        what = "connects, and its certificate is trusted" if place.tls else "connects"
+        return Finding("connection", ok=True, detail=f"{place.origin} {what}")
+
+    async def _reach(self, place: Endpoint) -> None:
+        loop, tls = asyncio.get_running_loop(), self._tls() if place.tls else None
+        pool = ConnectionPool(loop, place, tls=tls, private=self.allow_private_networks)
+        try:
+            await pool.reach()
+        except EndpointUnreachable as error:
+            raise SinkUnavailable(str(error)) from None
+        finally:
+            pool.close()
 
     def _mask(self, place: Endpoint, secrets: Sequence[Secret]) -> SecretMask:
         """Hides what a response may repeat and must not show."""

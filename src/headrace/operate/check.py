@@ -1,0 +1,170 @@
+"""Everything that `headrace check` looks at, in one pass: nothing ends with the first finding."""
+
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ..change.event import Table
+from ..config import Config, PipelineSection
+from ..errors import ConfigError, HeadraceError, ServerError, SourceError
+from ..model import Model
+from ..plugins import Finding
+from ..run import check_model, server_settings
+from ..sinks import Sink
+from ..sinks.lake.disk import check_folder
+from .commands import connect
+from .parts import sink_named
+
+_AT_ONCE = 8
+_CONNECT_SECONDS = 5.0
+_MASTER = re.compile(
+    r"local|local\[(\*|[1-9]\d*)(,[1-9]\d*)?\]|yarn|spark://[^/,]+:\d+(,[^/,]+:\d+)*|k8s://.+"
+)
+
+
+class CheckReport(msgspec.Struct, frozen=True):
+    """What was found, part by part."""
+
+    ok: bool
+    warnings: list[str]
+    findings: dict[str, list[Finding]]
+
+
+def check_everything(config: Config, check_java: Callable[[], Finding]) -> CheckReport:
+    """Look at this machine, every source, the model, the pipeline and every sink."""
+    parts: dict[str, Callable[[], list[Finding]]] = {"this machine": lambda: _machine(config)}
+    for source in config.sources:
+        parts[source.name] = source.check
+    if config.model != Model():
+        parts["model"] = lambda: _model(config)
+    if (section := config.pipeline) is not None:
+        parts["pipeline"] = lambda: [check_java(), *_pipeline(config, section)]
+        tables = _captured(config)
+        for sink in section.sinks:
+            parts[f"sink {sink.name}"] = _sink_check(config, sink, tables)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        waiting = {name: threads.submit(_found, look) for name, look in parts.items()}
+    findings = {name: each.result() for name, each in waiting.items()}
+    ok = all(finding.ok for found in findings.values() for finding in found)
+    return CheckReport(ok, list(config.warnings), findings)
+
+
+def _found(look: Callable[[], list[Finding]]) -> list[Finding]:
+    """What a look finds; one that fails is a finding too."""
+    try:
+        return look()
+    except HeadraceError as error:
+        return [Finding("check", ok=False, detail=error.explain(), fix=error.hint)]
+
+
+def _machine(config: Config) -> list[Finding]:
+    return [check_folder("data_dir", config.data_dir), _check_server(config)]
+
+
+def _model(config: Config) -> list[Finding]:
+    """Whether the model names only what the sources have."""
+    try:
+        check_model(config)
+    except SourceError as error:
+        return [Finding("model", False, f"cannot be compared with the tables: {error}")]
+    except ConfigError as error:
+        return [Finding("model", False, str(error), fix="Fix these settings, or the tables.")]
+    return [Finding("model", True, "names only tables and columns that there are")]
+
+
+def _pipeline(config: Config, section: PipelineSection) -> Iterator[Finding]:
+    yield _master(section.master)
+    yield check_folder("checkpoint_dir", config.checkpoint_dir)
+    if section.url:
+        yield _log_server(config, section.url)
+
+
+def _master(master: str) -> Finding:
+    if not _MASTER.fullmatch(master):
+        fix = "Set pipeline.master to local[*], local[4], spark://HOST:7077, yarn or k8s://…."
+        return Finding("master", ok=False, detail=f"{master} is no master of Spark", fix=fix)
+    if not master.startswith("spark://"):
+        return Finding("master", ok=True, detail=master)
+    refused = [why for each in master[len("spark://") :].split(",") if (why := _refusal(each))]
+    ok = len(refused) <= master.count(",")
+    fix = "" if ok else "Start the master, or set pipeline.master to where it is."
+    detail = master if ok else f"{master} does not answer: {refused[0]}"
+    return Finding("master", ok=ok, detail=detail, fix=fix)
+
+
+def _log_server(config: Config, url: str) -> Finding:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    why = _refusal(f"{parts.hostname}:{port}")
+    fix = "Start the server there, or set pipeline.url to where it is."
+    if why:
+        return Finding("url", ok=False, detail=f"{url} does not answer: {why}", fix=fix)
+    return Finding("url", ok=True, detail=f"{url} answers")
+
+
+def _refusal(address: str) -> str:
+    """Why nothing listens at an address; "": something does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
+
+
+# --- sinks ---------------------------------------------------------------------------------------
+
+
+def _captured(config: Config) -> list[Table] | None:
+    """The tables of all sources; None: a database does not answer, which is its own finding."""
+    try:
+        return [table for source in config.sources for table in source.captured_tables()]
+    except HeadraceError:
+        return None
+
+
+def _sink_check(
+    config: Config, sink: Sink, tables: Sequence[Table] | None
+) -> Callable[[], list[Finding]]:
+    def look() -> list[Finding]:
+        found = _found(sink_named(config, sink.name).check)
+        return [*found, *_globs(sink, tables)]
+
+    return look
+
+
+def _globs(sink: Sink, tables: Sequence[Table] | None) -> Iterator[Finding]:
+    """The patterns of a sink that no table matches: perhaps they are misspelt."""
+    if not tables or not sink.tables:
+        return
+    lost = [glob for glob in sink.tables if not any(table.matches(glob) for table in tables)]
+    if lost:
+        there = sorted({f"{table.schema}.{table.name}" for table in tables})
+        shown = ", ".join(there[:10]) + (" …" if len(there) > 10 else "")
+        fix = f"Check `tables` of the sink; there are: {shown}"
+        yield Finding("tables", ok=False, detail=f"no table matches {', '.join(lost)}", fix=fix)
+    else:
+        yield Finding("tables", ok=True, detail="every pattern matches a table")
+
+
+# --- the server ----------------------------------------------------------------------------------
+
+
+def _check_server(config: Config) -> Finding:
+    server = config.server
+    try:
+        needs = "; clients need an API key" if server_settings(config).key_required else ""
+        if connect(config) is not None:
+            return Finding("server", True, f"runs at {server.url}{needs}")
+        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+        socket.create_server((server.host, server.port), family=family).close()
+    except (ConfigError, ServerError) as error:
+        return Finding("server", False, str(error), fix=error.hint)
+    except OSError as error:
+        detail = f"cannot listen on {server.host} port {server.port}: {error.strerror}"
+        return Finding("server", False, detail, fix="Set another server.host or server.port.")
+    return Finding("server", True, f"port {server.port} on {server.host} is free{needs}")
