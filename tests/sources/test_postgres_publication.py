@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.change.event import Op
-from headrace.change.replay import Replay
+from headrace.change.replay import Replay, TableName
 from headrace.log import Log
 from headrace.secret import Secret
 from headrace.sources import Phase
@@ -117,3 +117,61 @@ def test_an_ordinary_role_may_alter_its_tables_while_ddl_is_told(
     finally:
         pg.execute(f"DROP OWNED BY {role} CASCADE")
         pg.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.requirement("P-15")
+def test_what_check_prints_can_be_pasted_and_then_everything_is_captured(
+    any_pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    """By a role that owns nothing, before there is any publication."""
+    role = f"reader_{any_pg.name}"
+    any_pg.execute(f"CREATE ROLE {role} LOGIN")
+    any_pg.execute(
+        """CREATE TABLE "odd %name" (id int PRIMARY KEY);
+           CREATE SCHEMA hidden;
+           CREATE TABLE hidden.users (id int PRIMARY KEY, v int);
+           CREATE TABLE hidden.notes (id int, v int);
+           CREATE TABLE hidden.parts (id int, v int) PARTITION BY RANGE (id);
+           CREATE TABLE hidden.parts_1 PARTITION OF hidden.parts DEFAULT"""
+    )
+    url = any_pg.url.replace("postgres@", f"{role}@")
+    source = replace(postgres(any_pg), url=Secret(url))
+    try:
+        wrong = [finding for finding in source.check() if not finding.ok]
+        assert {finding.name for finding in wrong} == {
+            "replication privilege",
+            "publication",
+            "publication for inserts",
+            "table public.odd %name",
+            "table hidden.users",
+            "table hidden.notes",
+            "table hidden.parts",
+        }
+        for finding in wrong:
+            any_pg.execute(finding.fix)
+        findings = source.check()
+        assert [finding for finding in findings if not finding.ok] == []
+        fixes = {finding.name: finding.fix for finding in findings if finding.fix}
+        assert fixes.keys() == {"table hidden.notes", "table hidden.parts"}
+        with Log.open(tmp_path / "log") as log:
+            feed = Captured(any_pg, log, source)
+            with feed.running():
+                assert feed.status.inserts_only.keys() == {"hidden.notes", "hidden.parts"}
+                any_pg.execute("INSERT INTO hidden.notes VALUES (1, 1)")
+                any_pg.execute("UPDATE hidden.notes SET v = 2")
+                assert len(feed.changes(Op.INSERT)) == 1
+            for fix in fixes.values():
+                any_pg.execute(fix)
+            # Nor may the role move them to the other publication.
+            for fix in [finding.fix for finding in source.check() if finding.fix]:
+                any_pg.execute(fix)
+            assert [finding.fix for finding in source.check() if finding.fix] == []
+            feed = Captured(any_pg, log, source)
+            with feed.running():
+                any_pg.execute("UPDATE hidden.notes SET v = 3")
+                feed.until_caught_up()
+                rows = Replay.of(log.read(0, limit=1000)).rows(TableName("shop", "hidden", "notes"))
+                assert rows == [{"id": 1, "v": 3}]
+    finally:
+        any_pg.execute(f"DROP OWNED BY {role}")
+        any_pg.execute(f"DROP ROLE {role}")

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from psycopg import sql
 
 from ...errors import HeadraceError
 from .. import Finding
 from . import ddl
-from .catalog import Catalog
-from .publications import everything_published, find_pair
+from .catalog import Catalog, inserts_name
+from .identity import Member, members, remedy
+from .publications import (
+    Pair,
+    creation,
+    everything_published,
+    find_pair,
+    inserts_creation,
+    only_inserts_published,
+)
 from .settings import PostgresSettings
 
 _OLDEST = 150000
@@ -23,15 +32,20 @@ _USER_PLAIN = """
     SELECT current_user, rolsuper, rolreplication OR rolsuper
     FROM pg_roles WHERE rolname = current_user"""
 
-_TABLE = """
-    SELECT c.relreplident, has_table_privilege(c.oid, 'SELECT'),
-           pg_has_role(c.relowner, 'USAGE'),
-           EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid
-                   AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
-                       ELSE i.indisprimary END),
-           has_schema_privilege(n.oid, 'USAGE')
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = %s AND c.relname = %s"""
+_RIGHTS = """
+    SELECT c.oid::bigint, has_table_privilege(c.oid, 'SELECT'), pg_has_role(c.relowner, 'USAGE'),
+           has_schema_privilege(c.relnamespace, 'USAGE')
+    FROM pg_class c WHERE c.oid = ANY (%s::oid[])"""
+
+_MAY_CREATE = """
+    SELECT current_database(), current_user, has_database_privilege(current_database(), 'CREATE')"""
+
+
+@dataclass(frozen=True, slots=True)
+class _TableRights:
+    readable: bool
+    owned: bool
+    reachable: bool  # its schema may be used
 
 
 def check(source: PostgresSettings) -> list[Finding]:
@@ -62,8 +76,8 @@ class _Check:
         yield self._wal_level()
         yield self._replication_role()
         yield from self._room()
-        yield from self._publication_and_slot()
-        yield from self._tables()
+        yield self._slot()
+        yield from self._published()
         if self._source.ddl:
             yield self._event_trigger()
 
@@ -104,71 +118,111 @@ class _Check:
             fix = "" if ok else f"ALTER SYSTEM SET {setting} = {taken + 10};  -- then restart"
             yield Finding(setting, ok=ok, detail=f"{taken} of {limit} in use", fix=fix)
 
-    def _publication_and_slot(self) -> Iterator[Finding]:
-        name = self._source.publication_name
-        first = find_pair(self._catalog, self._source).first
-        if first is not None:
-            ok = first.everything
-            detail = f"{name} exists" if ok else f"{name} does not publish every operation"
-            yield Finding("publication", ok, detail, "" if ok else everything_published(name))
-        else:
-            yield self._may_create_publication(name)
-        slot = self._catalog.slot(self._source.slot_name)
+    def _slot(self) -> Finding:
+        name = self._source.slot_name
+        slot = self._catalog.slot(name)
         if slot is None:
-            detail = f"{self._source.slot_name} will be created"
-            yield Finding("slot", ok=True, detail=detail)
-            return
+            return Finding("slot", ok=True, detail=f"{name} will be created")
         here = self._catalog.rows("SELECT current_database()")[0][0]
         ok = slot.plugin == "pgoutput" and slot.database == here and not slot.lost
-        detail = f"{self._source.slot_name}: plugin {slot.plugin}, database {slot.database}"
+        detail = f"{name}: plugin {slot.plugin}, database {slot.database}"
         detail += ", WAL lost" if slot.lost else ""
-        fix = f"headrace snapshot {self._source.name}  -- drops it and starts anew"
-        yield Finding("slot", ok=ok, detail=detail, fix="" if ok else fix)
+        detail += "" if ok else "; a new start replaces it"
+        return Finding("slot", ok, detail, "" if ok else f"headrace snapshot {self._source.name}")
 
-    def _may_create_publication(self, name: str) -> Finding:
-        database, user, ok = self._catalog.rows(
-            "SELECT current_database(), current_user,"
-            " has_database_privilege(current_database(), 'CREATE')"
-        )[0]
-        fix = f"GRANT CREATE ON DATABASE {_name(database)} TO {_name(user)};"
-        detail = (
-            f"{name} will be created" if ok else f"{name} does not exist, nor may {user} create it"
-        )
-        return Finding("publication", ok=ok, detail=detail, fix="" if ok else fix)
-
-    def _tables(self) -> Iterator[Finding]:
-        globs = self._source.tables
-        found = self._catalog.candidates(globs)
-        if not found:
+    def _published(self) -> Iterator[Finding]:
+        """The publications, and each table."""
+        globs, first = self._source.tables, self._source.publication_name
+        wanted = [table.oid for table in self._catalog.wanted(globs)]
+        if not wanted:
             fix = "Check `tables` of the source, and that the tables exist in this database."
-            detail = f"no table matches {', '.join(globs)}"
-            yield Finding("tables", ok=False, detail=detail, fix=fix)
-        published = {
-            (table.schema, table.name)
-            for table in self._catalog.published(self._source.publication_name)
+            yield Finding(
+                "tables", ok=False, detail=f"no table matches {', '.join(globs)}", fix=fix
+            )
+        found = members(self._catalog, first, wanted=wanted)
+        published = {member.oid for member in found if member.publication}
+        found = [m for m in found if m.oid in wanted and (m.publication or m.oid not in published)]
+        rights = {
+            oid: _TableRights(*each)
+            for oid, *each in self._catalog.rows(_RIGHTS, [member.oid for member in found])
         }
-        for schema, name in found:
-            yield self._table(schema, name, published=(schema, name) in published)
+        pair = find_pair(self._catalog, self._source)
+        missing = [member for member in found if not member.publication]
+        foreign = {member.oid for member in missing if not rights[member.oid].owned}
+        yield self._first(pair, [m for m in missing if not m.refused], foreign)
+        yield self._second(pair, [m for m in missing if m.refused], foreign)
+        for member in found:
+            yield self._table(member, rights[member.oid], pair)
 
-    def _table(self, schema: str, name: str, *, published: bool) -> Finding:
-        identity, readable, owned, has_key, usable = self._catalog.rows(_TABLE, schema, name)[0]
-        quoted = f"{_name(schema)}.{_name(name)}"
-        what = f"table {schema}.{name}"
-        user = self._catalog.rows("SELECT current_user")[0][0]
-        if not usable or not readable:
-            fix = f"GRANT USAGE ON SCHEMA {_name(schema)} TO {_name(user)};" if not usable else ""
-            fix = " ".join([fix, f"GRANT SELECT ON {quoted} TO {_name(user)};"]).strip()
-            return Finding(what, ok=False, detail="may not be read", fix=fix)
-        if not published and not owned:
-            publication = _name(self._source.publication_name)
-            fix = f"ALTER PUBLICATION {publication} ADD TABLE {quoted};  -- as its owner"
-            return Finding(what, ok=False, detail="is not published, and not ours", fix=fix)
-        if identity == "n" or (identity != "f" and not has_key):
-            detail = "has no replica identity: the server will refuse UPDATE and DELETE on it"
-            fix = f"ALTER TABLE {quoted} REPLICA IDENTITY FULL;  -- or give it a primary key"
-            return Finding(what, ok=False, detail=detail, fix=fix)
-        sent = {"d": "key", "i": "index", "f": "all columns"}[identity]
+    def _first(self, pair: Pair, missing: list[Member], foreign: set[int]) -> Finding:
+        """The publication of every operation, and tables that it should have."""
+        name = self._source.publication_name
+        if pair.first is not None:
+            ok = pair.first.everything
+            detail = f"{name} exists" if ok else f"{name} does not publish every operation"
+            return Finding("publication", ok, detail, "" if ok else everything_published(name))
+        statement = creation(self._catalog, name, [member.published for member in missing])
+        owned = foreign.isdisjoint(member.oid for member in missing)
+        return self._creation("publication", name, statement, owned=owned)
+
+    def _second(self, pair: Pair, missing: list[Member], foreign: set[int]) -> Finding:
+        """The publication for inserts, and tables that it should have."""
+        what, first = "publication for inserts", self._source.publication_name
+        name = inserts_name(first)
+        if pair.second is not None:
+            ok = pair.second.inserts
+            detail = f"{name} {'exists' if ok else 'must publish inserts and truncates only'}"
+            return Finding(what, ok, detail, "" if ok else only_inserts_published(first))
+        may_create = self._catalog.rows(_MAY_CREATE)[0][2]
+        if (pair.first and pair.first.all_tables) or not (missing or may_create):
+            return Finding(what, ok=True, detail=f"{name} is not needed")
+        tables = [member.published for member in missing]
+        statement = inserts_creation(self._catalog, first, tables)
+        owned = foreign.isdisjoint(member.oid for member in missing)
+        return self._creation(what, name, statement, owned=owned)
+
+    def _creation(self, what: str, name: str, statement: str, *, owned: bool) -> Finding:
+        database, user, may_create = self._catalog.rows(_MAY_CREATE)[0]
+        if may_create and owned:
+            return Finding(what, ok=True, detail=f"{name} will be created")
+        if not owned:
+            detail = f"{name} does not exist, and {user} does not own every table"
+            return Finding(what, ok=False, detail=detail, fix=f"{statement}  -- as their owner")
+        detail = f"{name} does not exist, nor may {user} create it"
+        grant = f"GRANT CREATE ON DATABASE {_name(database)} TO {_name(user)};"
+        return Finding(what, ok=False, detail=detail, fix=grant)
+
+    def _table(self, member: Member, rights: _TableRights, pair: Pair) -> Finding:
+        what, first = f"table {member.path}", self._source.publication_name
+        lacks, fixes = [], []
+        if not rights.readable or not rights.reachable:
+            lacks.append("may not be read")
+            fixes.append(self._grant(member, rights))
+        if not member.publication and not rights.owned:
+            lacks.append("is not published, and not ours")
+            if (pair.second if member.refused else pair.first) is not None:
+                name = inserts_name(first) if member.refused else first
+                fixes.append(f"ALTER PUBLICATION {_name(name)} ADD {member.published};")
+        if member.publication == first and member.refused:
+            lacks.append(f"{first} makes the server refuse its UPDATE and DELETE")
+            fixes.append(remedy(first, member))
+        if lacks:
+            return Finding(what, ok=False, detail="; ".join(lacks), fix=" ".join(fixes))
+        if self._source.identity == "full" and rights.owned and member.columns is None:
+            return Finding(what, ok=True, detail="old row: all columns")
+        if member.refused or member.publication == inserts_name(first):
+            detail = "inserts only, or the server would refuse its UPDATE and DELETE. To change it:"
+            if not member.refused:
+                detail = "inserts only, until it is moved by `headrace run`, or by:"
+            return Finding(what, ok=True, detail=detail, fix=remedy(first, member))
+        sent = {"d": "key", "i": "index", "f": "all columns"}[member.parts[0].identity]
         return Finding(what, ok=True, detail=f"old row: {sent}")
+
+    def _grant(self, member: Member, rights: _TableRights) -> str:
+        user = _name(self._catalog.rows("SELECT current_user")[0][0])
+        usage = f"GRANT USAGE ON SCHEMA {_name(member.schema)} TO {user};"
+        select = f"GRANT SELECT ON {member.quoted} TO {user};"
+        return " ".join([*([] if rights.reachable else [usage]), select])
 
     def _event_trigger(self) -> Finding:
         found = ddl.installed(self._catalog)

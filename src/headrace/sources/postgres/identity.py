@@ -175,7 +175,9 @@ def members(catalog: Catalog, publication: str, *, wanted: Iterable[int] = ()) -
 
 
 def remedy(publication: str, member: Member) -> str:
-    """The statements after which nothing of a table would be refused."""
+    """The statements after which all of a table that is captured for inserts only can be."""
+    if not member.refused:
+        return _swap(publication, member)
     fixes = [_remedy(publication, member, part) for part in member.refused]
     whole = member.parts[0]
     if fixes[:1] == [_full(whole)] or (whole.identity == "f" and not whole.reason):
@@ -185,16 +187,12 @@ def remedy(publication: str, member: Member) -> str:
 
 
 def _remedy(publication: str, member: Member, part: Written) -> str:
-    first, second = map(_quoted, (publication, inserts_name(publication)))
     if part.reason == "generated":
-        return f"ALTER PUBLICATION {first} SET (publish_generated_columns = stored);"
+        return f"ALTER PUBLICATION {_quoted(publication)} SET (publish_generated_columns = stored);"
     if part.reason == "columns":
         columns = dict.fromkeys([*(member.columns or ()), *part.key])
         wider = dataclasses.replace(member, columns=list(columns))
-        return (
-            f"ALTER PUBLICATION {second} DROP TABLE ONLY {member.quoted}; "
-            f"ALTER PUBLICATION {first} ADD {wider.published};"
-        )
+        return _swap(publication, wider)
     whole = member.parts[0]
     # The key of a partition will do if it is that of the whole.
     keyed = part is whole or (whole.has_key and (whole.identity != "f" or whole.reason))
@@ -203,6 +201,14 @@ def _remedy(publication: str, member: Member, part: Written) -> str:
     if part.has_virtual or member.columns is not None:
         return f"/* {part.quoted} needs a primary key, within the columns that are published */"
     return _full(part)
+
+
+def _swap(publication: str, member: Member) -> str:
+    first, second = map(_quoted, (publication, inserts_name(publication)))
+    return (
+        f"ALTER PUBLICATION {second} DROP TABLE ONLY {member.quoted}; "
+        f"ALTER PUBLICATION {first} ADD {member.published};"
+    )
 
 
 def _full(part: Written) -> str:
