@@ -81,7 +81,7 @@ def test_a_page_never_exceeds_the_limit_and_pages_lose_nothing(site: Site) -> No
 @pytest.mark.requirement("S4-24")
 def test_a_page_of_large_rows_ends_early_instead_of_filling_the_memory(site: Site) -> None:
     for number in range(12):
-        site.writer.put("users", str(number), photo="x" * (1 << 20))
+        site.writer.put("users", str(number), photo="x" * (128 << 10))
     page = events(site, limit=10_000)
     assert 1 <= len(page) < 12
     rest = events(site, from_seq=page[-1]["sequence"], limit=10_000)

@@ -27,7 +27,7 @@ from .ranges import Ancestor, Ranges, plan, shared_upto
 
 PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of records, their bytes
 
-_PIECE_BYTES = 1 << 20
+_PIECE_BYTES = 512 << 10
 _POLL_SECONDS = 0.2  # between two looks at a log that another process may write
 _WRITE_BUFFER = 32 << 20  # bytes; up to two of them hold what is not in a table file yet
 
@@ -53,9 +53,14 @@ class Piece(msgspec.Struct, frozen=True):
         """The sequence of the last one."""
         return self.first + self.count - 1
 
+    @property
+    def head(self) -> bytes:
+        """What is sent before the records (`PIECE_HEAD`)."""
+        return PIECE_HEAD.pack(self.first, self.count, len(self.records))
+
     def packed(self) -> bytes:
-        """The piece as it is sent: a head (`PIECE_HEAD`), then the records."""
-        return PIECE_HEAD.pack(self.first, self.count, len(self.records)) + self.records
+        """The piece as it is sent: its head, then the records."""
+        return self.head + self.records
 
 
 class LogReader:

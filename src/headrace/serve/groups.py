@@ -25,7 +25,7 @@ from .affected import AffectedRows, AffectedRowsFinder, BlockedRows
 from .feed import LogFeed
 from .filter import Filter
 from .permissions import Permissions
-from .subscription import RECHECK_SECONDS, LogGap, PageEvent, Subscription, spanning
+from .subscription import PAGE_BYTES, RECHECK_SECONDS, LogGap, PageEvent, Subscription, spanning
 
 WINDOW = 1000  # events; what lies further beyond the lowest that is not acked has to wait
 WINDOW_BYTES = 8 << 20
@@ -247,9 +247,9 @@ class Group:
 
     def _choose(self, limit: int) -> list[_Item]:
         live = self._live()
-        busy, chosen, room = BlockedRows(), list[_Item](), limit
+        busy, chosen, room, size = BlockedRows(), list[_Item](), limit, PAGE_BYTES
         for item in self._items.values():
-            if room <= 0:
+            if room <= 0 or size <= 0:
                 break
             leases = item.lease is not None and item.lease.id in live
             if leases or busy.blocks(item.affected):
@@ -257,6 +257,7 @@ class Group:
             else:
                 chosen.append(item)
                 room -= item.events
+                size -= item.size
         return chosen
 
     # --- what there is ---

@@ -79,6 +79,8 @@ async def _pieces(log: Log, after: int, upto: int, access: Access) -> AsyncItera
     # What is trimmed meanwhile is left out; each piece says where it begins. Whoever gets too
     # little because the key has ended asks for the rest, and is refused.
     while access.valid() and (piece := await asyncio.to_thread(log.piece, after, upto=upto)):
-        yield piece.packed()
-        after = piece.last
-        await access.pay(piece.count)
+        after, count, records = piece.last, piece.count, [piece.records]
+        yield piece.head
+        del piece  # it may be large, and the client may take nothing for long
+        yield records.pop()
+        await access.pay(count)

@@ -33,7 +33,9 @@ __all__ = [
 ]
 
 RECHECK_SECONDS = 0.5  # a reader whose permissions may end looks again after so long at the latest
-PAGE_BYTES = 8 << 20  # a page ends after the change that goes beyond this
+# A page ends after the change that goes beyond this. A client that does not take its page keeps it
+# in memory.
+PAGE_BYTES = 1 << 20
 
 
 class Subscription:
