@@ -32,6 +32,7 @@ def run(
     its own, and starts it again whenever it ends. Stops in order on Ctrl-C or SIGTERM. A source
     that halts does not end it: the log is still served, and the exit code is 1 in the end.
     """
+    import gc
     import logging
     from contextlib import ExitStack
 
@@ -48,6 +49,10 @@ def run(
     reloading = reload_on_hangup(stopping)
     with ExitStack() as stack:
         running = stack.enter_context(Run(settings))
+        # What is loaded stays. To look through it for garbage, time and again, would hold up
+        # every client for a tenth of a second.
+        gc.collect()
+        gc.freeze()
         progress = stack.enter_context(RunProgress(console, live_only=True))
 
         def pipeline_process() -> PipelineProcess:

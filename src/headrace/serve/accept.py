@@ -12,7 +12,7 @@ from ..log import files
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 64  # connections that are taken before others get their turn
+AT_ONCE = 16  # connections that are taken before others get their turn
 HANDSHAKE_SECONDS = 10.0  # for a client to agree on TLS
 SHUTDOWN_SECONDS = 3.0  # for a client to take the end of TLS
 PAUSE_SECONDS = 0.5  # until the next try where no file can be opened

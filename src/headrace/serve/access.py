@@ -151,6 +151,8 @@ def rate_limited(message: str, wait: float) -> RequestRefused:
 
 
 # --- guards of routes ----------------------------------------------------------------------------
+# None of them waits for anything. They are coroutines because Litestar would call functions in a
+# thread, where they would wait for whatever reads much at the moment.
 
 OPEN = {"open": True}  # `opt` of a route that checks the key itself, or needs none
 
@@ -166,21 +168,21 @@ async def admitted(connection: Connection, route: BaseRouteHandler) -> None:
         connection.scope["state"]["held"].enter_context(access.connected(end))
 
 
-def admin(connection: Connection, route: BaseRouteHandler) -> None:
+async def admin(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a key that may only read."""
     if not access_of(connection).admin:
         message = f"this API key may not do that: it lacks the scope {Scope.ADMIN}"
         raise RequestRefused(403, Problem("permission_denied", message))
 
 
-def operator(connection: Connection, route: BaseRouteHandler) -> None:
+async def operator(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse everybody but the commands of this machine."""
     if (key := access_of(connection).key) is None or key.id != OPERATOR:
         message = "only the commands of the server's machine may do that, as the server's user"
         raise RequestRefused(403, Problem("permission_denied", message))
 
 
-def whole(connection: Connection, route: BaseRouteHandler) -> None:
+async def whole(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a key of some tables or of a tenant: this route shows everything."""
     if not access_of(connection).whole:
         message = "this route shows all tables and tenants, and this API key has only some"
@@ -205,7 +207,7 @@ def holding(app: ASGIApp) -> ASGIApp:
     return call
 
 
-def no_key_in_url(connection: Connection, route: BaseRouteHandler) -> None:
+async def no_key_in_url(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a key in the URL: URLs are written down by proxies, browsers and logs."""
     raw = connection.scope["query_string"].decode("latin-1")
     url = unquote_plus(raw) + connection.scope["path"]
@@ -220,7 +222,7 @@ def no_key_in_url(connection: Connection, route: BaseRouteHandler) -> None:
         )
 
 
-def known_host(connection: Connection, route: BaseRouteHandler) -> None:
+async def known_host(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a foreign Host: a web page whose name was pointed at this machine sends its own."""
     settings = Service.of(connection).settings
     host = connection.headers.get("host", "")
@@ -232,7 +234,7 @@ def known_host(connection: Connection, route: BaseRouteHandler) -> None:
         raise RequestRefused(403, Problem("forbidden_host", message, hint=hint))
 
 
-def same_origin(connection: Connection, route: BaseRouteHandler) -> None:
+async def same_origin(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse what another site's page asks a browser to do: browsers then send that Origin."""
     origin = connection.headers.get("origin")
     if origin is None or authority(origin) == connection.headers.get("host", "").lower():
@@ -243,7 +245,7 @@ def same_origin(connection: Connection, route: BaseRouteHandler) -> None:
         raise RequestRefused(403, Problem("forbidden_origin", message, hint=hint))
 
 
-def no_body(connection: Connection, route: BaseRouteHandler) -> None:
+async def no_body(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse a GET with a body: nothing would ever read it."""
     headers = connection.headers
     if connection.scope.get("method") == "GET" and (
@@ -252,7 +254,7 @@ def no_body(connection: Connection, route: BaseRouteHandler) -> None:
         raise RequestRefused(400, Problem("unexpected_body", "a GET request takes no body"))
 
 
-def changefeed_enabled(connection: Connection, route: BaseRouteHandler) -> None:
+async def changefeed_enabled(connection: Connection, route: BaseRouteHandler) -> None:
     """Refuse the changefeed where it is switched off."""
     if not Service.of(connection).settings.enabled:
         hint = "Set cdc.enabled to true."

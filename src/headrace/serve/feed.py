@@ -101,6 +101,7 @@ class LogFeed:
         self._arrivals: dict[asyncio.Future[None], None] = {}  # who waits, first come first woken
         self._waking = False
         self._rested = 0.0  # the loop time from which readers may be woken again
+        self._turns = asyncio.Lock()
 
     def open(self) -> None:
         """Begin to wake subscriptions, on the running event loop, when something is committed."""
@@ -174,6 +175,14 @@ class LogFeed:
         entries = block.after(after, last)
         # Nothing: it was trimmed while it was read.
         return entries or await self.read(last, upto)
+
+    async def turn(self) -> None:
+        """Wait for the turn to work on a block, one reader between two looks at all sockets.
+
+        However many read much at once, whoever wants little waits for one block of theirs.
+        """
+        async with self._turns:
+            await asyncio.sleep(0)
 
     def _block(self, number: int) -> Block:
         block = self._blocks.get(number)

@@ -30,6 +30,7 @@ from .. import __version__
 from .parameters import ParameterRule
 from .problems import Problem
 from .query import UINT64, NoQuery, defaults, read_query, rules
+from .threads import aside
 
 PATH = "/openapi.json"
 EVENT_STREAM = "text/event-stream"
@@ -132,11 +133,16 @@ SWITCHED_OFF = {404: problem("The changefeed is switched off.")}
 WITH_BODY = {413: problem("The body is too large.")}
 
 
-def _only_there(connection: ASGIConnection[Any, Any, Any, Any], route: BaseRouteHandler) -> None:
+async def _only_there(
+    connection: ASGIConnection[Any, Any, Any, Any], route: BaseRouteHandler
+) -> None:
     # Litestar adds a page of its own for every path below.
     if connection.url.path.rstrip("/") != PATH:
         raise NotFoundException
     read_query(connection, NoQuery)
+    # It is made for the first who asks, in a thread: that takes a tenth of a second.
+    plugin: Any = connection.app.plugins.get("OpenAPIPlugin")
+    await aside(plugin.provide_openapi_schema)
 
 
 def _parameters(query: type[msgspec.Struct]) -> list[Parameter]:

@@ -27,6 +27,7 @@ from .problems import Problem, RequestRefused
 from .query import NoQuery, read_body, read_query
 from .request import may
 from .service import Service
+from .threads import aside
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     service, access = Service.of(request), access_of(request)
     read_query(request, NoQuery)
     # In a thread: it reads a file, and perhaps many cursors.
-    exposed = await asyncio.to_thread(_exposed, service, access)
+    exposed = await aside(_exposed, service, access)
     return Response(exposed, media_type=MEDIA_TYPE)
 
 

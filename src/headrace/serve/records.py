@@ -1,6 +1,5 @@
 """The log as it is stored, for readers that share the work: ranges, records, tables."""
 
-import asyncio
 import functools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,6 +14,7 @@ from .access import Access, access_of, whole
 from .openapi import operation, replies
 from .query import RangesQuery, RecordsQuery, TablesQuery, read_query
 from .service import Service
+from .threads import aside
 
 RECORDS = "application/x-headrace-records"
 
@@ -38,7 +38,7 @@ async def ranges(request: Request[Any, Any, Any]) -> Response[bytes]:
     )
     # Mostly there is nothing to look for.
     idle = query.after >= log.latest_sequence
-    found = find() if idle else await asyncio.to_thread(find)
+    found = find() if idle else await aside(find)
     return Response(msgspec.json.encode(found), media_type="application/json")
 
 
@@ -69,16 +69,20 @@ async def tables(request: Request[Any, Any, Any]) -> Response[bytes]:
     """What the columns of tables were, and are: one entry a version."""
     service = Service.of(request)
     query = read_query(request, TablesQuery)
-    known = await asyncio.to_thread(service.log.tables)
-    later = [table for table in known if table.version > query.after]
-    document = msgspec.json.encode(TableVersionList(service.feed.epoch, later))
+    # In a thread: there may be thousands.
+    document = await aside(_tables, service, query.after)
     return Response(document, media_type="application/json")
+
+
+def _tables(service: Service, after: int) -> bytes:
+    later = [table for table in service.log.tables() if table.version > after]
+    return msgspec.json.encode(TableVersionList(service.feed.epoch, later))
 
 
 async def _pieces(log: Log, after: int, upto: int, access: Access) -> AsyncIterator[bytes]:
     # What is trimmed meanwhile is left out; each piece says where it begins. Whoever gets too
     # little because the key has ended asks for the rest, and is refused.
-    while access.valid() and (piece := await asyncio.to_thread(log.piece, after, upto=upto)):
+    while access.valid() and (piece := await aside(log.piece, after, upto=upto)):
         after, count, records = piece.last, piece.count, [piece.records]
         yield piece.head
         del piece  # it may be large, and the client may take nothing for long

@@ -17,7 +17,7 @@ from ..formats.entity import Entity
 from ..observe import traces
 from ..observe.traces import TracedTransaction
 from .encoders import encoder
-from .feed import BLOCK, FeedEntry, LogFeed
+from .feed import BLOCK, READ_ON_LOOP, FeedEntry, LogFeed
 from .filter import Filter, both
 from .page import FeedPage, LogGap, PageEvent, PageKey
 from .permissions import EVERYTHING, Permissions
@@ -166,13 +166,14 @@ class Subscription:
         nothing any more, nothing of it counts: whoever goes on for him must not miss it.
         """
         now, begun = asyncio.get_running_loop().time, self.scanned
-        rested = begun
         events: list[PageEvent] = []
         gap: LogGap | None = None
         while self.scanned < end and len(events) < limit and room > 0 and now() < until:
             if self.ended:
                 break
             entries = await self._feed.read(self.scanned, end)
+            if len(entries) > READ_ON_LOOP:
+                await self._feed.turn()
             first = entries[0].sequence if entries else end + 1
             if first > self.scanned + 1:
                 gap = spanning(gap, self._feed.gap(self.scanned + 1, first - 1))
@@ -184,9 +185,6 @@ class Subscription:
                 if not events:
                     raise
                 break  # what stands before it comes first
-            if end > self.scanned >= rested + BLOCK:
-                rested = self.scanned
-                await asyncio.sleep(0)  # other requests come between two blocks
         if self.ended:
             self.scanned = begun
             return FeedPage([], begun)
