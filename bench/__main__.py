@@ -18,6 +18,7 @@ from rich.console import Console
 from headrace.testing import PostgresDatabase, PostgresServer, Setting, postgres_installs
 
 from . import (
+    attacks,
     delivery,
     delivery_grpc,
     delivery_report,
@@ -74,6 +75,7 @@ class Part(StrEnum):
     DELIVERY_IDLE = "delivery-idle"
     DELIVERY_SLOW = "delivery-slow"
     DELIVERY_GRPC = "delivery-grpc"
+    DELIVERY_ATTACKS = "delivery-attacks"
     PUSH_FILES = "push-files"
     PUSH_KAFKA = "push-kafka"
     PUSH_KAFKA_DELAY = "push-kafka-delay"
@@ -91,6 +93,7 @@ WHOLE = {
         Part.DELIVERY_IDLE,
         Part.DELIVERY_SLOW,
         Part.DELIVERY_GRPC,
+        Part.DELIVERY_ATTACKS,
     )
 }
 
@@ -289,6 +292,12 @@ class Bench:
         with temporary_folder() as folder:
             return delivery_grpc.deliveries(folder, factor=factor, runs=self.runs)
 
+    def delivery_attacks(self) -> Section:
+        """Polls beside attacks."""
+        console.print("delivery-attacks: a server, a client that polls, and others that attack")
+        with temporary_folder() as folder:
+            return attacks.measure(folder)
+
     def push(self, deliveries: Callable[..., Section]) -> Section:
         """From the log to another system."""
         console.print("push: a query's batches, beside a loop")
@@ -363,6 +372,7 @@ def measure(
             Part.DELIVERY_IDLE: bench.delivery_idle,
             Part.DELIVERY_SLOW: bench.delivery_slow,
             Part.DELIVERY_GRPC: bench.delivery_grpc,
+            Part.DELIVERY_ATTACKS: bench.delivery_attacks,
             Part.PUSH_FILES: partial(bench.push, push_files.deliveries),
             Part.PUSH_KAFKA: partial(bench.push, push_kafka.deliveries),
             Part.PUSH_KAFKA_DELAY: bench.push_kafka_delay,
