@@ -8,10 +8,14 @@ from typing import Any, LiteralString
 
 import pytest
 
+from headrace.capture import Capture
 from headrace.change.event import Op
 from headrace.log import Log
-from headrace.sources import Phase
+from headrace.secret import Secret
+from headrace.sources import Phase, Status
+from headrace.sources.postgres_events import PostgresEvents
 from headrace.testing import PostgresDatabase, wait_until
+from tests.sources.captures import TIMEOUT
 from tests.sources.capturing import Captured, captured, driven, postgres
 from tests.sources.writing import create, writers
 
@@ -90,6 +94,29 @@ def test_an_index_is_created_concurrently_while_a_snapshot_runs(
         pg.connect(options="-c lock_timeout=5s") as connection,
     ):
         connection.execute("CREATE INDEX CONCURRENTLY ON other (id)")
+
+
+@pytest.mark.requirement("P-01")
+def test_a_snapshot_for_an_event_table_yields_too(pg: PostgresDatabase, tmp_path: Path) -> None:
+    create(pg, "users", rows=ROWS)
+    source = PostgresEvents(name="shop", url=Secret(pg.url), snapshot_rows_per_second=8000)
+    with Log.open(tmp_path / "log") as log:
+        capture = Capture(source, log)
+        capture.start()
+        try:
+            wait_until(lambda: log.latest_sequence > 1000, timeout=TIMEOUT, message="begun")
+            pg.execute(PATIENCE + "ALTER TABLE users ALTER name SET DEFAULT 'x'")
+            wait_until(lambda: capture.status().warnings, timeout=TIMEOUT, message="it has yielded")
+            wait_until(lambda: _done(capture.status()), timeout=TIMEOUT, message="it is complete")
+        finally:
+            capture.stop()
+        read = [change.key for change in log.read(0, limit=1 << 20) if change.op is Op.READ]
+    assert len(read) == len(set(read)) == ROWS
+
+
+def _done(status: Status) -> bool:
+    copies = [copy.done for copy in status.copies]
+    return bool(copies) and all(copies)
 
 
 def _waiting(pg: PostgresDatabase) -> bool:
