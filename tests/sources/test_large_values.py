@@ -11,9 +11,11 @@ import pytest
 
 from headrace.capture import Capture
 from headrace.change.event import Op
+from headrace.errors import DecodeError
 from headrace.log import Log
 from headrace.sources import Phase
 from headrace.sources.postgres import large
+from headrace.sources.postgres.values import PgType, encoder
 from headrace.sources.worker import Apart
 from headrace.testing import PostgresDatabase, wait_until
 from tests.sources.captures import TIMEOUT
@@ -22,6 +24,8 @@ from tests.sources.capturing import image, postgres
 SENT = 30_000_000  # bytes
 LIMIT = 6  # times what was sent
 IDLE = 70_000_000  # bytes that the process of a source takes before it reads anything
+
+TEXTS = {25: PgType(25, "text", "b"), 1009: PgType(1009, "text[]", "b", element=25)}
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 
@@ -113,3 +117,15 @@ def test_a_value_in_pieces_is_the_value_as_a_whole(unit: str, size: int) -> None
     assert large.quoted(text.encode()) == msgspec.json.encode(text)
     copied = text.translate({9: "\\t", 10: "\\n", 92: "\\\\"}).encode()
     assert large.unescaped(copied) == text.encode()
+
+
+@pytest.mark.parametrize("element", [b"x", b'"a \\"b\\" c"', b"NULL"])
+def test_an_array_of_very_many_elements_is_read_as_a_short_one(element: bytes) -> None:
+    encode = encoder(1009, TEXTS)
+    assert encode is not None
+    count = large.LARGE // (len(element) + 1) + 3
+    short, long = (encode(b"{%b}" % b",".join([element] * each)) for each in (2, count))
+    first = short[1:-1].split(b",")[0]
+    assert long == b"[%b]" % b",".join([first] * count)
+    with pytest.raises(DecodeError):
+        encode(b"{%b" % b",".join([element] * count))

@@ -17,14 +17,14 @@ taken as printed, because every row pays for a check that the server's output fu
 import re
 from binascii import Error as Base16Error
 from binascii import b2a_base64, unhexlify
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from headrace.errors import DecodeError
 
-from .large import LARGE, base64_of_hex, expect_utf8, quoted
+from .large import LARGE, base64_of_hex, expect_utf8, listed, quoted
 
 Encode = Callable[[bytes], bytes]
 
@@ -285,8 +285,10 @@ def _array(encode: Encode | None, delimiter: str) -> Encode:
         # One brace at each end and nothing else that is special: the delimiter alone decides.
         if value[-1:] != b"}" or len(value.translate(None, b'{}"\\')) != len(value) - 2:
             return nested(value)
+        if value[0] != 123 or len(value) >= LARGE:
+            return nested(value)
         elements = value[1:-1].split(stop)
-        if value[0] != 123 or b"" in elements:
+        if b"" in elements:
             return nested(value)
         if encode is None:
             return b"[%b]" % b",".join([b"null" if e == b"NULL" else e for e in elements])
@@ -299,16 +301,21 @@ def _nested_array(encode: Encode | None, stop: bytes) -> Encode:
     """Arrays with quotes or several dimensions."""
     # Opening braces, one element, closing braces and what follows; or a byte that fits nowhere.
     escaped = re.escape(stop)
-    elements = re.compile(
+    pattern = re.compile(
         rb'(\{*+)(%b|[^{}"\\%b]++)(\}*+)(%b|\Z)|.' % (_QUOTED, escaped, escaped), re.DOTALL
-    ).findall
+    )
 
     def write(value: bytes) -> bytes:
         if value == b"{}":
             return b"[]"
-        parts: list[bytes] = []
-        depth = 0
-        for opened, element, closed, after in elements(value):
+        if len(value) < LARGE:
+            return b",".join(texts(pattern.findall(value)))
+        # A list of millions of elements would take many times what they take here.
+        return listed(texts(found.groups(b"") for found in pattern.finditer(value)))
+
+    def texts(elements: Iterable[tuple[bytes, ...]]) -> Iterator[bytes]:
+        depth, empty = 0, True
+        for opened, element, closed, after in elements:
             depth += len(opened)
             if not element or not 0 < depth <= ARRAY_DIMENSIONS:
                 raise _bad("an array")
@@ -322,10 +329,10 @@ def _nested_array(encode: Encode | None, stop: bytes) -> Encode:
                 text = opened.replace(b"{", b"[") + text + closed.replace(b"}", b"]")
             if (depth > 0) is (after == b""):
                 raise _bad("an array")
-            parts.append(text)
-        if depth or not parts:
+            empty = False
+            yield text
+        if depth or empty:
             raise _bad("an array")
-        return b",".join(parts)
 
     return write
 
