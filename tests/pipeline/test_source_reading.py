@@ -20,12 +20,14 @@ from headrace.errors import (
 )
 from headrace.log import Log
 from headrace.log.keys import KeyLimits, KeyRequest
-from headrace.pipeline import remote
+from headrace.pipeline import lag, remote
 from headrace.pipeline.options import Options
+from headrace.pipeline.query import PipelineInput
 from headrace.pipeline.reading import DiskLog, LogAccess, SequenceRange, read
 from headrace.pipeline.remote import RemoteLog
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.keyring import Keyring
+from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
 from tests.pipeline.reach import certificate, relaying
 
@@ -292,3 +294,29 @@ def test_a_refusal_says_what_the_server_replied(shop: Shop) -> None:
         shop.remote.ranges(-1)
     with pytest.raises(ServerError, match="answers 404: there is nothing at /elsewhere/v1/ranges"):
         RemoteLog(shop.server.url + "/elsewhere").ranges(0)
+
+
+@pytest.mark.requirement("P-13")
+def test_a_pipeline_elsewhere_keeps_what_its_sinks_need_by_cursors(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lag, "NOTE_SECONDS", 0.0)
+    shop.writer.put_many("users", 10)
+    feed = PipelineInput(address={"url": shop.server.url})
+    places = lag.HeldPlaces(feed)
+
+    def noted(**positions: int | None) -> dict[str, int]:
+        places.note(positions, feed.look())
+        return {cursor.name: cursor.sequence for cursor in shop.log.cursors()}
+
+    assert noted(lake=4, new=0, unknown=None) == {"sink.lake": 4, "sink.new": 0}
+    assert noted(lake=7, new=7) == {"sink.lake": 7, "sink.new": 7}
+    assert noted(lake=2) == {"sink.lake": 2, "sink.new": 7}, "it was reset"
+    assert shop.log.trim(9).held_by == "sink.lake"
+    with lag.LogEnd(feed, lambda: {"lake": 9}):
+        wait_until(lambda: _at(shop, "sink.lake") == 9, timeout=60, message="it is noted")
+
+
+def _at(shop: Shop, name: str) -> int:
+    cursor = shop.log.cursor(name)
+    return -1 if cursor is None else cursor.sequence

@@ -2,7 +2,8 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -10,11 +11,14 @@ from ..errors import HeadraceError
 from ..log import Ranges
 from ..sinks import SinkPhase, SinkStatus
 from ..sinks.report import behind
+from .options import Options
 from .query import PipelineInput, QueryPlan
+from .remote import RemoteLog, reading
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+NOTE_SECONDS = 5.0
 
 
 class LogEnd:
@@ -23,8 +27,13 @@ class LogEnd:
     A server that does not answer keeps a look waiting, and must keep nobody else waiting.
     """
 
-    def __init__(self, feed: PipelineInput) -> None:
+    def __init__(
+        self, feed: PipelineInput, positions: Callable[[], Mapping[str, int | None]] = dict
+    ) -> None:
+        """`positions` says how far each sink is, so that a server elsewhere knows it."""
         self._feed = feed
+        self._positions = positions
+        self._held = HeldPlaces(feed)
         self._seen: Ranges | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="log end", daemon=True)
@@ -62,7 +71,43 @@ class LogEnd:
 
     def _watch(self) -> None:
         while not self.look()._stopping.wait(LOOK_SECONDS):
-            pass
+            self._held.note(self._positions(), self._seen)
+
+
+class HeldPlaces:
+    """Cursors on the server of a pipeline that reads from one: nothing its sinks need is removed.
+
+    The server cannot see the checkpoints, which may be on another machine.
+    """
+
+    def __init__(self, feed: PipelineInput) -> None:
+        self._log = reading(Options.read(feed.address))
+        self._noted: dict[str, int] = {}
+        self._due = 0.0
+        self._failed = False
+
+    def note(self, positions: Mapping[str, int | None], seen: Ranges | None) -> None:
+        """Move the cursors to where the sinks are; now and then, and only those that moved."""
+        if not isinstance(self._log, RemoteLog) or seen is None or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + NOTE_SECONDS
+        for sink, position in positions.items():
+            if position is None:
+                continue
+            place = min(max(position, seen.first_sequence - 1), seen.latest_sequence)
+            if self._noted.get(sink) != place:
+                self._move(self._log, sink, place)
+
+    def _move(self, log: RemoteLog, sink: str, place: int) -> None:
+        try:
+            log.hold(f"sink.{sink}", place)
+        except (HeadraceError, OSError) as error:
+            # The sinks go on all the same, and a server that does not answer is reported by them.
+            if not self._failed:
+                logger.warning("sink=%s place not noted at the server error=%s", sink, error)
+            self._failed = True
+            return
+        self._noted[sink], self._failed = place, False
 
 
 def position_of(plan: QueryPlan) -> int | None:

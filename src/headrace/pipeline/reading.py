@@ -162,9 +162,10 @@ def expect_shared(epoch: str, sequence: int, now: Ranges) -> None:
     if upto is None:
         expect_epoch(epoch, now.epoch)
     elif sequence > upto:
+        ends = "the log ends" if epoch == now.epoch else "what this log has of it ends"
         raise LogReplaced(
-            f"the query has read up to {sequence}, but the log has only what there was up to "
-            f"{upto}: it was restored from an older copy"
+            f"the query has read up to {sequence}, but {ends} at {upto}: "
+            "it was restored from an older copy"
         )
 
 

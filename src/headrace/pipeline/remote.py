@@ -86,6 +86,12 @@ class RemoteLog:
             raise LogError(f"the log at {self.url} has no table version {version}")
         return known[version - 1]
 
+    def hold(self, name: str, sequence: int) -> None:
+        """Keep what follows a sequence from being removed, by a named cursor on the server."""
+        http = HttpTransport(self.url, self._key, self._tls)
+        body = {"sequence": sequence, "force": True}
+        http.read(HttpRequest("PUT", f"/v1/cursors/{name}", body, seconds=RESPONSE_SECONDS))
+
     def _get(self, path: str, query: dict[str, Any], document: type[T]) -> T:
         patience = _Patience(self.url)
         while True:

@@ -53,7 +53,7 @@ class Pipeline:
         self._spark = spark
         self._folder = folder
         self._sinks = [Supervised(plan, spark) for plan in plans]
-        self._end = LogEnd(plans[0].feed)  # all read the same log
+        self._end = LogEnd(plans[0].feed, self._positions)  # all read the same log
         self._due = self._tasks_due = 0.0
 
     def __enter__(self) -> Self:
@@ -82,6 +82,9 @@ class Pipeline:
             msgspec.structs.replace(sink.status(), lag=self._end.lag(sink.position))
             for sink in self._sinks
         ]
+
+    def _positions(self) -> dict[str, int | None]:
+        return {sink.plan.sink.name: sink.position for sink in self._sinks}
 
     def take_up(self, plans: Sequence[QueryPlan]) -> None:
         """Go on with other plans: only sinks that came, went or differ are touched."""
