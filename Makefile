@@ -9,7 +9,7 @@ SETUP := PYTHON=$(PYTHON) scripts/setup.sh
 SERVERS := postgresql mariadb spark chromium ws proxies kafka rabbitmq nats redis promtool
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test faults nightly check format docs protos bench clean
+.PHONY: help demo test faults nightly check format docs protos bench soak clean
 
 help:
 	@echo "make demo     watch a database's changes flow into Delta tables (ARGS='--seconds 20')"
@@ -20,6 +20,7 @@ help:
 	@echo "make format   rewrite the code in the project's format"
 	@echo "make docs     write the generated docs again"
 	@echo "make protos   write the code of the .proto again"
+	@echo "make soak     an hour under load with restarts; ARGS='--minutes 10' for less"
 	@echo "make bench    measure beside Debezium, pg_recvlogical and delta-rs, into bench/RESULTS.md"
 	@echo "make clean    remove everything that was built"
 
@@ -60,6 +61,10 @@ protos: .venv/.installed-dev
 bench: .venv/.installed-bench
 	@$(SETUP) java mariadb kafka rabbitmq nats redis
 	@$(BIN)/python -m bench $(ARGS)
+
+soak: .venv/.installed-bench
+	@$(SETUP) postgresql java redis
+	@$(BIN)/python -m bench.soak $(ARGS)
 
 clean:
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -55,6 +56,12 @@ class Place:
         return subprocess.check_output(
             [*HEADRACE, *command], cwd=self.folder, env=self.environment, text=True
         )
+
+    def health(self) -> str:
+        """What /health says."""
+        port = json.loads((self.folder / "headrace.yaml").read_text())["server"]["port"]
+        status: str = httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).json()["status"]
+        return status
 
     def output(self) -> str:
         return (self.folder / "output.txt").read_text()

@@ -42,9 +42,12 @@ def test_run_starts_the_pipeline_and_starts_it_again(place: Place, pg: PostgresD
     assert f"pipeline: process {first} runs; as of" in shown
     assert "lake  streaming" in shown
 
+    wait_until(lambda: place.health() == "healthy", timeout=120, message="all is well")
     os.kill(first, signal.SIGKILL)
+    wait_until(lambda: place.health() == "degraded", timeout=60, message="the loss shows")
     pg.execute("INSERT INTO users SELECT n, 'user ' || n FROM generate_series(11, 20) n")
     place.await_stored(20)
+    wait_until(lambda: place.health() == "healthy", timeout=120, message="all is well again")
     assert '"pipeline ended" exit_code=-9 ' in place.output()
 
     [java] = place.javas()

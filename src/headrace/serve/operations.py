@@ -178,7 +178,7 @@ def _exposed(service: Service, access: Access) -> bytes:
         cursors=cursors,
         named=[cursor for cursor in cursors if may(access, cursor)],
         waiting_subscriptions=service.feed.waiting,
-        counts=_log_counts(service.log, len(service.retention.status().reasons)),
+        counts=_log_counts(service.log, len(service.retention.seen.reasons)),
         requests=ServedCounts(
             http=service.requests.http,
             http_seconds=service.requests.http_seconds,
