@@ -26,20 +26,26 @@ _OBJECTS = """
     UNION ALL SELECT 'relation ' || relname FROM pg_class
               WHERE oid >= 16384 AND relname !~ '^pg_toast'
     UNION ALL SELECT 'schema ' || nspname FROM pg_namespace WHERE oid >= 16384
-    UNION ALL SELECT format('identity %%s %%s', relname, relreplident) FROM pg_class
+    UNION ALL SELECT concat_ws(' ', 'identity', relname, relreplident) FROM pg_class
               WHERE oid >= 16384 AND relkind IN ('r', 'p')
     ORDER BY 1"""
 
 
 def objects(database: PostgresDatabase) -> list[str]:
     """Everything in a database that is not the system's, and each table's replica identity."""
-    return [name for (name,) in database.execute(_OBJECTS, ())]
+    return [name for (name,) in database.execute(_OBJECTS)]
 
 
 @pytest.fixture
 def settings(pg: PostgresDatabase) -> dict[str, Any]:
     """The source's settings."""
-    return {"url": pg.url, "ddl": True, "slot": f"shop_{pg.name}", "tables": ["public.*"]}
+    return {
+        "url": pg.url,
+        "ddl": True,
+        "slot": f"shop_{pg.name}",
+        "tables": ["public.*"],
+        "identity": "full",
+    }
 
 
 @pytest.fixture
@@ -70,6 +76,7 @@ def test_nothing_of_headrace_is_left_and_a_later_run_begins_anew(
     pg: PostgresDatabase, settings: dict[str, Any], remove: Remove, tmp_path: Path
 ) -> None:
     pg.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    pg.execute("CREATE TABLE notes (id int)")
     pg.execute("INSERT INTO users VALUES (1)")
     before = objects(pg)
     with capturing(pg, tmp_path / "data" / "log", settings) as feed:
@@ -129,6 +136,23 @@ def test_what_cannot_be_taken_out_is_shown_and_the_rest_goes(
     pg.execute("DROP VIEW described")
     assert remove().exit_code == 0
     assert objects(pg) == before
+
+
+@pytest.mark.requirement("P-02")
+def test_what_another_source_of_the_database_needs_stays(
+    pg: PostgresDatabase, settings: dict[str, Any], remove: Remove, tmp_path: Path
+) -> None:
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    other = settings | {"name": "other", "slot": f"other_{pg.name}", "publication": "others"}
+    with capturing(pg, tmp_path / "other", other) as feed:
+        before = objects(pg)
+        with capturing(pg, tmp_path / "elsewhere", settings):
+            pass
+        assert remove().exit_code == 0
+        assert objects(pg) == before
+        feed.capture.stop()
+        assert [each.error for each in feed.source.remove(None) if each.error] == []
+        assert objects(pg) == ["identity users d", "relation users", "relation users_pkey"]
 
 
 def test_a_source_that_cannot_be_removed_says_so(

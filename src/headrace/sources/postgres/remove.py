@@ -31,6 +31,9 @@ _SCHEMA = """
       AND NOT EXISTS (SELECT FROM pg_type WHERE typnamespace = n.oid)
       AND NOT EXISTS (SELECT FROM pg_proc f WHERE f.pronamespace = n.oid
                       AND f.proname <> ALL (%s))"""
+_OTHERS = """
+    SELECT 1 FROM pg_publication WHERE pubname <> %s
+      AND obj_description(oid, 'pg_publication') LIKE '%%"headrace":%%'"""
 _FULL = """
     SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = %s AND c.relreplident = 'f'"""
@@ -60,7 +63,9 @@ def _expect_unread(catalog: Catalog, source: PostgresSettings, slots: set[str]) 
 
 
 def _found(catalog: Catalog, source: PostgresSettings, slots: set[str]) -> Iterator[Removal]:
-    for (name,) in catalog.rows(_EVENT_TRIGGERS):
+    # Another source may capture the same database, and needs the event triggers.
+    alone = not catalog.rows(_OTHERS, inserts_name(source.publication_name))
+    for (name,) in catalog.rows(_EVENT_TRIGGERS) if alone else ():
         yield Removal(f"event trigger {name}", f"DROP EVENT TRIGGER IF EXISTS {_quoted(name)};")
     pair = find_pair(catalog, source)
     name = source.publication_name
@@ -74,6 +79,8 @@ def _found(catalog: Catalog, source: PostgresSettings, slots: set[str]) -> Itera
         if catalog.slot(name) is not None:
             drop = sql.SQL("SELECT pg_drop_replication_slot({});").format(sql.Literal(name))
             yield Removal(f"replication slot {name}", drop.as_string())
+    if not alone:
+        return
     for (function,) in catalog.rows(_FUNCTIONS, _OUR_FUNCTIONS):
         yield Removal(f"function {function}", f"DROP FUNCTION IF EXISTS {function};")
     if catalog.rows(_SCHEMA, _OUR_FUNCTIONS):
