@@ -147,8 +147,10 @@ def test_altered_by_the_command_a_table_needs_no_copy(
 
 
 def test_entries_are_deleted_when_every_reader_has_stored_them_and_not_before(
-    path: Path, writer: apsw.Connection, tmp_path: Path
+    path: Path, writer: apsw.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("headrace.sources.sqlite.stream._TRIM_LATEST", 0.1)
+
     def entries() -> int:
         ((count,),) = writer.execute("SELECT count(*) FROM headrace_changes").fetchall()
         return int(str(count))

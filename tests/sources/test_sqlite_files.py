@@ -175,9 +175,10 @@ def test_vacuum_moves_everything_and_changes_nothing(
 
 
 def test_two_logs_cannot_both_read_under_one_name(
-    path: Path, writer: apsw.Connection, tmp_path: Path
+    path: Path, writer: apsw.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newer one goes on; the other one is told so, and takes nothing from it."""
+    monkeypatch.setattr("headrace.sources.sqlite.stream._TRIM_LATEST", 0.1)
     (tmp_path / "second").mkdir()
     with captured(path, tmp_path) as first, Log.open(tmp_path / "second" / "log") as log:
         second = Captured(path, log)
@@ -255,6 +256,48 @@ def test_a_program_that_reads_and_then_writes_is_refused_only_for_a_trim(
         inserts = feed.changes(Op.INSERT)
         assert len({change.transaction.id for change in inserts}) == len(inserts) == 20
         feed.assert_replays()
+
+
+@pytest.mark.requirement("P-01")
+def test_nothing_is_deleted_while_others_write_unless_it_is_much(
+    path: Path, writer: apsw.Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program without a busy timeout fails while somebody else writes."""
+    monkeypatch.setattr("headrace.sources.sqlite.stream._TRIM_SECONDS", 1000)
+    monkeypatch.setattr("headrace.sources.sqlite.stream._TRIM_LATEST", 0)
+    monkeypatch.setattr("headrace.sources.sqlite.stream._TRIM_MANY", 40)
+    writer.set_busy_timeout(0)
+
+    def entries() -> int:
+        ((count,),) = writer.execute("SELECT count(*) FROM headrace_changes").fetchall()
+        return int(str(count))
+
+    with captured(path, tmp_path) as feed:
+        before = entries()
+        for number in range(100, 130):
+            writer.execute(f"INSERT INTO users VALUES ({number}, 'x')")
+            feed.catch_up()
+        assert entries() == before + 30
+        writer.set_busy_timeout(5000)
+        writer.execute("INSERT INTO users (name) SELECT 'x' FROM users")
+        wait_until(lambda: entries() < 40, message="what is too much is deleted")
+
+
+@pytest.mark.requirement("P-01")
+def test_without_a_write_ahead_log_waiting_for_changes_takes_no_lock(
+    path: Path, writer: apsw.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.sources.sqlite.database._REREAD_SECONDS", 1000)
+    monkeypatch.setattr("headrace.sources.sqlite.database._UNSETTLED_SECONDS", 0)
+    writer.execute("PRAGMA journal_mode = DELETE").fetchall()
+    with closing(Database(str(path))) as database:
+        database.begin_watch("")
+        before = database.version()
+        writer.execute("BEGIN EXCLUSIVE")
+        assert database.version() == before
+        writer.execute("INSERT INTO users VALUES (100, 'x')")
+        writer.execute("COMMIT")
+        wait_until(lambda: database.version() != before, message="a commit shows")
 
 
 def test_large_rows_are_read_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,9 @@ from .values import Broken
 from .wal import Wal
 
 PAGE = 4096  # entries read at once
+_SHORT_PAGE = 128  # where a reader keeps writers waiting
+_UNSETTLED_SECONDS = 0.1  # a file's time is this coarse, and coarser nowhere
+_REREAD_SECONDS = 1.0  # between two looks at the database itself, where the file's time is enough
 
 _IMPATIENT = 20  # milliseconds to wait for a lock, for what may as well be done later
 
@@ -26,7 +30,7 @@ _STATE = """
     FROM headrace_state"""
 _ENTRIES = f"""
     SELECT entry, layout, op, at, token, {VALUES} FROM headrace_changes
-    WHERE entry > ? AND entry <= ? ORDER BY entry LIMIT {PAGE}"""
+    WHERE entry > ? AND entry <= ? ORDER BY entry LIMIT ?"""
 _TEXT = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) END, CASE typeof({0}) WHEN 'text' \
 THEN NULL ELSE {0} END"
 _RAW = ", ".join(_TEXT.format(f"v{n}") for n in range(WIDTH))
@@ -69,11 +73,22 @@ class Database:
         self._spare: list[apsw.Connection] = []
         self.uuid = ""
         self.wal: Wal | None = None
+        self._read_at = -_REREAD_SECONDS
+        self._read_version: tuple[int, ...] = (0,)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file.
+
+        Whoever closes a database last moves all of the write-ahead log into it, and lets nobody in
+        meanwhile: so there shall be little left to move.
+        """
         for connection in self._opened:
-            connection.close()
+            if connection is not self._main:
+                connection.close()
+        with suppress(apsw.Error):
+            if self.wal is not None:
+                self.checkpoint()
+        self._main.close()
 
     def expect_installed(self) -> None:
         """Raise unless the triggers' tables are there."""
@@ -84,9 +99,27 @@ class Database:
         if self._found() != self._file:
             raise SourceUnavailable(f"{self.path} is another file than it was")
 
-    def version(self) -> int:
-        """Differs after every commit of anybody else."""
-        return int(rows(self._main, "PRAGMA main.data_version")[0][0])
+    def version(self) -> tuple[int, ...]:
+        """Differs after every commit of anybody else.
+
+        Without a write-ahead log, asking the database takes a lock that a writer may meet. The
+        file's time needs none: but two commits may have the same, so that it counts once more a
+        moment later.
+        """
+        if self.wal is not None:
+            return self._data_version()
+        now = time.monotonic()
+        if now - self._read_at >= _REREAD_SECONDS:
+            self._read_at, self._read_version = now, self._data_version()
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return self._data_version()
+        settled = time.time() - found.st_mtime > _UNSETTLED_SECONDS
+        return *self._read_version, found.st_mtime_ns, found.st_size, settled
+
+    def _data_version(self) -> tuple[int, ...]:
+        return (int(rows(self._main, "PRAGMA main.data_version")[0][0]),)
 
     def snapshot(self) -> Snapshot:
         """The database as it is now."""
@@ -124,9 +157,12 @@ class Database:
 
     def entries(self, after: int, upto: int) -> list[Row]:
         """The next entries, as many as a page holds."""
-        cursor = self._reading.execute(_ENTRIES, (after, upto))
+        most = PAGE if self.wal is not None else _SHORT_PAGE
+        cursor = self._reading.execute(_ENTRIES, (after, upto, most))
+        found: list[Row]
         try:
-            found = page(cursor, PAGE)
+            # In one go, where each moment counts.
+            found = page(cursor, most) if self.wal is not None else cursor.fetchall()
         except UnicodeDecodeError:
             found = self._raw_entries(after, upto)
         finally:
@@ -167,7 +203,7 @@ AND op = 'N' ORDER BY entry"
         query = _ENTRIES.replace(VALUES, _RAW)
         return [
             (*row[:5], *_values(row[5:], encoding))
-            for row in rows(self._reading, query, after, upto)
+            for row in rows(self._reading, query, after, upto, PAGE)
         ]
 
     def layout(self, number: int) -> tuple[installation.InstalledTable, int | None] | None:

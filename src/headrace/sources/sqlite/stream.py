@@ -33,11 +33,15 @@ from .snapshot import SqliteSnapshotReader
 from .transactions import SqliteAssembler, entries, further_ends
 
 _FILE_SECONDS = 1.0  # between two looks whether the file is still the same
-# SQLite refuses a transaction that has begun by reading and then writes, if anybody has written in
-# between, whatever its busy timeout. So this reader writes seldom, and rather while nobody does.
+# A writer without a busy timeout fails while somebody else writes. SQLite also refuses one that
+# has begun by reading and then writes, if anybody has written in between, whatever its timeout.
+# So this reader writes seldom, little at a time, and while nobody else does.
 _TRIM_SECONDS = 1.0  # after the last commit
-_TRIM_LATEST = 10.0  # after the last trim, while commits never stop
-_TRIM_MOST = 20_000  # entries deleted at once, so that writers wait for no longer than they take
+_TRIM_LATEST = 10.0  # after the last trim, for fewer entries than
+_TRIM_LEAST = 1000
+_TRIM_MANY = 100_000  # entries that are worth a lock while commits never stop
+_TRIM_MOST = 500  # entries deleted at once: writers wait for no longer than they take
+_LOOK_SECONDS = 0.2  # between two looks, where a reader keeps writers waiting
 _NOTE_LEAST = 4096  # entries of one look: so many are read in several batches
 _RENEWALS = 5  # of triggers within one look
 _PIECE, _PIECE_BYTES = 4096, 16 << 20  # changes of a large transaction
@@ -108,6 +112,7 @@ class _Flow:
         self._newest = 0  # the newest entry that was seen
         self._file_at = self._trim_at = self._kept_at = self._looked_at = time.monotonic()
         self._busy_at = 0.0  # since when others' checkpoints do not end; 0: there is none
+        self._trimming = False  # whether some entries are deleted, and others are left
         self._free = False  # whether what is kept needs nothing of the write-ahead log
 
     def batches(self, *, first: bool = False) -> Iterator[Batch]:
@@ -120,7 +125,7 @@ class _Flow:
         while not self._closing.is_set():
             now = database.version()
             self._heard_at = time.time_ns() // 1000
-            if now != version:
+            if now != version and not self._looked_lately():
                 version = now
                 yield from self._look(copying=copying)
                 self._looked_at = time.monotonic()
@@ -129,6 +134,12 @@ class _Flow:
             self._maintain()
             self._closing.wait(self._source.poll_seconds)
         self._note()
+
+    def _looked_lately(self) -> bool:
+        """Whether a writer shall be left alone for a while."""
+        if self._database.wal is not None or self._phase is not Phase.STREAMING:
+            return False
+        return time.monotonic() - self._looked_at < _LOOK_SECONDS
 
     def ack(self, resume: bytes) -> None:
         """Everything up to `resume` is durable."""
@@ -277,9 +288,12 @@ class _Flow:
 
     def _note(self) -> None:
         """Keep in the database where transactions ended that may have to come again."""
-        self._ends = [end for end in self._ends if end > self._acked]
-        if self._ends and self._database.note(self._ends):
+        if self._unstored_ends() and self._database.note(self._ends):
             self._ends = []
+
+    def _unstored_ends(self) -> bool:
+        self._ends = [end for end in self._ends if end > self._acked]
+        return bool(self._ends)
 
     # -- tables ---------------------------------------------------------------------------------
 
@@ -348,19 +362,26 @@ class _Flow:
             self._file_at = now
             self._database.expect_same_file()
         if self._is_time_to_trim(now):
-            self._trim_at = now
             self._note()
-            acked, reader = self._acked, (self._source.name, self._resume.reader)
-            upto = self._database.trim(reader, acked, most=_TRIM_MOST)
-            if upto is not None:
-                self._trimmed = acked if upto == acked - 1 else upto
+            self._trim(now)
         self._let_wal_go()
 
     def _is_time_to_trim(self, now: float) -> bool:
-        many = self._acked - self._trimmed >= _TRIM_MOST
-        quiet = now - max(self._looked_at, self._trim_at) >= _TRIM_SECONDS
-        late = now - self._trim_at >= _TRIM_LATEST
-        return self._acked > self._trimmed and (many or quiet or late)
+        pending = self._acked - self._trimmed
+        quiet = now - self._looked_at >= _TRIM_SECONDS
+        due = self._trimming or pending >= _TRIM_LEAST or now - self._trim_at >= _TRIM_LATEST
+        return pending >= _TRIM_MANY or (pending > 0 and quiet and due)
+
+    def _trim(self, now: float) -> None:
+        acked, reader = self._acked, (self._source.name, self._resume.reader)
+        # Without a write-ahead log a commit waits for the disk, however small it is.
+        most = _TRIM_MOST if self._database.wal is not None else 10 * _TRIM_MOST
+        upto = self._database.trim(reader, acked, most=most)
+        if upto is not None:
+            self._trimmed = acked if upto == acked - 1 else upto
+        self._trimming = self._trimmed < acked
+        if not self._trimming:
+            self._trim_at = now
 
     def _let_wal_go(self) -> None:
         """Let the write-ahead log begin anew, which this very reader keeps from it."""
@@ -370,6 +391,8 @@ class _Flow:
         size, now = wal.size(), time.monotonic()
         if size < _WAL_BYTES and now - self._kept_at < _IDLE_SECONDS:
             return
+        if self._unstored_ends() and size < _WAL_BYTES * 16:
+            return  # they are stored in a moment, and nothing has to be written then
         self._kept_at = now
         self._note()
         moved = self._database.checkpoint()
