@@ -1,5 +1,6 @@
 """Capture moves batches into the log: durable first, forgotten second, whatever happens."""
 
+import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -170,6 +171,16 @@ def test_a_source_that_does_not_answer_is_tried_again_from_what_is_stored(
     wait_until(lambda: source.acked == [b"1", b"2"])
     assert source.opened == [None, b"1", b"1"]
     assert capture.status().phase is Phase.STREAMING
+
+
+def test_where_no_file_can_be_opened_it_waits_and_says_why(log: Log, run: Run) -> None:
+    exhausted = OSError(errno.EMFILE, "Too many open files")
+    source = Scripted([whole(log, 1), exhausted], [whole(log, 2)])
+    run(source)
+    wait_until(lambda: source.acked == [b"1", b"2"])
+    status = until(run(Scripted(*[[exhausted]] * 1000)), Phase.WAITING)
+    assert status.error == "no file can be opened: Too many open files"
+    assert "ulimit -n" in status.hint
 
 
 def test_while_it_waits_it_says_for_what(log: Log, run: Run) -> None:

@@ -3,14 +3,16 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import msgspec
 
 from .change.event import Batch
-from .errors import HeadraceError, LogError
+from .errors import HeadraceError, LogError, SourceUnavailable
 from .log import Log
+from .log.files import HINT, is_exhausted
 from .retry import Backoff
 from .sources import Phase, Source, Status, Stream
 from .sources.retained import RetainedWatch
@@ -32,6 +34,17 @@ def copy(stream: Stream, log: Log, source: str) -> None:
         log.append(source, batch)  # durable first,
         if batch.resume is not None:
             stream.ack(batch.resume)  # forgotten second
+
+
+@contextmanager
+def _waiting_for_files() -> Iterator[None]:
+    """That no file can be opened now is no mistake of ours: it is tried again."""
+    try:
+        yield
+    except OSError as error:
+        if not is_exhausted(error):
+            raise
+        raise SourceUnavailable(f"no file can be opened: {error.strerror}", hint=HINT) from error
 
 
 class Capture:
@@ -133,7 +146,8 @@ class Capture:
                 if self._paused_at:
                     self._rest()
                     continue
-                self._once()
+                with _waiting_for_files():
+                    self._once()
             except HeadraceError as error:
                 if not error.retry:
                     if self._halts(error):
