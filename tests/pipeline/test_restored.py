@@ -14,9 +14,10 @@ from headrace.log.backup import BackupFolders, copy, restore, stage
 from headrace.pipeline import supervise
 from headrace.pipeline.verify import verify
 from headrace.retry import Backoff
-from headrace.sinks import Sink, SinkPhase, informed
+from headrace.sinks import Progress, Sink, SinkPhase, informed
 from headrace.sinks.files import Files
 from headrace.sinks.history import History
+from headrace.sinks.push.ledger import LedgerEntry, PushLedger, joined, read
 from headrace.sinks.requests import Requests
 from headrace.sinks.tables import Tables
 from tests.pipeline.sites import Site
@@ -159,3 +160,23 @@ def test_restored_elsewhere_with_its_notes_a_push_sink_goes_on_where_it_was(
     fill(site, "a", "b")
     site.once(post)
     assert [event.sequence for event in office.taken] == [1, 2, 3, 4, 4, 5]
+
+
+def test_the_ledger_of_a_push_sink_keeps_the_restored_logs_name_when_it_is_compacted(
+    tmp_path: Path,
+) -> None:
+    opened = PushLedger.open(str(tmp_path), "query", adopt=False)
+    for batch in range(2000):
+        epoch = "first" if batch < 100 else "copy"
+        if batch == 100:
+            opened.settle(LedgerEntry("continued", "query", epoch="copy"))
+            assert opened.progress() == Progress("copy", 100)
+        last = batch + 1
+        opened.settle(LedgerEntry("settled", "query", batch, epoch, last, last, 1))
+    file = tmp_path / "sent.jsonl"
+    kept = joined(read(file))
+    assert [(each.what, each.epoch, each.changes) for each in kept[1:4]] == [
+        ("earlier", "first", 100),
+        ("continued", "copy", 0),
+        ("earlier", "copy", 900),
+    ]
