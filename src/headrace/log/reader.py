@@ -247,10 +247,13 @@ class LogReader:
         stored = self._get(layout.REMOVALS)
         return [] if stored is None else msgspec.json.decode(stored, type=list[ChangeRemoval])
 
-    def before_time(self, moment: int) -> int:
-        """A sequence such that everything below it was captured before `moment` (µs)."""
-        before = self._first
-        for key, mark in self._marks():
+    def before_time(self, moment: int, *, start: int = 0) -> int:
+        """A sequence such that everything below it was captured before `moment` (µs).
+
+        `start` is what it was for an earlier moment: a large log has millions of marks.
+        """
+        before = max(self._first, start)
+        for key, mark in self._marks(start):
             if mark.captured_at >= moment:
                 break
             before = key + 1
@@ -307,15 +310,15 @@ class LogReader:
         if self._get(layout.LAYOUT) is None and any(self.path.glob("*.sst")):
             raise LogDamaged(f"the log in {self.path} is damaged: its state cannot be read")
 
-    def _marks(self) -> Iterator[tuple[int, layout.Mark]]:
-        for key, value in self._scan(b"mark:"):
+    def _marks(self, start: int = 0) -> Iterator[tuple[int, layout.Mark]]:
+        for key, value in self._scan(b"mark:", layout.mark_key(start)):
             yield int(key[5:]), msgspec.msgpack.decode(value, type=layout.Mark)
 
-    def _scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(prefix[:-1] + bytes([prefix[-1] + 1]))
         with reading(self.path):
-            yield from self._state.items(from_key=prefix, read_opt=bounds)
+            yield from self._state.items(from_key=start or prefix, read_opt=bounds)
 
     def _get(self, key: bytes) -> bytes | None:
         with reading(self.path):

@@ -99,6 +99,8 @@ class LogRetention:
         self._sinks = sinks
         self._space = space
         self._reclaimed = log.first_sequence
+        self._next = 0, 0  # a size of the log, and what would go next then
+        self._old = 0  # what is below it is older than what a read key's cursor keeps
         self._reported: tuple[str, ...] = ()
         self.seen = RetentionStatus()  # when `work` last looked
         self._regular = 0.0  # when removal by age and size is due
@@ -106,14 +108,17 @@ class LogRetention:
     def take_up(self, settings: RetentionSettings, sinks: Callable[[], Sequence[Holder]]) -> None:
         """Keep by other settings, and for other sinks, from now on."""
         self._settings, self._sinks = settings, sinks
-        self._regular = 0.0
+        self._regular, self._old, self._next = 0.0, 0, (0, 0)
 
     def holders(self) -> list[Holder]:
         """Everybody who keeps changes from being removed."""
         now = time.time_ns() // 1000
-        oldest = self._log.before_time(hours_before(now, self._settings.cursor_hours))
-        cursors = cursor_holders(self._log.cursors(), self._log.keys(), now=now, read_limit=oldest)
-        return [*cursors, *self._sinks()]
+        cursors = self._log.cursors()
+        if any(cursor.owner for cursor in cursors):
+            moment = hours_before(now, self._settings.cursor_hours)
+            self._old = self._log.before_time(moment, start=self._old)
+        held = cursor_holders(cursors, self._log.keys(), now=now, read_limit=self._old)
+        return [*held, *self._sinks()]
 
     def trim(self, before: int, *, force: bool = False) -> Trimmed:
         """Remove what an operator wants removed."""
@@ -170,8 +175,9 @@ class LogRetention:
         limit, size = self._settings.limit, self._log.stats().total_bytes
         if limit is None or size < limit * WARNING_SHARE:
             return []
-        next_to_go = self._log.beyond_size(int(limit * WARNING_SHARE))
-        first = self._log.first_sequence
+        if abs(size - self._next[0]) > limit // 100:  # to look takes a while in a large log
+            self._next = size, self._log.beyond_size(int(limit * WARNING_SHARE))
+        first, next_to_go = self._log.first_sequence, self._next[1]
         return [
             f"the log has {size / 1e9:.3g} GB of cdc.max_log_gb {limit / 1e9:g}, and "
             f"{each.name} still needs changes from {each.sequence + 1} on, which go at the limit"
