@@ -351,14 +351,9 @@ class PipelineProcess:
         config_file: Path,
         on_line: Callable[[str], None],
         *,
-        umask: int = -1,
         line_format: LogFormat = LogFormat.TEXT,
     ) -> None:
-        """`on_line` gets every line that it prints, those of its log in `line_format`.
-
-        `umask` is its own, -1: that of this one.
-        """
-        self._umask = umask
+        """`on_line` gets every line that it prints, those of its log in `line_format`."""
         program = [sys.executable, "-m", "headrace.cli", "pipeline", "--with-parent"]
         self._command = [*program, "--config", str(config_file), "--log-format", line_format]
         self._on_line = on_line
@@ -419,7 +414,6 @@ class PipelineProcess:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                umask=self._umask,
                 start_new_session=True,  # Ctrl-C is for us: we stop it, in our order
             )
             return self._process

@@ -87,7 +87,7 @@ class Place:
 
     def await_stored(self, count: int) -> None:
         try:
-            wait_until(lambda: self.stored() >= count, timeout=120)
+            wait_until(lambda: self.stored() >= count, timeout=300)
         except TimeoutError:
             pytest.fail(f"{self.stored()} of {count} stored; it said:\n{self.output()}")
 

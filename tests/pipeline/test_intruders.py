@@ -5,11 +5,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from headrace.testing import free_port
+from headrace.testing import free_port, wait_until
 from tests.changes import opened_writer
 from tests.java import QUICK_JAVA
 from tests.pipeline.places import NOWHERE, Place
@@ -45,7 +46,11 @@ def configure(place: Place, **spark: str) -> None:
         "master": "local[1]",
         "spark": QUICK_JAVA | spark,
         "trigger_seconds": 0.2,
-        "sinks": {"lake": {"type": "folder", "path": "lake"}},
+        "sinks": {
+            "lake": {"type": "folder", "path": "lake"},
+            "shared": {"type": "tables", "path": "shared", "mode": "0750"},
+            "own": {"type": "history", "path": "own"},
+        },
     }
     place.configure(NOWHERE, pipeline=section)
 
@@ -61,18 +66,51 @@ def test_whoever_lacks_the_secret_is_refused_and_sees_no_setting(place: Place) -
     configure(place, **SECRETS, **{"spark.driver.port": str(port)})
     store(place, 10, total=10)
     family = place.family()
-    assert "java" in {process.name() for process in family}
-    shown = [" ".join(process.cmdline()) for process in family]
+    shown = [line for process in family for line in command_line(process)]
+    assert any("org.apache.spark" in line for line in shown)
     assert not [line for line in shown if "hunter2" in line]
     assert stop_the_executor(port).startswith("refused: ")
     replies = [answer(port) for port in listening(family)]
     assert not [reply for reply in replies if b"ForeachBatch" in reply or reply.startswith(b"!y")]
     store(place, 10, total=20)
+    expect_modes(place)
+
+
+def expect_modes(place: Place) -> None:
+    """Only what a sink's `mode` opens can be reached by others."""
+    wait_until(lambda: [*place.folder.glob("shared/public/users/*.parquet")], timeout=120)
+    wait_until(lambda: [*place.folder.glob("own/**/*.parquet")], timeout=120)
+
+    def mode(path: Path) -> str:
+        return f"{path.stat().st_mode & 0o777:o}"
+
+    folders = {name: mode(place.folder / name) for name in ("own", "shared", "data/pipeline")}
+    assert folders == {"own": "700", "shared": "750", "data/pipeline": "700"}
+    checkpoints = place.folder.glob("data/pipeline/*/checkpoint/*/*")
+    # Checksums follow the widest of the modes, below a folder that nobody else may enter.
+    assert {mode(path) for path in checkpoints if path.is_file()} <= {"600", "640"}
+    shared = [*place.folder.glob("shared/**/*")]
+    assert {mode(path) for path in shared} == {"750", "640"}
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """What every user can see; nothing of one that has just ended."""
+    try:
+        return [" ".join(process.cmdline())]
+    except psutil.Error:
+        return []
 
 
 def listening(family: list[psutil.Process]) -> list[int]:
-    connections = [each for process in family for each in process.net_connections()]
-    return [each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN]
+    found = [each for process in family for each in connections(process)]
+    return [each.laddr.port for each in found if each.status == psutil.CONN_LISTEN]
+
+
+def connections(process: psutil.Process) -> list[Any]:
+    try:
+        return process.net_connections()
+    except psutil.Error:
+        return []
 
 
 def answer(port: int) -> bytes:

@@ -11,11 +11,10 @@ from .options import DEFAULT_CONFIG, ConfigFile, LogLines
 from .terminal import (
     log_to,
     open_console,
+    open_lakes,
     reload_on_hangup,
-    restore_umask,
     start_again,
     stop_on_signals,
-    users_umask,
 )
 
 PATIENCE_SECONDS = 10.0  # with another pipeline at the same checkpoints, which may be about to end
@@ -56,9 +55,7 @@ def run(
         progress = stack.enter_context(RunProgress(console, live_only=True))
 
         def pipeline_process() -> PipelineProcess:
-            return PipelineProcess(
-                config, journal.pass_on, umask=users_umask(), line_format=log_format
-            )
+            return PipelineProcess(config, journal.pass_on, line_format=log_format)
 
         file = stack.enter_context(ConfigReload(running, config, pipeline_process))
         running.service.control = RunControl(running, file)
@@ -105,7 +102,6 @@ def pipeline(
     """
     from ..config import load
 
-    restore_umask()
     settings = load(config)
     section = settings.pipeline
     if section is None:
@@ -118,8 +114,8 @@ def pipeline(
     from ..pipeline.run import Pipeline, alone_in, announce, waiting
     from ..pipeline.session import opened_session
     from ..run import formats, traced
+    from ..sinks.lake.modes import umask_of
 
-    settings = load(config)
     queries = plans_of(settings, formats(settings), once=once, adopt=adopt or ())
     folder = settings.pipeline_dir
     console = open_console(stderr=True)
@@ -128,6 +124,8 @@ def pipeline(
     reloading = reload_on_hangup(stopping)
     make_private(settings.data_dir)
     make_private(folder)
+    make_private(settings.checkpoint_dir)
+    open_lakes(umask_of(section.sinks))
     spark_settings = {name: value.reveal() for name, value in section.spark.items()}
     session = opened_session(
         section.master,

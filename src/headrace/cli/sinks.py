@@ -6,7 +6,7 @@ import typer
 
 from ..errors import ConfigError, PipelineError, nearest
 from .options import DEFAULT_CONFIG, AsJson, ConfigFile
-from .terminal import restore_umask
+from .terminal import open_lakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,10 +40,10 @@ def redrive(
     A running pipeline does it between two batches, and a sink that had halted goes on. Without
     one the command does it itself, on Spark. Exits with 1 when some are still not accepted.
     """
-    restore_umask()  # dead letters are in a lake
     from ..config import load
     from ..operate.show import Bar, redriven_lines, terminal
     from ..pipeline.checkpoint import in_use
+    from ..sinks.lake.modes import umask_of
     from ..sinks.push.deadletters import rows_of
     from ..sinks.push.settings import PushSettings
 
@@ -56,6 +56,7 @@ def redrive(
     rows, keys = rows_of(sink.letters), key or []
     _expect_keys(keys, rows)
     running = in_use(settings.checkpoint_dir)
+    open_lakes(umask_of(settings.pipeline.sinks if settings.pipeline else ()))
     with Bar(terminal(stderr=True), f"{name}: sending dead letters again") as bar:
         bar.show(0, 0)
         result = _request(settings, sink, keys) if running else _do(settings, sink, keys)

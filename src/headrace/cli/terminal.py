@@ -23,13 +23,15 @@ def keep_files_private() -> None:
     _given.append(os.umask(0o077))
 
 
-def users_umask() -> int:
-    """The umask that the process was started with; -1: it still has it."""
-    return _given[0] if _given else -1
+def open_lakes(umask: int) -> None:
+    """Write files so that those may read them who may read the folders of lakes."""
+    import os
+
+    os.umask(umask)
 
 
 def restore_umask() -> None:
-    """Write files as the user who started the process would, such as those of lakes."""
+    """Write files as the user who started the process would."""
     import os
 
     if _given:

@@ -16,6 +16,7 @@ from ..plugins import Finding
 from ..run import check_model, server_settings
 from ..sinks import Sink
 from ..sinks.lake.disk import check_folder
+from ..sinks.lake.modes import difference
 from .commands import connect
 from .parts import sink_named
 
@@ -50,7 +51,15 @@ def check_everything(config: Config, check_java: Callable[[], Finding]) -> Check
         waiting = {name: threads.submit(_found, look) for name, look in parts.items()}
     findings = {name: each.result() for name, each in waiting.items()}
     ok = all(finding.ok for found in findings.values() for finding in found)
-    return CheckReport(ok, list(config.warnings), findings)
+    return CheckReport(ok, [*config.warnings, *_open_lakes(config)], findings)
+
+
+def _open_lakes(config: Config) -> list[str]:
+    """Warnings of lakes that other users may read, though their sinks do not say so."""
+    sinks = config.pipeline.sinks if config.pipeline else ()
+    given = [(sink.name, getattr(sink, "path", ""), getattr(sink, "mode", "")) for sink in sinks]
+    found = [(name, difference(path, mode)) for name, path, mode in given if path and mode]
+    return [f"sink {name}: {warning}" for name, warning in found if warning]
 
 
 def _found(look: Callable[[], list[Finding]]) -> list[Finding]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..config import Config, compare, load
 from ..errors import ConfigError
 from ..formats.catalogue import Formats
+from ..sinks.lake.modes import umask_of
 from ..sinks.requests import Requests
 from .query import PipelineInput, QueryPlan
 from .run import Pipeline, plans, waiting
@@ -64,7 +65,8 @@ class PipelineReload:
             return True
         difference = compare(self._config, config)
         # Spark has as many threads as the sinks needed that may wait when it was started.
-        if difference.pipeline or self._tasks(config, wanted) > self._waiting:
+        more_tasks = self._tasks(config, wanted) > self._waiting
+        if difference.pipeline or more_tasks or _umask(config) != _umask(self._config):
             logger.info("config reloaded, the pipeline starts again")
             return False
         running.take_up(wanted)
@@ -75,3 +77,7 @@ class PipelineReload:
     @staticmethod
     def _tasks(config: Config, queries: Sequence[QueryPlan]) -> int:
         return waiting(queries, config.pipeline.master) if config.pipeline else 0
+
+
+def _umask(config: Config) -> int:
+    return umask_of(config.pipeline.sinks if config.pipeline else ())

@@ -67,6 +67,7 @@ def default_settings(master: str, *, waiting: int = 0) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        "spark.hadoop.fs.permissions.umask-mode": "077",  # of the files in checkpoints
         "spark.python.worker.reuse": "true",
         "spark.python.authenticate.socketTimeout": "60s",  # a busy machine starts Python slowly
         "spark.authenticate": "true",  # or every user of the machine could send Spark messages

@@ -20,6 +20,7 @@ from ..plugins import Finding
 from . import Progress, SinkWriter
 from .lake.append import Append, Appended, Join, Joined, due
 from .lake.delta import EPOCH, KEEP, Delta, Marks
+from .lake.modes import PRIVATE, expect_mode, make_folder
 from .lake.shape import DAY, TENANT, Shaped
 from .lake.storage import Folder
 from .results import results
@@ -44,11 +45,13 @@ class History(Shaped):
     tenant: str = ""  # the column that says whose a row is; "": the table is split by day alone
     format: str = ""  # what a change is kept as; "": all its fields
     vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
+    mode: str = PRIVATE  # of the folder, when it is made; "0755": all users may read it
     # Options for s3://, az://, gs://; they may be secret, so they do not print.
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
     formats: Formats = field(default=Formats(), repr=False, metadata={"setting": False})
 
     def __post_init__(self) -> None:
+        expect_mode(self.mode)
         if self.vacuum_hours < 0:
             raise ConfigError("vacuum_hours must not be below 0")
         self.expect_shape("a history")
@@ -65,6 +68,7 @@ class History(Shaped):
 
     def open(self, writer: str, *, adopt: bool = False) -> HistoryWriter:
         """Begin to write."""
+        make_folder(self.path, self.mode)
         return HistoryWriter(self, writer, adopt=adopt)
 
     def check(self) -> list[Finding]:

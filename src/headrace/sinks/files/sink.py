@@ -23,6 +23,7 @@ from ...formats.catalogue import Formats
 from ...plugins import Finding
 from .. import Progress, SentEvents, SettledRange, SinkWriter
 from ..lake.disk import check_folder, move_aside
+from ..lake.modes import PRIVATE, expect_mode, make_folder
 from ..lake.shape import DAY, TENANT, Shaped
 from ..push.events import EventRendering
 from ..results import results
@@ -48,9 +49,11 @@ class Files(Shaped):
     tenant: str = ""  # the column that says whose a row is; "": days have no folders within
     file_mb: float = 128.0  # of events that a file has at most, before compression
     batch_seconds: float = 2.0  # how often to look for new changes, and so to begin new files
+    mode: str = PRIVATE  # of the folder, when it is made; "0755": all users may read it
     formats: Formats = field(default=Formats(), repr=False, metadata={"setting": False})
 
     def __post_init__(self) -> None:
+        expect_mode(self.mode)
         if "://" in self.path:
             raise ConfigError(
                 f"path: {self.path} is no folder; an object storage cannot rename files, so use "
@@ -101,6 +104,7 @@ class Files(Shaped):
 
     def open(self, writer: str, *, adopt: bool = False) -> FilesWriter:
         """Begin to write."""
+        make_folder(self.path, self.mode)
         return FilesWriter(self, writer, adopt=adopt)
 
     def check(self) -> list[Finding]:

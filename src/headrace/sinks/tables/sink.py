@@ -24,6 +24,7 @@ from ...errors import ConfigError, LogReplaced, PipelineError, TableFailed
 from ...plugins import Finding
 from .. import FailedTable, Progress, Sink, SinkWriter, Takes
 from ..lake.delta import EPOCH, Delta, Marks
+from ..lake.modes import PRIVATE, expect_mode, make_folder
 from ..lake.plan import BucketResult, TableFailure, TablePlan, TableRef, VersionSummary
 from ..lake.storage import Folder
 from .compaction import compact
@@ -57,10 +58,12 @@ class Tables(Sink):
     as_text: tuple[str, ...] = ()  # schema.table.column: kept as the source's exact text
     file_mb: float = 8.0  # about the size of a file; smaller ones make small batches cheaper
     vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
+    mode: str = PRIVATE  # of the folder, when it is made; "0755": all users may read it
     # Options for s3://, az://, gs://; they may be secret, so they do not print.
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        expect_mode(self.mode)
         if self.file_mb <= 0 or self.vacuum_hours < 0:
             raise ConfigError("file_mb must be above 0, and vacuum_hours not below")
         empty = [table for table, columns in self.keys.items() if not columns]
@@ -99,6 +102,7 @@ class Tables(Sink):
 
     def open(self, writer: str, *, adopt: bool = False) -> TablesWriter:
         """Begin to write."""
+        make_folder(self.path, self.mode)
         return TablesWriter(self, writer, adopt=adopt)
 
     def check(self) -> list[Finding]:
