@@ -53,6 +53,7 @@ def as_json(template: str, *values: Any, **more: Any) -> dict[str, Any]:
     ("template", "values", "message", "fields"),
     [
         ("source=%s phase=%s", ("shop", "streaming"), "", {"source": "shop", "phase": "streaming"}),
+        ("%s was open (mode %o)", ("/data", 0o755), "/data was open (mode 755)", {}),
         (
             "source=%s halted, it is served; error=%s; hint=%s",
             ("shop", "slot gone", ""),

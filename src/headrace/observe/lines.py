@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-_PLACE = r"%(?:\.\d+)?[sdrgf]"
+_PLACE = r"%(?:\.\d+)?[sdrgfox]"
 _FIELD = re.compile(
     rf"(?P<key>[a-z_]\w*|{_PLACE})=(?P<value>(?:{_PLACE}|[^\s%])+?)(?=[;,:.]*(?:\s|$))[;,:.]*"
     rf"|(?P<place>{_PLACE})|%%"
