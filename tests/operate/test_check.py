@@ -184,3 +184,18 @@ def test_the_same_comes_as_json(tmp_path: Path) -> None:
     shown = json.loads(result.stdout)
     assert shown["ok"] is False
     assert {"name": "data_dir", "ok": True}.items() <= shown["findings"]["this machine"][0].items()
+
+
+def test_a_lake_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
+    for name in ("lake", "shared"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o755)
+    warned = report(
+        tmp_path,
+        {
+            "lake": {"type": "tables", "path": "lake"},
+            "shared": {"type": "history", "path": "shared", "mode": "0755"},
+        },
+    )
+    [warning] = warned.warnings
+    assert warning.startswith(f"sink lake: {tmp_path}/lake is open to other users (mode 0755)")
