@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from headrace.testing import wait_until
 from tests.changes import make_change, make_table
 from tests.serve.conftest import Site, Sites
 from tests.serve.sse import Reader
+from tests.serve.ws import Talk
 
 PAGE = Path(__file__).parents[2] / "docs" / "deployment.md"
 HOOK = SinkStatus(
@@ -238,6 +241,37 @@ def test_how_long_a_change_takes_from_its_commit_to_a_client_is_measured(site: S
         assert 3 <= scraped["commit_to_client_seconds_sum"] < 60
         assert scraped.of("commit_to_client_seconds_bucket", le="2.5") == 0
         assert reader is not None
+
+
+def poll(site: Site) -> None:
+    waiting = site.log.latest_sequence
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(site.get, "/v1/changes", after=waiting, wait_ms=30_000)
+        site.await_waiting(1)
+        site.writer.put("users", "1")
+        assert answer.result().json()["count"] == 1
+
+
+def talk(site: Site) -> None:
+    with Talk(site.url) as client:
+        client.auth().subscribe("users")
+        site.await_waiting(1)
+        site.writer.put("users", "1")
+        client.events(1)
+
+
+def changefeed(site: Site) -> None:
+    latest = site.log.latest_sequence
+    with Reader(f"{site.url}/changefeed/stream?keep_alive=true&from_seq={latest}"):
+        site.await_waiting(1)
+        site.writer.put("users", "1")
+        wait_until(lambda: scrape(site)["commit_to_client_seconds_count"] == 1)
+
+
+@pytest.mark.parametrize("deliver", [poll, talk, changefeed])
+def test_every_transport_is_measured(site: Site, deliver: Callable[[Site], None]) -> None:
+    deliver(site)
+    assert scrape(site)["commit_to_client_seconds_count"] == 1
 
 
 def test_requests_are_counted_by_route_and_not_by_what_clients_send(site: Site) -> None:
