@@ -16,6 +16,7 @@ import pytest
 from headrace.change.event import Batch, Change, Op
 from headrace.change.replay import TableName
 from headrace.log import Log
+from headrace.sources import Phase
 from headrace.testing import PostgresDatabase, wait_until
 from tests.sources.capturing import Captured, captured, image
 
@@ -208,6 +209,21 @@ def test_a_table_that_loses_its_key_can_be_written_to_after_a_second(
         pg.execute("DELETE FROM keyed WHERE id = 3")
         expect_replays(feed, ["keyed"])
         assert published(pg) == {"headrace_shop": ["keyed"]}
+
+
+@pytest.mark.requirement("P-01")
+def test_a_table_that_loses_its_key_is_moved_also_during_a_snapshot(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    create(pg, {"keyed": WHOLE["keyed"], "filled": WHOLE["filled"]})
+    pg.execute("INSERT INTO filled SELECT n, 0 FROM generate_series(1, 2000) n")
+    with captured(pg, tmp_path, start=False, snapshot_rows_per_second=100) as feed:
+        feed.start()
+        feed.until(lambda: feed.stored(Op.READ), "the snapshot has begun")
+        pg.execute("ALTER TABLE keyed DROP CONSTRAINT keyed_pkey")
+        feed.until(lambda: "headrace_shop_inserts" in published(pg), "it is moved")
+        assert feed.status.phase is Phase.SNAPSHOT
+        pg.execute("UPDATE keyed SET v = 1")
 
 
 @pytest.mark.requirement("P-01")

@@ -179,7 +179,8 @@ class Publications:
         self._harmful: set[str] = set()  # tables that could not be moved for want of a lock
         self._no_second = False  # whether we may not create or alter the second publication
         self._logged: set[str] = set()
-        self._fingerprint: tuple[object, ...] = ()
+        self._fingerprint: tuple[object, ...] = ()  # as of the last look at all
+        self._guarded: tuple[object, ...] = ()  # as of the last look at what harms
         self._stuck: set[str] = set()  # tables that we may not move there
         self._movable: set[str] = set()  # tables that could be in the first publication again
 
@@ -192,6 +193,14 @@ class Publications:
         for member in self._with_identities(pair, members(self._catalog, self._first)):
             if member.publication == self._first and member.refused:
                 self._move(member, pair, PublishedTables())
+
+    def guard(self) -> None:
+        """As `protect`, while there is no time for more; costs little where nothing has changed."""
+        found = self._look()
+        if self._harmful or found not in (self._fingerprint, self._guarded):
+            self._guarded = found
+            self._harmful.clear()
+            self.protect()
 
     def changed(self, durable: Collection[str]) -> bool:
         """Whether tables are in another state than when they were published."""

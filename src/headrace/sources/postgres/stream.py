@@ -308,6 +308,14 @@ class _Flow:
             received = receiver.take(_TAKE_SECONDS)
             if received is not None:
                 yield self._received(received)
+            self._guard()
+
+    def _guard(self) -> None:
+        """Also while a snapshot is taken, a table that loses its key can be written to."""
+        now = time.monotonic()
+        if now - self._looked >= _IDENTITY_SECONDS:
+            self._looked = now
+            self._session.publications.guard()
 
     def _copy(self, point: Point, watch: WaiterWatch) -> Iterator[Batch]:
         self._copier = PostgresSnapshotReader(
@@ -327,6 +335,7 @@ class _Flow:
         for copied in self._copier.copy(tasks):
             self._resume = progressed(self._resume, copied)
             yield self._batch(copied.changes)
+            self._guard()
         self._yielded = watch.yielded
         self._watched = time.monotonic()  # what has yielded goes on at the next look for tables
 
