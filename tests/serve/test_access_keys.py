@@ -446,3 +446,16 @@ def test_keys_outlive_the_server_and_the_operators_does_not(sites: Sites) -> Non
     assert again.find(operator.secret) == operator.key
     assert again.all() == [made.key]
     assert type(again)(site.log).find(operator.secret) is None
+
+
+def test_a_client_may_ask_again_on_its_one_connection_as_soon_as_it_has_an_answer(
+    site: Site,
+) -> None:
+    site.writer.put_many("users", 5)
+    key = site.key(limits=KeyLimits(connections=1))
+    lines = {"Accept": "application/x-ndjson"}
+    for path in ["/v1/changes", "/v1/changes/stream?upto=5"] * 25:
+        reply = site.http.get(path, headers=key | lines)
+        assert reply.status_code == 200, reply.text
+    counted = site.service.keyring.limiter._connections
+    wait_until(lambda: not any(counted.values()), message="none is left")

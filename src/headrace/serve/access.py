@@ -90,18 +90,21 @@ class Access:
         if self.key is None or self._keyring is None:
             yield
             return
-        limiter = self._keyring.limiter
-        if not limiter.connect(self.key):
+        limiter, connections = self._keyring.limiter, self._keyring.connections
+        # A client may ask again on a connection before the answer that it has is done with here.
+        known = end is not None and connections.holds(self.key, end)
+        if not known and not limiter.connect(self.key):
             most = self.key.limits.connections
             raise rate_limited(f"this API key may have {most} connections at once", 1.0)
         if end is not None:
-            self._keyring.connections.enter(self.key, end)
+            connections.enter(self.key, end)
         try:
             yield
         finally:
-            limiter.disconnect(self.key)
             if end is not None:
-                self._keyring.connections.leave(self.key, end)
+                connections.leave(self.key, end)
+            if end is None or not connections.holds(self.key, end):
+                limiter.disconnect(self.key)
 
     def spend(self, events: int) -> float:
         """Count events that were sent; returns the seconds to wait before sending more."""

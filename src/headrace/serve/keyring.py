@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -186,21 +187,27 @@ class KeyConnections:
 
     def __init__(self, valid: Callable[[Key], bool]) -> None:
         self._valid = valid
-        self._ends: dict[str, set[End]] = {}
+        self._ends: dict[str, Counter[End]] = {}
         self._keys: dict[str, Key] = {}
         self._looking: asyncio.TimerHandle | None = None
 
     def enter(self, key: Key, end: End) -> None:
         """Call `end`, at every look, from when the key has ended until `leave`."""
-        self._ends.setdefault(key.id, set()).add(end)
+        self._ends.setdefault(key.id, Counter())[end] += 1
         self._keys[key.id] = key
         if self._looking is None:
             self._look_later()
 
+    def holds(self, key: Key, end: End) -> bool:
+        """Whether a connection with this `end` has entered and not left."""
+        return end in self._ends.get(key.id, ())
+
     def leave(self, key: Key, end: End) -> None:
         """The connection has ended."""
         ends = self._ends[key.id]
-        ends.discard(end)
+        ends[end] -= 1
+        if not ends[end]:
+            del ends[end]
         if not ends:
             del self._ends[key.id], self._keys[key.id]
         if not self._ends and self._looking is not None:
