@@ -353,3 +353,36 @@ def test_triggers_of_an_earlier_edition_are_replaced_without_a_new_snapshot(
     with closing(events(pg).catalog()) as catalog:
         install.uninstall(catalog, "headrace")
     assert names_of(pg, "users") | names_of(pg, "sales") | names_of(pg, "old_sales") == set()
+
+
+# --- taking everything out -----------------------------------------------------------------------
+
+
+@pytest.mark.requirement("P-02")
+@pytest.mark.parametrize("printed", [False, True])
+def test_removed_nothing_is_left_of_partitions_either(
+    pg: PostgresDatabase, tmp_path: Path, printed: bool
+) -> None:
+    ours = "SELECT count(*) FROM pg_trigger WHERE tgname LIKE '!%'"
+    schema = "SELECT count(*) FROM pg_namespace WHERE nspname = 'headrace'"
+    pg.execute(
+        """CREATE TABLE sales (id int PRIMARY KEY, n int) PARTITION BY RANGE (id);
+           CREATE TABLE old_sales PARTITION OF sales FOR VALUES FROM (0) TO (10);
+           CREATE TABLE new_sales (id int PRIMARY KEY, n int);
+           CREATE TABLE parents (id int PRIMARY KEY);
+           CREATE TABLE children (id int PRIMARY KEY) INHERITS (parents)"""
+    )
+    with reading(place_of(pg), tmp_path) as feed:
+        feed.catch_up()
+        pg.execute("ALTER TABLE sales ATTACH PARTITION new_sales FOR VALUES FROM (10) TO (20)")
+        pg.execute("INSERT INTO sales VALUES (11, 1)")
+        feed.catch_up()
+    (shown,) = events(pg).remove(None, dry_run=True)
+    assert pg.execute(schema) == [(1,)]
+    if printed:
+        pg.execute(shown.statement)
+    else:
+        assert events(pg).remove(None) == [shown]
+    assert pg.execute(ours) == pg.execute(schema) == [(0,)]
+    assert events(pg).remove(None) == []
+    pg.execute("INSERT INTO sales VALUES (12, 1); INSERT INTO new_sales VALUES (13, 1)")

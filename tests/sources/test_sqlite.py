@@ -57,6 +57,21 @@ def test_installed_twice_nothing_changes_and_removed_nothing_is_left(path: Path)
     connection.close()
 
 
+@pytest.mark.requirement("P-02")
+def test_a_source_removes_what_it_would_show(
+    path: Path, writer: apsw.Connection, tmp_path: Path
+) -> None:
+    ours = "SELECT count(*) FROM sqlite_schema WHERE name LIKE 'headrace_%'"
+    with captured(path, tmp_path) as feed:
+        feed.catch_up()
+    source = sqlite(path)
+    shown = source.remove(None, dry_run=True)
+    assert writer.execute(ours).fetchall() != [(0,)]
+    assert source.remove(None) == shown
+    assert writer.execute(ours).fetchall() == [(0,)]
+    assert source.remove(None) == []
+
+
 def test_the_commands_install_alter_and_remove(path: Path, writer: apsw.Connection) -> None:
     def run(*arguments: str) -> str:
         result = CliRunner().invoke(app, ["sqlite", *arguments])
