@@ -33,7 +33,7 @@ def test_what_is_open_to_others_is_closed_with_a_warning(
         file.chmod(0o644)
     make_private(folder)
     assert modes(folder) == {"700", "600"}
-    assert f"{folder} was open to other users (mode 755); it is now 700" in caplog.text
+    assert f"folder={folder} was=755 now=700" in caplog.text
 
 
 @pytest.mark.requirement("P-17")
@@ -58,7 +58,7 @@ def test_a_folder_of_another_user_is_warned_of(
         pytest.skip("only root can make a folder another user's")
     os.chown(tmp_path, 12345, 12345)
     make_private(tmp_path)
-    assert "belongs to user 12345" in caplog.text
+    assert "owner=12345" in caplog.text
 
 
 def test_a_file_where_the_folder_should_be_is_named(tmp_path: Path) -> None:

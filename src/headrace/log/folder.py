@@ -98,7 +98,7 @@ def _close_to_others(path: Path, *, loudly: bool = False) -> None:
     if found.st_uid != os.geteuid():
         if loudly:
             logger.warning(
-                "%s belongs to user %d, and this process is user %d; run Headrace as one user",
+                "another user owns the folder; run Headrace as one user folder=%s owner=%d user=%d",
                 path,
                 found.st_uid,
                 os.geteuid(),
@@ -108,7 +108,7 @@ def _close_to_others(path: Path, *, loudly: bool = False) -> None:
         path.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
         if loudly:
             logger.warning(
-                "%s was open to other users (mode %o); it is now %o",
+                "folder was open to other users and is closed folder=%s was=%o now=%o",
                 path,
                 stat.S_IMODE(found.st_mode),
                 stat.S_IMODE(found.st_mode) & ~_OTHERS,
