@@ -51,6 +51,18 @@ def test_a_config_is_written_that_can_be_checked_and_run(
     assert file.read_text() == text
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["a\nserver:\n  allow_remote: true\n#", "a\r\u2028b:", "\x1b[31m\x7f", "\ud7ff\U000e0001"],
+)
+def test_a_name_of_a_table_is_a_comment_whatever_it_has(folder: Path, name: str) -> None:
+    with closing(sqlite3.connect("shop.db")) as database:
+        database.execute(f'CREATE TABLE "{name}" (id int, v text)')
+    result = init("shop.db")
+    assert "next: " in result.stdout, result.output
+    assert not load(folder / "headrace.yaml").server.allow_remote
+
+
 def test_the_password_goes_to_the_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

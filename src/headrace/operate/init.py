@@ -121,7 +121,7 @@ def content(
 def _lines(
     database: ChosenDatabase, findings: Sequence[Finding], tables: Sequence[str], port: int
 ) -> Iterator[str]:
-    version = next((each.detail for each in findings if each.name == "version"), "")
+    version = _comment(next((each.detail for each in findings if each.name == "version"), ""))
     yield "# What Headrace captures and where it serves it. docs/config.md has every setting."
     yield f"# Written by `headrace init`{f' for {version}' if version else ''}; edit it freely."
     yield ""
@@ -153,7 +153,9 @@ def _tables(findings: Sequence[Finding], tables: Sequence[str]) -> Iterator[str]
     found = [each for each in findings if each.name.startswith("table ")]
     yield f"    # Patterns of schema.table. {len(found) or 'No'} tables match now:"
     for each in found:
-        yield f"    #   {each.name.removeprefix('table ')}: {_one_line(each.detail)}"
+        yield f"    #   {_comment(each.name.removeprefix('table '))}: {_comment(each.detail)}"
+        if each.ok:  # what could be better; the rest is below
+            yield from (f"    #     {_printable(line)}" for line in each.fix.splitlines())
     if tables:
         yield f"    tables: [{', '.join(map(_scalar, tables))}]"
     else:
@@ -166,8 +168,8 @@ def _missing(findings: Sequence[Finding]) -> Iterator[str]:
         yield ""
         yield "# When this was written, the database was not ready; `headrace check` looks again:"
     for each in missing:
-        yield f"#   {each.name}: {_one_line(each.detail)}"
-        yield from (f"#     {line}" for line in each.fix.splitlines())
+        yield f"#   {_comment(each.name)}: {_comment(each.detail)}"
+        yield from (f"#     {_printable(line)}" for line in each.fix.splitlines())
 
 
 def _scalar(text: str) -> str:
@@ -175,8 +177,14 @@ def _scalar(text: str) -> str:
     return str(yaml.safe_dump(text, default_style='"', width=10_000)).strip()
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _comment(text: str) -> str:
+    """A text on one line, whatever it has: a table's name may hold a whole config."""
+    return _printable(" ".join(text.split()))
+
+
+def _printable(text: str) -> str:
+    """The same without characters that no YAML may have."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def write(file: Path, text: str, database: ChosenDatabase) -> Config:
