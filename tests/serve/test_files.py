@@ -114,7 +114,7 @@ def test_capture_goes_on_whatever_connections_clients_take(running: Running) -> 
     before = latest()
     with idle(running.port), idle(running.grpc_port):
         wait_until(
-            lambda: "connections refused=" in running.output.read_text(),
+            lambda: "clients are refused" in running.output.read_text(),
             timeout=60,
             message="some are refused",
         )

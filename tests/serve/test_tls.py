@@ -21,8 +21,8 @@ from headrace.client import AsyncClient, Client, TlsTrust
 from headrace.config import ServerSection, TlsSection, parse
 from headrace.errors import ConfigError, ServerError
 from headrace.operate.commands import connect
+from headrace.pipeline import remote
 from headrace.pipeline.options import Options
-from headrace.pipeline.remote import reading
 from headrace.serve import BackgroundServer, ServerSettings, create_app, tls
 from headrace.serve.settings import exposure
 from headrace.testing import wait_until
@@ -241,8 +241,11 @@ def test_commands_of_this_machine_reach_the_server(
 
 def test_spark_reads_over_tls_with_the_file_of_an_authority(secure: SecureSite) -> None:
     given = {"url": secure.url, "caFile": str(secure.authority.file)}
-    log = reading(Options.read(given))
+    log = remote.reading(Options.read(given))
     assert log.ranges(0).latest_sequence == 1
+    for _, kept in remote._connections.values():  # for the next request, which does not come
+        kept.close()
+    remote._connections.clear()
     with pytest.raises(ConfigError, match="caFile goes with a url"):
         Options.read({"url": "http://127.0.0.1:3000", "caFile": "ca.pem"})
 

@@ -123,8 +123,8 @@ class RefusalLog:
         if now >= self._next:
             self._next = now + LOG_SECONDS
             logger.warning(
-                "connections refused=%d: as many are open as server.max_connections or the limit "
-                "of open files (`ulimit -n`) allows",
+                "clients are refused: as many are connected as server.max_connections or the "
+                "limit of open files (`ulimit -n`) allows refused=%d",
                 self._count,
             )
             self._count = 0
