@@ -218,6 +218,25 @@ def test_a_mistake_of_ours_halts_it_and_is_shown(
     assert "Traceback" in caplog.text
 
 
+def test_a_paused_source_that_cannot_be_described_waits_between_its_attempts(
+    log: Log, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.capture.BACKOFF", Backoff(30.0, 30.0))
+    source, described = Scripted(), list[bytes | None]()
+
+    def describe(resume: bytes | None) -> Status:
+        described.append(resume)
+        raise SourceError("its resume cannot be read")
+
+    monkeypatch.setattr(source, "describe", describe)
+    capture = run(source)
+    capture.pause(1)
+    assert until(capture, Phase.WAITING).error == "its resume cannot be read"
+    assert len(described) == 1
+    capture.resume()
+    until(capture, Phase.STREAMING)
+
+
 def test_a_full_disk_halts_it_with_the_disks_words(
     log: Log, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """A running process logs what happens to its sources, and applies retention."""
 
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from headrace.change.event import (
     Transaction,
 )
 from headrace.config import CdcSection, Config, ServerSection, WebSocketSection
-from headrace.errors import SourceError
+from headrace.errors import LogError, SourceError
 from headrace.formats.catalogue import Formats
 from headrace.formats.facts import Facts, SourceServer
 from headrace.log import Log, RetentionSettings
 from headrace.log.backup import BackupFolders
 from headrace.model import Model
-from headrace.run import SourceStatusLog, check_model, formats, server_settings
+from headrace.run import Run, SourceStatusLog, check_model, formats, server_settings
 from headrace.secret import Secret
 from headrace.serve import ServerSettings
 from headrace.serve.retention import retention_of
@@ -85,6 +86,25 @@ def test_retention_waits_for_a_named_cursor(tmp_path: Path) -> None:
         log.move_cursor("reports", 1)
         trimmed = retention_of(log, settings(retention_days=7)).apply()
         assert (trimmed.removed, trimmed.held_by) == (1, "reports")
+
+
+def test_retention_goes_on_after_any_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("headrace.run.RETENTION_RETRY_SECONDS", 0.0)
+    failures: list[Exception] = [LogError("the log is closed"), OSError("no such file")]
+
+    class Failing:
+        def work(self, stopping: threading.Event) -> None:
+            if failures:
+                raise failures.pop(0)
+            stopping.set()
+
+    run: Any = Run(config(tmp_path))
+    run.retention = Failing()
+    run._retain(threading.Event())
+    assert "the log is closed" in caplog.text
+    assert "no such file" in caplog.text
 
 
 def test_a_source_is_logged_once_a_phase(caplog: pytest.LogCaptureFixture) -> None:

@@ -149,17 +149,18 @@ class Capture:
                 with _waiting_for_files():
                     self._once()
             except HeadraceError as error:
-                if not error.retry:
-                    if self._halts(error):
-                        return
-                    continue
-                self._report(Phase.WAITING, error)
-                failures = 1 if time.monotonic() - began > BACKOFF.longest else failures + 1
-                self._waking.wait(BACKOFF.wait(failures))
+                failure = error
             except Exception as error:  # a bug of ours; the thread must not end in silence
-                logger.exception("source=%s phase=halted", self.source.name)
-                if self._halts(HeadraceError(f"unexpected {error!r}", hint=_BUG)):
-                    return
+                logger.exception("source=%s failed", self.source.name)
+                failure = HeadraceError(f"unexpected {error!r}", hint=_BUG)
+            else:
+                continue
+            if not failure.retry and self._halts(failure):
+                return
+            # What was requested meanwhile ends the wait at once.
+            self._report(Phase.WAITING, failure)
+            failures = 1 if time.monotonic() - began > BACKOFF.longest else failures + 1
+            self._waking.wait(BACKOFF.wait(failures))
         self._status = msgspec.structs.replace(self._status, phase=Phase.STOPPED)
 
     def _awake(self) -> bool:

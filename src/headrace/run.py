@@ -40,7 +40,7 @@ from .sources.worker import Apart
 logger = logging.getLogger(__name__)
 
 OPERATOR_KEY = "operator.key"  # a file in data_dir
-RETENTION_RETRY_SECONDS = 3600.0
+RETENTION_RETRY_SECONDS = 60.0
 LOOK_SECONDS = 0.25
 PROGRESS_SECONDS = 5.0  # between two lines about a snapshot
 BACKOFF = Backoff(first=1.0, longest=60.0)  # before a pipeline that ended is started again
@@ -287,7 +287,9 @@ class Run:
             except LogError as error:
                 # Capture halts with the same reason; what is in the log can still be read.
                 logger.warning("retention error=%s", error.explain())
-                stopping.wait(RETENTION_RETRY_SECONDS)
+            except Exception:  # without retention the disk would fill, so the thread goes on
+                logger.exception("retention failed, and is tried again")
+            stopping.wait(RETENTION_RETRY_SECONDS)
 
 
 class SourceStatusLog:

@@ -88,6 +88,8 @@ def test_answers_and_errors_are_shown_to_allowed_origins_alone(open_site: Site) 
         assert reply.status_code == status
         assert reply.headers["access-control-allow-origin"] == SHOP
         assert "access-control-allow-credentials" not in reply.headers
+        shown = reply.headers["access-control-expose-headers"].split(", ")
+        assert {"X-Headrace-Gap", "X-Headrace-Gap-Reason", "X-Headrace-Scanned"} <= {*shown}
         plain = open_site.http.get(path)  # no browser's page
         assert plain.status_code == status
         assert "access-control-allow-origin" not in plain.headers

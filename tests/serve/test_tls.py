@@ -1,6 +1,7 @@
 """TLS: asked for by other people's clients, with certificates that come and go."""
 
 import asyncio
+import errno
 import json
 import logging
 import shutil
@@ -276,6 +277,28 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=name):
             tls.CertificateFiles(section)
+
+
+def test_files_that_could_not_be_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path, "one")
+    pair = authority.issue("a", "localhost")
+    files = tls.CertificateFiles(TlsSection(certificate=pair.certificate, key=pair.key))
+    before = files.context()
+    authority.issue("a", "localhost")
+    with monkeypatch.context() as patched:
+        patched.setattr(tls.ssl.SSLContext, "load_cert_chain", _no_file)
+        files.refresh()
+        files.refresh()
+    assert files.context() is before
+    assert caplog.text.count("tls not reloaded") == 1
+    files.refresh()
+    assert files.context() is not before
+
+
+def _no_file(*_: object, **__: object) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_a_key_that_others_may_read_is_warned_of(

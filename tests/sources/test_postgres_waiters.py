@@ -13,6 +13,7 @@ from headrace.change.event import Op
 from headrace.log import Log
 from headrace.secret import Secret
 from headrace.sources import Phase, Status
+from headrace.sources.postgres.waiters import WaiterWatch
 from headrace.sources.postgres_events import PostgresEvents
 from headrace.testing import PostgresDatabase, wait_until
 from tests.sources.captures import TIMEOUT
@@ -112,6 +113,28 @@ def test_a_snapshot_for_an_event_table_yields_too(pg: PostgresDatabase, tmp_path
             capture.stop()
         read = [change.key for change in log.read(0, limit=1 << 20) if change.op is Op.READ]
     assert len(read) == len(set(read)) == ROWS
+
+
+def test_a_session_that_has_ended_is_left_alone() -> None:
+    """Its number may be that of an application by then."""
+    ended: list[list[int]] = []
+
+    class Server:
+        def execute(self, query: str, given: tuple[Any, ...]) -> Any:
+            if "pg_terminate_backend" in query:
+                ended.append(*given)
+            return self
+
+        def fetchone(self) -> tuple[str]:
+            return ("users",)
+
+    server: Any = Server()
+    watch = WaiterWatch(lambda: server, exporter=1)
+    watch.add(7)
+    watch.add(8)
+    watch.remove(7)
+    watch._look(server)
+    assert ended == [[8]]
 
 
 def _done(status: Status) -> bool:

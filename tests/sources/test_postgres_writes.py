@@ -18,7 +18,7 @@ from headrace.change.replay import TableName
 from headrace.log import Log
 from headrace.sources import Phase
 from headrace.testing import PostgresDatabase, wait_until
-from tests.sources.capturing import Captured, captured, image
+from tests.sources.capturing import Captured, captured, driven, image, postgres
 
 WHOLE = {
     "keyed": "CREATE TABLE keyed (id int PRIMARY KEY, v int)",
@@ -223,6 +223,27 @@ def test_a_table_that_loses_its_key_is_moved_also_during_a_snapshot(
         pg.execute("ALTER TABLE keyed DROP CONSTRAINT keyed_pkey")
         feed.until(lambda: "headrace_shop_inserts" in published(pg), "it is moved")
         assert feed.status.phase is Phase.SNAPSHOT
+        pg.execute("UPDATE keyed SET v = 1")
+
+
+@pytest.mark.requirement("P-01")
+def test_a_table_that_loses_its_key_is_moved_also_during_a_large_transaction(
+    pg: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.sources.postgres.receive._PIECE", 100)
+    monkeypatch.setattr("headrace.sources.postgres.stream._IDENTITY_SECONDS", 0.05)
+    create(pg, {"keyed": WHOLE["keyed"], "filled": WHOLE["filled"]})
+    with Log.open(tmp_path / "log") as log, driven(postgres(pg), log) as reading:
+        reading.until(lambda batch: reading.stream.status().phase is Phase.STREAMING)
+        pg.execute("INSERT INTO filled SELECT n, 0 FROM generate_series(1, 20000) n")
+        reading.until(lambda batch: batch.resume is None)
+        pg.execute("ALTER TABLE keyed DROP CONSTRAINT keyed_pkey")
+
+        def moved(batch: Batch) -> bool:
+            assert batch.resume is None, "the transaction has ended"
+            return "headrace_shop_inserts" in published(pg)
+
+        reading.until(moved)
         pg.execute("UPDATE keyed SET v = 1")
 
 

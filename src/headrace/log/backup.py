@@ -173,14 +173,14 @@ def _stage_files(folders: BackupFolders, target: Path) -> None:
 
 def _in_order(folder: Path, left_out: tuple[Path, ...]) -> Iterator[Path]:
     """The files of a folder, those first that others may be ahead of."""
-    found = (path for path in folder.rglob("*") if _is_kept(path, left_out))
+    found = (path for path in folder.rglob("*") if _is_kept(path, folder, left_out))
     return iter(sorted(found, key=_rank))
 
 
-def _is_kept(path: Path, left_out: tuple[Path, ...]) -> bool:
+def _is_kept(path: Path, folder: Path, left_out: tuple[Path, ...]) -> bool:
     passing = path.name in _PASSING or path.name.startswith("spark.")
     unfinished = path.name.endswith((".tmp", ".new"))
-    earlier = any("-until-" in part for part in path.parts)
+    earlier = any("-until-" in part for part in path.relative_to(folder).parts)
     elsewhere = any(path.is_relative_to(each) for each in left_out)
     return path.is_file() and not (passing or unfinished or earlier or elsewhere)
 

@@ -1,10 +1,10 @@
 """One source or sink paused, resumed or begun again: in the running process, or on disk."""
 
 import time
-from fnmatch import fnmatchcase
 
 import msgspec
 
+from ..change.glob import matches
 from ..client import Client
 from ..config import Config, ConfigDifference
 from ..errors import LogAbsent, ServerError
@@ -92,7 +92,7 @@ class RunControl:
 def _wants(sink: Sink, table: str) -> bool:
     bare = table.partition(".")[2]
     globs = sink.tables
-    return not globs or any(fnmatchcase(table if "." in glob else bare, glob) for glob in globs)
+    return not globs or any(matches(table if "." in glob else bare, glob) for glob in globs)
 
 
 def _snapshots(renewed: dict[str, list[str]]) -> str:

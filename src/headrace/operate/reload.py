@@ -9,7 +9,7 @@ from typing import Self
 
 from ..config import Config, ConfigDifference, compare, load, taken_up
 from ..config.difference import NamedDifference
-from ..errors import ConfigError, SourceError
+from ..errors import ConfigError, HeadraceError, SourceError
 from ..run import PipelineProcess, Run, check_model, server_settings
 from ..sinks.requests import Requests
 
@@ -68,7 +68,7 @@ class ConfigReload:
         """Take up the file, and log why not if it cannot be used."""
         try:
             self.reload()
-        except ConfigError as error:
+        except HeadraceError as error:
             logger.error("config not reloaded, everything goes on as it was error=%s", error)
 
     def _keep_pipeline(self, config: Config) -> None:

@@ -15,8 +15,8 @@ ASK_AGAIN_SECONDS = 600  # for a browser to remember what is allowed
 _METHODS = b"GET, POST, PUT, DELETE"
 _SENT = b"Accept, Authorization, Content-Type, Last-Event-ID, X-API-Key"
 _SHOWN = (
-    b"Retry-After, WWW-Authenticate, X-Headrace-Epoch, X-Headrace-Gap, X-Headrace-Latest, "
-    b"X-Headrace-Scanned"
+    b"Retry-After, WWW-Authenticate, X-Headrace-Epoch, X-Headrace-Gap, X-Headrace-Gap-Reason, "
+    b"X-Headrace-Latest, X-Headrace-Scanned"
 )
 
 

@@ -6,6 +6,7 @@ Connections that are open keep what they agreed on; the next ones get what is ne
 import asyncio
 import logging
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ class CertificateFiles:
         """Read them; ConfigError says which cannot be used."""
         self.settings = settings
         self._stamp = self._stamped()
+        self._unusable: tuple[object, ...] = ()  # the last ones that could not be used
         self._version = self._read()
         self._warn()
 
@@ -62,13 +64,15 @@ class CertificateFiles:
         stamp = self._stamped()
         if stamp == self._stamp:
             return
-        # Kept also on failure: a pair that is written in two steps changes once more.
-        self._stamp = stamp
         try:
             self._version = self._read()
         except ConfigError as error:
-            logger.error("tls not reloaded, the former certificate is used error=%s", error)
+            # It is read again at the next look: the pair may be written in two steps.
+            if stamp != self._unusable:
+                logger.error("tls not reloaded, the former certificate is used error=%s", error)
+            self._unusable = stamp
             return
+        self._stamp = stamp
         logger.info("tls reloaded certificate=%s", self.settings.certificate)
         self._warn()
 
@@ -125,9 +129,11 @@ class CertificateFiles:
 
     def _warn(self) -> None:
         key = self._pair[1]
-        if key.stat().st_mode & _READABLE_BY_OTHERS:
-            logger.warning(
-                "tls key=%s can be read by every user of this machine; `chmod o-rwx %s` ends that",
-                key,
-                key,
-            )
+        with suppress(OSError):  # replaced just now, which the next look finds
+            if key.stat().st_mode & _READABLE_BY_OTHERS:
+                logger.warning(
+                    "tls key=%s can be read by every user of this machine; `chmod o-rwx %s` ends "
+                    "that",
+                    key,
+                    key,
+                )

@@ -151,7 +151,6 @@ class PostgresSnapshotReader:
     def _session(self) -> psycopg.Connection[Any]:
         """A session that sees the snapshot; all are opened before any reads, as it may vanish."""
         connection = self._address.connect()
-        self._watch.add(connection.info.backend_pid)
         try:
             connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             snapshot = sql.Literal(self._point.snapshot)
@@ -164,6 +163,8 @@ class PostgresSnapshotReader:
 
     def _work(self, connection: psycopg.Connection[Any], todo: queue.SimpleQueue[Task]) -> None:
         held: set[str] = set()
+        session = connection.info.backend_pid
+        self._watch.add(session)
         try:
             while not (self._closed.is_set() or self._watch.yielded):
                 task = todo.get_nowait()
@@ -179,6 +180,7 @@ class PostgresSnapshotReader:
         except Exception as error:  # noqa: BLE001 - raised again by whoever collects
             self._read.put(error)
         finally:
+            self._watch.remove(session)
             connection.close()
 
     def _copy_range(self, connection: psycopg.Connection[Any], task: Task) -> None:

@@ -97,6 +97,7 @@ class _Flow:
             if received is not None:
                 yield self._received(received)
             if self._inside:
+                self._guard()
                 continue  # nothing may come between the pieces of a transaction
             self._heartbeat(receiver)
             before = self._resume
@@ -311,7 +312,7 @@ class _Flow:
             self._guard()
 
     def _guard(self) -> None:
-        """Also while a snapshot is taken, a table that loses its key can be written to."""
+        """Also during a snapshot or a long transaction, a table without a key can be written to."""
         now = time.monotonic()
         if now - self._looked >= _IDENTITY_SECONDS:
             self._looked = now

@@ -60,6 +60,10 @@ class WaiterWatch:
         """A session that reads rows: it is ended when somebody waits."""
         self._readers.append(session)
 
+    def remove(self, session: int) -> None:
+        """A session is about to end: its number may soon be another's, who must not be ended."""
+        self._readers.remove(session)
+
     def _run(self) -> None:
         connection: psycopg.Connection[Any] | None = None
         while not self._closed.wait(_LOOK_SECONDS):
