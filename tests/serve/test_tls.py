@@ -288,7 +288,7 @@ def test_files_that_could_not_be_read_are_read_again(
     before = files.context()
     authority.issue("a", "localhost")
     with monkeypatch.context() as patched:
-        patched.setattr(tls.ssl.SSLContext, "load_cert_chain", _no_file)
+        patched.setattr(ssl.SSLContext, "load_cert_chain", _no_file)
         files.refresh()
         files.refresh()
     assert files.context() is before
