@@ -231,7 +231,7 @@ def test_a_table_that_loses_its_key_is_moved_also_during_a_large_transaction(
     pg: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.sources.postgres.receive._PIECE", 100)
-    monkeypatch.setattr("headrace.sources.postgres.stream._IDENTITY_SECONDS", 0.05)
+    monkeypatch.setattr("headrace.sources.postgres.guard._LOOK_SECONDS", 0.05)
     create(pg, {"keyed": WHOLE["keyed"], "filled": WHOLE["filled"]})
     with Log.open(tmp_path / "log") as log, driven(postgres(pg), log) as reading:
         reading.until(lambda batch: reading.stream.status().phase is Phase.STREAMING)
@@ -245,6 +245,24 @@ def test_a_table_that_loses_its_key_is_moved_also_during_a_large_transaction(
 
         reading.until(moved)
         pg.execute("UPDATE keyed SET v = 1")
+
+
+@pytest.mark.requirement("P-01")
+def test_a_table_that_loses_its_key_is_moved_also_while_a_slot_is_waited_for(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    create(pg, {"keyed": WHOLE["keyed"], "filled": WHOLE["filled"]})
+    pg.execute("INSERT INTO keyed VALUES (1, 0)")
+    with pg.connect(autocommit=False) as open_transaction:
+        open_transaction.execute("INSERT INTO filled VALUES (1, 0)")
+        with captured(pg, tmp_path, start=False) as feed:
+            feed.start()
+            feed.until(lambda: "headrace_shop" in published(pg), "it is published")
+            pg.execute("ALTER TABLE keyed DROP CONSTRAINT keyed_pkey")
+            feed.until(lambda: "headrace_shop_inserts" in published(pg), "it is moved")
+            pg.execute("UPDATE keyed SET v = 1")
+            open_transaction.commit()
+            feed.until(lambda: feed.status.inserts_only, "it is captured for inserts only")
 
 
 @pytest.mark.requirement("P-01")

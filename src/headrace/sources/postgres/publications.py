@@ -8,6 +8,7 @@ because of us. A table is in exactly one of them, and is moved in one transactio
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -170,7 +171,11 @@ def only_inserts_published(publication: str) -> str:
 class Publications:
     """Keeps the two publications of a source right, over one connection."""
 
-    def __init__(self, catalog: Catalog, source: PostgresSettings) -> None:
+    def __init__(
+        self, catalog: Catalog, source: PostgresSettings, lock: threading.Lock | None = None
+    ) -> None:
+        """`lock` is held while they are altered: another thread may keep the same ones right."""
+        self.lock = lock or threading.Lock()
         self._catalog = catalog
         self._source = source
         self._first = source.publication_name
@@ -186,6 +191,10 @@ class Publications:
 
     def protect(self) -> None:
         """At the start, before all else: no UPDATE or DELETE fails for longer because of us."""
+        with self.lock:
+            self._protect()
+
+    def _protect(self) -> None:
         pair = find_pair(self._catalog, self._source)
         if pair.first is None or not pair.ours:
             return
@@ -195,9 +204,9 @@ class Publications:
                 self._move(member, pair, PublishedTables())
 
     def guard(self) -> None:
-        """As `protect`, while there is no time for more; costs little where nothing has changed."""
+        """As `protect`; costs little where nothing has changed since the last look."""
         found = self._look()
-        if self._harmful or found not in (self._fingerprint, self._guarded):
+        if self._harmful or found != self._guarded:
             self._guarded = found
             self._harmful.clear()
             self.protect()
@@ -214,6 +223,10 @@ class Publications:
         A table goes back to the first publication once the log is known to remember that it was in
         the second (`durable`): what was changed meanwhile is in none, so it needs a new snapshot.
         """
+        with self.lock:
+            return self._publish(durable)
+
+    def _publish(self, durable: Collection[str]) -> PublishedTables:
         self._fingerprint = self._look()
         pair = self._with_second(self._with_first(find_pair(self._catalog, self._source)))
         wanted = [table.oid for table in self._catalog.wanted(self._source.tables)]

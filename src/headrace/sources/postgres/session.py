@@ -17,6 +17,7 @@ from ..resume import Restart
 from . import ddl, slot
 from .address import Address
 from .catalog import Catalog, Published, matches
+from .guard import IdentityGuard
 from .publications import Publications, PublishedTables
 from .replication import Replication, Server
 from .resume import PostgresResume, PostgresTableSnapshot, PostgresTablesResume
@@ -40,6 +41,7 @@ class PostgresSession:
     point: Point | None  # of a slot that was created just now
     publications: Publications
     published: PublishedTables
+    guard: IdentityGuard
 
     @classmethod
     def open(
@@ -58,6 +60,8 @@ class PostgresSession:
             server = replication.identify()
             publications = Publications(catalog, source)
             publications.protect()
+            guard = IdentityGuard(source, publications.lock)
+            stack.callback(guard.close)
             if isinstance(stored, PostgresResume):
                 stored = _verified(source, stored, server, catalog)
             known = stored.inserts_only if isinstance(stored, PostgresResume) else ()
@@ -79,7 +83,9 @@ class PostgresSession:
             resume = with_tables(resume, published.tables, copying=copying)
             resume = with_inserts(resume, published)
             stack.pop_all()
-        return cls(source, address, catalog, replication, resume, point, publications, published)
+        return cls(
+            source, address, catalog, replication, resume, point, publications, published, guard
+        )
 
     def another_catalog(self) -> Catalog:
         """The catalogs over a connection of its own, for another thread or another snapshot."""

@@ -97,7 +97,6 @@ class _Flow:
             if received is not None:
                 yield self._received(received)
             if self._inside:
-                self._guard()
                 continue  # nothing may come between the pieces of a transaction
             self._heartbeat(receiver)
             before = self._resume
@@ -129,6 +128,7 @@ class _Flow:
         """Let go of the server."""
         self._closing.set()
         self.interrupt()
+        self._session.guard.close()
         self._session.catalog.close()
         if self._receiver is None:
             self._replication.close()
@@ -309,14 +309,6 @@ class _Flow:
             received = receiver.take(_TAKE_SECONDS)
             if received is not None:
                 yield self._received(received)
-            self._guard()
-
-    def _guard(self) -> None:
-        """Also during a snapshot or a long transaction, a table without a key can be written to."""
-        now = time.monotonic()
-        if now - self._looked >= _IDENTITY_SECONDS:
-            self._looked = now
-            self._session.publications.guard()
 
     def _copy(self, point: Point, watch: WaiterWatch) -> Iterator[Batch]:
         self._copier = PostgresSnapshotReader(
@@ -336,7 +328,6 @@ class _Flow:
         for copied in self._copier.copy(tasks):
             self._resume = progressed(self._resume, copied)
             yield self._batch(copied.changes)
-            self._guard()
         self._yielded = watch.yielded
         self._watched = time.monotonic()  # what has yielded goes on at the next look for tables
 
