@@ -13,6 +13,7 @@ from headrace.log.backup import (
     MANIFEST,
     BackupFolders,
     RestoredLog,
+    alone,
     copy,
     read_manifest,
     restore,
@@ -153,6 +154,18 @@ def test_neither_a_full_folder_nor_a_log_is_overwritten(tmp_path: Path) -> None:
         copy(staged, tmp_path / "backup", nobody)
     with pytest.raises(LogError, match=r"there is a log in .*data/log"):
         restored(tmp_path / "backup", tmp_path / "data")
+
+
+@pytest.mark.requirement("P-36")
+def test_one_backup_at_a_time(tmp_path: Path) -> None:
+    with (
+        alone(tmp_path),
+        pytest.raises(LogError, match="another backup of"),
+        alone(tmp_path),
+    ):
+        raise AssertionError("a second one has begun")
+    with alone(tmp_path):
+        pass
 
 
 def test_a_backup_that_was_never_finished_is_refused(tmp_path: Path) -> None:

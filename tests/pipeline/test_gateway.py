@@ -39,6 +39,7 @@ def test_a_local_master_is_left_to_spark_which_makes_a_secret() -> None:
     assert secured("local[2]") == {"spark.network.crypto.enabled": "true"}
 
 
+@pytest.mark.requirement("P-40")
 def test_a_cluster_whose_secret_is_not_known_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"spark\.authenticate\.secret is missing"):
         secured("spark://host:7077")

@@ -61,6 +61,7 @@ def stop_the_executor(port: int) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.requirement("P-17", "P-40")
 def test_whoever_lacks_the_secret_is_refused_and_sees_no_setting(place: Place) -> None:
     port = free_port()
     configure(place, **SECRETS, **{"spark.driver.port": str(port)})

@@ -34,6 +34,7 @@ def mode(path: Path) -> str:
     return f"{path.stat().st_mode & 0o777:o}"
 
 
+@pytest.mark.requirement("P-17")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_lake_is_for_its_user_alone_unless_its_mode_says_otherwise(
     kind: str, tmp_path: Path

@@ -93,8 +93,8 @@ def test_an_idle_database_beside_a_busy_one_is_not_behind(
         for _ in range(5):
             writing.clear()
             assert writing.wait(TIMEOUT)
-            feed.until(lambda: feed.status.lag_bytes == 0, "nothing of ours is missing", timeout=20)
-            assert feed.status.lag_seconds < 5
+            feed.until(lambda: feed.status.lag_bytes == 0, "nothing of ours is missing")
+            assert feed.status.lag_seconds < 20  # of the 60 that are healthy
 
 
 def test_a_change_that_is_not_stored_is_lag(pg: PostgresDatabase, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import LogError
-from .folder import make_private, unusable
+from .folder import locked, make_private, unusable
 from .ranges import Ancestor
 from .writer import Log
 
@@ -26,8 +26,9 @@ _LOG, _SINKS, _DATA = "log", "sinks", "data"
 _STAGE = "backup-"
 _NOTED = ("commits", "offsets")  # of Spark's checkpoints, in the order in which they are copied
 _LEDGER = "sent.jsonl"  # before the dead letters that it counts
+_LOCK = "backup.lock"  # in data_dir
 # What belongs to a running process, or to a copy that was never finished.
-_PASSING = {"operator.key", "status.json", "status.json.new", "lock", "pipeline.txt"}
+_PASSING = {_LOCK, "operator.key", "status.json", "status.json.new", "lock", "pipeline.txt"}
 
 Look = Callable[[int, int], None]  # bytes that were copied, and all
 
@@ -58,6 +59,17 @@ class RestoredLog(msgspec.Struct, frozen=True):
     epoch: str  # the new one's
     sinks: list[str]  # whose places came with it
     kept: list[str]  # whose places were there already, and were kept
+
+
+@contextlib.contextmanager
+def alone(data: Path) -> Iterator[None]:
+    """Keep other backups of a data_dir waiting: they would remove what this one has set aside."""
+    with (data / _LOCK).open("w") as lock:
+        if not locked(lock):
+            raise LogError(
+                f"another backup of {data} is being made", hint="Run it again when that is done."
+            )
+        yield
 
 
 def stage(log: Log, folders: BackupFolders) -> Path:

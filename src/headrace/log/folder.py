@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from ..errors import LogDamaged, LogError, LogFailed, LogInUse
 from .files import HINT, is_exhausted
@@ -64,6 +65,15 @@ def unopened(folder: Path, error: Exception) -> LogError:
         if os.strerror(number) in text:
             return LogError(f"the log in {folder} cannot be opened: {text}", hint=hint)
     return LogError(f"the log in {folder} cannot be opened: {text}", hint=_FIX)
+
+
+def locked(file: IO[Any]) -> bool:
+    """Lock a file for this process alone; False: another one has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..log import Cursor, Log, LogReader, Stats, Trimmed, keys
 from ..log import backup as copying
-from ..log.backup import BackupManifest, Look, RestoredLog
+from ..log.backup import BackupFolders, BackupManifest, Look, RestoredLog
 from ..log.folder import make_private
 from ..log.keys import IssuedKey, Key, KeyRequest, ListedKey
 from ..run import OPERATOR_KEY, backup_folders, formats, server_settings
@@ -306,21 +306,30 @@ def _opened(config: Config) -> Log:
 def backup(config: Config, target: Path, look: Look) -> BackupManifest:
     """Copy the log and what sinks note of it into a new folder, also while all of it works."""
     _expect_here(config)
-    target, data = target.absolute(), config.data_dir
+    target, folders = target.resolve(), backup_folders(config)
     copying.expect_empty(target)
-    if target.is_relative_to(data) or data.is_relative_to(target):
-        raise ConfigError(f"{target} is in data_dir, or has it inside", hint="Name another folder.")
+    for setting, folder in {"data_dir": folders.data, "checkpoint_dir": folders.sinks}.items():
+        place = folder.resolve()
+        if target.is_relative_to(place) or place.is_relative_to(target):
+            raise ConfigError(
+                f"{target} is in {setting}, or has it inside", hint="Name another folder."
+            )
     client = connect(config)
-    if client is not None:
-        staged = Path(client.post("/v1/backup", None)["folder"])
-    else:
+    if client is None:
         LogReader.open(config.log_dir).close()  # opening for writing would create a log
-        with _opened(config) as log:
-            staged = copying.stage(log, backup_folders(config))
-    try:
-        return copying.copy(staged, target, look)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    with copying.alone(folders.data):
+        staged = _staged(config, client, folders)
+        try:
+            return copying.copy(staged, target, look)
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+
+def _staged(config: Config, client: Client | None, folders: BackupFolders) -> Path:
+    if client is not None:
+        return Path(client.post("/v1/backup", None)["folder"])
+    with _opened(config) as log:
+        return copying.stage(log, folders)
 
 
 def restore(config: Config, source: Path, look: Look) -> RestoredLog:

@@ -5,7 +5,6 @@ under the writer's name. So a new checkpoint needs a new name, or its first batc
 stored already: the name lies inside the checkpoint, and is lost with it.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -19,6 +18,7 @@ from typing import TextIO
 from uuid import uuid4
 
 from ..errors import CheckpointUnreadable, PipelineInUse
+from ..log.folder import locked
 from ..sinks.lake.disk import move_aside
 from ..sinks.report import committed_offset, last_entry
 
@@ -121,7 +121,7 @@ def alone_in(
     deadline = time.monotonic() + seconds
     with (folder / "lock").open("a+") as lock:
         waited = False
-        while not _locked(lock):
+        while not locked(lock):
             if time.monotonic() >= deadline or (stopping is not None and stopping.is_set()):
                 raise PipelineInUse(f"{_holder(lock)} works with the checkpoints in {folder}")
             if not waited:
@@ -134,14 +134,6 @@ def alone_in(
         yield
 
 
-def _locked(file: TextIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _holder(lock: TextIO) -> str:
     lock.seek(0)
     pid = lock.read(20)
@@ -152,7 +144,7 @@ def in_use(folder: Path) -> bool:
     """Whether a pipeline works with the checkpoints of a folder."""
     try:
         with (folder / "lock").open("a+") as lock:
-            return not _locked(lock)
+            return not locked(lock)
     except FileNotFoundError:
         return False
 
