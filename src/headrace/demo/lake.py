@@ -9,10 +9,9 @@ import msgspec
 
 from ..config import Config
 from ..errors import HeadraceError, PipelineError
-from ..operate.commands import look_at_pipeline
 from ..operate.show import sink_complaints
 from ..run import PipelineProcess
-from ..sinks import SinkPhase, SinkStatus
+from ..sinks import SinkPhase, SinkStatus, report
 
 LAKE, HISTORY = "lake", "history"  # the sinks, each in a folder of its name
 
@@ -63,8 +62,8 @@ class Lake:
 
     def statuses(self, latest: int) -> list[SinkStatus]:
         """How every sink is doing, when the log is at the sequence `latest`."""
-        seen = look_at_pipeline(self._config)
-        reported = {status.sink: status for status in (seen.sinks if seen else ())}
+        # Its process was started just now: until it reports, its sinks are starting, not stopped.
+        reported = {sink.sink: sink for sink in report.read(self._config.pipeline_dir).sinks}
         return [
             msgspec.structs.replace(status, lag=max(latest - status.sequence, 0))
             for name in (LAKE, HISTORY)
