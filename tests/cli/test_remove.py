@@ -139,6 +139,42 @@ def test_what_cannot_be_taken_out_is_shown_and_the_rest_goes(
 
 
 @pytest.mark.requirement("P-02")
+@pytest.mark.parametrize("meanwhile", ["nothing", "a run"])
+def test_an_identity_that_cannot_be_restored_now_is_restored_later(
+    pg: PostgresDatabase, settings: dict[str, Any], remove: Remove, tmp_path: Path, meanwhile: str
+) -> None:
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    pg.execute("CREATE TABLE notes (id int NOT NULL UNIQUE)")
+    pg.execute("ALTER TABLE notes REPLICA IDENTITY USING INDEX notes_id_key")
+    before = objects(pg)
+    with capturing(pg, tmp_path / "elsewhere", settings):
+        pass
+    with pg.connect(autocommit=False) as application:
+        application.execute("LOCK TABLE users, notes")
+        result = remove()
+    assert result.exit_code == 1
+    assert "✗ replica identity of public.users: " in result.stdout
+    assert "publication headrace_shop_inserts: it remembers the replica" in result.stdout
+    if meanwhile == "a run":
+        with capturing(pg, tmp_path / "another", settings):
+            pass
+    assert remove().exit_code == 0
+    assert objects(pg) == before
+
+
+@pytest.mark.requirement("P-02")
+def test_an_index_that_is_gone_keeps_nothing_in_the_database(
+    pg: PostgresDatabase, settings: dict[str, Any], remove: Remove, tmp_path: Path
+) -> None:
+    pg.execute("CREATE TABLE notes (id int NOT NULL UNIQUE)")
+    pg.execute("ALTER TABLE notes REPLICA IDENTITY USING INDEX notes_id_key")
+    with capturing(pg, tmp_path / "elsewhere", settings):
+        pg.execute("ALTER TABLE notes DROP CONSTRAINT notes_id_key")
+    assert remove().exit_code == 0
+    assert objects(pg) == ["identity notes n", "relation notes"]
+
+
+@pytest.mark.requirement("P-02")
 def test_what_another_source_of_the_database_needs_stays(
     pg: PostgresDatabase, settings: dict[str, Any], remove: Remove, tmp_path: Path
 ) -> None:

@@ -254,7 +254,10 @@ class Publications:
 
     def _with_first(self, pair: Pair) -> Pair:
         if pair.first is None:
-            note = PublicationNote(self._first, made=True, full=self._full)
+            # A second one that is there may remember identities.
+            note = msgspec.structs.replace(
+                pair.note or PublicationNote(self._first), made=True, full=self._full
+            )
             self._catalog.alter(
                 _sql(creation(self._catalog, self._first)),
                 *([] if pair.second else [_sql(inserts_creation(self._catalog, self._first))]),

@@ -37,6 +37,10 @@ _OTHERS = """
 _FULL = """
     SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = %s AND c.relreplident = 'f'"""
+_INDEX = """
+    SELECT 1 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    WHERE i.indrelid = %s AND c.relname = %s"""
+_IDENTITY_OF = "replica identity of "
 _FREE_SECONDS = 3.0  # until the server has noticed that a stream was ended
 _IDENTITIES = {"d": "DEFAULT", "n": "NOTHING"}
 _READER = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active"
@@ -49,7 +53,7 @@ def remove(
     if not dry_run:
         _expect_unread(catalog, source, slots)
     found = list(_found(catalog, source, slots))
-    return found if dry_run else [_taken_out(catalog, each) for each in found]
+    return found if dry_run else _taken_out(catalog, found, inserts_name(source.publication_name))
 
 
 def _expect_unread(catalog: Catalog, source: PostgresSettings, slots: set[str]) -> None:
@@ -72,6 +76,7 @@ def _found(catalog: Catalog, source: PostgresSettings, slots: set[str]) -> Itera
     if pair.first is not None and pair.ours:
         yield Removal(f"publication {name}", f"DROP PUBLICATION IF EXISTS {_quoted(name)};")
     yield from _identities(catalog, pair.note)
+    # After them: its comment is what remembers the identities.
     if pair.second is not None:
         name = inserts_name(name)
         yield Removal(f"publication {name}", f"DROP PUBLICATION IF EXISTS {_quoted(name)};")
@@ -91,13 +96,30 @@ def _identities(catalog: Catalog, note: PublicationNote | None) -> Iterator[Remo
     """What makes tables have the replica identity that they had before."""
     for oid, former in (note.identities if note else {}).items():
         for schema, name in catalog.rows(_FULL, int(oid)):
-            identity = _IDENTITIES.get(former) or f"USING INDEX {_quoted(former[1:])}"
+            identity = _IDENTITIES.get(former)
+            if identity is None:
+                # Without its index, such an identity is none.
+                there = catalog.rows(_INDEX, int(oid), former[1:])
+                identity = f"USING INDEX {_quoted(former[1:])}" if there else "NOTHING"
             table = sql.Identifier(schema, name).as_string()
             statement = f"ALTER TABLE ONLY {table} REPLICA IDENTITY {identity};"
-            yield Removal(f"replica identity of {schema}.{name}", statement)
+            yield Removal(f"{_IDENTITY_OF}{schema}.{name}", statement)
 
 
-def _taken_out(catalog: Catalog, found: Removal) -> Removal:
+def _taken_out(catalog: Catalog, found: list[Removal], note: str) -> list[Removal]:
+    """Take out what can be; the publication with the note stays while an identity is not back."""
+    outcome: list[Removal] = []
+    for each in found:
+        left = any(done.error and done.what.startswith(_IDENTITY_OF) for done in outcome)
+        if left and each.what == f"publication {note}":
+            why = "it remembers the replica identities that could not be restored; run it again"
+            outcome.append(Removal(each.what, each.statement, why))
+        else:
+            outcome.append(_run(catalog, each))
+    return outcome
+
+
+def _run(catalog: Catalog, found: Removal) -> Removal:
     try:
         catalog.alter(sql.Composed([sql.SQL(found.statement)]))
     except SourceError as error:
