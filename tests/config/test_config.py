@@ -29,6 +29,7 @@ from headrace.config import (
     source_types,
 )
 from headrace.config.fields import settings_of
+from headrace.config.settings import TelemetrySection
 from headrace.errors import ConfigError
 from headrace.model import EntityType, Model, Parent, Selection
 from headrace.secret import Secret
@@ -636,6 +637,27 @@ def test_what_no_yaml_means_is_placed(config: Load) -> None:
     assert "line 1, column 18" in problem
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 60_000,
+        "sources: &a [*a]",
+        "a: &a {b: *a}",
+        "a: 2026-13-01",
+        "a: !!timestamp x",
+        "a: !!int x",
+        "? [a]\n: b",
+        r'data_dir: "a\0b"',
+        r'data_dir: "\ud800"',
+        "a: &a [" + "x," * 999 + "]\nb: &b [" + "*a," * 999 + "]\nc: [" + "*b," * 999 + "]",
+    ],
+)
+def test_a_file_that_yaml_stumbles_over_is_named(config: Load, text: str) -> None:
+    [problem] = problems(config, text)
+    assert "headrace.yaml is " in problem
+    assert len(problem) < 300
+
+
 def test_an_unknown_source_is_answered_with_the_nearest(config: Load) -> None:
     with pytest.raises(ConfigError, match=r"no source called shp; did you mean shop\?"):
         config(SOURCE).source("shp")
@@ -740,7 +762,7 @@ def written(value: object) -> str:
 
 
 def test_the_docs_name_every_setting_with_its_default() -> None:
-    sections = ("sources", "server", "cdc", "model", "pipeline")
+    sections = ("sources", "server", "cdc", "model", "pipeline", "telemetry")
     assert documented("The file") == defaults(Config, *sections)
     assert documented("server") == defaults(ServerSection, "websocket", "tls")
     assert documented("server: tls") == defaults(TlsSection)
@@ -749,6 +771,7 @@ def test_the_docs_name_every_setting_with_its_default() -> None:
     assert documented("model") == defaults(Model, "entities")
     assert documented("model: entities") == defaults(EntityType, "name")
     assert documented("pipeline") == defaults(PipelineSection, "sinks")
+    assert documented("telemetry") == defaults(TelemetrySection)
 
 
 @pytest.mark.parametrize("name", source_types())

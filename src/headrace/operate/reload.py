@@ -70,6 +70,8 @@ class ConfigReload:
             self.reload()
         except HeadraceError as error:
             logger.error("config not reloaded, everything goes on as it was error=%s", error)
+        except Exception:  # whatever it is: the config is no reason to end what runs
+            logger.exception("config not reloaded")
 
     def _keep_pipeline(self, config: Config) -> None:
         """Let a pipeline run exactly if the config has one."""
