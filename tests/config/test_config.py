@@ -735,12 +735,12 @@ def test_a_url_shows_everything_but_its_passwords(url: str, shown: str) -> None:
 
 
 def documented(section: str) -> dict[str, str]:
-    """Settings and their defaults, from the table under a heading of docs/config.md."""
+    """Settings and their defaults, from the first table under a heading of docs/config.md."""
     page = (ROOT / "docs" / "config.md").read_text()
     _, _, rest = page.partition(f"\n## {section}\n")
     lines = rest.partition("\n## ")[0].splitlines()
     rows = [line.split(" | ") for line in lines if line.startswith("| `")]
-    return {row[0].strip("|` "): row[1].strip("` ") for row in rows}
+    return {row[0].strip("|` "): row[1].strip("` ") for row in reversed(rows)}
 
 
 def defaults(section: type, *without: str) -> dict[str, str]:

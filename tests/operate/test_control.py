@@ -1,5 +1,6 @@
 """What an operator does to one source or sink reaches it, and what it needs besides."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,17 @@ def test_tables_of_a_trimmed_log_are_reset_from_a_new_snapshot(
         assert requests.to_reset is not None
         wait_until(lambda: read("users") == 2, timeout=120, message="the rows come again")
         assert read("orders") == 0  # the sink does not get that table
+
+
+def test_requests_that_come_at_once_are_all_kept(tmp_path: Path) -> None:
+    requests = Requests(tmp_path)
+
+    def ask(_: int) -> None:
+        requests.resume()
+        requests.reset("e", 7)
+        assert requests.to_reset
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(400)))
+    assert requests.take_resume()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["reset.json"]

@@ -10,6 +10,7 @@ stays paused after a restart, and a reset that was interrupted is done again fro
 """
 
 import logging
+import secrets
 import time
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -99,7 +100,8 @@ class Requests:
 
     def _write(self, name: str, content: msgspec.Struct) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        fresh = self._file(f"{name}.new")
+        # Two may request at once: each has a file of its own until it is whole.
+        fresh = self._file(f"{name}.{secrets.token_hex(4)}.new")
         fresh.write_bytes(msgspec.json.encode(content))
         fresh.replace(self._file(name))
 
