@@ -428,3 +428,48 @@ def test_a_lock_is_waited_for_in_small_pieces_and_the_other_tables_go_on(
             feed.until(lambda: is_whole(feed), "it is copied")
             pg.execute("UPDATE bare SET v = 1")
             expect_replays(feed, ["keyed", "bare"])
+
+
+@pytest.mark.requirement("P-01")
+def test_publications_that_somebody_alters_are_put_right(
+    pg: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.sources.postgres.stream._WATCH_SECONDS", 0.5)
+    create(pg, {"keyed": WHOLE["keyed"], "parent": WHOLE["parent"], "bare": INSERTS_ONLY["bare"]})
+    right = {"headrace_shop": ["keyed", "parent"], "headrace_shop_inserts": ["bare"]}
+    with captured(pg, tmp_path) as feed:
+        pg.execute("ALTER PUBLICATION headrace_shop DROP TABLE keyed")
+        pg.execute("INSERT INTO keyed VALUES (1, 0)")  # in no publication
+        feed.until(lambda: published(pg) == right, "it is published again")
+        pg.execute("ALTER PUBLICATION headrace_shop_inserts ADD TABLE parent")
+        feed.until(lambda: published(pg) == right, "it is in one of them")
+        pg.execute("DROP PUBLICATION headrace_shop_inserts")
+        pg.execute("INSERT INTO bare VALUES (1, 0)")
+        pg.execute("INSERT INTO parent VALUES (1, 0)")
+        feed.until(lambda: published(pg) == right, "the second one is there again")
+        feed.until(lambda: feed.status.phase is Phase.STREAMING, "it has gone on")
+        feed.assert_replays("keyed", "parent", "bare", surprises=True)
+
+
+def test_without_a_snapshot_nothing_is_read_of_a_table_that_is_published(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    create(pg, {"keyed": WHOLE["keyed"], "bare": INSERTS_ONLY["bare"]})
+    pg.execute("INSERT INTO keyed VALUES (1, 0); INSERT INTO bare VALUES (1, 0)")
+    with captured(pg, tmp_path, snapshot=False) as feed:
+        feed.until_caught_up()
+        assert not feed.stored(Op.READ)
+
+
+def test_a_publication_of_somebody_else_is_left_as_it_is(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    create(pg, {"keyed": WHOLE["keyed"]})
+    pg.execute("CREATE PUBLICATION mine FOR TABLE keyed")
+    pg.execute("CREATE PUBLICATION mine_inserts FOR TABLE keyed")
+    with captured(pg, tmp_path, start=False, publication="mine") as feed:
+        feed.start()
+        wait_until(lambda: feed.status.phase is Phase.HALTED, timeout=120, message="refused")
+        assert "mine_inserts must publish inserts and truncates only" in feed.status.error
+    query = "SELECT pubupdate FROM pg_publication WHERE pubname = 'mine_inserts'"
+    assert pg.execute(query) == [(True,)]

@@ -123,6 +123,7 @@ class PublishedTables:
     inserts_only: dict[str, str] = field(default_factory=dict)  # table -> what changes that
     refused: dict[str, str] = field(default_factory=dict)  # table -> why it is not captured
     warnings: dict[str, str] = field(default_factory=dict)  # table -> what is wrong with it
+    added: set[str] = field(default_factory=set)  # tables that were in neither publication
     inserts: int = 0  # the second publication's oid; 0: there is none
 
 
@@ -274,6 +275,9 @@ class Publications:
     def _with_second(self, pair: Pair) -> Pair:
         """Create or correct the second publication, where we may."""
         assert pair.first is not None
+        if pair.second is not None and not pair.second.inserts and pair.note is None:
+            # Somebody else's, and made for something else.
+            raise self._wrong_second()
         statements = []
         note = pair.note or PublicationNote(self._first, made=pair.ours)
         if pair.second is None and not pair.first.all_tables:
@@ -287,14 +291,18 @@ class Publications:
                 self._catalog.alter(*statements, self._comment(note))
             except SourceRefused as error:
                 if pair.second is not None and not pair.second.inserts:
-                    raise SourceRefused(
-                        f"publication {self._second} must publish inserts and truncates only",
-                        hint=only_inserts_published(self._first),
-                    ) from error
+                    raise self._wrong_second() from error
                 self._log(f"publication {self._second} cannot be created or altered: {error}")
                 self._no_second = True
             return find_pair(self._catalog, self._source)
         return pair
+
+    def _wrong_second(self) -> SourceRefused:
+        fix = only_inserts_published(self._first)
+        return SourceRefused(
+            f"publication {self._second} must publish inserts and truncates only",
+            hint=f"Set `publication` to another name, or run: {fix}",
+        )
 
     def _comment(self, note: PublicationNote) -> sql.Composed:
         return comment(self._first, note)
@@ -374,7 +382,9 @@ class Publications:
             return
         self._expect_roots()
         try:
-            if not self._alter(_sql(statement)):
+            if self._alter(_sql(statement)):
+                result.added.add(path)
+            else:
                 result.warnings[path] = f"it is not published yet: {_BUSY}"
         except SourceRefused as error:
             why = f"it is not published ({error}); its owner can run: {statement}"
@@ -389,7 +399,7 @@ class Publications:
             return
         drop = f"ALTER PUBLICATION {_quoted(self._first)} DROP TABLE ONLY {member.quoted};"
         add = f"ALTER PUBLICATION {_quoted(self._second)} ADD {member.published};"
-        if self._is_in_second(member):
+        if self._is_in(self._second, member):
             add = ""
         try:
             if not self._alter(_sql(drop), _sql(add)):
@@ -398,13 +408,15 @@ class Publications:
         except SourceRefused as error:
             result.warnings[member.path] = f"{harm} ({error}); run: {drop} {add} or: {fix}"
 
-    def _is_in_second(self, member: Member) -> bool:
+    def _is_in(self, publication: str, member: Member) -> bool:
         found = members(self._catalog, self._first)
-        return any(m.oid == member.oid and m.publication == self._second for m in found)
+        return any(m.oid == member.oid and m.publication == publication for m in found)
 
     def _move_back(self, member: Member) -> None:
         drop = f"ALTER PUBLICATION {_quoted(self._second)} DROP TABLE ONLY {member.quoted};"
         add = f"ALTER PUBLICATION {_quoted(self._first)} ADD {member.published};"
+        if self._is_in(self._first, member):
+            add = ""
         try:
             self._alter(_sql(drop), _sql(add))
         except SourceRefused as error:

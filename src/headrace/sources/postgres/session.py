@@ -81,6 +81,8 @@ class PostgresSession:
             # Without a snapshot, what is not copied is what was there before the first start.
             copying = source.snapshot or stored is not None
             resume = with_tables(resume, published.tables, copying=copying)
+            if stored is None:
+                published.added.clear()  # nothing was captured before, so nothing is missing
             resume = with_inserts(resume, published)
             stack.pop_all()
         return cls(
@@ -155,12 +157,12 @@ def narrowed(resume: R, globs: Sequence[str]) -> R:
 def with_inserts(resume: PostgresResume, published: PublishedTables) -> PostgresResume:
     """Note which tables are captured for inserts only, and where new snapshots are needed.
 
-    Changes are missing of a table that is captured as a whole again, and of one in a publication
-    that the stream does not name yet.
+    Changes are missing of a table that is captured as a whole again, of one that somebody had taken
+    out of its publication, and of one in a publication that the stream does not name yet.
     """
     only = published.inserts_only
     whole = {table.path for table in published.tables} - only.keys()
-    missing = whole & resume.inserts_only.keys()
+    missing = whole & resume.inserts_only.keys() | published.added
     if resume.inserts != published.inserts:
         missing |= only.keys()
     begun = {path for path, snapshot in resume.snapshots.items() if snapshot.ranges is not None}
