@@ -87,7 +87,7 @@ head: Callable[[bytes], RecordHead] = msgspec.msgpack.Decoder(RecordHead).decode
 """Where a record stands in its transaction."""
 
 
-Run = tuple[int, str, int, int]
+ChangeRun = tuple[int, str, int, int]
 """Neighbouring changes of a transaction: their table's version, operation, commit time, number."""
 
 
@@ -96,7 +96,7 @@ def encode(changes: Sequence[Change]) -> list[bytes]:
     return encode_runs(changes)[0]
 
 
-def encode_runs(changes: Sequence[Change]) -> tuple[list[bytes], Sequence[Run]]:
+def encode_runs(changes: Sequence[Change]) -> tuple[list[bytes], Sequence[ChangeRun]]:
     """The records of changes, and the runs that they make, which cost nothing to find here.
 
     Fields stand in `Record`'s order, the table by its version. Most neighbours share table,
@@ -106,7 +106,7 @@ def encode_runs(changes: Sequence[Change]) -> tuple[list[bytes], Sequence[Run]]:
     if isinstance(changes, Records):
         return changes.encoded, changes.runs
     records: list[bytes] = []
-    begun: list[Run] = []  # runs by where they begin
+    begun: list[ChangeRun] = []  # runs by where they begin
     add, write = records.append, _encode
     table = op = transaction = None
     start = b""
@@ -140,7 +140,7 @@ def encode_runs(changes: Sequence[Change]) -> tuple[list[bytes], Sequence[Run]]:
     return records, _runs(begun, len(records))
 
 
-def _runs(begun: Sequence[Run], end: int) -> list[Run]:
+def _runs(begun: Sequence[ChangeRun], end: int) -> list[ChangeRun]:
     ends = (*(at for _, _, _, at in begun[1:]), end)
     return [
         (version, op, commit_time, ended - at)
@@ -223,7 +223,7 @@ class Records(Sequence[Change]):
     """Changes that are encoded already, and decoded only when somebody looks at them."""
 
     def __init__(
-        self, encoded: list[bytes], tables: Mapping[int, Table], runs: Sequence[Run] = ()
+        self, encoded: list[bytes], tables: Mapping[int, Table], runs: Sequence[ChangeRun] = ()
     ) -> None:
         """`runs` may be left out where nobody counts."""
         self.encoded = encoded

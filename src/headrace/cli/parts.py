@@ -17,7 +17,7 @@ PartName = Annotated[
 ]
 
 
-class From(StrEnum):
+class ResetFrom(StrEnum):
     """Where a sink begins again."""
 
     START = "start"
@@ -35,9 +35,9 @@ def pause(
     It stays paused when Headrace is restarted. Meanwhile the database keeps what a paused source
     has not captured, and the log what a paused sink has not stored.
     """
-    from ..operate.control import Handle
+    from ..operate.control import PartHandle
 
-    typer.echo(Handle(configured(config, url, key_file), name).pause())
+    typer.echo(PartHandle(configured(config, url, key_file), name).pause())
 
 
 def resume(
@@ -47,19 +47,19 @@ def resume(
     key_file: KeyFile = None,
 ) -> None:
     """Let a paused source or sink go on where it was, or one that has halted try again."""
-    from ..operate.control import Handle
+    from ..operate.control import PartHandle
 
-    typer.echo(Handle(configured(config, url, key_file), name).resume())
+    typer.echo(PartHandle(configured(config, url, key_file), name).resume())
 
 
 def reset(
     name: PartName,
     begin: Annotated[
-        From,
+        ResetFrom,
         typer.Option(
             "--from", help="Where a sink begins: with what the log has, or with what is new."
         ),
-    ] = From.START,
+    ] = ResetFrom.START,
     yes: Yes = False,
     config: ConfigFile = DEFAULT_CONFIG,
     url: ServerUrl = None,
@@ -70,11 +70,11 @@ def reset(
     A source takes a new snapshot of all its tables. A sink empties what it has stored, or moves it
     aside, and gets everything again that the log holds.
     """
-    from ..operate.control import Handle
+    from ..operate.control import PartHandle
     from ..serve.service import PartKind
 
-    handle = Handle(configured(config, url, key_file), name)
-    if handle.part.kind is PartKind.SOURCE and begin is From.NOW:
+    handle = PartHandle(configured(config, url, key_file), name)
+    if handle.part.kind is PartKind.SOURCE and begin is ResetFrom.NOW:
         raise typer.BadParameter("--from is for sinks; a source begins with a snapshot.")
     typer.echo(handle.reset_effect(begin.value))
     if not yes:

@@ -8,7 +8,7 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 
 from ..change.event import Op
-from ..change.record import Run
+from ..change.record import ChangeRun
 
 # Seconds, from a fast disk to an outage.
 BUCKETS = (
@@ -47,9 +47,9 @@ class AppendCounts:
     def __init__(self) -> None:
         self.changes: Counter[tuple[int, str]] = Counter()
         self.latency: dict[str, Histogram] = {}  # by source
-        self._pending: list[Run] = []
+        self._pending: list[ChangeRun] = []
 
-    def take(self, source: str, runs: Iterable[Run], *, complete: bool) -> None:
+    def take(self, source: str, runs: Iterable[ChangeRun], *, complete: bool) -> None:
         """Count what was written; `complete`: it is durable and visible."""
         self._pending.extend(runs)
         if not complete:
@@ -61,7 +61,7 @@ class AppendCounts:
         """Forget a transaction that does not end."""
         self._pending = []
 
-    def _count(self, latency: Histogram, runs: Sequence[Run]) -> None:
+    def _count(self, latency: Histogram, runs: Sequence[ChangeRun]) -> None:
         now, observe = time.time(), latency.observe
         for (table, op), group in groupby(runs, _TABLE_AND_OP):
             total = 0

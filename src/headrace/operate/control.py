@@ -108,7 +108,7 @@ def _snapshots(renewed: dict[str, list[str]]) -> str:
 # --- for the commands ----------------------------------------------------------------------------
 
 
-class Handle:
+class PartHandle:
     """A source or sink in a command's hand: through the server, or on disk where none runs."""
 
     def __init__(self, config: Config, given: str) -> None:

@@ -30,7 +30,7 @@ from typing import IO, Any
 import msgspec
 
 from ..change.event import Batch, Table
-from ..change.record import Records, Run, encode_runs
+from ..change.record import ChangeRun, Records, encode_runs
 from ..errors import HeadraceError, SourceUnavailable
 from ..observe.lines import LineParts, parts_of
 from . import Finding, Phase, Register, Removal, Source, Status, Stream
@@ -64,7 +64,7 @@ class _Ack(msgspec.Struct, tag=True):
 class _Batch(msgspec.Struct, tag=True):
     records: list[bytes]
     resume: bytes | None
-    runs: list[Run]
+    runs: list[ChangeRun]
 
 
 class _Register(msgspec.Struct, tag=True):

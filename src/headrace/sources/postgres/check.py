@@ -13,7 +13,7 @@ from . import ddl
 from .catalog import Catalog, inserts_name
 from .identity import Member, members, remedy
 from .publications import (
-    Pair,
+    PublicationPair,
     creation,
     everything_published,
     find_pair,
@@ -154,7 +154,7 @@ class _Check:
         for member in found:
             yield self._table(member, rights[member.oid], pair)
 
-    def _first(self, pair: Pair, missing: list[Member], foreign: set[int]) -> Finding:
+    def _first(self, pair: PublicationPair, missing: list[Member], foreign: set[int]) -> Finding:
         """The publication of every operation, and tables that it should have."""
         name = self._source.publication_name
         if pair.first is not None:
@@ -165,7 +165,7 @@ class _Check:
         owned = foreign.isdisjoint(member.oid for member in missing)
         return self._creation("publication", name, statement, owned=owned)
 
-    def _second(self, pair: Pair, missing: list[Member], foreign: set[int]) -> Finding:
+    def _second(self, pair: PublicationPair, missing: list[Member], foreign: set[int]) -> Finding:
         """The publication for inserts, and tables that it should have."""
         what, first = "publication for inserts", self._source.publication_name
         name = inserts_name(first)
@@ -192,7 +192,7 @@ class _Check:
         grant = f"GRANT CREATE ON DATABASE {_name(database)} TO {_name(user)};"
         return Finding(what, ok=False, detail=detail, fix=grant)
 
-    def _table(self, member: Member, rights: _TableRights, pair: Pair) -> Finding:
+    def _table(self, member: Member, rights: _TableRights, pair: PublicationPair) -> Finding:
         what, first = f"table {member.path}", self._source.publication_name
         lacks, fixes = [], []
         if not rights.readable or not rights.reachable:

@@ -92,7 +92,7 @@ class FoundPublication:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class PublicationPair:
     """The two publications of a source; None: there is none."""
 
     first: FoundPublication | None
@@ -127,13 +127,13 @@ class PublishedTables:
     inserts: int = 0  # the second publication's oid; 0: there is none
 
 
-def find_pair(catalog: Catalog, source: PostgresSettings) -> Pair:
+def find_pair(catalog: Catalog, source: PostgresSettings) -> PublicationPair:
     """The publications as they are."""
     first, second = (
         _find(catalog, name)
         for name in (source.publication_name, inserts_name(source.publication_name))
     )
-    return Pair(first, second, by_default=not source.publication)
+    return PublicationPair(first, second, by_default=not source.publication)
 
 
 def _find(catalog: Catalog, name: str) -> FoundPublication | None:
@@ -253,7 +253,7 @@ class Publications:
 
     # -- the publications -----------------------------------------------------------------------
 
-    def _with_first(self, pair: Pair) -> Pair:
+    def _with_first(self, pair: PublicationPair) -> PublicationPair:
         if pair.first is None:
             # A second one that is there may remember identities.
             note = msgspec.structs.replace(
@@ -272,7 +272,7 @@ class Publications:
             )
         return pair
 
-    def _with_second(self, pair: Pair) -> Pair:
+    def _with_second(self, pair: PublicationPair) -> PublicationPair:
         """Create or correct the second publication, where we may."""
         assert pair.first is not None
         if pair.second is not None and not pair.second.inserts and pair.note is None:
@@ -313,7 +313,7 @@ class Publications:
     def _full(self) -> bool:
         return self._source.identity == "full"
 
-    def _with_identities(self, pair: Pair, found: list[Member]) -> list[Member]:
+    def _with_identities(self, pair: PublicationPair, found: list[Member]) -> list[Member]:
         """Where the source's setting says so, set REPLICA IDENTITY FULL."""
         lacking = [(member, part) for member in found for part in self._lacking(member)]
         if not lacking or pair.second is None:
@@ -366,7 +366,7 @@ class Publications:
             and member.path not in self._stuck
         ]
 
-    def _add(self, member: Member, pair: Pair, result: PublishedTables) -> None:
+    def _add(self, member: Member, pair: PublicationPair, result: PublishedTables) -> None:
         """Publish a table for the first time."""
         path, name = member.path, self._second if member.refused else self._first
         statement = f"ALTER PUBLICATION {_quoted(name)} ADD {member.published};"
@@ -390,7 +390,7 @@ class Publications:
             why = f"it is not published ({error}); its owner can run: {statement}"
             result.refused[path] = self._tried[path] = why
 
-    def _move(self, member: Member, pair: Pair, result: PublishedTables) -> None:
+    def _move(self, member: Member, pair: PublicationPair, result: PublishedTables) -> None:
         """Take a table out of the first publication, for its UPDATE and DELETE fail there."""
         harm = f"publication {self._first} makes the server refuse its UPDATE and DELETE"
         fix = remedy(self._first, member)
