@@ -7,6 +7,7 @@ or `serve/run.py` must change before the range in pyproject.toml may include it.
 import asyncio
 import inspect
 import re
+from typing import Any
 
 import pytest
 import uvicorn
@@ -14,6 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+
+from headrace.serve.measured import MeasuredApp, RequestCounts
 
 HTTP_METHODS = (
     "connection_made", "connection_lost", "data_received", "on_message_begin",
@@ -74,3 +77,21 @@ def test_the_server_starts_and_stops_by_methods_that_headrace_extends() -> None:
 
 def test_a_client_that_has_gone_is_an_error_of_its_own() -> None:
     assert issubclass(ClientDisconnected, OSError)
+
+
+def test_a_client_that_has_left_fails_no_request() -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def closed(message: object) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport>; the handler is closed")
+
+    async def broken(message: object) -> None:
+        raise RuntimeError("something else")
+
+    app = MeasuredApp(answer, RequestCounts())
+    scope: Any = {"type": "http", "method": "GET"}
+    receive: Any = None
+    asyncio.run(app(scope, receive, closed))
+    with pytest.raises(RuntimeError, match="something else"):
+        asyncio.run(app(scope, receive, broken))

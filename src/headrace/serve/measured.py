@@ -64,17 +64,25 @@ class MeasuredApp:
         if scope["type"] == "lifespan":  # type: ignore[comparison-overlap]
             await self._app(scope, receive, send)
             return
-        began, answered = time.perf_counter(), False
+        began, answered, gone = time.perf_counter(), False, False
 
         async def counting(message: Message) -> None:
-            nonlocal answered
+            nonlocal answered, gone
             status = _STATUS.get(message["type"]) or message.get("status")
             if status is not None and not answered:
                 answered = True
                 self._count(scope, str(status), time.perf_counter() - began)
-            await send(message)
+            try:
+                await send(message)
+            except RuntimeError as error:  # uvloop's, at the second of requests sent together
+                gone = "handler is closed" in str(error)
+                raise
 
-        await self._app(scope, receive, counting)
+        try:
+            await self._app(scope, receive, counting)
+        except Exception:
+            if not gone:  # a client that has left is no failure
+                raise
 
     def _count(self, scope: Any, status: str, seconds: float) -> None:
         # What no route answers has none: a path is what the client likes.
