@@ -53,4 +53,5 @@ def test_only_what_does_not_answer_is_tried_again() -> None:
         errors.ServerBusy,
         errors.LogUnreachable,
         errors.SinkUnavailable,
+        errors.WorkerLate,
     }

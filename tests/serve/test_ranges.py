@@ -31,6 +31,8 @@ def test_ranges_end_with_transactions(site: Site) -> None:
         "first_sequence": 1,
         "latest_sequence": 12,
         "ends": [8],
+        "removed": "",
+        "ancestors": [],
     }
     assert site.get("/v1/ranges", after=8, limit=1).json()["ends"] == [12]
     assert site.get("/v1/ranges", after=12).json()["ends"] == []

@@ -81,15 +81,20 @@ def test_a_streamed_value_takes_at_most_six_times_what_was_sent(
     with Log.open(tmp_path / "log") as log, capturing(pg, log) as capture:
         streaming(capture)
         processes = [os.getpid(), worker()]
-        for process in processes:
-            Path(f"/proc/{process}/clear_refs").write_text("5")  # begins a new high-water mark
-        before = [memory(process, "VmRSS") for process in processes]
-        latest = log.latest_sequence
-        pg.execute(f"INSERT INTO large VALUES (1, {value})")
-        wait_until(lambda: log.latest_sequence > latest, timeout=TIMEOUT, message="it is stored")
-        peaks = [memory(process, "VmHWM") for process in processes]
-    grown = [(peak - first) / SENT for peak, first in zip(peaks, before, strict=True)]
-    assert max(grown) <= LIMIT, grown
+        # What else this process does can only add to it, so the least of some tries counts.
+        tries = []
+        for number in range(3):
+            for process in processes:
+                Path(f"/proc/{process}/clear_refs").write_text("5")  # begins a new high-water mark
+            before = [memory(process, "VmRSS") for process in processes]
+            latest = log.latest_sequence
+            pg.execute(f"INSERT INTO large VALUES ({number}, {value})")
+            wait_until(lambda: log.latest_sequence > latest, timeout=TIMEOUT, message="stored")  # noqa: B023
+            peaks = [memory(process, "VmHWM") for process in processes]
+            tries.append([(peak - first) / SENT for peak, first in zip(peaks, before, strict=True)])
+            if max(map(min, zip(*tries, strict=True))) <= LIMIT:
+                return
+    pytest.fail(f"main and worker grew by {tries} times what was sent")
 
 
 @pytest.mark.parametrize("name", ["escaped text", "bytea"])

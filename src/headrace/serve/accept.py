@@ -5,7 +5,7 @@ import logging
 import math
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 
 from ..log import files
@@ -27,17 +27,20 @@ class Acceptor:
         listening: socket.socket,
         protocol: Callable[[], asyncio.Protocol],
         *,
-        room: Callable[[], int],
+        room: Callable[[Set[asyncio.Protocol]], int],
         refusal: bytes,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
-        """`room` returns how many more there may be; `refusal` is sent to the others."""
+        """`room` returns how many more there may be beside those that are being opened.
+
+        `refusal` is sent to the others.
+        """
         self._listening = listening
         self._protocol = protocol
         self._room = room
         self._refusal = b"" if tls else refusal  # nobody could read it
         self._tls = tls
-        self._opening: set[asyncio.Task[None]] = set()  # perhaps shaking hands
+        self._opening: dict[asyncio.Task[None], asyncio.Protocol] = {}  # perhaps shaking hands
         self._paused: asyncio.TimerHandle | None = None
         self._refused = RefusalLog()
 
@@ -70,18 +73,19 @@ class Acceptor:
             # are, whoever opened them.
             limit = files.file_limit()
             crowded = connection.fileno() >= limit - files.reserved_files(limit) // 2
-            if crowded or self._room() <= len(self._opening):
+            if crowded or self._room(set(self._opening.values())) <= 0:
                 self._refuse(connection)
             else:
-                task = asyncio.create_task(self._open(connection))
-                self._opening.add(task)
-                task.add_done_callback(self._opening.discard)
+                protocol = self._protocol()
+                task = asyncio.create_task(self._open(connection, protocol))
+                self._opening[task] = protocol
+                task.add_done_callback(self._opening.pop)
 
-    async def _open(self, connection: socket.socket) -> None:
+    async def _open(self, connection: socket.socket, protocol: asyncio.Protocol) -> None:
         tls = None if self._tls is None else self._tls()
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol,
+                lambda: protocol,
                 connection,
                 ssl=tls,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS if tls else None,

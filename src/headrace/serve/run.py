@@ -4,6 +4,7 @@ import asyncio
 import errno
 import socket
 import threading
+from collections.abc import Set
 from types import TracebackType
 from typing import Self
 
@@ -157,8 +158,8 @@ class _Server(uvicorn.Server):
     def _protocol(self) -> BoundedProtocol:
         return BoundedProtocol(self.config, self.server_state, self.lifespan.state)
 
-    def _room(self) -> int:
-        return self._most - len(self.server_state.connections)
+    def _room(self, opening: Set[asyncio.Protocol]) -> int:
+        return self._most - len(opening | self.server_state.connections)
 
     def _cut_off(self) -> None:
         """Drop the clients that do not take their answer; their responses then end."""
