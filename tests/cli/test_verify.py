@@ -91,6 +91,15 @@ def test_what_was_sent_or_kept_is_complete_and_the_rest_is_to_come(account: Acco
     assert text.endswith("nothing is missing")
 
 
+def test_what_begins_before_the_log_is_not_called_complete(account: Account) -> None:
+    account.settle(1, 20, sent=20)
+    account.writer.log.trim(11)
+    text = "\n".join(verified_lines(account.verify()))
+    assert "up to 10 the log no longer has what was sent" in text
+    assert "nothing could be compared" in text
+    assert "nothing is missing" not in text
+
+
 def test_gaps_are_named_within_and_between_batches(account: Account) -> None:
     account.settle(1, 10, sent=9)
     account.settle(16, 30, sent=15)

@@ -62,12 +62,13 @@ def test_a_sink_that_has_everything_is_healthy(site: Site, folder: Path) -> None
     assert (sink["phase"], sink["lag"], sink["lag_seconds"]) == ("streaming", 0, 0.0)
 
 
-def test_a_sink_that_starts_is_healthy_and_its_lag_unknown_until_it_knows(
+def test_a_sink_that_starts_is_degraded_and_its_lag_unknown_until_it_knows(
     site: Site, folder: Path
 ) -> None:
     report.write(folder, [lake(SinkPhase.STARTING, sequence=0)])
     _, verdict, sink = judged(site)
-    assert (verdict, sink["lag"], sink["lag_seconds"]) == ("healthy", None, None)
+    assert (verdict, sink["lag"], sink["lag_seconds"]) == ("degraded", None, None)
+    assert sink["reasons"] == ["it is starting"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,9 @@ def test_a_pipeline_that_has_ended_is_lost_before_its_parent_has_noticed(
         write_as(process.pid, folder)
         _, verdict, _ = judged(site)
         assert verdict == "degraded"
-        assert "not running" in site.get("/health").json()["pipeline"]["reasons"][0]
+        state = site.get("/health").json()["pipeline"]
+        assert "not running" in state["reasons"][0]
+        assert state["sinks"][0]["reasons"] == ["the pipeline does not run"]
 
 
 def test_without_a_pipeline_there_is_none_to_judge(sites: Sites) -> None:
@@ -192,6 +195,7 @@ def test_nothing_bad_is_without_a_reason_and_nothing_halted_without_a_verdict(
                 below = part.get("sinks", [])
                 assert bad == bool(part["reasons"] or any(s["reasons"] for s in below))
             stuck = {"halted", "waiting", "stopped"} & {phase.value, sink_phase.value}
+            stuck |= {sink_phase.value} & {"starting"}
             assert (state["status"] != "healthy") == bool(stuck)
 
 

@@ -345,7 +345,10 @@ def verified_lines(found: "Verified") -> Iterator[str]:
         yield f"  {found.dead_letters:,} dead letters of {found.waiting_rows:,} rows wait"
     if found.trimmed:
         yield f"  up to {found.trimmed} the log no longer has what was sent"
-    yield "nothing is missing" if found.complete else "something is missing"
+    if found.trimmed and not found.last:
+        yield "nothing could be compared: all that the sink has noted begins before the log does"
+    else:
+        yield "nothing is missing" if found.complete else "something is missing"
 
 
 def complaints(status: Status) -> list[str]:

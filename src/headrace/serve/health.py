@@ -154,7 +154,9 @@ class HealthCheck:
         paused = status is not None and status.phase is SinkPhase.PAUSED
         most = self._settings.max_sink_lag_seconds
         reasons = list(_sink_shortcomings(status)) if status else []
-        if status is None and pipeline.running:
+        if not pipeline.running and not paused:
+            reasons.insert(0, "the pipeline does not run")
+        elif status is None:
             reasons.append("the running pipeline does not have it")
         if age is not None and age > most and not paused:
             reasons.append(f"it is {age:.0f} s behind, server.max_sink_lag_seconds is {most:g}")
@@ -223,6 +225,9 @@ def _sink_shortcomings(status: SinkStatus) -> Iterator[str]:
         yield f"it is tried again: {status.error}"
     elif status.phase is SinkPhase.STOPPED:
         yield "it is stopped"
+    elif status.phase is SinkPhase.STARTING:
+        # Only once it is open does it know which tables it cannot follow.
+        yield "it is starting"
     for failed in status.failed_tables:
         yield " ".join(
             filter(None, (f"table {failed.table} is not followed:", failed.reason, failed.hint))
