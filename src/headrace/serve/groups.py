@@ -72,6 +72,7 @@ class _Lease:
     id: str
     consumer: Consumer
     until: float  # loop time
+    gap: LogGap | None  # reported with it as missing
 
     def lives(self, now: float) -> bool:
         return self.until > now and self.consumer.lasting()
@@ -212,20 +213,16 @@ class Group:
             return LeasedEvents("", [], self._cursor)
         async with self._turn:
             await self._note_progress(1)
-        return LeasedEvents("", [], self._cursor, self._reported_gap())
+        return LeasedEvents("", [], self._cursor, self._gap)
 
     def _handed(self, items: list[_Item], consumer: Consumer, seconds: float) -> LeasedEvents:
         until = asyncio.get_running_loop().time() + seconds
-        lease = _Lease(f"lease_{secrets.token_hex(12)}", consumer, until)
+        lease = _Lease(f"lease_{secrets.token_hex(12)}", consumer, until, self._gap)
         events = [PageEvent(item.sequence, each) for item in items for each in item.payloads]
         for item in items:
             item.lease, item.payloads = lease, []
         self._lighten()
-        return LeasedEvents(lease.id, events, self._cursor, self._reported_gap())
-
-    def _reported_gap(self) -> LogGap | None:
-        gap, self._gap = self._gap, None
-        return gap
+        return LeasedEvents(lease.id, events, self._cursor, self._gap)
 
     def _live(self) -> dict[str, _Lease]:
         """The leases that are still somebody's."""
@@ -330,7 +327,10 @@ class Group:
         if done:
             await self._store(self._items.keys() - done, max(done))
         for sequence in done:
-            self._size -= self._items.pop(sequence).size
+            item = self._items.pop(sequence)
+            self._size -= item.size
+            if item.lease is not None and item.lease.gap == self._gap:
+                self._gap = None  # an answer that came with it has arrived
         self._moved.set()
         return AckResult(self._cursor, sorted((known - done) | unknown))
 
