@@ -111,8 +111,12 @@ def host_of(url: Secret) -> str:
 
 
 def classify(error: psycopg.Error, what: str) -> SourceError:
-    """Our error for one of PostgreSQL's."""
-    return error_for(error.sqlstate or "08000", f"{what}: {_first_line(error)}")
+    """Our error for one of PostgreSQL's to a query."""
+    message = f"{what}: {_first_line(error)}"
+    if error.sqlstate == _UNDEFINED and "publication" in message:
+        # Somebody dropped it while the catalogs were read; the next session creates it.
+        return SourceUnavailable(message)
+    return error_for(error.sqlstate or "08000", message)
 
 
 def error_for(sqlstate: str, message: str) -> SourceError:

@@ -87,13 +87,23 @@ class _Flow:
 
     def batches(self) -> Iterator[Batch]:
         """Everything, for ever."""
+        try:
+            yield from self._everything()
+        except PositionLost as error:
+            second = inserts_name(self._source.publication_name)
+            if f'publication "{second}" does not exist' not in str(error):
+                raise
+            # Dropped by somebody: the next session creates it, and does not name it before that.
+            raise SourceUnavailable(str(error)) from error
+
+    def _everything(self) -> Iterator[Batch]:
         yield self._batch([])  # remembers the slot before anything is read from it
         if self._to_copy():
             yield from self._copy_at(self._session.point)
         receiver = self._receive()
         self._phase = settled(self._yielded)
         while not self._closing.is_set():
-            received = self._take(receiver)
+            received = receiver.take(_TAKE_SECONDS)
             if received is not None:
                 yield self._received(received)
             if self._inside:
@@ -210,16 +220,6 @@ class _Flow:
         self._replication = self._session.address.replicate(self._closing)
         self._receive(boundary=lsn)
 
-    def _take(self, receiver: Receiver) -> Received | None:
-        try:
-            return receiver.take(_TAKE_SECONDS)
-        except PositionLost as error:
-            second = inserts_name(self._source.publication_name)
-            if f'publication "{second}" does not exist' not in str(error):
-                raise
-            # Dropped by somebody: the next session creates it, and does not name it before that.
-            raise SourceUnavailable(str(error)) from error
-
     def _received(self, received: Received) -> Batch:
         self._inside = received.position is None
         if received.position is None:
@@ -316,7 +316,7 @@ class _Flow:
 
     def _reach_boundary(self, receiver: Receiver) -> Iterator[Batch]:
         while not self._closing.is_set() and not receiver.reached_boundary():
-            received = self._take(receiver)
+            received = receiver.take(_TAKE_SECONDS)
             if received is not None:
                 yield self._received(received)
 
