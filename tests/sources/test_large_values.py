@@ -81,12 +81,13 @@ def test_a_streamed_value_takes_at_most_six_times_what_was_sent(
     with Log.open(tmp_path / "log") as log, capturing(pg, log) as capture:
         streaming(capture)
         processes = [os.getpid(), worker()]
-        # What else this process does can only add to it, so the least of some tries counts.
+        # What else this process does can only add to it, so the least of some tries counts; each
+        # is compared with the beginning, or what a try leaves behind would hide the next one.
+        before = [memory(process, "VmRSS") for process in processes]
         tries = []
         for number in range(3):
             for process in processes:
                 Path(f"/proc/{process}/clear_refs").write_text("5")  # begins a new high-water mark
-            before = [memory(process, "VmRSS") for process in processes]
             latest = log.latest_sequence
             pg.execute(f"INSERT INTO large VALUES ({number}, {value})")
             wait_until(lambda: log.latest_sequence > latest, timeout=TIMEOUT, message="stored")  # noqa: B023

@@ -67,41 +67,43 @@ _REFUSED = {
     404: problem("There is no such source or sink."),
     409: problem("This server captures nothing, or this one cannot begin again."),
 }
-_PAUSING = replies(PauseState) | _REFUSED
-_RESETTING = replies(ResetEffect) | WITH_BODY | _REFUSED
 
 
-@post(
-    "/v1/sources/{name:str}/pause",
-    status_code=200,
-    guards=[admin],
-    operation_class=operation(NoQuery),
-    responses=_PAUSING,
-)
+def _pausing(path: str) -> post:
+    """A route that pauses or resumes."""
+    return post(
+        path,
+        status_code=200,
+        guards=[admin],
+        operation_class=operation(NoQuery),
+        responses=replies(PauseState) | _REFUSED,
+    )
+
+
+def _resetting(path: str, body: type[msgspec.Struct]) -> post:
+    """A route that lets something begin again."""
+    return post(
+        path,
+        status_code=200,
+        guards=[admin],
+        operation_class=operation(NoQuery, body=body),
+        responses=replies(ResetEffect) | WITH_BODY | _REFUSED,
+    )
+
+
+@_pausing("/v1/sources/{name:str}/pause")
 async def pause_source(request: Request[Any, Any, Any]) -> PauseState:
     """Let go of a source's database, until it is resumed."""
     return await _pause(request, PartKind.SOURCE)
 
 
-@post(
-    "/v1/sources/{name:str}/resume",
-    status_code=200,
-    guards=[admin],
-    operation_class=operation(NoQuery),
-    responses=_PAUSING,
-)
+@_pausing("/v1/sources/{name:str}/resume")
 async def resume_source(request: Request[Any, Any, Any]) -> PauseState:
     """Let a source go on, after a pause or after it has halted."""
     return await _resume(request, PartKind.SOURCE)
 
 
-@post(
-    "/v1/sources/{name:str}/reset",
-    status_code=200,
-    guards=[admin],
-    operation_class=operation(NoQuery, body=SourceReset),
-    responses=_RESETTING,
-)
+@_resetting("/v1/sources/{name:str}/reset", SourceReset)
 async def reset_source(request: Request[Any, Any, Any]) -> ResetEffect:
     """Let a source begin again, with a new snapshot of all its tables."""
     body = await read_body(request, SourceReset)
@@ -120,37 +122,19 @@ async def sinks(request: Request[Any, Any, Any]) -> PipelineOverview:
     return await asyncio.to_thread(_control(request).sinks)
 
 
-@post(
-    "/v1/sinks/{name:str}/pause",
-    status_code=200,
-    guards=[admin],
-    operation_class=operation(NoQuery),
-    responses=_PAUSING,
-)
+@_pausing("/v1/sinks/{name:str}/pause")
 async def pause_sink(request: Request[Any, Any, Any]) -> PauseState:
     """Stop a sink between two batches, until it is resumed."""
     return await _pause(request, PartKind.SINK)
 
 
-@post(
-    "/v1/sinks/{name:str}/resume",
-    status_code=200,
-    guards=[admin],
-    operation_class=operation(NoQuery),
-    responses=_PAUSING,
-)
+@_pausing("/v1/sinks/{name:str}/resume")
 async def resume_sink(request: Request[Any, Any, Any]) -> PauseState:
     """Let a sink go on, after a pause or after it has halted."""
     return await _resume(request, PartKind.SINK)
 
 
-@post(
-    "/v1/sinks/{name:str}/reset",
-    status_code=200,
-    guards=[admin],
-    operation_class=operation(NoQuery, body=SinkReset),
-    responses=_RESETTING,
-)
+@_resetting("/v1/sinks/{name:str}/reset", SinkReset)
 async def reset_sink(request: Request[Any, Any, Any]) -> ResetEffect:
     """Let a sink begin again."""
     return await _reset(request, PartKind.SINK, await read_body(request, SinkReset))
