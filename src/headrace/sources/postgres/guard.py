@@ -47,6 +47,9 @@ class IdentityGuard:
                 # The flow meets the same and reports it; or the next look succeeds.
                 logger.debug("source=%s no look at identities: %s", self._source.name, error)
                 self._let_go()
+            except Exception:  # a bug of ours; tables must be watched all the same
+                logger.exception("source=%s the look at identities failed", self._source.name)
+                self._let_go()
         self._let_go()
 
     def _connected(self) -> Publications:
