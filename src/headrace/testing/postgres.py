@@ -89,6 +89,8 @@ def _readable(install: PostgresInstall, account: ServiceAccount) -> PostgresInst
         return install
     root = install.bin.parent
     copy = temporary_directory() / root.parent.name
+    copy.mkdir()
+    copy.chmod(0o755)  # whatever the umask of this process
     shutil.copytree(root, copy / root.name, symlinks=True)
     # Wheels keep shared libraries beside the package, and programs find them by relative path.
     libraries = root.parent.with_name(f"{root.parent.name}.libs")
