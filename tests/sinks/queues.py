@@ -276,6 +276,15 @@ class QueueTests:
         assert SECRET not in repr(refused.value)
         assert SECRET not in repr(queues.sink(username="alice", password=Secret(SECRET)))
 
+    @pytest.mark.requirement("P-15")
+    def test_check_logs_in_as_the_sink_does(self, queues: Queues) -> None:
+        [found] = queues.sink(**queues.user()).check()
+        assert found.ok, found
+        with pytest.raises(SinkUnavailable):
+            queues.sink(username="alice", password=Secret(SECRET)).check()
+        with nowhere() as address, pytest.raises(SinkUnavailable, match=address):
+            queues.sink(servers=address, timeout_seconds=1.0).check()
+
 
 class Strange:
     """A server that says the same whatever it is told."""

@@ -133,6 +133,14 @@ def test_a_wrong_password_makes_it_wait_and_does_not_show(kafka: KafkaServer) ->
     assert wrong not in refused.value.explain() + repr(refused.value) + repr(given)
 
 
+@pytest.mark.requirement("P-15")
+def test_check_logs_in_as_the_sink_does(kafka: KafkaServer) -> None:
+    [found] = sink(kafka, **_alice(kafka, "SASL")).check()
+    assert found.ok, found
+    with pytest.raises(SinkUnavailable, match="uthentication"):
+        sink(kafka, **_alice(kafka, "SASL", "not-the-password")).check()
+
+
 def test_a_certificate_of_nobody_we_know_makes_it_wait(kafka: KafkaServer) -> None:
     with pytest.raises(SinkUnavailable, match="certificate"):
         sink(kafka, servers=kafka.listener("TLS"), security_protocol="ssl").connect()
