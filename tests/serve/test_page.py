@@ -10,7 +10,8 @@ from headrace.formats import Canonical
 from headrace.formats.etl import Etl
 from headrace.formats.notification import Notification
 from headrace.serve import page as pages
-from headrace.serve.feed import LogFeed
+from headrace.serve import subscription
+from headrace.serve.feed import READ_ON_LOOP, LogFeed
 from headrace.serve.filter import Filter
 from headrace.serve.page import FeedPage, PageCache, PageEvent, PageKey
 from headrace.serve.permissions import Permissions
@@ -56,6 +57,56 @@ def test_readers_who_want_the_same_from_the_same_place_get_one_page(feed: LogFee
 
     assert [each.once(make) for each in (first, second, third)] == [b"frames"] * 3
     assert calls == [first]
+
+
+@pytest.fixture
+def long_feed(writer: Writer) -> LogFeed:
+    """With so many changes that readers take turns while each reads them."""
+    for number in range(2 * READ_ON_LOOP):
+        writer.put("orders" if number % 2 else "users", str(number))
+    return LogFeed(writer.log)
+
+
+def test_readers_who_ask_at_once_wait_for_one_page(long_feed: LogFeed) -> None:
+    readers = [Subscription(long_feed, Notification(), filter=ORDERS, after=2) for _ in range(3)]
+
+    async def read() -> list[FeedPage]:
+        return await asyncio.gather(*(each.live() for each in readers))
+
+    first, second, third = asyncio.run(read())
+    assert first is second is third
+    assert [each.scanned for each in readers] == [2 * READ_ON_LOOP] * 3
+
+
+def test_a_page_whose_maker_leaves_is_made_by_the_next(long_feed: LogFeed) -> None:
+    one, other = (Subscription(long_feed, Notification(), filter=ORDERS, after=2) for _ in range(2))
+
+    async def read() -> FeedPage:
+        leaves, stays = (asyncio.create_task(each.live()) for each in (one, other))
+        await asyncio.sleep(0)  # both have begun
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        return await stays
+
+    found = [each.sequence for each in asyncio.run(read()).events]
+    assert found == list(range(4, 2 * READ_ON_LOOP + 1, 2))
+
+
+def test_readers_behind_at_different_places_share_pages_from_their_second_one_on(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscription, "PAGE_SPAN", 8)
+    for number in range(40):
+        writer.put("orders" if number % 2 else "users", str(number))
+    feed = LogFeed(writer.log)
+    readers = [Subscription(feed, Notification(), filter=ORDERS, after=n) for n in (0, 3, 5)]
+    rounds = [live(*readers) for _ in range(5)]
+    assert [each.scanned for each in rounds[0]] == [8, 8, 8]
+    for first, second, third in rounds[1:]:
+        assert first is second is third
+    got = [each.sequence for pages in rounds for each in pages[0].events]
+    assert got == list(range(2, 41, 2))
 
 
 @pytest.mark.parametrize(
@@ -128,16 +179,19 @@ def test_no_more_pages_are_kept_than_the_bounds_allow(monkeypatch: pytest.Monkey
     def place(number: int) -> PageKey:
         return PageKey(kind, number, number + 1, 256, 1024)
 
+    def found(number: int) -> FeedPage | None:
+        return asyncio.run(kept.found(place(number)))
+
     def keep(number: int, size: int) -> None:
         kept.keep(place(number), FeedPage([PageEvent(number + 1, b"x" * size)], number + 1))
 
     for number in range(5):
         keep(number, 10)
-    assert [number for number in range(5) if kept.get(place(number))] == [2, 3, 4]
+    assert [number for number in range(5) if found(number)] == [2, 3, 4]
     keep(5, 85)
-    assert [number for number in range(6) if kept.get(place(number))] == [4, 5]
+    assert [number for number in range(6) if found(number)] == [4, 5]
     keep(5, 20)  # instead of the one that was there
     keep(6, 60)
-    assert [number for number in range(7) if kept.get(place(number))] == [4, 5, 6]
+    assert [number for number in range(7) if found(number)] == [4, 5, 6]
     kept.clear()
-    assert kept.get(place(6)) is None
+    assert found(6) is None

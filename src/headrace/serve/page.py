@@ -1,7 +1,9 @@
 """Pages of events, made once for all readers that want the same after the same sequence."""
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -82,15 +84,27 @@ class PageCache:
         self._classes: WeakValueDictionary[Hashable, ReaderClass] = WeakValueDictionary()
         self._kept: OrderedDict[PageKey, tuple[FeedPage, int]] = OrderedDict()
         self._size = 0
+        self._making: dict[PageKey, asyncio.Future[None]] = {}
 
     def reader_class(self, conditions: Hashable) -> ReaderClass:
         """The same object for the same conditions, while there is a reader."""
         return self._classes.setdefault(conditions, ReaderClass())
 
-    def get(self, key: PageKey) -> FeedPage | None:
-        """The page that was made for another reader."""
-        kept = self._kept.get(key)
+    async def found(self, key: PageKey) -> FeedPage | None:
+        """The page that another reader has made, or is making; None: make it with `making`."""
+        while (kept := self._kept.get(key)) is None and key in self._making:
+            await asyncio.wait([self._making[key]])
         return None if kept is None else kept[0]
+
+    @contextmanager
+    def making(self, key: PageKey) -> Iterator[None]:
+        """Let those who want the same page wait until this one is made, or given up."""
+        made = self._making[key] = asyncio.get_running_loop().create_future()
+        try:
+            yield
+        finally:
+            del self._making[key]
+            made.set_result(None)
 
     def keep(self, key: PageKey, page: FeedPage) -> None:
         """Keep a page for the next reader, instead of those made first."""

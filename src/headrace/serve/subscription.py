@@ -36,6 +36,9 @@ RECHECK_SECONDS = 0.5  # a reader whose permissions may end looks again after so
 # A page ends after the change that goes beyond this. A client that does not take its page keeps it
 # in memory.
 PAGE_BYTES = 1 << 20
+# The page of a reader that is behind ends at a multiple of this: readers that come back after a
+# restart of the server stand at different places, and share pages from their second one on.
+PAGE_SPAN = 4096
 
 
 class Subscription:
@@ -126,21 +129,24 @@ class Subscription:
         """What there is for those who follow the log, who all go as far as they were woken for.
 
         A reader who wants the same as one before, after the same sequence, gets the same page.
-        That its permissions hold was checked right before.
         """
         feed = self._feed
         end = feed.latest if self._upto is None else min(feed.latest, self._upto)
+        end = min(end, (self.scanned // PAGE_SPAN + 1) * PAGE_SPAN)
         if self._readers is None or self.scanned + 1 < feed.log.first_sequence:
             return await self._read(BLOCK, end, until=until, room=room)
         key = PageKey(self._readers, self.scanned, end, BLOCK, room)
-        page = feed.pages.get(key)
+        page = await feed.pages.found(key)
+        if self.ended:
+            return FeedPage([], self.scanned)
         if page is not None:
             self.scanned = page.scanned
             self._measure(page)
             return page
-        page = await self._read(BLOCK, end, until=until, room=room)
-        if page.gap is None and not self.ended:
-            feed.pages.keep(key, page)
+        with feed.pages.making(key):
+            page = await self._read(BLOCK, end, until=until, room=room)
+            if page.gap is None and not self.ended:
+                feed.pages.keep(key, page)
         return page
 
     async def next(self, limit: int, *, room: int = PAGE_BYTES) -> FeedPage:
