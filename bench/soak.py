@@ -85,7 +85,7 @@ class Load(threading.Thread):
                         self._commit(connection)
                         due += 1 / TICKS
                         self.late = max(time.monotonic() - due, 0.0)
-                        due = max(due, time.monotonic() - 5)  # an outage is not made up for
+                        due = max(due, time.monotonic() - 30)  # an outage is made up for
                         self._stopping.wait(max(due - time.monotonic(), 0))
             except psycopg.Error:
                 self._stopping.wait(0.2)
@@ -137,6 +137,10 @@ class Clients:
             if not self.had or had[-1].last > self.had[-1].last:
                 self.moved = time.monotonic()
             self.had = had
+
+    def behind(self, latest: int) -> int:
+        """How far the slowest client is behind; one of `work` has nothing new for two seconds."""
+        return max((latest - had.last for had in self.had), default=0)
 
     @property
     def failed(self) -> bool:
@@ -231,6 +235,12 @@ class Installation:
                     used[kind] += process.memory_info().rss / 1e6
         return used
 
+    def latest(self) -> int:
+        """The last change in the log; 0: not known now."""
+        with suppress(httpx.HTTPError):
+            return int(httpx.get(f"{self.url}/health", timeout=5).json()["log"]["latest_sequence"])
+        return 0
+
     def lag(self) -> int | None:
         """Changes that some sink has not stored; None: that is not known now."""
         try:
@@ -263,12 +273,13 @@ class Soak:
         self._down = Down()
         self._memory: dict[str, list[tuple[float, float]]] = {}
         self._restarts: list[tuple[float, str]] = []
+        self._behind: list[int] = []  # changes that the slowest client had not had
         self._stopping = threading.Event()
 
     def run(self) -> list[str]:
         """All of it; returns what was wrong."""
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(temporary_directory()))
+            folder = temporary_directory()
             install = postgres_installs()[max(postgres_installs())]
             self._postgres = stack.enter_context(PostgresServer(install))
             database = stack.enter_context(self._postgres.database())
@@ -304,6 +315,7 @@ class Soak:
                 sampled = now
                 for kind, used in self._place.memory().items():
                     self._memory.setdefault(kind, []).append((now - self._begun, used))
+                self._behind.append(self._clients.behind(self._place.latest()))
             if self._clients.failed:
                 raise SystemExit("a client had an event twice, or out of order")
             time.sleep(LOOK_SECONDS)
@@ -356,8 +368,8 @@ class Soak:
                 acts[name]()
 
     def _restart_database(self) -> None:
+        self._postgres.stop()  # which goes on for as long as its last checkpoint takes
         self._down.begin("database")
-        self._postgres.stop()
         time.sleep(8)
         self._postgres.start()
         self._down.end("database")
@@ -372,8 +384,8 @@ class Soak:
         self._place.kill_pipeline()
 
     def _restart_redis(self) -> None:
-        self._down.begin("redis")
         self._redis.stop()
+        self._down.begin("redis")
         time.sleep(12)
         self._redis.start()
         self._down.end("redis")
@@ -434,7 +446,9 @@ class Soak:
             f"{minutes:g} min: {self._load.tick} transactions of {2 * INSERTED + UPDATED} rows "
             f"({self._load.tick * 500 / self._seconds:,.0f} changes/s), {events:,} deliveries "
             f"({events / self._seconds:,.0f}/s), {again} reconnects, "
-            f"{len(self._restarts)} restarts, the load is {self._load.late:.1f} s late; {PLOT}"
+            f"{len(self._restarts)} restarts, the load is {self._load.late:.1f} s late, the "
+            f"slowest client was {statistics.median(self._behind):,.0f} changes behind (median; "
+            f"at most {max(self._behind):,}); {PLOT}"
         )
 
 
