@@ -36,6 +36,7 @@ class Scripted:
         self.scripts = list(scripts)
         self.opened: list[bytes | None] = []  # the resume of each time
         self.acked: list[bytes] = []
+        self.phase = Phase.STREAMING  # of a stream while it is open
 
     def open(self, resume: bytes | None, register: Register) -> "ScriptedStream":
         """The next script; after the last one it is quiet."""
@@ -89,8 +90,8 @@ class ScriptedStream:
         self._source.acked.append(resume)
 
     def status(self) -> Status:
-        """Always streaming."""
-        return Status(source="scripted", phase=Phase.STREAMING, position="p")
+        """Streaming, unless a test says otherwise."""
+        return Status(source="scripted", phase=self._source.phase, position="p")
 
     def close(self) -> None:
         """End the wait."""
@@ -187,6 +188,22 @@ def test_while_it_waits_it_says_for_what(log: Log, run: Run) -> None:
     source = Scripted(*[[SourceUnavailable("nobody there")]] * 1000)
     status = until(run(source), Phase.WAITING)
     assert status.error == "nobody there"
+
+
+def test_while_it_is_tried_again_it_still_waits(log: Log, run: Run) -> None:
+    """Starting the process of an attempt takes seconds on a busy machine: nothing is well then."""
+    source = Scripted([SourceUnavailable("nobody there")])
+    source.phase = Phase.STARTING
+    capture = run(source)
+    wait_until(lambda: len(source.opened) == 2)
+    status = capture.status()
+    assert (status.phase, status.error) == (Phase.WAITING, "nobody there")
+    source.phase = Phase.STREAMING
+    assert capture.status().phase is Phase.STREAMING
+    capture.copy_again([])  # ends this stream
+    wait_until(lambda: len(source.opened) == 3)
+    source.phase = Phase.STARTING
+    assert capture.status().phase is Phase.STARTING  # what failed before is over
 
 
 def test_a_transaction_cut_off_by_its_source_is_forgotten(log: Log, run: Run) -> None:

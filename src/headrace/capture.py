@@ -55,6 +55,7 @@ class Capture:
         self._log = log
         self._stream: Stream | None = None
         self._status = Status(source=source.name, phase=Phase.STARTING)
+        self._failure: HeadraceError | None = None  # of the last attempt
         self._retained = RetainedWatch(source)
         self._stopping = threading.Event()
         self._waking = threading.Event()  # whoever waits has something to do
@@ -125,6 +126,7 @@ class Capture:
 
     def _restart(self) -> None:
         self._thread.join()
+        self._failure = None
         self._status = msgspec.structs.replace(
             self._status, phase=Phase.STARTING, error="", hint=""
         )
@@ -135,8 +137,11 @@ class Capture:
 
     def status(self) -> Status:
         """How the source is doing; may be called from any thread."""
-        stream = self._stream
-        return self._retained.add_to(stream.status() if stream is not None else self._status)
+        stream, failure = self._stream, self._failure
+        status = stream.status() if stream is not None else self._status
+        if status.phase is Phase.STARTING and failure is not None:
+            status = self._with(status, Phase.WAITING, failure)  # until an attempt has worked
+        return self._retained.add_to(status)
 
     def _run(self) -> None:
         failures = 0  # one after the other
@@ -180,6 +185,8 @@ class Capture:
             copy(stream, self._log, name)
         finally:
             self._status = stream.status()
+            if self._status.phase is not Phase.STARTING:
+                self._failure = None
             self._stream = None
             stream.close()
             self._log.abandon(name)
@@ -220,13 +227,13 @@ class Capture:
             return halts
 
     def _report(self, phase: Phase, error: HeadraceError) -> None:
+        self._status = self._with(self._status, phase, error)
+        self._failure = error
+        logger.warning("source=%s phase=%s error=%s", self.source.name, phase, self._status.error)
+
+    def _with(self, status: Status, phase: Phase, error: HeadraceError) -> Status:
         reason = str(error)
         if isinstance(error, LogError) and error.__cause__ is not None:
             reason = f"{reason}: {error.__cause__}"
-        logger.warning("source=%s phase=%s error=%s", self.source.name, phase, reason)
-        self._status = msgspec.structs.replace(
-            self._status,
-            phase=phase,
-            error=reason,
-            hint=error.hint.replace("SOURCE", self.source.name),
-        )
+        hint = error.hint.replace("SOURCE", self.source.name)
+        return msgspec.structs.replace(status, phase=phase, error=reason, hint=hint)
