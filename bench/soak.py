@@ -85,7 +85,7 @@ class Load(threading.Thread):
                         self._commit(connection)
                         due += 1 / TICKS
                         self.late = max(time.monotonic() - due, 0.0)
-                        due = max(due, time.monotonic() - 30)  # an outage is made up for
+                        due = max(due, time.monotonic() - 30)  # half a minute is made up for
                         self._stopping.wait(max(due - time.monotonic(), 0))
             except psycopg.Error:
                 self._stopping.wait(0.2)
@@ -315,7 +315,8 @@ class Soak:
                 sampled = now
                 for kind, used in self._place.memory().items():
                     self._memory.setdefault(kind, []).append((now - self._begun, used))
-                self._behind.append(self._clients.behind(self._place.latest()))
+                if latest := self._place.latest():
+                    self._behind.append(self._clients.behind(latest))
             if self._clients.failed:
                 raise SystemExit("a client had an event twice, or out of order")
             time.sleep(LOOK_SECONDS)

@@ -93,6 +93,19 @@ def test_a_page_whose_maker_leaves_is_made_by_the_next(long_feed: LogFeed) -> No
     assert found == list(range(4, 2 * READ_ON_LOOP + 1, 2))
 
 
+def test_a_page_that_came_to_nothing_in_time_holds_nobody_up(feed: LogFeed) -> None:
+    """A reader may be due to send a sign of life just when it begins to make a page."""
+    late, other = (Subscription(feed, Notification(), filter=ORDERS, after=2) for _ in range(2))
+
+    async def read() -> list[FeedPage]:
+        past = asyncio.get_running_loop().time() - 1
+        return [await late.live(until=past), await late.live(), await other.live()]
+
+    nothing, *pages = asyncio.run(read())
+    assert (nothing.events, nothing.scanned) == ([], 2)
+    assert [each.scanned for each in pages] == [10, 10]
+
+
 def test_readers_behind_at_different_places_share_pages_from_their_second_one_on(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace.cli.terminal import open_lakes
 from headrace.config import sink_class
 from headrace.errors import ConfigError
 from headrace.sinks import Sink
@@ -44,6 +45,13 @@ def test_a_new_lake_is_for_its_user_alone_unless_its_mode_says_otherwise(
     os.umask(0o077)
     sink(kind, tmp_path / "shared", mode="0755").open("me")
     assert mode(tmp_path / "shared") == "755"
+
+
+@pytest.mark.parametrize(("given", "kept"), [(0o077, 0o027), (0o022, 0o022)])
+def test_the_umask_of_lakes_only_ever_opens(given: int, kept: int) -> None:
+    os.umask(given)
+    open_lakes(0o027)
+    assert os.umask(0o022) == kept
 
 
 @pytest.mark.parametrize("kind", KINDS)

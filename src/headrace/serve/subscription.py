@@ -132,9 +132,9 @@ class Subscription:
         """
         feed = self._feed
         end = feed.latest if self._upto is None else min(feed.latest, self._upto)
-        end = min(end, (self.scanned // PAGE_SPAN + 1) * PAGE_SPAN)
         if self._readers is None or self.scanned + 1 < feed.log.first_sequence:
             return await self._read(BLOCK, end, until=until, room=room)
+        end = min(end, (self.scanned // PAGE_SPAN + 1) * PAGE_SPAN)
         key = PageKey(self._readers, self.scanned, end, BLOCK, room)
         page = await feed.pages.found(key)
         if self.ended:
@@ -145,7 +145,8 @@ class Subscription:
             return page
         with feed.pages.making(key):
             page = await self._read(BLOCK, end, until=until, room=room)
-            if page.gap is None and not self.ended:
+            # One that ran out of time before it came anywhere would hold up everybody.
+            if page.gap is None and page.scanned > key.after and not self.ended:
                 feed.pages.keep(key, page)
         return page
 
