@@ -216,6 +216,7 @@ class Delta:
                 full=True,
             )
             self._table.update_incremental()
+            self.folder.delete_unfinished(hours)
         except (DeltaError, OSError) as error:
             raise self.folder.failure("old files cannot be deleted", error) from error
         return len(deleted)

@@ -5,7 +5,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -95,6 +95,19 @@ class Folder:
             size = self.files.get_file_info(path).size
         now = time.time_ns() // 1_000_000
         return Added(path, size, rows.num_rows, now, statistics(rows), partition)
+
+    def delete_unfinished(self, hours: float) -> None:
+        """Delete what writers left that ended while they wrote; delta-rs does not see such files.
+
+        A folder of this machine only: elsewhere a file that is not finished is none.
+        """
+        if "://" in self.uri:
+            return
+        oldest = time.time() - hours * 3600
+        for path in Path(self.uri).rglob("*.parquet#*"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime <= oldest:
+                    path.unlink()
 
     def failure(self, what: str, error: BaseException) -> SinkUnavailable:
         """The storage's failure, in its own words; it may be there again later."""
