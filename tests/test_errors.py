@@ -53,5 +53,6 @@ def test_only_what_does_not_answer_is_tried_again() -> None:
         errors.ServerBusy,
         errors.LogUnreachable,
         errors.SinkUnavailable,
+        errors.TableMoved,
         errors.WorkerLate,
     }

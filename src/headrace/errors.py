@@ -30,6 +30,7 @@
     │   ├── SinkUnavailable    nobody: the batch is tried again
     │   ├── SinkRefused        whoever runs what a sink sends to, or its settings; it halts
     │   ├── SinkFenced         another pipeline writes to the same place
+    │   ├── TableMoved         nobody: a batch is applied again to the files that are there now
     │   └── TableFailed        one table cannot follow its source; the others go on
     ├── SignatureInvalid       whoever got a webhook request that its sender did not sign so
     └── DecodeError            one value or message cannot be read; its table stops, others go on
@@ -238,6 +239,12 @@ class SinkFenced(PipelineError):
     """Another pipeline writes to the same place."""
 
     hint = "Stop the other one, or run `headrace pipeline --adopt SINK` to take over from it."
+
+
+class TableMoved(PipelineError):
+    """Another writer has replaced files of a table that a commit was about."""
+
+    retry = True
 
 
 class TableFailed(PipelineError):

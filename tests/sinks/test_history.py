@@ -20,7 +20,7 @@ from headrace.sinks import Progress, Sink
 from headrace.sinks.history import History
 from headrace.sinks.lake.append import Append, Appended, Join, Joined, due
 from headrace.sinks.lake.delta import Delta
-from headrace.sinks.lake.plan import DataFile
+from headrace.sinks.lake.deltalog import DataFile
 from headrace.sinks.lake.shape import WholeChanges
 from headrace.sinks.lake.storage import Folder
 from tests.sinks.archive import Archive, account, fill
@@ -158,7 +158,7 @@ def test_small_files_are_joined_and_old_ones_deleted(spark: SparkSession, tmp_pa
 
 def test_files_wait_for_others_of_their_size() -> None:
     def files(size: int, count: int, day: str = "2026-01-01") -> list[DataFile]:
-        return [DataFile.of(f"{size}-{at}", size, 1, {"day": day}) for at in range(count)]
+        return [DataFile(f"{size}-{at}", size, 1, partition=(("day", day),)) for at in range(count)]
 
     assert due(files(1000, 7) + files(100_000, 7) + files(1000, 7, "2026-01-02")) == []
     assert due(files(1000, 9)) == [files(1000, 9)[:8]]
@@ -222,7 +222,7 @@ def test_a_history_of_an_earlier_time_gets_the_fields_that_changes_have_now(tmp_
     History(name="audit", path=str(tmp_path)).open("query-1")
     assert DeltaTable(str(tmp_path)).to_pyarrow_table().schema.field("origin").type == pa.string()
     files = [folder.write(each, "changes", {"day": None}) for each in (then, now)]
-    parts = [DataFile.of(file.path, file.size, file.rows, file.partition) for file in files]
+    parts = [DataFile(file.path, file.size, file.rows) for file in files]
     (rows,) = Join(folder, [parts])(iter([pa.record_batch({"id": [0]})]))
     joined = msgspec.json.decode(rows["result"][0].as_py(), type=Joined)
     assert folder.read(joined.added[0].path)["origin"].to_pylist() == [None] * 4

@@ -84,8 +84,8 @@ class History(Shaped):
 
     def reset(self, writer: str) -> None:
         """Empty the table."""
-        if delta := Delta.open(self.folder, writer, adopt=True):
-            delta.empty(delta.properties.get(EPOCH, ""), self.partition_by)
+        if delta := Delta.open(self.folder, writer, adopt=True, restart=True):
+            delta.empty(delta.properties.get(EPOCH, ""))
 
 
 class HistoryWriter(SinkWriter["DataFrame"]):
@@ -111,8 +111,7 @@ class HistoryWriter(SinkWriter["DataFrame"]):
     def continue_in(self, epoch: str, upto: int) -> None:
         """Mark the table."""
         if self._delta is not None:
-            by = self._sink.partition_by
-            self._delta.continue_in(self._known.epoch, epoch, upto, partition_by=by)
+            self._delta.continue_in(self._known.epoch, epoch, upto)
             self._known = _progress(self._delta)
 
     def write(self, batch: DataFrame, batch_id: int) -> int:
@@ -136,7 +135,7 @@ class HistoryWriter(SinkWriter["DataFrame"]):
             marks = Marks(
                 batch_id=batch_id, epoch=epoch, sequence=max(each.last for each in appended)
             )
-            delta.commit(added, [], marks=marks, partition_by=self._sink.partition_by)
+            delta.commit(added, [], marks=marks)
             self._known = Progress(epoch, marks.sequence)
         return sum(each.changes for each in appended)
 
@@ -190,7 +189,7 @@ class HistoryWriter(SinkWriter["DataFrame"]):
             self._delta.vacuum(self._sink.vacuum_hours)
 
     def _join(self, delta: Delta) -> None:
-        work = due(delta.parts.values())
+        work = due(delta.files.values())
         if not work or self._spark is None:
             return
         numbers = self._spark.range(len(work), numPartitions=len(work))
@@ -198,7 +197,6 @@ class HistoryWriter(SinkWriter["DataFrame"]):
         delta.commit(
             [file for each in joined for file in each.added],
             [path for each in joined for path in each.removed],
-            partition_by=self._sink.partition_by,
         )
 
 

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...change.arrow import frame
 from .. import Progress
 from ..results import result
-from .plan import DataFile
+from . import vectors
+from .deltalog import DataFile
 from .shape import RowShape
 from .storage import Added, Folder
 
@@ -133,10 +135,20 @@ class Join:
 
     def _joined(self, parts: Sequence[DataFile]) -> Joined:
         # Older files may lack a field that changes have now.
-        files = [self.folder.read(part.path) for part in parts]
+        files = [live_rows(self.folder, part) for part in parts]
         rows = pa.concat_tables(files, promote_options="default")
         added = self.folder.write(rows.sort_by(_IN_ORDER), _NAME, dict(parts[0].partition))
         return Joined([part.path for part in parts], [added])
+
+
+def live_rows(folder: Folder, file: DataFile) -> pa.Table:
+    """The rows of a file but those that somebody has deleted."""
+    rows = folder.read(file.path)
+    if file.vector is None:
+        return rows
+    dead = np.zeros(file.rows, dtype=np.bool_)
+    dead[vectors.read(folder, file.vector).to_array()] = True
+    return rows.filter(pa.array(~dead))
 
 
 def due(parts: Iterable[DataFile]) -> list[list[DataFile]]:

@@ -1,160 +1,285 @@
 """A Delta table as a sink writes it: one commit a batch, by one writer.
 
-delta-rs keeps the log; the files are written by Spark's tasks. A commit carries two marks: the
-query's batch, and up to which sequence of the log the table has everything.
+The files are written by Spark's tasks; the commits are written here, since delta-rs cannot write
+deletion vectors. Each commit carries marks: its own version, by which commits of others are noticed
+(see `foreign`), and, if it holds changes, the query's batch and up to which sequence of the log the
+table has everything.
 """
 
-import math
+import logging
+import re
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import unquote
+from datetime import timedelta
 
+import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError
 from deltalake.schema import Schema
-from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
+from pyroaring import BitMap
 
-from ...errors import LogReplaced, SinkFenced, TableFailed
-from .plan import DataFile
+from ... import __version__
+from ...errors import HeadraceError, LogReplaced, SinkFenced, TableFailed, TableMoved
+from . import vectors
+from .deltalog import (
+    Action,
+    AppTransaction,
+    Commit,
+    DataFile,
+    DeltaLog,
+    Metadata,
+    ProtocolVersions,
+    TableState,
+)
+from .features import TIMES, VECTORS, expect_writable, features, with_feature
+from .foreign import SEQUENCE, VERSION, WRITER, judge, ours
 from .storage import Added, Folder
+from .vacuum import vacuum
+from .vectors import VectorRef
 
-WRITER = "headrace.writer"
+logger = logging.getLogger(__name__)
+
 SOURCE = "headrace.source"
 KEEP = "headrace.keep"
 EPOCH = "headrace.epoch"
 
-# How delta-rs reports a damaged log that it can reach: it has no kind of error for it.
-_DAMAGE = ("Json error", "No table metadata or protocol")
-_FIX_LOG = (
-    "Bring _delta_log back from a copy, or remove the folder; then run "
-    "`headrace snapshot SOURCE TABLE` for a full snapshot, and the table goes on."
-)
+_ENABLED = "delta.enableDeletionVectors"
+_LOG_RETENTION = "delta.logRetentionDuration"
+_DEFAULTS = {
+    _LOG_RETENTION: "interval 1 days",  # so long, earlier versions can be read
+    # What checkpoints tell the VACUUM of other tools of removed files; ours does not need it.
+    "delta.deletedFileRetentionDuration": "interval 1 hours",
+}
+_OLD_PROTOCOL = ProtocolVersions(1, 2)
+_NO_FEATURES = ProtocolVersions(1, 1)
+_CHECKPOINT_INTERVAL = "delta.checkpointInterval"
+_CHECKPOINT_COMMITS = 100
+_CLEAN_SECONDS = 3600.0
+_CONFLICT_SECONDS = 0.1  # until a commit can be read that another writer is about to make
+_interval = re.compile(r"interval (\d+) (second|minute|hour|day|week)s?", re.IGNORECASE).fullmatch
+
+_Build = Callable[[TableState], list[Action]]
 
 
 class Delta:
     """A Delta table that is there, and belongs to this writer."""
 
-    def __init__(self, folder: Folder, table: DeltaTable, writer: str) -> None:
+    def __init__(self, folder: Folder, writer: str, state: TableState) -> None:
         self.folder = folder
-        self._table = table
         self._writer = writer
-        self.parts: dict[str, DataFile] = _parts(table)
+        self._log = DeltaLog(folder)
+        self._state = state
+        self._dead: dict[VectorRef, BitMap] = {}
+        self._unsure = ""  # a commit of ours of which it is not known whether it was made
+        self._clean_due = time.monotonic()
+        self._lock = threading.RLock()  # compaction commits beside the stream
 
     @classmethod
-    def open(cls, folder: Folder, writer: str, *, adopt: bool = False) -> "Delta | None":
-        """The table in a folder; None: there is none."""
-        try:
-            table = DeltaTable(folder.uri, storage_options=dict(folder.options))
-        except TableNotFoundError:
+    def open(
+        cls, folder: Folder, writer: str, *, adopt: bool = False, restart: bool = False
+    ) -> "Delta | None":
+        """The table in a folder; None: there is none.
+
+        `restart`: all rows are about to be replaced, so it does not matter what others did to them.
+        """
+        state = DeltaLog(folder).read()
+        if state is None:
             return None
-        except (DeltaError, OSError) as error:
-            if _damaged(error):
-                raise TableFailed(
-                    f"the Delta log in {folder.uri} is damaged", hint=_FIX_LOG
-                ) from error
-            raise folder.failure("the Delta table cannot be read", error) from error
-        owner = table.metadata().configuration.get(WRITER)
+        owner = state.metadata.configuration.get(WRITER)
+        if owner != writer and not adopt:
+            raise SinkFenced(f"another pipeline writes the Delta table {folder.uri}")
+        expect_writable(folder.uri, state.protocol, state.metadata)
+        if owner is not None and not restart:
+            _judge_since_ours(folder, state, owner)
+        delta = cls(folder, writer, state)
         if owner != writer:
-            if not adopt:
-                raise SinkFenced(f"another pipeline writes the Delta table {folder.uri}")
-            table.alter.set_table_properties({WRITER: writer}, raise_if_not_exists=False)
-        return cls(folder, table, writer)
+            delta.note({WRITER: writer})
+        return delta
 
     @classmethod
     def create(
         cls,
         folder: Folder,
         schema: pa.Schema,
-        properties: dict[str, str],
+        properties: Mapping[str, str],
         *,
         writer: str,
         partition_by: Sequence[str] = (),
+        vectors: bool = False,
     ) -> "Delta":
         """A new, empty table."""
-        try:
-            table = DeltaTable.create(
-                folder.uri,
-                schema=schema,
-                partition_by=list(partition_by),
-                storage_options=dict(folder.options),
-                configuration={**properties, WRITER: writer},
-                raise_if_key_not_exists=False,
-            )
-        except (DeltaError, OSError) as error:
-            raise folder.failure("the Delta table cannot be created", error) from error
-        except Exception as error:  # what delta-rs has no kind of error for
-            raise TableFailed(
-                f"Delta takes no table with the columns of {folder.uri}",
-                hint="Columns whose names differ only in case are one to Delta: rename one, then "
-                "run `headrace snapshot SOURCE TABLE`.",
-            ) from error
-        return cls(folder, table, writer)
+        text = _schema_string(schema, folder)
+        noted = {**_DEFAULTS, **properties, WRITER: writer}
+        protocol = _for_columns(_NO_FEATURES, text)
+        if vectors:
+            noted[_ENABLED], protocol = "true", with_feature(protocol, VECTORS)
+        if protocol == _NO_FEATURES:
+            protocol = _OLD_PROTOCOL
+        columns = list(partition_by)
+        metadata = Metadata(str(uuid.uuid4()), text, columns, noted, created_time=_now())
+        delta = cls(folder, writer, TableState(-1, protocol, metadata, {}, {}))
+        actions = [Action(protocol=protocol), Action(meta_data=metadata)]
+        delta._commit("CREATE TABLE", lambda _: actions)
+        return delta
+
+    @property
+    def version(self) -> int:
+        """The version of the last commit that is known here."""
+        return self._state.version
+
+    @property
+    def files(self) -> Mapping[str, DataFile]:
+        """The files by their path; a commit makes another mapping, and leaves this one."""
+        return self._state.files
 
     @property
     def properties(self) -> dict[str, str]:
         """What is noted beside the schema."""
-        return dict(self._table.metadata().configuration)
+        return dict(self._state.metadata.configuration)
 
     @property
     def schema(self) -> pa.Schema:
         """The table's columns."""
-        return pa.schema(self._table.schema().to_arrow())
+        return pa.schema(Schema.from_json(self._state.metadata.schema_string).to_arrow())
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that have a folder for each value."""
+        return tuple(self._state.metadata.partition_columns)
+
+    @property
+    def features(self) -> frozenset[str]:
+        """The table features that readers and writers must know."""
+        return features(self._state.protocol)
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether rows can be marked as dead."""
+        return VECTORS in self.features and self.properties.get(_ENABLED) == "true"
 
     def applied(self, epoch: str) -> int:
         """The sequence of that log up to which the table has everything; 0: nothing of it."""
-        try:
-            return self._table.transaction_version(_sequence_mark(epoch)) or 0
-        except (DeltaError, OSError) as error:
-            raise self.folder.failure("the Delta table cannot be read", error) from error
+        return self._state.transactions.get(_sequence_mark(epoch), 0)
 
-    def note(self, properties: dict[str, str]) -> None:
-        """Change what is noted beside the schema."""
-        with self._committing():
-            self._table.alter.set_table_properties(properties, raise_if_not_exists=False)
+    def dead(self, path: str) -> BitMap:
+        """The positions of a file's dead rows; not to be changed."""
+        return self._dead_rows(self._state.files[path].vector)
 
-    def add_columns(self, fields: Sequence[pa.Field]) -> None:
-        """Give the table columns that its files do not have: they read as null."""
-        delta = Schema.from_arrow(pa.schema(list(fields)))
-        with self._committing():
-            self._table.alter.add_columns(delta.fields)
+    def _dead_rows(self, ref: VectorRef | None) -> BitMap:
+        if ref is None:
+            return BitMap()
+        if ref not in self._dead:
+            self._dead[ref] = vectors.read(self.folder, ref)
+        return self._dead[ref]
 
-    def commit(
+    def commit(  # noqa: PLR0913 - what may happen at once
         self,
         added: Sequence[Added],
         removed: Sequence[str],
         *,
+        dead: Mapping[str, bytes] | None = None,
         schema: pa.Schema | None = None,
+        replace: bool = False,
+        properties: Mapping[str, str] | None = None,
         marks: "Marks | None" = None,
-        partition_by: Sequence[str] = (),
     ) -> None:
-        """Take files in and out at once.
+        """Take files in and out, and mark rows as dead, at once.
 
-        A `schema` replaces the table's, and `added` all of its files. Without `marks` the table's
-        rows stay as they are: the same rows are in other files.
+        `dead` has newly dead positions by file (also of an added one), as a serialized BitMap each;
+        a file without other rows is taken out. `replace` takes all files out. Without `marks` the
+        table's rows stay as they are: the same rows are in other files.
+
+        TableMoved: another writer has replaced files that this is about. What was taken from
+        `files` and `applied` is to be looked at again.
         """
-        actions: list[AddAction | RemoveAction] = [_add(file, marks) for file in added]
-        if schema is None:
-            now = time.time_ns() // 1_000_000
-            actions += [
-                RemoveAction(path, marks is not None, now, part.size, dict(part.partition))
-                for path, part in ((path, self.parts[path]) for path in removed)
-            ]
-        transactions = marks.transactions(self._writer) if marks else []
-        self._written(actions, schema, transactions, partition_by)
-        gone = list(self.parts) if schema is not None else removed
-        for path in gone:
-            del self.parts[path]
-        self.parts |= {
-            file.path: DataFile.of(file.path, file.size, file.rows, file.partition)
-            for file in added
-        }
+        change = _FileChange(
+            {file.path: _data_file(file) for file in added},
+            dict(self.files) if replace else {path: self.files.get(path) for path in removed},
+            {path: BitMap.deserialize(rows) for path, rows in (dead or {}).items()},
+            data_change=marks is not None,
+        )
+        metadata = self._metadata(schema, properties)
 
-    def continue_in(
-        self, before: str, epoch: str, upto: int, partition_by: Sequence[str] = ()
-    ) -> None:
+        def build(state: TableState) -> list[Action]:
+            marked = marks.transactions(self._writer) if marks else []
+            return [
+                *_metadata_actions(state, metadata(state)),
+                *(Action(txn=each) for each in marked),
+                *self._file_actions(change, state),
+            ]
+
+        operation = "OPTIMIZE" if marks is None else "MERGE" if removed or dead else "WRITE"
+        self._commit("REPLACE" if replace else operation, build)
+
+    def _file_actions(self, change: "_FileChange", state: TableState) -> list[Action]:
+        change.expect_there(self.folder, state)
+        now, is_change = _now(), change.data_change
+        gone = {path: file for path, file in change.removed.items() if file}
+        fresh, marked = dict(change.added), dict[str, BitMap]()
+        for path, rows in change.dead.items():
+            file = change.added.get(path) or state.files[path]
+            every = self._dead_rows(file.vector) | rows
+            if path in state.files and path not in change.added:
+                gone[path] = file
+            if len(every) < file.rows:
+                marked[path], fresh[path] = every, file
+            else:
+                fresh.pop(path, None)
+        refs = vectors.write(self.folder, marked)
+        self._dead |= {ref: marked[path] for path, ref in refs.items()}
+        return [
+            *(Action(remove=file.removed(now, data_change=is_change)) for file in gone.values()),
+            *(
+                Action(add=file.added(refs.get(path), data_change=is_change))
+                for path, file in fresh.items()
+            ),
+        ]
+
+    def note(self, properties: Mapping[str, str]) -> None:
+        """Change what is noted beside the schema."""
+        metadata = self._metadata(None, properties)
+        self._commit("SET TBLPROPERTIES", lambda state: _metadata_actions(state, metadata(state)))
+
+    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+        """Give the table columns that its files do not have: they read as null."""
+        metadata = self._metadata(pa.schema([*self.schema, *fields]), None)
+        self._commit("ADD COLUMNS", lambda state: _metadata_actions(state, metadata(state)))
+
+    def enable_vectors(self) -> None:
+        """Let rows be marked as dead, also in a table that was made without."""
+        if self.has_vectors:
+            return
+        metadata = self._metadata(None, {_ENABLED: "true"}, _DEFAULTS)
+
+        def build(state: TableState) -> list[Action]:
+            actions = _metadata_actions(state, metadata(state))
+            if VECTORS not in features(state.protocol):
+                actions.append(Action(protocol=with_feature(state.protocol, VECTORS)))
+            return actions
+
+        self._commit("UPGRADE PROTOCOL", build)
+
+    def _metadata(
+        self,
+        schema: pa.Schema | None,
+        properties: Mapping[str, str] | None,
+        defaults: Mapping[str, str] | None = None,
+    ) -> Callable[[TableState], Metadata]:
+        text = None if schema is None else _schema_string(schema, self.folder)
+
+        def changed(state: TableState) -> Metadata:
+            known = state.metadata
+            noted = {**(defaults or {}), **known.configuration, **(properties or {})}
+            columns = known.schema_string if text is None else text
+            return msgspec.structs.replace(known, schema_string=columns, configuration=noted)
+
+        return changed
+
+    def continue_in(self, before: str, epoch: str, upto: int) -> None:
         """Count what the table has of the log `before` as of `epoch`, its restored copy."""
         if self.properties.get(EPOCH) != before:
             return
@@ -165,61 +290,122 @@ class Delta:
                 f"restored from a copy that ends at {upto}"
             )
         marks = Marks(batch_id=None, epoch=epoch, sequence=applied)
-        self.commit([], [], marks=marks, partition_by=partition_by)
-        self.note({EPOCH: epoch})
+        self.commit([], [], properties={EPOCH: epoch}, marks=marks)
 
-    def empty(self, epoch: str, partition_by: Sequence[str] = ()) -> None:
+    def empty(self, epoch: str) -> None:
         """Take all files out, and forget how far the table had come in that log."""
-        marks = Marks(batch_id=None, epoch=epoch, sequence=0)
-        self.commit([], [], schema=self.schema, marks=marks, partition_by=partition_by)
+        self.commit([], [], replace=True, marks=Marks(batch_id=None, epoch=epoch, sequence=0))
 
-    def _written(
-        self,
-        actions: list[AddAction | RemoveAction],
-        schema: pa.Schema | None,
-        transactions: list[Transaction],
-        partition_by: Sequence[str],
-    ) -> None:
-        with self._committing():
-            self._table.create_write_transaction(
-                actions,
-                "append" if schema is None else "overwrite",
-                self._table.schema() if schema is None else Schema.from_arrow(schema),
-                list(partition_by) or None,
-                commit_properties=CommitProperties(app_transactions=transactions),
+    def refresh(self) -> None:
+        """Take over what others have committed; see `foreign` for what is understood."""
+        with self._lock:
+            commits = self._log.commits(self.version)
+            if commits and commits[0].info.get("txnId") == self._unsure:
+                self._state = self._state.after([commits.pop(0)])
+            self._unsure = ""
+            if commits:
+                state = judge(self.folder.uri, self._state, commits, self._writer)
+                self._state = self._log.counted(state)
+
+    def _commit(self, operation: str, build: _Build) -> None:
+        """Make the next version; a conflict with commits that are understood is tried again."""
+        with self._lock:
+            if self._unsure:
+                self._settle()
+            while True:
+                commit = self._next(operation, build(self._state))
+                if self._put(commit):
+                    break
+                self._after_conflict()
+            self._state = self._state.after([commit])
+            known = {file.vector for file in self._state.files.values() if file.vector}
+            self._dead = {ref: rows for ref, rows in self._dead.items() if ref in known}
+        noted = self.properties.get(_CHECKPOINT_INTERVAL, "")
+        interval = int(noted) if noted.isdigit() and int(noted) else _CHECKPOINT_COMMITS
+        if self.version and self.version % interval == 0:
+            self.checkpoint()
+
+    def _next(self, operation: str, actions: list[Action]) -> Commit:
+        version, now = self.version + 1, _now()
+        info = {
+            "timestamp": now,
+            "operation": operation,
+            "operationParameters": {},
+            "engineInfo": f"Headrace/{__version__}",
+            "txnId": str(uuid.uuid4()),
+        }
+        mark = AppTransaction(VERSION, version, now)
+        return Commit(version, [Action(commit_info=info), *actions, Action(txn=mark)])
+
+    def _put(self, commit: Commit) -> bool:
+        token = commit.info["txnId"]
+        self._unsure = token
+        done = self._log.put(commit)  # else it may be made all the same
+        if not done:
+            # A storage gets a request again whose response was lost, and then refuses it.
+            there = self._log.commit(commit.version)
+            done = there is not None and there.info.get("txnId") == token
+        self._unsure = ""
+        return done
+
+    def _settle(self) -> None:
+        before = self.version
+        self.refresh()
+        if self.version != before:
+            raise TableMoved(f"a commit to {self.folder.uri} that had failed was made after all")
+
+    def _after_conflict(self) -> None:
+        before = self.version
+        if before < 0:
+            raise self.folder.failure(
+                "no table can be created", FileExistsError(17, "There is one")
             )
-            self._table.update_incremental()
-        # Somebody may have taken over just before, and this commit have gone in all the same.
-        if self.properties.get(WRITER) != self._writer:
-            raise SinkFenced(f"another pipeline has taken over the Delta table {self.folder.uri}")
+        self.refresh()
+        if self.version == before:
+            time.sleep(_CONFLICT_SECONDS)
 
-    @contextmanager
-    def _committing(self) -> Iterator[None]:
-        """Say what it means that a commit fails."""
+    def checkpoint(self) -> None:
+        """Spare readers the commits so far, and now and then delete old ones."""
         try:
-            yield
-        except CommitFailedError as error:
-            raise SinkFenced(
-                f"another pipeline has just written the Delta table {self.folder.uri}; "
-                "this batch was not committed"
-            ) from error
-        except (DeltaError, OSError) as error:
-            raise self.folder.failure("the Delta table did not take a commit", error) from error
+            table = DeltaTable(self.folder.uri, storage_options=dict(self.folder.options))
+            table.create_checkpoint()
+            if time.monotonic() >= self._clean_due:
+                self._clean_due = time.monotonic() + _CLEAN_SECONDS
+                self._log.clean(_duration(self.properties.get(_LOG_RETENTION, "")))
+        except (DeltaError, OSError, HeadraceError) as error:
+            # The table is whole without: the next one makes up for it.
+            logger.warning("no checkpoint table=%s error=%s", self.folder.uri, type(error).__name__)
 
     def vacuum(self, hours: float) -> int:
         """Delete files that no version younger than so many hours refers to; returns how many."""
-        try:
-            deleted = self._table.vacuum(
-                retention_hours=math.ceil(hours),
-                dry_run=False,
-                enforce_retention_duration=False,
-                full=True,
+        self.refresh()
+        return vacuum(self.folder, self._state, timedelta(hours=hours))
+
+
+@dataclass(frozen=True, slots=True)
+class _FileChange:
+    """What a commit is to do to the files that were there when it was planned."""
+
+    added: Mapping[str, DataFile]
+    removed: Mapping[str, DataFile | None]
+    dead: Mapping[str, BitMap]
+    data_change: bool
+
+    def expect_there(self, folder: Folder, state: TableState) -> None:
+        """Raise TableMoved unless the files still are what they were."""
+        moved = [
+            *(
+                path
+                for path, file in self.removed.items()
+                if file is None or state.files.get(path) != file
+            ),
+            *(path for path in self.dead if path not in state.files and path not in self.added),
+        ]
+        if moved:
+            raise TableMoved(
+                f"another writer has replaced files of the Delta table {folder.uri}, such as "
+                f"{moved[0]}"
             )
-            self._table.update_incremental()
-            self.folder.delete_unfinished(hours)
-        except (DeltaError, OSError) as error:
-            raise self.folder.failure("old files cannot be deleted", error) from error
-        return len(deleted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,49 +420,91 @@ class Marks:
         """The marks of a part of the batch; 0: of all of it."""
         return replace(self, sequence=sequence or self.sequence)
 
-    def transactions(self, writer: str) -> list[Transaction]:
+    def transactions(self, writer: str) -> list[AppTransaction]:
         """The marks as Delta keeps them."""
-        now = time.time_ns() // 1_000_000
-        reached = Transaction(_sequence_mark(self.epoch), self.sequence, now)
+        now = _now()
+        reached = AppTransaction(_sequence_mark(self.epoch), self.sequence, now)
         if self.batch_id is None:
             return [reached]
-        return [Transaction(writer, self.batch_id, now), reached]
+        return [AppTransaction(writer, self.batch_id, now), reached]
 
 
-def _damaged(error: DeltaError | OSError) -> bool:
-    """Whether the log can be reached but says nothing that makes sense, and never will."""
-    return any(sign in str(error) for sign in _DAMAGE)
+def _judge_since_ours(folder: Folder, state: TableState, owner: str) -> None:
+    """Look at what others have committed after our last commit."""
+    log = DeltaLog(folder)
+    last = state.transactions.get(VERSION)
+    known = last is not None
+    if last is None:  # made before commits named themselves
+        last = _last_marked(log, state.version)
+    if last >= state.version:
+        return
+    try:
+        before = log.read(last)
+    except TableFailed as error:
+        raise TableFailed(
+            f"the Delta table {folder.uri} was changed by another tool after version {last}, and "
+            "its log no longer says how"
+        ) from error
+    assert before is not None
+    if not known:
+        before = replace(before, metadata=state.metadata)
+    commits = [each for each in log.commits(last) if each.version <= state.version]
+    judge(folder.uri, before, commits, owner)
 
 
-def _sequence_mark(epoch: str) -> str:
-    return f"headrace.sequence:{epoch}"
+def _last_marked(log: DeltaLog, version: int) -> int:
+    """The last commit with changes of ours; the given version, if the log knows of none."""
+    at = version
+    while (commit := log.commit(at)) is not None:
+        if ours(commit):
+            return at
+        at -= 1
+    return version
 
 
-def _add(file: Added, marks: Marks | None) -> AddAction:
-    return AddAction(
+def _metadata_actions(state: TableState, metadata: Metadata) -> list[Action]:
+    actions = [Action(meta_data=metadata)] if metadata != state.metadata else []
+    protocol = _for_columns(state.protocol, metadata.schema_string)
+    return actions + ([Action(protocol=protocol)] if protocol != state.protocol else [])
+
+
+def _for_columns(protocol: ProtocolVersions, schema: str) -> ProtocolVersions:
+    """Readers must know of times without a zone."""
+    needed = '"timestamp_ntz"' in schema and TIMES not in features(protocol)
+    return with_feature(protocol, TIMES) if needed else protocol
+
+
+def _schema_string(schema: pa.Schema, folder: Folder) -> str:
+    if len({name.lower() for name in schema.names}) < len(schema.names):
+        raise TableFailed(
+            f"Delta takes no table with the columns of {folder.uri}",
+            hint="Columns whose names differ only in case are one to Delta: rename one, then "
+            "run `headrace snapshot SOURCE TABLE`.",
+        )
+    return Schema.from_arrow(schema).to_json()
+
+
+def _data_file(file: Added) -> DataFile:
+    return DataFile(
         file.path,
         file.size,
-        file.partition,
-        file.written_at,
-        marks is not None,
+        file.rows,
         file.statistics,
+        tuple(file.partition.items()),
+        written_at=file.written_at,
     )
 
 
-def _parts(table: DeltaTable) -> dict[str, DataFile]:
-    actions = pa.table(table.get_add_actions())
-    # The log has paths as they stand in an address.
-    paths = [unquote(path) for path in actions["path"].to_pylist()]
-    sizes, rows = actions["size_bytes"].to_pylist(), actions["num_records"].to_pylist()
-    given = zip(paths, sizes, rows, _partitions(actions), strict=True)
-    return {path: DataFile.of(path, size, count or 0, of) for path, size, count, of in given}
+def _duration(text: str) -> timedelta:
+    """A duration as Delta writes it; not understood: what tables are made with."""
+    found = _interval(text) or _interval(_DEFAULTS[_LOG_RETENTION])
+    assert found
+    return timedelta(**{f"{found[2].lower()}s": int(found[1])})
 
 
-def _partitions(actions: pa.Table) -> list[dict[str, str | None]]:
-    """The values that the rows of each file share."""
-    if "partition" not in actions.column_names:
-        return [{}] * actions.num_rows
-    return [
-        {name: None if value is None else str(value) for name, value in values.items()}
-        for values in actions["partition"].to_pylist()
-    ]
+def _sequence_mark(epoch: str) -> str:
+    return f"{SEQUENCE}{epoch}"
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

@@ -38,7 +38,7 @@ class TableRef(msgspec.Struct, frozen=True):
         return f"{self.schema}.{self.table}"
 
 
-class DataFile(msgspec.Struct, frozen=True):
+class BucketFile(msgspec.Struct, frozen=True):
     """A file of a table: rows whose keys fall into one bucket of 2 ** level."""
 
     path: str
@@ -51,7 +51,7 @@ class DataFile(msgspec.Struct, frozen=True):
     @classmethod
     def of(
         cls, path: str, size: int, rows: int, partition: Mapping[str, str | None] | None = None
-    ) -> "DataFile":
+    ) -> "BucketFile":
         """The part behind a file's name."""
         found = _part_name(path)
         level, bucket = (int(found[1]), int(found[2])) if found else (-1, 0)
@@ -75,7 +75,7 @@ class TablePlan:
     as_text: frozenset[str]  # columns kept as their exact text
     keep_history: bool
     level: int
-    parts: tuple[DataFile, ...]
+    parts: tuple[BucketFile, ...]
     versions: frozenset[int]  # of the source's columns that may come
     applied: int  # changes up to this sequence are in the table already
     upto: int  # changes beyond it follow other columns, and are left for the next job; 0: none are
@@ -87,7 +87,7 @@ class TablePlan:
         """The key columns; none: each row is its own."""
         return tuple(column for column in self.columns if column.key)
 
-    def parts_of(self, bucket: int) -> tuple[DataFile, ...]:
+    def parts_of(self, bucket: int) -> tuple[BucketFile, ...]:
         """The files that a task of a bucket owns."""
         if self.together:
             return self.parts

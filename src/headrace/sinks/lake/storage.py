@@ -1,11 +1,12 @@
 """Files of a table: Parquet under one folder, on any storage that delta-rs reaches."""
 
+import errno
 import os
 import time
 import uuid
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +22,13 @@ from deltalake.fs import DeltaStorageHandler
 
 from ...errors import SinkUnavailable
 from ...plugins import Finding
-from .disk import check_folder
+from .disk import check_folder, sync_names
+from .objects import Objects, objects
 from .refusal import refusal
 
 LONGEST_BOUND = 64  # characters; a longer smallest or largest text is left out of the statistics
 LONGEST_NAME = 200  # of a folder
-_OWN_FOLDER = "_headrace"
+OWN_FOLDER = "_headrace"
 _LATEST = 253_402_300_799_999_000  # the last millisecond of the year 9999, in microseconds
 # For a probe: delta-rs would try for minutes.
 _IMPATIENT = {"connect_timeout": "5s", "timeout": "15s", "max_retries": "1", "retry_timeout": "10s"}
@@ -72,49 +74,50 @@ class Folder:
             os.makedirs(self.uri, exist_ok=True)
         return pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.options)))
 
+    @cached_property
+    def objects(self) -> Objects:
+        """The storage as one of small files."""
+        return objects(self.uri, self.options)
+
     def __getstate__(self) -> dict[str, Any]:
         return {"uri": self.uri, "options": self.options}
 
     def read(self, path: str, columns: list[str] | None = None) -> pa.Table:
         """A file's columns; those that it does not have are left out."""
-        with self._reached(path), pq.ParquetFile(path, filesystem=self.files) as file:
+        with self.reached(path), pq.ParquetFile(path, filesystem=self.files) as file:
             if columns is not None:
                 there = set(file.schema_arrow.names)
                 columns = [name for name in columns if name in there]
             return file.read(columns=columns, use_threads=False)
 
+    def count(self, path: str) -> int:
+        """How many rows a file has."""
+        with self.reached(path), pq.ParquetFile(path, filesystem=self.files) as file:
+            return int(file.metadata.num_rows)
+
     def write(self, rows: pa.Table, name: str, partition: dict[str, str | None]) -> Added:
         """A new file; nobody knows of it until it is committed."""
         path = f"{_subfolder(partition)}{name}-{uuid.uuid4().hex}.parquet"
         dictionaries = repetitive(rows)
-        with self._reached(path):
+        with self.reached(path):
             with self.files.open_output_stream(path) as stream:
                 pq.write_table(
                     rows, stream, compression="zstd", use_dictionary=dictionaries, version="2.6"
                 )
             size = self.files.get_file_info(path).size
+            if "://" not in self.uri:
+                _sync(Path(self.uri, path))
         now = time.time_ns() // 1_000_000
         return Added(path, size, rows.num_rows, now, statistics(rows), partition)
 
-    def delete_unfinished(self, hours: float) -> None:
-        """Delete what writers left that ended while they wrote; delta-rs does not see such files.
-
-        A folder of this machine only: elsewhere a file that is not finished is none.
-        """
-        if "://" in self.uri:
-            return
-        oldest = time.time() - hours * 3600
-        for path in Path(self.uri).rglob("*.parquet#*"):
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime <= oldest:
-                    path.unlink()
-
+<<<<<<< HEAD
     def failure(self, what: str, error: BaseException) -> SinkUnavailable:
         """The storage's failure, in its own words; it may be there again later."""
         return SinkUnavailable(f"{self.uri}: {refusal(error, self.options)}; {what}")
 
     @contextmanager
-    def _reached(self, path: str) -> Iterator[None]:
+    def reached(self, path: str) -> Iterator[None]:
+        """Say of a storage that fails that it may be there again later."""
         try:
             yield
         except OSError as error:
@@ -125,10 +128,10 @@ class Folder:
         if "://" not in self.uri:
             return check_folder(name, Path(self.uri))
         storage = Folder(self.uri, {**_IMPATIENT, **self.options})
-        probe = f"{_OWN_FOLDER}/probe-{uuid.uuid4().hex}"
+        probe = f"{OWN_FOLDER}/probe-{uuid.uuid4().hex}"
         try:
             storage.write_text(probe, "headrace check")
-            storage.files.get_file_info(pyarrow.fs.FileSelector(_OWN_FOLDER, allow_not_found=True))
+            storage.files.get_file_info(pyarrow.fs.FileSelector(OWN_FOLDER, allow_not_found=True))
             storage.files.delete_file(probe)
         except Exception as error:  # noqa: BLE001 - delta-rs has errors of several kinds
             fix = "Check the sink's path and storage, and that they permit put, list and delete."
@@ -139,7 +142,7 @@ class Folder:
 
     def read_text(self, path: str) -> str | None:
         """A small file; None: there is none."""
-        with self._reached(path):
+        with self.reached(path):
             if self.files.get_file_info(path).type is pyarrow.fs.FileType.NotFound:
                 return None
             with self.files.open_input_file(path) as stream:
@@ -149,15 +152,22 @@ class Folder:
         """Replace a small file, at once."""
         # Without a buffer, Arrow hands over its own kind of bytes, which delta-rs refuses.
         with (
-            self._reached(path),
+            self.reached(path),
             self.files.open_output_stream(path, buffer_size=1 << 16) as stream,
         ):
             stream.write(text.encode())
 
 
+def _sync(file: Path) -> None:
+    """Make sure that a file is on disk before a commit says so."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+    sync_names(file.parent)
+
+
 def folder_name(name: str) -> str:
     """The name of a schema or table as that of a folder: no other folder can be meant by it."""
-    if name in (".", "..", _OWN_FOLDER):
+    if name in (".", "..", OWN_FOLDER):
         return "".join(map(_escaped, name))
     return "".join(
         letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else _escaped(letter)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from ...errors import SinkUnavailable
+from ...errors import SinkUnavailable, TableFailed
 from ..lake.append import due
 from ..lake.delta import KEEP, Delta, Marks
 from ..lake.storage import Added, Folder
@@ -132,12 +132,12 @@ class DeadLetters:
     @property
     def files(self) -> list[str]:
         """The files of the table."""
-        return list(self._delta.parts) if self._delta else []
+        return list(self._delta.files) if self._delta else []
 
     @property
     def count(self) -> int:
         """How many dead letters there are."""
-        return sum(part.rows for part in self._delta.parts.values()) if self._delta else 0
+        return sum(part.rows for part in self._delta.files.values()) if self._delta else 0
 
     @property
     def rows(self) -> int:
@@ -166,7 +166,7 @@ class DeadLetters:
         if self._delta is None:
             properties = {KEEP: LETTERS}
             self._delta = Delta.create(self._folder, SCHEMA, properties, writer=self._writer)
-        there = self._delta.parts
+        there = self._delta.files
         fresh = [file for file in added if file.path not in there]
         gone = [file for file in removed if file in there]
         if fresh or gone:
@@ -178,7 +178,14 @@ class DeadLetters:
         self._stale = False
 
     def _open(self, *, adopt: bool) -> None:
-        self._delta = Delta.open(self._folder, self._writer, adopt=adopt)
+        delta = Delta.open(self._folder, self._writer, adopt=adopt)
+        if delta is not None and any(file.vector for file in delta.files.values()):
+            raise TableFailed(
+                f"dead letters in {self._folder.uri} were deleted by deletion vectors, which are "
+                "not read here",
+                hint="Run REORG TABLE … APPLY (PURGE) with the tool that deleted them.",
+            )
+        self._delta = delta
         self._reload()
 
     def _reload(self) -> None:
@@ -189,7 +196,7 @@ class DeadLetters:
         """Compact small files, and now and then vacuum the table."""
         if self._delta is None:
             return
-        for parts in due(self._delta.parts.values()):
+        for parts in due(list(self._delta.files.values())):
             files = [self._folder.read(part.path) for part in parts]
             joined = pa.concat_tables(files).sort_by(_IN_ORDER)
             added = self._folder.write(joined, FILE, {})

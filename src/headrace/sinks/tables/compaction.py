@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from ..lake.plan import SEQUENCE, DataFile, part_name
+from ..lake.plan import SEQUENCE, BucketFile, part_name
 from ..lake.storage import Added, Folder
 from .effects import conformed
 from .merge import RESULT, RESULT_DDL, split
@@ -73,7 +73,7 @@ def _level(target: TargetTable, file_bytes: float) -> int:
 
 
 def _work(at: int, target: TargetTable, level: int, file_bytes: float) -> Iterator[CompactionWork]:
-    groups: dict[tuple[int, int], list[DataFile]] = defaultdict(list)
+    groups: dict[tuple[int, int], list[BucketFile]] = defaultdict(list)
     for part in target.parts:
         groups[part.level, part.bucket].append(part)
     for (known, _), parts in sorted(groups.items()):
@@ -90,7 +90,7 @@ def _work(at: int, target: TargetTable, level: int, file_bytes: float) -> Iterat
             )
 
 
-def _small(parts: list[DataFile], file_bytes: float) -> list[DataFile]:
+def _small(parts: list[BucketFile], file_bytes: float) -> list[BucketFile]:
     """The files of a bucket that are worth joining."""
     small = [part for part in parts if part.size < file_bytes / 2]
     return small if len(small) >= MOST_SMALL_FILES else []

@@ -17,8 +17,8 @@ from ..lake.plan import (
     CURRENT,
     SEQUENCE,
     VALID_TO,
+    BucketFile,
     BucketResult,
-    DataFile,
     TablePlan,
     failure_of,
     part_name,
@@ -96,7 +96,7 @@ class _Bucket:
             changes=count or 0,
         )
 
-    def _put_into(self, part: DataFile, effects: Effects) -> None:
+    def _put_into(self, part: BucketFile, effects: Effects) -> None:
         plan = self._plan
         if effects.emptied and not plan.keep_history:
             self._removed.append(part.path)
@@ -118,7 +118,7 @@ class _Bucket:
         self._removed.append(part.path)
         self._kept.append((part.bucket, rows if left is None else left))
 
-    def _touches(self, part: DataFile, effects: Effects) -> bool:
+    def _touches(self, part: BucketFile, effects: Effects) -> bool:
         keys = self._plan.folder.read(part.path, self._key)
         return bool((effects.where([keys[name] for name in self._key]) >= 0).any())
 

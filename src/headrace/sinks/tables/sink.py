@@ -124,7 +124,7 @@ class Tables(Sink):
             # A damaged table stays as it is: it fails again, with its reason, at its next change.
             with suppress(TableFailed):
                 folder = self.folder.within(ref.schema, ref.table)
-                if delta := Delta.open(folder, writer, adopt=True):
+                if delta := Delta.open(folder, writer, adopt=True, restart=True):
                     delta.empty(delta.properties.get(EPOCH, ""))
         ledger.begin_again()
 

@@ -15,8 +15,8 @@ from ...change.event import Column
 from ...errors import HeadraceError, LogReplaced, TableFailed
 from ..lake.delta import EPOCH, KEEP, SOURCE, Delta, Marks
 from ..lake.plan import (
+    BucketFile,
     BucketResult,
-    DataFile,
     TableFailure,
     TablePlan,
     TableRef,
@@ -54,7 +54,7 @@ class TargetTable:
         self._schema = delta.schema
         self._versions: frozenset[int] = frozenset()
         self._version = 0  # of the source's columns, after the last batch
-        self._level = max((part.level for part in delta.parts.values()), default=0)
+        self._level = max((part.level for part in _parts(delta)), default=0)
         self._together = False
         self._rewrite = False
 
@@ -80,13 +80,13 @@ class TargetTable:
         cls._check(sink, ref, delta)
         if (before := delta.properties.get(EPOCH, "")) != epoch:
             # A table that was emptied may be filled from any log.
-            if not adopt and (delta.parts or delta.applied(before)):
+            if not adopt and (delta.files or delta.applied(before)):
                 raise LogReplaced(f"{folder.uri} was filled from another log")
             # The mark too: the table may have come from this very log before.
             delta.empty(epoch)
             delta.note({EPOCH: epoch})
         target = cls(sink, ref, delta, applied=delta.applied(epoch))
-        if not delta.parts:
+        if not delta.files:
             target._level = level_for(
                 sum(each.size for each in seen) * _STORED_SHARE, sink.file_bytes
             )
@@ -145,7 +145,7 @@ class TargetTable:
             as_text=self._as_text,
             keep_history=self._keep_history,
             level=self._level,
-            parts=tuple(self.delta.parts.values()),
+            parts=tuple(_parts(self.delta)),
             versions=self._versions,
             applied=self.applied,
             upto=self._upto,
@@ -215,15 +215,15 @@ class TargetTable:
             keep_history=self._keep_history,
         )
         if self._restarts:
-            self.delta.commit([], [], schema=wanted)
+            self.delta.commit([], [], schema=wanted, replace=True)
             self.delta.note({KEY: _key_note(columns, wanted)})
             self._restarts = False
         schema, lost, widens = _evolved(self.delta.schema, wanted, keep_lost=self._keep_history)
         rekeyed = self.delta.properties.get(KEY) != _key_note(columns, schema)
-        self._rewrite = bool(lost or widens or rekeyed) and bool(self.delta.parts)
+        self._rewrite = bool(lost or widens or rekeyed) and bool(self.delta.files)
         self._together = rekeyed and self._rewrite
         if not self._rewrite and (lost or widens or rekeyed):
-            self.delta.commit([], [], schema=schema)
+            self.delta.commit([], [], schema=schema, replace=True)
             self.delta.note({KEY: _key_note(columns, schema)})
         elif not self._rewrite:
             added = [each for each in schema if each.name not in self.delta.schema.names]
@@ -258,7 +258,7 @@ class TargetTable:
         missing = set(plan.buckets) - {each.bucket for each in done}
         if missing:
             raise HeadraceError(f"{self.ref}: {len(missing)} buckets were not written anew")
-        self.delta.commit(added, [], schema=plan.schema, marks=marks)
+        self.delta.commit(added, [], schema=plan.schema, replace=True, marks=marks)
         self.delta.note({KEY: _key_note(plan.columns, plan.schema)})
 
     def compacted(self, level: int, added: Sequence[Added], removed: Sequence[str]) -> None:
@@ -272,9 +272,9 @@ class TargetTable:
         return self._level
 
     @property
-    def parts(self) -> list[DataFile]:
+    def parts(self) -> list[BucketFile]:
         """The table's files."""
-        return list(self.delta.parts.values())
+        return _parts(self.delta)
 
     @property
     def key(self) -> list[str]:
@@ -284,7 +284,11 @@ class TargetTable:
     @property
     def ready(self) -> bool:
         """Whether every file belongs to one bucket of the table's level."""
-        return all(part.level == self._level for part in self.delta.parts.values())
+        return all(part.level == self._level for part in _parts(self.delta))
+
+
+def _parts(delta: Delta) -> list[BucketFile]:
+    return [BucketFile.of(file.path, file.size, file.rows) for file in delta.files.values()]
 
 
 def as_text(sink: Tables, ref: TableRef) -> frozenset[str]:

@@ -1,0 +1,473 @@
+"""The log of a Delta table: its actions, the state they add up to, and how it lies on the storage.
+
+    _last_checkpoint ─▶ checkpoint (Parquet) ─▶ the commits after it (JSON) ─▶ TableState
+
+delta-rs reads logs too, but does not show the deletion vectors of files.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...errors import TableFailed
+from .objects import LEFTOVER
+from .storage import Folder
+from .vectors import VectorRef
+
+FOLDER = "_delta_log"
+HINT_FILE = f"{FOLDER}/_last_checkpoint"
+_FIX_LOG = (
+    "Bring _delta_log back from a copy, or remove the folder; then run "
+    "`headrace snapshot SOURCE TABLE` for a full snapshot, and the table goes on."
+)
+_file = re.compile(
+    rf"{FOLDER}/(?P<version>\d{{20}})\."
+    r"(?P<kind>json|crc|\d{20}\.compacted\.json|checkpoint\.(?P<rest>.+))"
+).fullmatch
+_part = re.compile(r"(\d{10})\.(\d{10})\.parquet").fullmatch
+# The columns of a checkpoint that make up the state; statistics as text are enough.
+_CHECKPOINT = ["txn", "metaData", "protocol", "sidecar", "checkpointMetadata"]
+_CHECKPOINT += ["add.path", "add.partitionValues", "add.size", "add.modificationTime"]
+_CHECKPOINT += ["add.dataChange", "add.stats", "add.tags", "add.deletionVector"]
+
+
+# --- actions -------------------------------------------------------------------------------------
+
+
+class AddFile(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A file that becomes part of the table, or gets another vector."""
+
+    path: str  # as it stands in an address
+    partition_values: dict[str, str | None]
+    size: int
+    modification_time: int
+    data_change: bool
+    stats: str | None = None
+    tags: dict[str, str | None] | None = None
+    deletion_vector: VectorRef | None = None
+
+
+class RemoveFile(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A file, with the vector that it has, that is no longer part of the table."""
+
+    path: str
+    data_change: bool
+    deletion_timestamp: int | None = None
+    extended_file_metadata: bool | None = None
+    partition_values: dict[str, str | None] | None = None
+    size: int | None = None
+    deletion_vector: VectorRef | None = None
+
+
+class Metadata(msgspec.Struct, rename="camel", frozen=True):
+    """What a table is."""
+
+    id: str
+    schema_string: str
+    partition_columns: list[str]
+    configuration: dict[str, str]
+    format: dict[str, Any] = msgspec.field(
+        default_factory=lambda: {"provider": "parquet", "options": {}}
+    )
+    created_time: int | None = None
+    name: str | None = None
+    description: str | None = None
+
+
+class ProtocolVersions(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True):
+    """What a reader and a writer of the table must know."""
+
+    min_reader_version: int
+    min_writer_version: int
+    reader_features: list[str] | None = None
+    writer_features: list[str] | None = None
+
+
+class AppTransaction(msgspec.Struct, rename="camel", omit_defaults=True):
+    """How far an application has come."""
+
+    app_id: str
+    version: int
+    last_updated: int | None = None
+
+
+class Action(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A line of a commit: one of these."""
+
+    commit_info: dict[str, Any] | None = None
+    protocol: ProtocolVersions | None = None
+    meta_data: Metadata | None = None
+    txn: AppTransaction | None = None
+    remove: RemoveFile | None = None
+    add: AddFile | None = None
+
+
+class Commit(msgspec.Struct):
+    """A version of the table, as what changed."""
+
+    version: int
+    actions: list[Action]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Who did what; {}: nobody says."""
+        return next((each.commit_info for each in self.actions if each.commit_info), {})
+
+    @property
+    def adds(self) -> list[AddFile]:
+        """Its files."""
+        return [each.add for each in self.actions if each.add]
+
+    @property
+    def removes(self) -> list[RemoveFile]:
+        """The files that it takes out."""
+        return [each.remove for each in self.actions if each.remove]
+
+    def transaction(self, app: str) -> int | None:
+        """How far an application says that it has come."""
+        return next((e.txn.version for e in self.actions if e.txn and e.txn.app_id == app), None)
+
+
+encode_lines = msgspec.json.Encoder().encode_lines
+_decode_lines = msgspec.json.Decoder(Action).decode_lines
+
+
+# --- the state -----------------------------------------------------------------------------------
+
+
+class _Statistics(msgspec.Struct, rename="camel"):
+    num_records: int | None = None
+    min_values: dict[str, msgspec.Raw] = {}
+    max_values: dict[str, msgspec.Raw] = {}
+
+
+_statistics = msgspec.json.Decoder(_Statistics).decode
+_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_exact = msgspec.json.Decoder(float_hook=Decimal).decode
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    """A file of a table, as the log has it."""
+
+    path: str  # in the table's folder
+    size: int
+    rows: int  # also dead ones
+    statistics: str = ""  # JSON; "": none
+    partition: tuple[tuple[str, str | None], ...] = ()  # values that all of its rows share
+    vector: VectorRef | None = None  # of its dead rows
+    written_at: int = 0  # milliseconds since 1970
+    address: str = ""  # the path as it stands in the log; "": as we would write it
+
+    @property
+    def live(self) -> int:
+        """How many rows are not dead."""
+        return self.rows - (self.vector.cardinality if self.vector else 0)
+
+    def bounds(self, column: str) -> tuple[Any, Any] | None:
+        """The least and the greatest value as JSON has them, fractions exact; None: not known."""
+        if not self.statistics:
+            return None
+        known = _statistics(self.statistics)
+        least, most = known.min_values.get(column), known.max_values.get(column)
+        return (_exact(least), _exact(most)) if least is not None and most is not None else None
+
+    @staticmethod
+    def path_of(address: str) -> str:
+        """The path behind that of an action."""
+        return unquote(address)
+
+    @classmethod
+    def of(cls, add: AddFile, partition_columns: Sequence[str] = ()) -> "DataFile":
+        """The file behind an action; `rows` -1: the log does not say."""
+        path = cls.path_of(add.path)
+        if "://" in path or path.startswith("/"):
+            raise TableFailed(
+                f"the table has a file outside of its folder: {path}",
+                hint="A shallow clone of another table cannot be written: set another path.",
+            )
+        rows = _statistics(add.stats).num_records if add.stats else None
+        # An empty text stands for null.
+        values = add.partition_values
+        partition = tuple((name, values.get(name) or None) for name in partition_columns)
+        return cls(
+            path,
+            add.size,
+            -1 if rows is None else rows,
+            add.stats or "",
+            partition,
+            add.deletion_vector,
+            add.modification_time,
+            add.path if add.path != _address(path) else "",
+        )
+
+    def added(self, vector: VectorRef | None, *, data_change: bool) -> AddFile:
+        """The action that has the file with this vector."""
+        return AddFile(
+            self.address or _address(self.path),
+            dict(self.partition),
+            self.size,
+            self.written_at,
+            data_change,
+            (self._wide_statistics() if vector else self.statistics) or None,
+            deletion_vector=vector,
+        )
+
+    def _wide_statistics(self) -> str:
+        """The statistics as bounds that need not be among the rows; with the count of all rows."""
+        known = _raw(self.statistics) if self.statistics else {}
+        rows = msgspec.Raw(b"%d" % self.rows)
+        wide = {"numRecords": rows, **known, "tightBounds": msgspec.Raw(b"false")}
+        return msgspec.json.encode(wide).decode()
+
+    def removed(self, now: int, *, data_change: bool) -> RemoveFile:
+        """The action that takes the file out."""
+        return RemoveFile(
+            self.address or _address(self.path),
+            data_change,
+            now,
+            extended_file_metadata=True,
+            partition_values=dict(self.partition),
+            size=self.size,
+            deletion_vector=self.vector,
+        )
+
+
+def _address(path: str) -> str:
+    return quote(path, safe="/=")
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """A table at a version; nothing of it is ever changed in place."""
+
+    version: int
+    protocol: ProtocolVersions
+    metadata: Metadata
+    files: Mapping[str, DataFile]
+    transactions: Mapping[str, int]
+
+    def after(self, commits: Sequence[Commit]) -> "TableState":
+        """The state that these commits lead to."""
+        if not commits:
+            return self
+        files, transactions = dict(self.files), dict(self.transactions)
+        protocol, metadata = self.protocol, self.metadata
+        for commit in commits:
+            for action in commit.actions:
+                metadata, protocol = action.meta_data or metadata, action.protocol or protocol
+                if action.txn:
+                    transactions[action.txn.app_id] = action.txn.version
+                if action.remove:
+                    files.pop(DataFile.path_of(action.remove.path), None)
+            for add in commit.adds:
+                file = DataFile.of(add, metadata.partition_columns)
+                files[file.path] = file
+        return TableState(commits[-1].version, protocol, metadata, files, transactions)
+
+
+# --- on the storage ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What the folder of the log holds."""
+
+    commits: set[int]
+    checkpoints: dict[int, list[str]]  # complete ones
+    foreign: dict[int, str]  # checkpoints of a kind that is not read here
+
+
+class DeltaLog:
+    """The log in a table's folder."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+
+    def read(self, upto: int | None = None) -> TableState | None:
+        """The state at a version, or the latest; None: there is no table."""
+        with self._understood():
+            hint = self._hint()
+            listing = self._listed(hint if upto is None else 0)
+            if hint and hint not in listing.checkpoints:
+                listing = self._listed(0)
+            if not listing.commits and not listing.checkpoints:
+                return None
+            return self._state(listing, max(listing.commits) if upto is None else upto)
+
+    def commits(self, after: int) -> list[Commit]:
+        """The commits that follow a version."""
+        found: list[Commit] = []
+        while (commit := self.commit(after + len(found) + 1)) is not None:
+            found.append(commit)
+        return found
+
+    def commit(self, version: int) -> Commit | None:
+        """One commit; None: there is none."""
+        with self.folder.reached(FOLDER), self._understood():
+            content = self.folder.objects.read(_commit_file(version))
+            return None if content is None else Commit(version, _decode_lines(content))
+
+    def put(self, commit: Commit) -> bool:
+        """Make this the commit of its version; False: there is one already."""
+        path = _commit_file(commit.version)
+        with self.folder.reached(path):
+            return self.folder.objects.create(path, encode_lines(commit.actions))
+
+    def clean(self, keep: timedelta) -> int:
+        """Delete what only versions before that time need; returns how many files.
+
+        The newest checkpoint that is older stays, with everything after it.
+        """
+        cutoff = datetime.now(UTC) - keep
+        with self.folder.reached(FOLDER):
+            entries = list(self.folder.objects.entries(FOLDER))
+            old = [each for each in entries if each.modified <= cutoff]
+            listing = _listing(each.path for each in old)
+            first = max(listing.checkpoints.keys() & listing.commits, default=0)
+            gone = [
+                each.path
+                for each in old
+                if ((found := _file(each.path)) and int(found["version"]) < first)
+                or each.path.startswith(f"{FOLDER}/{LEFTOVER}")
+            ]
+            self.folder.objects.delete(gone)
+        return len(gone)
+
+    def _hint(self) -> int:
+        with self.folder.reached(HINT_FILE):
+            content = self.folder.objects.read(HINT_FILE)
+        try:
+            return int(msgspec.json.decode(content)["version"]) if content else 0
+        except (ValueError, LookupError, TypeError):
+            return 0  # it only spares a long list
+
+    def _listed(self, first: int) -> _Listing:
+        after = f"{FOLDER}/{first:020d}" if first else f"{FOLDER}/"
+        with self.folder.reached(FOLDER):
+            return _listing(each.path for each in self.folder.objects.entries(FOLDER, after))
+
+    def _state(self, listing: _Listing, upto: int) -> TableState:
+        start = max((each for each in listing.checkpoints if each <= upto), default=-1)
+        if (
+            any(start < each <= upto for each in listing.foreign)
+            and start + 1 not in listing.commits
+        ):
+            newest = max(listing.foreign)
+            raise TableFailed(
+                f"{self.folder.uri} has a checkpoint of a kind that Headrace does not read: "
+                f"{listing.foreign[newest]}",
+                hint="Set delta.checkpointPolicy to classic and make a new checkpoint, with the "
+                "tool that made this one.",
+            )
+        actions = self._checkpoint(listing.checkpoints[start]) if start >= 0 else []
+        commits = [Commit(start, actions)]
+        for version in range(start + 1, upto + 1):
+            commit = self.commit(version)
+            if commit is None:
+                raise self._damage(f"has no version {version}")
+            commits.append(commit)
+        metadata = [each.meta_data for commit in commits for each in commit.actions]
+        protocols = [each.protocol for commit in commits for each in commit.actions]
+        if not any(metadata) or not any(protocols):
+            raise self._damage("says nothing of its columns")
+        [protocol, *_], [first, *_] = filter(None, protocols), filter(None, metadata)
+        state = TableState(start, protocol, first, {}, {}).after(commits)
+        return self.counted(state)
+
+    def counted(self, state: TableState) -> TableState:
+        """Rows of files that somebody has written without statistics are counted by Parquet."""
+        files = {
+            path: msgspec.structs.replace(file, rows=self.folder.count(path))
+            for path, file in state.files.items()
+            if file.rows < 0
+        }
+        return replace(state, files={**state.files, **files}) if files else state
+
+    def _checkpoint(self, paths: Iterable[str]) -> list[Action]:
+        found: list[Action] = []
+        for path in paths:
+            with self.folder.reached(path):
+                content = self.folder.objects.read(path)
+            if content is None:
+                raise self._damage(f"lacks {path}")
+            rows = pq.ParquetFile(pa.BufferReader(content)).read(_CHECKPOINT)
+            if any(
+                name in rows.column_names and rows[name].null_count < rows.num_rows
+                for name in ("sidecar", "checkpointMetadata")
+            ):
+                raise TableFailed(
+                    f"{self.folder.uri} has a V2 checkpoint, which Headrace does not read: {path}",
+                    hint="Set delta.checkpointPolicy to classic and make a new checkpoint, with "
+                    "the tool that made this one.",
+                )
+            found += _actions(rows)
+        return found
+
+    def _understood(self) -> "_Understood":
+        return _Understood(self.folder)
+
+    def _damage(self, what: str) -> TableFailed:
+        return TableFailed(
+            f"the Delta log in {self.folder.uri} is damaged: it {what}", hint=_FIX_LOG
+        )
+
+
+class _Understood:
+    """Says what it means that something of a log makes no sense."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, _: object) -> None:
+        if isinstance(error, msgspec.MsgspecError | pa.ArrowInvalid):
+            raise TableFailed(
+                f"the Delta log in {self._folder.uri} is damaged", hint=_FIX_LOG
+            ) from error
+
+
+def _commit_file(version: int) -> str:
+    return f"{FOLDER}/{version:020d}.json"
+
+
+def _listing(paths: Iterable[str]) -> _Listing:
+    listing = _Listing(set(), {}, {})
+    parts: dict[tuple[int, int], list[str]] = {}
+    for path in paths:
+        if (found := _file(path)) is None:
+            continue
+        version, rest = int(found["version"]), found["rest"]
+        if found["kind"] == "json":
+            listing.commits.add(version)
+        elif rest == "parquet":
+            listing.checkpoints[version] = [path]
+        elif rest and (part := _part(rest)):
+            pieces = parts.setdefault((version, int(part[2])), [])
+            pieces.append(path)
+            if len(pieces) == int(part[2]):
+                listing.checkpoints.setdefault(version, pieces)
+        elif rest:
+            listing.foreign[version] = path
+    return listing
+
+
+def _actions(rows: pa.Table) -> Iterator[Action]:
+    for name, field, kind in (
+        ("protocol", "protocol", ProtocolVersions),
+        ("metaData", "meta_data", Metadata),
+        ("txn", "txn", AppTransaction),
+        ("add", "add", AddFile),
+    ):
+        if name in rows.column_names:
+            values = rows[name].drop_null().to_pylist(maps_as_pydicts="strict")
+            for value in msgspec.convert(values, list[kind]):  # type: ignore[valid-type]
+                yield Action(**{field: value})

@@ -1,0 +1,95 @@
+"""Commits of others in a table that Headrace writes: taken over, or the table fails.
+
+Taken over, the rows being what the source has or fewer of them:
+
+- files rewritten without a change of data: OPTIMIZE, Z-ORDER, REORG (dataChange is false);
+- rows deleted, be it by vectors, whole files or a DELETE that rewrites files: they stay deleted
+  until the source changes them;
+- VACUUM, checkpoints, properties, comments, listed features without an effect;
+- what has been undone before Headrace looks, such as by RESTORE;
+- metadata from another process of the same writer, such as a command.
+
+Everything else fails: rows that were added or changed, other columns, features that Headrace does
+not write. Another Headrace that has taken over fences this one off.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ...errors import SinkFenced, TableFailed
+from .deltalog import Commit, DataFile, Metadata, TableState
+from .features import expect_writable
+
+WRITER = "headrace.writer"
+VERSION = "headrace.version"  # the transaction by which each of our commits names itself
+SEQUENCE = "headrace.sequence:"  # … and one with changes how far they reach
+
+
+def judge(uri: str, before: TableState, commits: Sequence[Commit], owner: str) -> TableState:
+    """The state after commits that followed ours."""
+    state, added = before, dict[str, Commit]()
+    for commit in commits:
+        _expect_not_ours(uri, commit)
+        added |= dict.fromkeys(_new_rows(before, state, commit), commit)
+        state = state.after([commit])
+    writer = state.metadata.configuration.get(WRITER)
+    if writer not in (owner, None):
+        raise SinkFenced(f"another pipeline has taken over the Delta table {uri}")
+    expect_writable(uri, state.protocol, state.metadata)
+    if left := [commit for path, commit in added.items() if path in state.files]:
+        raise _failed(uri, before, left[0], "added or changed rows")
+    if writer is None or _shape(before.metadata) != _shape(state.metadata):
+        last = next(c for c in reversed(commits) if any(a.meta_data for a in c.actions))
+        raise _failed(uri, before, last, "changed the columns or replaced the table")
+    return state
+
+
+def ours(commit: Commit) -> bool:
+    """Whether a commit is Headrace's, of any process and version."""
+    names = (action.txn.app_id for action in commit.actions if action.txn)
+    return any(name == VERSION or name.startswith(SEQUENCE) for name in names)
+
+
+def _expect_not_ours(uri: str, commit: Commit) -> None:
+    if ours(commit) and (commit.adds or commit.removes):
+        raise SinkFenced(
+            f"another pipeline has just written the Delta table {uri}; this batch was not committed"
+        )
+
+
+def _new_rows(before: TableState, state: TableState, commit: Commit) -> list[str]:
+    """The files of a commit that may hold rows that the table did not have."""
+    files = [DataFile.of(each) for each in commit.adds if each.data_change]
+    new = [file for file in files if not _less(before.files.get(file.path), file)]
+    if commit.info.get("operation") == "DELETE":
+        removed = (state.files.get(DataFile.path_of(each.path)) for each in commit.removes)
+        if sum(file.live for file in new) <= sum(file.live for file in removed if file):
+            return []
+    return [file.path for file in new]
+
+
+def _less(before: DataFile | None, now: DataFile) -> bool:
+    """Whether a file has the rows that it had, or fewer."""
+    return before is not None and (before.vector == now.vector or now.live < before.live)
+
+
+def _shape(metadata: Metadata) -> tuple[Any, ...]:
+    fields = msgspec.json.decode(metadata.schema_string)["fields"]
+    columns = [(each["name"], each["type"], each["nullable"]) for each in fields]
+    return metadata.id, metadata.partition_columns, columns
+
+
+def _failed(uri: str, before: TableState, commit: Commit, what: str) -> TableFailed:
+    info = commit.info
+    operation, engine = info.get("operation", "an operation"), info.get("engineInfo", "a tool")
+    when = ""
+    if isinstance(moment := info.get("timestamp"), int):
+        when = f" at {datetime.fromtimestamp(moment / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return TableFailed(
+        f"{operation} by {engine}{when} {what} in the Delta table {uri} (version {commit.version})",
+        hint="Run `headrace snapshot SOURCE TABLE`: the table is filled anew and goes on. What is "
+        f"no table of a source can be restored to version {before.version}.",
+    )
