@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.change.event import BeforeKind, Column, Table
+from headrace.change.block import RowBlock, pack
+from headrace.change.event import BeforeKind, Change, Column, Op, Table, Transaction
+from headrace.change.record import encode
 from headrace.errors import DecodeError, ProtocolError
+from headrace.sources.postgres.position import PostgresPosition
 from headrace.sources.postgres.rows import Rows
 from tests.sources.recorded import decoder, text_tuple
 
@@ -140,6 +143,29 @@ def test_a_copied_row_has_the_bytes_of_a_streamed_one(
     keys, images = rows.lines().images([copied_line(values) for values in sent])
     assert list(keys) == [row[0] for row in streamed]
     assert images == [row[3] for row in streamed]
+
+
+@given(tables_with_rows(), st.data())
+def test_a_block_of_copied_rows_is_the_same_changes(
+    case: tuple[Rows, list[list[bytes | None]]], data: st.DataObject
+) -> None:
+    rows, sent = case
+    lines = [copied_line(values) for values in sent]
+    columns = rows.lines().columns(lines)
+    assert columns is not None
+    count, shared, position = len(lines), Transaction("t", 1, 2), PostgresPosition(3, 3)
+    ended = PostgresPosition(3, 3, 3)
+    block = RowBlock(pack(rows.table, shared, (position, ended), columns, count))
+    keys, images = rows.lines().images(lines)
+    changes = [
+        Change(Op.READ, rows.table, key, None, BeforeKind.NONE, image, None, (), shared, ordinal,
+               ended if ordinal == count else position, ordinal == count)
+        for ordinal, (key, image) in enumerate(zip(keys, images, strict=True), 1)
+    ]  # fmt: skip
+    begin = data.draw(st.integers(0, count))
+    end = data.draw(st.integers(begin, count))
+    assert block.records(begin, end) == encode(changes)[begin:end]
+    assert block.records(0, count) == encode(changes)
 
 
 # --- old rows ------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""A change as the log stores it: encoded once, at capture, and carried as bytes from there on."""
+"""A change as the log stores it: encoded once, at capture, and carried as bytes from there on.
+
+A value of the log is the record of one change, or a block (`block`) that stands for many.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import GenericAlias
@@ -7,12 +10,14 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 
 from ..observe.traces import TracedTransaction
+from .block import MARK, RowBlock, row_count
 from .connector import PositionsDecoder
 from .event import BeforeKind, Change, Op, Position, Table, Transaction
 
 _P = TypeVar("_P")
 
 _LARGE = 1 << 20  # bytes
+_READ = msgspec.Raw(msgspec.msgpack.encode(Op.READ))
 
 
 class Record(msgspec.Struct, Generic[_P], frozen=True, array_like=True, gc=False):
@@ -56,6 +61,7 @@ def _record_of(union: Any) -> Any:
 
 _encode = msgspec.msgpack.Encoder().encode
 _record = PositionsDecoder[Record[Position]](_record_of, lambda record: (record.position[0],))
+_position = PositionsDecoder[Position](lambda union: union, lambda position: position[:1])
 _several = PositionsDecoder[list[Record[Position]]](
     lambda union: GenericAlias(list, (_record_of(union),)),
     lambda records: (record.position[0] for record in records),
@@ -212,11 +218,53 @@ def _array(count: int) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big")
 
 
-def transactions(records: Iterable[bytes]) -> Iterator[TracedTransaction]:
-    """The transactions that end with one of these records."""
-    for each in map(head, records):
+def transactions(values: Iterable[bytes]) -> Iterator[TracedTransaction]:
+    """The transactions that end with one of these values."""
+    for each in map(last_head, values):
         if each.last:
             yield TracedTransaction(each.transaction, each.commit_time, each.captured_at)
+
+
+def captured_at(value: bytes) -> int:
+    """When the last change of a value was captured; ConfigError: its source is not known here."""
+    if value[0] != MARK:
+        return _record(value).captured_at
+    shared = RowBlock(value).head
+    _position(shared.last_position)
+    return shared.captured_at
+
+
+def last_head(value: bytes) -> RecordHead:
+    """Where the last change of a value stands in its transaction."""
+    if value[0] != MARK:
+        return head(value)
+    block = RowBlock(value)
+    return head_in(block, block.count - 1)
+
+
+def head_in(block: RowBlock, row: int) -> RecordHead:
+    """Where a row of a block, counted from 0, stands in its transaction."""
+    shared = block.head
+    return RecordHead(
+        shared.table,
+        _READ,
+        shared.transaction,
+        shared.commit_time,
+        shared.captured_at,
+        msgspec.Raw(_encode(shared.metadata)),
+        row + 1,
+        row + 1 == block.count,
+    )
+
+
+def single(values: Iterable[bytes]) -> Iterator[bytes]:
+    """A record for each change that these values stand for."""
+    for value in values:
+        if value[0] == MARK:
+            block = RowBlock(value)
+            yield from block.records(0, block.count)
+        else:
+            yield value
 
 
 class Records(Sequence[Change]):
@@ -225,16 +273,16 @@ class Records(Sequence[Change]):
     def __init__(
         self, encoded: list[bytes], tables: Mapping[int, Table], runs: Sequence[ChangeRun] = ()
     ) -> None:
-        """`runs` may be left out where nobody counts."""
+        """`encoded` may have blocks; `runs` may be left out where nobody counts."""
         self.encoded = encoded
         self.runs = runs
         self._tables = tables
 
     def __len__(self) -> int:
-        return len(self.encoded)
+        return sum(map(row_count, self.encoded))
 
     def __iter__(self) -> Iterator[Change]:
-        return (decode(0, record, self._tables) for record in self.encoded)
+        return (decode(0, record, self._tables) for record in single(self.encoded))
 
     @overload
     def __getitem__(self, at: int) -> Change: ...
@@ -242,5 +290,5 @@ class Records(Sequence[Change]):
     def __getitem__(self, at: slice) -> Sequence[Change]: ...
     def __getitem__(self, at: int | slice) -> Change | Sequence[Change]:
         if isinstance(at, slice):
-            return Records(self.encoded[at], self._tables)
-        return decode(0, self.encoded[at], self._tables)
+            return Records(list(single(self.encoded))[at], self._tables)
+        return decode(0, list(single(self.encoded))[at], self._tables)

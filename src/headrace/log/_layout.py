@@ -1,7 +1,8 @@
 """How the log lies in RocksDB: under which keys.
 
 Changes have the default column family to themselves, so that files never overlap and RocksDB
-moves them down its levels without rewriting. Everything else is in the family `state`.
+moves them down its levels without rewriting. Everything else is in the family `state`. A block
+of rows (`change.block`) stands under the first of its sequences, and nothing under the others.
 """
 
 import msgspec
@@ -16,7 +17,7 @@ REMOVALS = b"removals"  # which changes were removed lately, why, and who still 
 EPOCH = b"epoch"
 ANCESTORS = b"ancestors"  # the logs that this one was restored from, oldest first
 LAYOUT = b"layout"
-LAYOUT_VERSION = b"1"
+LAYOUTS = RECORDS_ONLY, WITH_BLOCKS = b"1", b"2"  # one version after the other
 
 
 def change_key(sequence: int) -> bytes:

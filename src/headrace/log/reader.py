@@ -16,8 +16,9 @@ from typing import Self, cast
 import msgspec
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
+from ..change.block import MARK, BlockRows, RowBlock
 from ..change.event import Change, Table
-from ..change.record import RecordHead, decode, head
+from ..change.record import RecordHead, decode, head, head_in
 from ..errors import LogAbsent, LogDamaged, LogError
 from . import _layout as layout
 from .folder import reading, unopened
@@ -28,6 +29,8 @@ from .ranges import Ancestor, Ranges, plan, shared_upto
 PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of records, their bytes
 
 _PIECE_BYTES = 512 << 10
+_ROWS = 512  # of a block, turned into records at a time
+_BLOCKS_KEPT = 4  # which were read last: who polls a hundred changes at a time finds them there
 _POLL_SECONDS = 0.2  # between two looks at a log that another process may write
 _WRITE_BUFFER = 32 << 20  # bytes; up to two of them hold what is not in a table file yet
 
@@ -72,6 +75,9 @@ class LogReader:
         self._state = db.get_column_family(layout.STATE)
         self._tables: dict[int, Table] = {}
         self._versions: list[Table] = []  # from the first on; a version never changes
+        self._recent: tuple[
+            tuple[int, RowBlock], ...
+        ] = ()  # blocks by first sequence, newest first
         self._latest = 0
         self._first = 1
 
@@ -169,7 +175,7 @@ class LogReader:
         self, after: int, *, limit: int, upto: int | None = None
     ) -> Iterator[tuple[int, bytes]]:
         """The next changes as (sequence, record), undecoded."""
-        for key, record in self._stored(after, limit, upto):
+        for key, record in self._single(after, limit, upto):
             yield layout.sequence_of(key), record
 
     def piece(self, after: int, *, upto: int, most: int = 10_000) -> Piece | None:
@@ -178,7 +184,7 @@ class LogReader:
         None: nothing follows. It begins later than `after` + 1 where changes were trimmed.
         """
         first, size, records = b"", 0, []
-        for key, record in self._stored(after, most, upto):
+        for key, record in self._single(after, most, upto):
             first = first or key
             records.append(record)
             size += len(record)
@@ -188,11 +194,31 @@ class LogReader:
             return None
         return Piece(layout.sequence_of(first), len(records), b"".join(records))
 
+    def stored(self, after: int, *, upto: int, most: int = 10_000) -> Piece | BlockRows | None:
+        """The next changes as they are stored: rows of a block, or a piece that ends before one."""
+        size, start, records = 0, 0, list[bytes]()
+        for key, value in self._stored(*self._span(after, most, upto)):
+            if isinstance(value, RowBlock):
+                if not records:
+                    return self._rows_of(layout.sequence_of(key), value, after, upto)
+                break
+            start = start if records else layout.sequence_of(key)
+            records.append(value)
+            size += len(value)
+            if size >= _PIECE_BYTES:
+                break
+        return Piece(start, len(records), b"".join(records)) if records else None
+
     def place(self, sequence: int) -> RecordHead | None:
         """Where a change stands in its transaction; None: it is not in the log."""
+        if not self._first <= sequence <= self._latest:
+            return None
         with reading(self.path):
-            stored = self._db.get(layout.change_key(sequence))
-        return None if stored is None or sequence > self._latest else head(stored)
+            found = self._holding(sequence)
+        if found is None:
+            return None
+        first, value = found
+        return head_in(value, sequence - first) if isinstance(value, RowBlock) else head(value)
 
     def ranges(
         self, after: int, *, limit: int | None = None, upto: int | None = None, parts: int = 1
@@ -269,39 +295,114 @@ class LogReader:
             before = key + 1
         return before if surplus > 0 else self._first
 
-    def _stored(self, after: int, limit: int, upto: int | None) -> Iterator[tuple[bytes, bytes]]:
-        start = max(after + 1, self._first)
-        latest = self._latest
-        end = min(latest if upto is None else min(upto, latest), start + limit - 1)
+    def _single(self, after: int, limit: int, upto: int | None) -> Iterator[tuple[bytes, bytes]]:
+        """The next changes, those of blocks one by one, by the keys that they would have."""
+        start, end = self._span(after, limit, upto)
+        for key, value in self._stored(start, end):
+            if not isinstance(value, RowBlock):
+                yield key, value
+                continue
+            first = layout.sequence_of(key)
+            rows = range(max(start - first, 0), min(end - first + 1, value.count))
+            for begin in rows[::_ROWS]:
+                records = value.records(begin, min(begin + _ROWS, rows.stop))
+                for sequence, record in enumerate(records, first + begin):
+                    yield layout.change_key(sequence), record
+
+    def _span(self, after: int, limit: int, upto: int | None) -> tuple[int, int]:
+        """The first and the last sequence of what is there and asked for."""
+        start, latest = max(after + 1, self._first), self._latest
+        return start, min(latest if upto is None else min(upto, latest), start + limit - 1)
+
+    def _rows_of(self, first: int, block: RowBlock, after: int, upto: int) -> BlockRows:
+        start, end = self._span(after, block.count, upto)
+        begin = max(start - first, 0)
+        return BlockRows(block, first + begin, begin, min(end - first + 1, block.count) - begin)
+
+    def _stored(self, start: int, end: int) -> Iterator[tuple[bytes, bytes | RowBlock]]:
+        """The values that hold these sequences, by key."""
         if end < start:
             return
-        last, key = layout.change_key(end), layout.change_key(start - 1)
-        # An iterator keeps its bound alive only as long as the options live.
-        bounds = ReadOptions()
-        bounds.set_iterate_upper_bound(layout.change_key(end + 1))
+        reached = start - 1
         for _ in range(2):
+            last: tuple[bytes, bytes | RowBlock] | None = None
             with reading(self.path):
-                items = self._db.items(
-                    from_key=layout.change_key(layout.sequence_of(key) + 1), read_opt=bounds
-                )
-                for key, record in cast("Iterator[tuple[bytes, bytes]]", items):
-                    yield key, record
-            # It ends without an error where a block cannot be read, too.
-            if key == last:
+                for last in self._values(reached + 1, end):
+                    yield last
+            # It ends without an error where a block of a file cannot be read, too.
+            if last is not None:
+                key, value = last
+                count = value.count if isinstance(value, RowBlock) else 1
+                reached = layout.sequence_of(key) + count - 1
+            if reached >= end:
                 return
             self.refresh()  # the writer may have moved it to another file
             if self._first > end:
                 return  # it was trimmed meanwhile
-        read = layout.sequence_of(key)
-        self.place(read + 1)  # raises what RocksDB says
-        raise LogDamaged(f"the log in {self.path} cannot be read beyond sequence {read}")
+        with reading(self.path):
+            self._db.get(layout.change_key(reached + 1))  # raises what RocksDB says
+        raise LogDamaged(f"the log in {self.path} cannot be read beyond sequence {reached}")
+
+    def _values(self, start: int, end: int) -> Iterator[tuple[bytes, bytes | RowBlock]]:
+        """What `_stored` gives, as far as RocksDB has it."""
+        recent = self._recent_over(start)
+        if recent is not None:
+            first, block = recent
+            yield layout.change_key(first), block
+            start = first + block.count
+            if start > end:
+                return
+        wanted, begun = layout.change_key(start), recent is not None
+        # An iterator keeps its bound alive only as long as the options live.
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(layout.change_key(end + 1))
+        items = self._db.items(from_key=wanted, read_opt=bounds)
+        for key, value in cast("Iterator[tuple[bytes, bytes]]", items):
+            if not begun:
+                begun = True
+                if key != wanted:
+                    yield from self._block_over(start)
+            yield key, self._block(key, value) if value[0] == MARK else value
+        if not begun:
+            yield from self._block_over(start)
+
+    def _holding(self, sequence: int) -> tuple[int, bytes | RowBlock] | None:
+        """The value that holds a sequence, and its own first one."""
+        if (recent := self._recent_over(sequence)) is not None:
+            return recent
+        key = layout.change_key(sequence)
+        value: bytes | None = self._db.get(key)
+        if value is not None:
+            return sequence, self._block(key, value) if value[0] == MARK else value
+        return next(((layout.sequence_of(k), v) for k, v in self._block_over(sequence)), None)
+
+    def _recent_over(self, sequence: int) -> tuple[int, RowBlock] | None:
+        return next((each for each in self._recent if _holds(*each, sequence)), None)
+
+    def _block_over(self, sequence: int) -> Iterator[tuple[bytes, RowBlock]]:
+        """The block, if there is one, that holds a sequence which is not its first."""
+        items = self._db.items(from_key=layout.change_key(sequence), backwards=True)
+        for key, value in cast("Iterator[tuple[bytes, bytes]]", items):
+            if value[0] == MARK:
+                block = self._block(key, value)
+                if _holds(layout.sequence_of(key), block, sequence):
+                    yield key, block
+            return
+
+    def _block(self, key: bytes, value: bytes) -> RowBlock:
+        first, block = layout.sequence_of(key), RowBlock(value)
+        # What is not committed may be removed, and its sequences given to others.
+        if first + block.count - 1 <= self._latest:
+            others = [each for each in self._recent if each[0] != first]
+            self._recent = ((first, block), *others[: _BLOCKS_KEPT - 1])
+        return block
 
     def _expect_layout(self) -> None:
         found = self._get(layout.LAYOUT)
-        if found is not None and found != layout.LAYOUT_VERSION:
+        if found is not None and found not in layout.LAYOUTS:
             raise LogError(
                 f"the log in {self.path} has layout {found.decode()}, this version of Headrace "
-                f"reads layout {layout.LAYOUT_VERSION.decode()}",
+                f"reads layout {' and '.join(each.decode() for each in layout.LAYOUTS)}",
                 hint="Run the version of Headrace that wrote it, or a later one.",
             )
 
@@ -328,6 +429,10 @@ class LogReader:
     def _number(self, key: bytes, default: int) -> int:
         stored = self._get(key)
         return default if stored is None else int(stored)
+
+
+def _holds(first: int, block: RowBlock, sequence: int) -> bool:
+    return first <= sequence < first + block.count
 
 
 class _Tables(dict[int, Table]):

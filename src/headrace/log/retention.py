@@ -227,7 +227,7 @@ class LogRetention:
         first = self._log.first_sequence
         while self._reclaimed < first and not stopping.is_set():
             upto = min(first, self._reclaimed + _RECLAIM_CHANGES)
-            self._log.reclaim(self._reclaimed, upto)
+            self._log.reclaim(upto)
             self._reclaimed = upto
 
 

@@ -13,6 +13,7 @@ import msgspec
 from rocksdict import Checkpoint, Rdict, WriteBatch
 
 from ..change import record
+from ..change.block import MARK, RowBlock, row_count
 from ..change.event import Batch, Table
 from ..errors import LogError, LogFailed
 from ..observe import traces
@@ -102,7 +103,7 @@ class Log(LogReader):
         """
         # What is wrong with the changes of a source is its own error, and not the log's.
         encoded, runs = record.encode_runs(batch.changes)
-        now = batch.changes[-1].transaction.captured_at if encoded else 0
+        now = record.captured_at(encoded[-1]) if encoded else 0
         with self._turn:
             self._turn.wait_for(lambda: self._failure or self._unfinished in (None, source))
             if self._failure:
@@ -168,10 +169,11 @@ class Log(LogReader):
                 self._trim(removal)
             return Trimmed(removed, before, held_by, losers)
 
-    def reclaim(self, first: int, upto: int) -> None:
-        """Give the disk back what removed changes of this range take; it may take seconds."""
+    def reclaim(self, upto: int) -> None:
+        """Give the disk back what removed changes up to here take; it may take seconds."""
         # RocksDB would do so by itself only when enough new changes push it to.
-        self._db.compact_range(layout.change_key(first), layout.change_key(upto))
+        # A block that ends in the range may begin before it.
+        self._db.compact_range(layout.change_key(0), layout.change_key(upto))
 
     def _cursor_holders(self) -> list[Holder]:
         return cursor_holders(self.cursors(), self.keys(), now=time.time_ns() // 1000)
@@ -224,7 +226,7 @@ class Log(LogReader):
         """The writer always sees everything."""
 
     def wait(self, after: int, *, timeout: float) -> bool:
-        """Block until there is something after `after`; False when the time is over."""
+        """RowBlock until there is something after `after`; False when the time is over."""
         with self._arrival:
             return self._arrival.wait_for(lambda: self._latest > after, timeout)
 
@@ -237,8 +239,10 @@ class Log(LogReader):
         put = records.put
         sequence = self._written
         for each in encoded:
-            sequence += 1
-            put(b"changefeed:%020d" % sequence, each)
+            put(b"changefeed:%020d" % (sequence + 1), each)
+            sequence += row_count(each) if each[0] == MARK else 1
+        if sequence - self._written > len(encoded):
+            records.put(layout.LAYOUT, layout.WITH_BLOCKS, self._family)
         self._bytes += sum(map(len, encoded))
         if encoded:
             self._note_mark(records, sequence, now)
@@ -265,7 +269,9 @@ class Log(LogReader):
     def _trim(self, removal: ChangeRemoval) -> None:
         before, removals = removal.first_sequence, noted(self.removals(), removal)
         batch = WriteBatch(raw_mode=True)
-        batch.delete_range(layout.change_key(0), layout.change_key(before))
+        # Of a block, the rows before it are hidden: it goes with its last one.
+        over = next(iter(self._block_over(before)), None)
+        batch.delete_range(layout.change_key(0), over[0] if over else layout.change_key(before))
         batch.put(layout.FIRST, b"%d" % before, self._family)
         batch.put(layout.TRIMMED, b"%d" % self._bytes_below(before), self._family)
         batch.put(layout.REMOVALS, msgspec.json.encode(removals), self._family)
@@ -274,20 +280,27 @@ class Log(LogReader):
         self._write_durably(batch)
 
     def _bytes_below(self, before: int) -> int:
-        """Bytes of all records ever committed below `before`, trimmed ones included."""
+        """Bytes of all values ever committed below `before`, trimmed ones included.
+
+        A block counts where its last row does: until then it takes its room.
+        """
         start, total = self._first - 1, self._number(layout.TRIMMED, 0)
         for sequence, mark in self._marks():
             if start <= sequence < before:
                 start, total = sequence, mark.total_bytes
-        rest = self.records(start, limit=before - start - 1, upto=before - 1)
-        return total + sum(len(record) for _, record in rest)
+        for key, value in self._stored(start + 1, before - 1):
+            if not isinstance(value, RowBlock):
+                total += len(value)
+            elif layout.sequence_of(key) + value.count <= before:
+                total += value.size
+        return total
 
     def _found(self) -> None:
         """Begin a new log, or take up an old one."""
         self._expect_layout()
         if self._get(layout.LAYOUT) is None:
             self._put(layout.EPOCH, uuid.uuid4().hex.encode())
-            self._put(layout.LAYOUT, layout.LAYOUT_VERSION)
+            self._put(layout.LAYOUT, layout.RECORDS_ONLY)
         self._first = self._number(layout.FIRST, 1)
         self._latest = self._number(layout.SEQUENCE, 0)
         self._remove_uncommitted()

@@ -5,17 +5,20 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
 from ..change.arrow.frame import PACKED, Framing, pack
+from ..change.block import BlockRows
 from ..change.event import Table
 from ..errors import ChangesLost, LogReplaced, PipelineError
 from ..log import LogReader, Piece, Ranges
 from .options import Options
 
 logger = logging.getLogger(__name__)
+
+P = TypeVar("P", Piece, Piece | BlockRows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,10 @@ class LogAccess(Protocol):
         """The changes of a range, those that are still there; LogReplaced: it is another log."""
         ...
 
+    def stored(self, wanted: SequenceRange) -> Iterator[Piece | BlockRows]:
+        """The same, with blocks of rows as they are, where this log can give them."""
+        ...
+
     def table(self, epoch: str, version: int) -> Table:
         """A version of a table's columns."""
         ...
@@ -66,6 +73,14 @@ class DiskLog:
         while piece := reader.piece(after, upto=wanted.upto):
             yield piece
             after = piece.last
+
+    def stored(self, wanted: SequenceRange) -> Iterator[Piece | BlockRows]:
+        """The same, with blocks of rows as they are."""
+        reader, after = _reader(self.path), wanted.after
+        expect_epoch(wanted.epoch, reader.epoch)
+        while part := reader.stored(after, upto=wanted.upto):
+            yield part
+            after = part.last
 
     def table(self, epoch: str, version: int) -> Table:
         """A version of a table's columns; it was written before the changes that follow it."""
@@ -102,7 +117,7 @@ def read(reading: LogAccess, wanted: SequenceRange, options: Options) -> Iterato
     """The changes of a range as Arrow, some thousands at a time."""
     tables = _Tables(reading, wanted.epoch)
     framing = Framing(wanted.epoch, tables, options.columns, options.tables, options.packed)
-    for piece in _pieces(reading, wanted, options):
+    for piece in _complete(reading.pieces(wanted), reading, wanted, options):
         batch = framing.batch(piece.first, piece.count, piece.records)
         if batch.num_rows:
             yield pa.record_batch([[pack(batch)]], PACKED) if options.packed else batch
@@ -117,18 +132,34 @@ class PipelineLog:
 
     def pieces(self, epoch: str, after: int, upto: int) -> Iterator[tuple[int, int, bytes]]:
         """The changes of a range, as the log stores them."""
-        for piece in _pieces(self.reading, SequenceRange(epoch, after, upto), self.options):
+        wanted = SequenceRange(epoch, after, upto)
+        found = self.reading.pieces(wanted)
+        for piece in _complete(found, self.reading, wanted, self.options):
             yield piece.first, piece.count, piece.records
+
+    def blocks(
+        self, epoch: str, after: int, upto: int
+    ) -> Iterator[tuple[int, int, bytes] | BlockRows]:
+        """The same, with blocks of rows as they are."""
+        wanted = SequenceRange(epoch, after, upto)
+        found = self.reading.stored(wanted)
+        for part in _complete(found, self.reading, wanted, self.options):
+            if isinstance(part, BlockRows):
+                yield part
+            else:
+                yield part.first, part.count, part.records
 
     def tables(self, epoch: str) -> Mapping[int, Table]:
         """The tables, by version."""
         return _Tables(self.reading, epoch)
 
 
-def _pieces(reading: LogAccess, wanted: SequenceRange, options: Options) -> Iterator[Piece]:
+def _complete(
+    found: Iterator[P], reading: LogAccess, wanted: SequenceRange, options: Options
+) -> Iterator[P]:
     """The changes of a range; none is missing unnoticed."""
     after = wanted.after
-    for piece in reading.pieces(wanted):
+    for piece in found:
         if piece.first > after + 1:
             lose(options, after + 1, piece.first)
         after = piece.last

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
+from ..change.block import BlockRows
 from ..change.event import Table
 from ..client.transport import HttpRequest, HttpTransport, with_query
 from ..client.trust import TlsTrust
@@ -63,6 +64,10 @@ class RemoteLog:
                     return
             except ServerError as error:
                 patience.spend(error)
+
+    def stored(self, wanted: SequenceRange) -> Iterator[Piece | BlockRows]:
+        """The same: the server sends the rows of blocks one by one."""
+        return self.pieces(wanted)
 
     def _has_no_more(self, wanted: SequenceRange, after: int) -> bool:
         """Whether a response ended where the log does, or was trimmed; else it was cut short.

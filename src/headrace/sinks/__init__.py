@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, 
 import msgspec
 
 from ..change import record
-from ..change.event import Change, Table, piece_begin
+from ..change.block import BlockRows
+from ..change.event import Change, Table, Transaction, piece_begin
 from ..errors import ConfigError, LogReplaced
 from ..plugins import Finding
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from .push.events import EventRendering
@@ -131,9 +133,72 @@ class ReadableLog(Protocol):
         """Neighbouring changes: the first one's sequence, how many, and their records."""
         ...
 
+    def blocks(
+        self, epoch: str, after: int, upto: int
+    ) -> Iterator[tuple[int, int, bytes] | BlockRows]:
+        """The same, with blocks of rows as they are, where the log can give them."""
+        ...
+
     def tables(self, epoch: str) -> Mapping[int, Table]:
         """The tables, by version."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class LogBlock:
+    """Rows that a snapshot has read together: a transaction, or what is left of it in a range."""
+
+    rows: BlockRows
+    described: Table
+
+    @property
+    def first(self) -> int:
+        """The sequence of the first row; those of the others follow it."""
+        return self.rows.first
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return self.rows.count
+
+    @property
+    def last(self) -> int:
+        """The sequence of the last row."""
+        return self.rows.last
+
+    @property
+    def table(self) -> int:
+        """The version of the table that all rows belong to."""
+        return self.described.version
+
+    @property
+    def transaction(self) -> Transaction:
+        """The transaction that all rows belong to."""
+        return self.rows.block.transaction
+
+    @property
+    def ordinal(self) -> int:
+        """The place of the first row in its transaction."""
+        return self.rows.begin + 1
+
+    def records(self) -> bytes:
+        """The rows as `LogRange.pieces` gives them."""
+        return b"".join(self.rows.records())
+
+    def columns(
+        self, names: Sequence[str] | None = None, *, as_text: frozenset[str] = frozenset()
+    ) -> "pa.Table":
+        """Columns of the rows (without names: all), as `change.arrow.decode` gives them.
+
+        DecodeError: a value does not fit its column's type.
+        """
+        # Only here: push sinks run where there is no pyarrow.
+        from ..change.arrow import block_table  # noqa: PLC0415
+
+        table = self.described
+        wanted = {column.name: column for column in table.columns}
+        chosen = [wanted[name] for name in (wanted if names is None else names)]
+        return block_table(self.rows, chosen, connector=table.connector, as_text=as_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +222,18 @@ class LogRange:
     def pieces(self) -> Iterator[tuple[int, int, bytes]]:
         """Neighbouring changes: the first one's sequence, how many, and their records."""
         return self.log.pieces(self.epoch, self.after, self.upto)
+
+    def blocks(self) -> Iterator[tuple[int, int, bytes] | LogBlock]:
+        """The same changes, but what a snapshot has read together as a block of columns.
+
+        A log on another machine may give all of them as records.
+        """
+        tables = self.tables()
+        for part in self.log.blocks(self.epoch, self.after, self.upto):
+            if isinstance(part, BlockRows):
+                yield LogBlock(part, tables[part.block.head.table])
+            else:
+                yield part
 
     def tables(self) -> Mapping[int, Table]:
         """The tables, by version."""

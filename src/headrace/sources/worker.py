@@ -44,7 +44,8 @@ _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 20
 # glibc's malloc would keep blocks of up to 32 MB that were freed once.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
-_JOINED = 16384  # records; what has arrived meanwhile is stored together, with one sync
+_JOINED = 16384  # records, or
+_JOINED_BYTES = 4 << 20  # of them: what has arrived meanwhile is stored together, with one sync
 
 
 class _Open(msgspec.Struct, tag=True):
@@ -290,8 +291,10 @@ class ApartStream:
     def _batches(self, inbox: _Inbox) -> Iterator[Batch]:
         """What comes, joined as far as it is there already and complete."""
         joined: _Batch | None = None
+        size = 0  # bytes of it
         while (frame := inbox.receive()) is not None:
             message = _from.decode(frame)
+            size = len(frame) if joined is None else size + len(frame)
             if not isinstance(message, _Batch):
                 self._heard(message)
             elif joined is None:
@@ -303,7 +306,7 @@ class ApartStream:
                 joined = _Batch(
                     joined.records + message.records, message.resume, joined.runs + message.runs
                 )
-            if joined is not None and not self._more(joined, inbox):
+            if joined is not None and not (size < _JOINED_BYTES and self._more(joined, inbox)):
                 yield self._batch(joined)
                 joined = None
         if joined is not None:

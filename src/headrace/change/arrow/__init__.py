@@ -10,10 +10,12 @@ since the image does not tell them apart.
 from ._images import decode
 from ._schema import columns_of, references_of, row_schema
 from ._types import arrow_schema, arrow_type, widened
+from .blocks import block_table
 
 __all__ = [
     "arrow_schema",
     "arrow_type",
+    "block_table",
     "columns_of",
     "decode",
     "references_of",

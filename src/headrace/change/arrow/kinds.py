@@ -20,8 +20,17 @@ def plain(values: Sequence[Any], arrow: pa.DataType) -> pa.Array:
     return pa.array(values, arrow)
 
 
-def parsed(values: Sequence[str | None], arrow: pa.DataType) -> pa.Array:
-    return pa.array(values, TEXT).cast(arrow)
+Texts = Sequence[str | None] | Any
+"""Text, as an Arrow column already or not."""
+
+
+def texts(values: Texts) -> pa.StringArray:
+    """Text as an Arrow column."""
+    return values if isinstance(values, pa.StringArray) else pa.array(values, TEXT)
+
+
+def parsed(values: Texts, arrow: pa.DataType) -> pa.Array:
+    return texts(values).cast(arrow)
 
 
 def wall_clock(values: Sequence[str | None], arrow: pa.DataType) -> pa.Array:

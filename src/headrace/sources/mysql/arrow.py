@@ -1,7 +1,6 @@
 """Types of MySQL and MariaDB in Arrow, by the text that information_schema has for them."""
 
 import re
-from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,13 +39,13 @@ def _decimal(arguments: str) -> Kind:
     return STRING
 
 
-def _dates(values: Sequence[str | None], arrow: pa.DataType) -> pa.Array:
+def _dates(values: read.Texts, arrow: pa.DataType) -> pa.Array:
     """Dates and times; the zero date, which the server itself finds with IS NULL, is null.
 
     One that lacks only its month or its day is more than null and no date, and neither does the
     year 0 exist elsewhere.
     """
-    texts = pa.array(values, TEXT)
+    texts = read.texts(values)
     if pc.any(pc.starts_with(texts, "0000-")).as_py():
         texts = pc.if_else(pc.starts_with(texts, "0000-00-00"), pa.scalar(None, TEXT), texts)
         if pc.any(pc.starts_with(texts, "0000-")).as_py():

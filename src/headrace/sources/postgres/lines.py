@@ -1,4 +1,4 @@
-"""Lines of COPY -> JSON images, a column of many rows at a time. No I/O.
+"""Lines of COPY -> a block of rows, or JSON images; a column of many rows at a time. No I/O.
 
 The same values, encoders and templates as `rows`; only that what can be decided for a whole
 column (has it a null, an escape, a character that JSON quotes?) is not tested again for each row.
@@ -11,10 +11,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...change.block import ColumnText, column_text, json_text
 from ...change.event import Table
+from ...change.printed import Encode, as_quoted
 from ...errors import DecodeError, ProtocolError
 from .large import unescaped
-from .values import Encode, as_quoted, as_text
+from .values import PRINTED, as_text
 
 _NULL = b"\\N"
 # What may stand in a JSON string only escaped; tab is COPY's separator, a backslash its escape.
@@ -30,6 +32,25 @@ class Lines:
         self._labels = [_quote(column.name).replace(b"%", b"%%") + b":" for column in table.columns]
         self._encoders = tuple(encoders)
         self._keys = [at for at, column in enumerate(table.columns) if column.key]
+
+    def columns(self, lines: list[bytes]) -> list[ColumnText] | None:
+        """The columns of the same rows, for a block; None: they must be stored one by one.
+
+        Values that a block cannot keep as they were printed are written as JSON here, so that
+        what cannot be read is found now, and not by whoever reads the log.
+        """
+        fields = self._fields(list(lines))
+        columns: list[ColumnText] = []
+        for encode in self._encoders:
+            values, printed = fields.pop(), PRINTED.get(encode)
+            found = None if printed is None else column_text(values, printed)
+            if found is None:
+                slot, written = _column(values, encode)
+                found = json_text(written) if slot == b"%b" else None
+            if found is None:
+                return None
+            columns.append(found)
+        return columns
 
     def images(self, lines: list[bytes]) -> tuple[Sequence[bytes | None], list[bytes]]:
         """The key of each line, and the image of each; lines keep their newlines.

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import msgspec
 
 from ...change.event import BeforeKind, Table
+from ...change.printed import Encode, as_quoted
 from ...errors import ProtocolError
 from .large import LARGE
 from .lines import Lines
-from .values import Encode, as_quoted, encode_large
+from .values import encode_large
 
 _HEAD = struct.Struct(">BI")
 _COUNT = struct.Struct(">H")

@@ -13,8 +13,10 @@ import msgspec
 import psycopg
 from psycopg import sql
 
+from ...change import block
 from ...change.event import BeforeKind, Change, Op, Position, Transaction
 from ...change.lsn import format_lsn
+from ...change.record import Records
 from ...errors import DecodeError, SourceError, SourceUnavailable
 from ..pace import RowPace
 from .address import Address, classify
@@ -23,12 +25,11 @@ from .position import PostgresPosition
 from .replication import copy_lines
 from .resume import BlockRange
 from .rows import Rows
-from .transactions import end
 from .waiters import WaiterWatch
 
 RANGE_BLOCKS = 2048  # 16 MB of table
-_BATCH_ROWS = 4096
-_BATCH_BYTES = 2 << 20
+_BATCH_ROWS = 8192
+_BATCH_BYTES = 3 << 18  # what comes with the last row still fits into a block, if it is not large
 
 # A copy that was interrupted goes on after the last ctid it has read. Only this plan reads in the
 # order of the ctids; an index on the columns of a row filter would tempt the planner away from it.
@@ -67,7 +68,7 @@ class Copied:
     """Rows that a worker has read, and what is left of their range; None: nothing."""
 
     task: Task
-    changes: list[Change]
+    changes: Sequence[Change]
     left: BlockRange | None
     error: str = ""  # why the table cannot be copied
 
@@ -89,9 +90,15 @@ class Point:
         """Where its rows stand in the source."""
         return PostgresPosition(self.lsn, self.lsn)
 
+    @property
+    def last_position(self) -> Position:
+        """Where the last row of a transaction stands."""
+        return PostgresPosition(self.lsn, self.lsn, self.lsn)
+
     def end(self, change: Change) -> None:
         """Make a change that nobody has seen yet the last of its transaction."""
-        end(change, self.lsn)
+        msgspec.structs.force_setattr(change, "position", self.last_position)
+        msgspec.structs.force_setattr(change, "last", True)
 
 
 class PostgresSnapshotReader:
@@ -212,7 +219,6 @@ class _Reading:
         self._task = task
         self._point = point
         self._rows = rows  # in a batch
-        self._position = point.position
         self._decoder = task.rows.lines()
         self._lines: list[bytes] = []
         self._bytes = 0
@@ -241,10 +247,28 @@ class _Reading:
         """Give the table up: what it holds cannot be read."""
         return Copied(self._task, [], None, str(error))
 
-    def _changes(self) -> list[Change]:
-        keys, images = self._decoder.images(self._lines)
+    def _changes(self) -> Sequence[Change]:
+        lines, size, transaction = self._lines, self._bytes, self._transaction()
         self._lines, self._bytes = [], 0
-        transaction, table, position = self._transaction(), self._task.rows.table, self._position
+        packed = self._block(lines, transaction) if lines and size <= block.LARGEST else None
+        return self._rows_of(lines, transaction) if packed is None else packed
+
+    def _block(self, lines: list[bytes], transaction: Transaction) -> Records | None:
+        """Rows as one value of the log; None: they must be stored one by one."""
+        columns = self._decoder.columns(lines)
+        if columns is None:
+            return None
+        table, point = self._task.rows.table, self._point
+        positions = point.position, point.last_position
+        packed = block.pack(table, transaction, positions, columns, len(lines))
+        if len(packed) > block.LARGEST:
+            return None
+        runs = [(table.version, Op.READ.value, transaction.commit_time, len(lines))]
+        return Records([packed], {table.version: table}, runs)
+
+    def _rows_of(self, lines: list[bytes], transaction: Transaction) -> list[Change]:
+        keys, images = self._decoder.images(lines)
+        table, position = self._task.rows.table, self._point.position
         changes = [
             Change(
                 Op.READ,

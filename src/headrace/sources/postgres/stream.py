@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 
 import msgspec
@@ -163,7 +163,7 @@ class _Flow:
         tables = (f"table {path}: {why}" for path, why in self._published.warnings.items())
         return (*missing, *tables, *yield_warnings(self._yielded, _WATCH_SECONDS))
 
-    def _batch(self, changes: list[Change]) -> Batch:
+    def _batch(self, changes: Sequence[Change]) -> Batch:
         return Batch(changes, self._resume.encode())
 
     # -- streaming ------------------------------------------------------------------------------

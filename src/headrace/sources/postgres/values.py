@@ -17,16 +17,23 @@ taken as printed, because every row pays for a check that the server's output fu
 import re
 from binascii import Error as Base16Error
 from binascii import b2a_base64, unhexlify
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from headrace.errors import DecodeError
-
+from ...change.printed import (
+    Encode,
+    Printed,
+    as_boolean,
+    as_float,
+    as_quoted,
+    as_timestamp,
+    as_timestamptz,
+    unreadable,
+)
+from ...errors import DecodeError
 from .large import LARGE, base64_of_hex, expect_utf8, listed, quoted
-
-Encode = Callable[[bytes], bytes]
 
 # The text of a value depends on these, so every connection that reads values sets them.
 SESSION_SETTINGS: dict[str, str] = {
@@ -94,11 +101,6 @@ def encoder(oid: int, types: Mapping[int, PgType]) -> Encode | None:
     return _Encoders(types).of(oid)
 
 
-def _bad(what: str) -> DecodeError:
-    # The value itself may be private, so the message never shows it.
-    return DecodeError(f"the server sent {what} that does not read as one")
-
-
 def _not_utf8() -> DecodeError:
     return DecodeError(
         "the server sent text that is not UTF-8",
@@ -142,52 +144,6 @@ def _refuse_other_than_utf8(value: bytes) -> None:
         raise _not_utf8() from error
 
 
-def as_quoted(value: bytes) -> bytes:
-    """Text of digits, letters and signs that JSON never escapes."""
-    return b'"%b"' % value
-
-
-def _float(value: bytes) -> bytes:
-    try:
-        # A number ends in a digit; NaN and Infinity, which JSON does not have, in a letter.
-        return value if value[-1] <= 57 else b'"%b"' % value
-    except IndexError:
-        raise _bad("a number") from None
-
-
-class _Boolean(dict[bytes, bytes]):
-    """A dictionary, since looking up is faster than any comparison in Python."""
-
-    def __missing__(self, key: bytes) -> bytes:
-        raise _bad("a boolean")
-
-
-_boolean = _Boolean({b"t": b"true", b"f": b"false"}).__getitem__
-
-
-def _timestamp(value: bytes) -> bytes:
-    try:
-        # The space stands at 10 in years of four digits; "BC" ends in C (67).
-        if value[10] == 32 and value[-1] != 67:
-            return b'"%bZ"' % value.replace(b" ", b"T")
-    except IndexError:  # infinity is short
-        pass
-    return b'"%b"' % value
-
-
-def _timestamptz(value: bytes) -> bytes:
-    try:
-        if value[10] == 32:
-            sign = value[-3]
-            if sign in (43, 45):  # +00 or -03: hours alone
-                return b'"%b:00"' % value.replace(b" ", b"T")
-            if sign == 58:  # +05:30 or +00:19:32
-                return b'"%b"' % value.replace(b" ", b"T")
-    except IndexError:  # infinity is short
-        pass
-    return b'"%b"' % value
-
-
 _ONE_LINE = bytes.maketrans(b"\n\r\t", b"   ")
 
 
@@ -201,20 +157,20 @@ def _bytea(value: bytes) -> bytes:
     if len(value) >= LARGE:
         return _large_bytea(memoryview(value))
     if value[:2] != b"\\x":
-        raise _bad("a bytea in hex")
+        raise unreadable("a bytea in hex")
     try:
         return b'"%b"' % b2a_base64(unhexlify(value[2:]), newline=False)
     except Base16Error:
-        raise _bad("a bytea in hex") from None
+        raise unreadable("a bytea in hex") from None
 
 
 def _large_bytea(value: memoryview) -> bytes:
     if bytes(value[:2]) != b"\\x":
-        raise _bad("a bytea in hex")
+        raise unreadable("a bytea in hex")
     try:
         return base64_of_hex(value[2:])
     except Base16Error:
-        raise _bad("a bytea in hex") from None
+        raise unreadable("a bytea in hex") from None
 
 
 _FLOAT = rb"(-?\d+(?:\.\d+)?(?:e[-+]\d+)?|NaN|-?Infinity)"
@@ -224,13 +180,13 @@ _point_parts = re.compile(rb"\(%b,%b\)" % (_FLOAT, _FLOAT)).fullmatch
 def _point(value: bytes) -> bytes:
     parts = _point_parts(value)
     if parts is None:
-        raise _bad("a point")
+        raise unreadable("a point")
     return b'{"x":%b,"y":%b}' % (_coordinate(parts[1]), _coordinate(parts[2]))
 
 
 def _coordinate(value: bytes) -> bytes:
     whole = value.removeprefix(b"-").isdigit()
-    return value + b".0" if whole else _float(value)
+    return value + b".0" if whole else as_float(value)
 
 
 def _vector(value: bytes) -> bytes:
@@ -242,22 +198,34 @@ _INTEGERS = frozenset((20, 21, 23, 26, 28, 29, 5069))  # int8 int2 int4 oid xid 
 _FLOATS = frozenset((700, 701))
 _SCALARS: dict[int, Encode | None] = {
     **dict.fromkeys(_INTEGERS),
-    **dict.fromkeys(_FLOATS, _float),
+    **dict.fromkeys(_FLOATS, as_float),
     3802: None,  # jsonb: printed on one line
     114: _json,
-    16: _boolean,
+    16: as_boolean,
     17: _bytea,
     22: _vector,  # int2vector
     30: _vector,  # oidvector
     600: _point,
-    1114: _timestamp,
-    1184: _timestamptz,
+    1114: as_timestamp,
+    1184: as_timestamptz,
     # numeric, date, time, timetz, interval, uuid, inet, cidr, macaddr, macaddr8, bit, varbit,
     # pg_lsn, tid
     **dict.fromkeys(
         (1700, 1082, 1083, 1266, 1186, 2950, 869, 650, 829, 774, 1560, 1562, 3220, 27), as_quoted
     ),
 }
+
+
+PRINTED: Mapping[Encode | None, Printed] = {
+    None: Printed.PLAIN,
+    as_quoted: Printed.QUOTED,
+    as_text: Printed.TEXT,
+    as_float: Printed.FLOAT,
+    as_boolean: Printed.BOOLEAN,
+    as_timestamp: Printed.TIMESTAMP,
+    as_timestamptz: Printed.TIMESTAMPTZ,
+}
+"""The functions whose values a block keeps as they were printed."""
 
 
 # --- arrays, composites, hstore ------------------------------------------------------------------
@@ -318,7 +286,7 @@ def _nested_array(encode: Encode | None, stop: bytes) -> Encode:
         for opened, element, closed, after in elements:
             depth += len(opened)
             if not element or not 0 < depth <= ARRAY_DIMENSIONS:
-                raise _bad("an array")
+                raise unreadable("an array")
             if element == b"NULL":
                 text = b"null"
             else:
@@ -328,11 +296,11 @@ def _nested_array(encode: Encode | None, stop: bytes) -> Encode:
                 depth -= len(closed)
                 text = opened.replace(b"{", b"[") + text + closed.replace(b"}", b"]")
             if (depth > 0) is (after == b""):
-                raise _bad("an array")
+                raise unreadable("an array")
             empty = False
             yield text
         if depth or empty:
-            raise _bad("an array")
+            raise unreadable("an array")
 
     return write
 
@@ -346,7 +314,7 @@ def _integers(value: bytes) -> bytes:
     return value.translate(_NUMBERS)
 
 
-_any_floats = _array(_float, ",")
+_any_floats = _array(as_float, ",")
 
 
 def _floats(value: bytes) -> bytes:
@@ -373,7 +341,7 @@ def record_fields(value: bytes, count: int) -> list[bytes | None]:
     if not count and value == b"()":
         return []
     if value[:1] != b"(" or [end for _, end in fields] != ends:
-        raise _bad(f"a row of {count} fields")
+        raise unreadable(f"a row of {count} fields")
     return [
         None if not field else _undouble(field) if field[0] == 34 else field for field, _ in fields
     ]
@@ -404,7 +372,7 @@ def _hstore(value: bytes) -> bytes:
         return b"{}"
     # What fits nowhere has neither key nor end.
     if not pairs[-1][0] or [end for _, _, end in pairs] != [b", "] * (len(pairs) - 1) + [b""]:
-        raise _bad("an hstore")
+        raise unreadable("an hstore")
     try:
         return _quote(
             {

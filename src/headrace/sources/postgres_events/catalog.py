@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import psycopg
 
-from ...change.event import Change, Column, Position, Table
+from ...change.event import Column, Position, Table
 from ...errors import DecodeError, PositionLost, SourceError, SourceRefused
 from ..postgres.address import classify
 from ..postgres.catalog import Catalog, Published
@@ -188,9 +188,10 @@ class EventPoint(Point):
         """Where its rows stand: in no entry."""
         return EventTablePosition(self.xid, 0, self.lsn)
 
-    def end(self, change: Change) -> None:
-        """Make a change that nobody has seen yet the last of its transaction."""
-        msgspec.structs.force_setattr(change, "last", True)
+    @property
+    def last_position(self) -> Position:
+        """The same."""
+        return self.position
 
 
 class EventCatalog(Catalog):

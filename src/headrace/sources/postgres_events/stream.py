@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
 
@@ -141,7 +141,7 @@ class _Flow:
         missing = (nothing_yet(self._source.tables),) if waits else ()
         return (*missing, *yield_warnings(self._yielded, _WATCH_SECONDS))
 
-    def _batch(self, changes: list[Change]) -> Batch:
+    def _batch(self, changes: Sequence[Change]) -> Batch:
         return Batch(changes, self._resume.encode())
 
     # -- events ---------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class _Flow:
         self._watched = time.monotonic()  # what has yielded goes on at the next look for tables
 
     def _copied(self, copied: Copied) -> Batch:
-        changes: list[Change] = []
+        changes: Sequence[Change] = []
         try:
             changes = self._routed(copied.changes)
         except DecodeError as error:
@@ -333,7 +333,7 @@ class _Flow:
         self._resume = progressed(self._resume, copied)
         return self._batch(changes)
 
-    def _routed(self, changes: list[Change]) -> list[Change]:
+    def _routed(self, changes: Sequence[Change]) -> Sequence[Change]:
         """The rows of an outbox as what they name, and the resume that says so."""
         if self._source.outbox is None:
             return changes
