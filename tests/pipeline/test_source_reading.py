@@ -2,13 +2,15 @@
 
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from headrace.change.arrow import decode
 from headrace.errors import (
     ChangesLost,
     ConfigError,
@@ -23,12 +25,14 @@ from headrace.log.keys import KeyLimits, KeyRequest
 from headrace.pipeline import lag, remote
 from headrace.pipeline.options import Options
 from headrace.pipeline.query import PipelineInput
-from headrace.pipeline.reading import DiskLog, LogAccess, SequenceRange, read
+from headrace.pipeline.reading import DiskLog, LogAccess, PipelineLog, SequenceRange, read
 from headrace.pipeline.remote import RemoteLog
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.serve.keyring import Keyring
+from headrace.sinks import LogBlock, LogRange
 from headrace.testing import wait_until
 from tests.changes import Writer, opened_writer
+from tests.log.blocks import stored_block
 from tests.pipeline.reach import certificate, relaying
 
 OPTIONS = Options(path="anywhere")
@@ -320,3 +324,68 @@ def test_a_pipeline_elsewhere_keeps_what_its_sinks_need_by_cursors(
 def _at(shop: Shop, name: str) -> int:
     cursor = shop.log.cursor(name)
     return -1 if cursor is None else cursor.sequence
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+def filled_with_blocks(shop: Shop) -> None:
+    shop.writer.put("users", "alice")
+    for number, size in ((2, 12_000), (3, 1), (4, 50)):
+        stored_block(shop.log, number, size)
+    shop.writer.put("users", "bob")
+
+
+@pytest.mark.requirement("C-28")
+def test_blocks_are_read_as_changes_from_disk_and_server(shop: Shop, reading: LogAccess) -> None:
+    filled_with_blocks(shop)
+    changes = shop.log.read(0, limit=100_000)
+    found = table(reading, shop.all())
+    assert found["id"].to_pylist() == [change.id for change in changes]
+    assert found["sequence"].to_pylist() == list(range(1, 12_054))
+    part = SequenceRange(shop.log.epoch, 5_000, 12_010)
+    assert sequences(reading, part) == list(range(5_001, 12_011))
+
+
+@pytest.mark.requirement("C-28")
+def test_a_sink_gets_blocks_as_columns(shop: Shop, reading: LogAccess) -> None:
+    filled_with_blocks(shop)
+    log = PipelineLog(reading, OPTIONS)
+    wanted = LogRange(log, shop.log.epoch, 100, 12_030)
+    columns, records = [], []
+    for part in wanted.blocks():
+        if isinstance(part, LogBlock):
+            assert part.transaction.id.startswith("snapshot-")
+            assert part.described.name == "users"
+            columns.append(part.columns(["name", "id"]))
+            assert part.columns(["id"]).num_rows == part.count == part.last - part.first + 1
+            records.append((part.first, part.count, part.records()))
+        else:
+            records.append(part)
+    assert _joined(records) == _joined(wanted.pieces())
+    images = [change.after for change in shop.log.read(100, limit=100_000, upto=12_030)]
+    if isinstance(reading, DiskLog):
+        described = shop.log.table(1).columns
+        typed = decode(images, described, connector="postgres").select(["name", "id"])
+        assert pa.concat_tables(columns).equals(typed)
+        assert [first for first, _, _ in records] == [101, 12_002, 12_003]
+
+
+@pytest.mark.requirement("C-28")
+def test_rows_of_a_block_that_were_trimmed_are_missed(shop: Shop, reading: LogAccess) -> None:
+    filled_with_blocks(shop)
+    shop.log.trim(3_000)
+    log = PipelineLog(reading, OPTIONS)
+    with pytest.raises(ChangesLost, match="changes 101 to 2999"):
+        list(LogRange(log, shop.log.epoch, 100, 12_030).blocks())
+    left = LogRange(log, shop.log.epoch, 2_999, 12_030)
+    assert _joined(left.blocks())[0] == _joined(left.pieces())[0] == 3_000
+
+
+def _joined(parts: Iterable[Any]) -> tuple[int, int, bytes]:
+    """Neighbouring parts as one."""
+    whole = [
+        (part.first, part.count, part.records()) if isinstance(part, LogBlock) else part
+        for part in parts
+    ]
+    return whole[0][0], sum(count for _, count, _ in whole), b"".join(each[2] for each in whole)

@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from psycopg import sql
 
+from headrace.change.block import RowBlock, pack
+from headrace.change.event import Column, Table, Transaction
 from headrace.errors import DecodeError
+from headrace.sources.postgres.position import PostgresPosition
+from headrace.sources.postgres.replication import copy_lines
 from headrace.sources.postgres.values import SESSION_SETTINGS, TYPES_SQL, encoder, pg_types
 from headrace.testing import PostgresDatabase
+from tests.sources.recorded import decoder
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -251,38 +256,76 @@ def test_a_point_casts_back_to_itself(server: Server, literal: str, expected: st
     assert server.printed(sql.SQL(back).format(sql.Literal(expected))) == server.printed(query)
 
 
+ARRAYS = [
+    ("int[]", "{1,2,3}", [1, 2, 3]),
+    ("int[]", "{}", []),
+    ("int[]", "[0:1][5:6]={{1,NULL},{3,4}}", [[1, None], [3, 4]]),
+    ("very_positive[]", "{11,NULL}", [11, None]),
+    ("tags", '{a,"b c"}', ["a", "b c"]),
+    ("float8[]", "{0.1,NULL,NaN}", [0.1, None, "NaN"]),
+    ("real[]", "{{0.1},{2}}", [[0.1], [2]]),
+    ("numeric[]", "{1.50,NaN}", ["1.50", "NaN"]),
+    ("bool[]", "{t,NULL,f}", [True, None, False]),
+    ("varchar[]", "[2:3]={a,NULL}", ["a", None]),
+    ("timestamptz[]", "{2025-01-15 10:30:00+00}", ["2025-01-15T10:30:00+00:00"]),
+    ("date[]", "{2025-01-15,infinity}", ["2025-01-15", "infinity"]),
+    ("bytea[]", r'{"\\x00ff"}', ["AP8="]),
+    ("json[]", r'{"{\"a\":[1,\"x\"]}","null",NULL}', [{"a": [1, "x"]}, None, None]),
+    ("jsonb[]", r'{"{\"a\":[1,\"x\"]}",2}', [{"a": [1, "x"]}, 2]),
+    ("box[]", "{(1,1),(0,0);(2,2),(1,1)}", ["(1,1),(0,0)", "(2,2),(1,1)"]),
+    ("point[]", '{"(1,2)"}', [{"x": 1.0, "y": 2.0}]),
+    ("inet[]", "{::1}", ["::1"]),
+    ("mood[]", r'{sad,"so \"so\"",NULL}', ["sad", 'so "so"', None]),
+    ("int4range[]", '{"[1,5)"}', ["[1,5)"]),
+    ("int2vector", "1 2", [1, 2]),
+    ("oidvector", "", []),
+]
+
+
 @pytest.mark.requirement("S0-25")
-@pytest.mark.parametrize(
-    ("type_name", "literal", "expected"),
-    [
-        ("int[]", "{1,2,3}", [1, 2, 3]),
-        ("int[]", "{}", []),
-        ("int[]", "[0:1][5:6]={{1,NULL},{3,4}}", [[1, None], [3, 4]]),
-        ("very_positive[]", "{11,NULL}", [11, None]),
-        ("tags", '{a,"b c"}', ["a", "b c"]),
-        ("float8[]", "{0.1,NULL,NaN}", [0.1, None, "NaN"]),
-        ("real[]", "{{0.1},{2}}", [[0.1], [2]]),
-        ("numeric[]", "{1.50,NaN}", ["1.50", "NaN"]),
-        ("bool[]", "{t,NULL,f}", [True, None, False]),
-        ("varchar[]", "[2:3]={a,NULL}", ["a", None]),
-        ("timestamptz[]", "{2025-01-15 10:30:00+00}", ["2025-01-15T10:30:00+00:00"]),
-        ("date[]", "{2025-01-15,infinity}", ["2025-01-15", "infinity"]),
-        ("bytea[]", r'{"\\x00ff"}', ["AP8="]),
-        ("json[]", r'{"{\"a\":[1,\"x\"]}","null",NULL}', [{"a": [1, "x"]}, None, None]),
-        ("jsonb[]", r'{"{\"a\":[1,\"x\"]}",2}', [{"a": [1, "x"]}, 2]),
-        ("box[]", "{(1,1),(0,0);(2,2),(1,1)}", ["(1,1),(0,0)", "(2,2),(1,1)"]),
-        ("point[]", '{"(1,2)"}', [{"x": 1.0, "y": 2.0}]),
-        ("inet[]", "{::1}", ["::1"]),
-        ("mood[]", r'{sad,"so \"so\"",NULL}', ["sad", 'so "so"', None]),
-        ("int4range[]", '{"[1,5)"}', ["[1,5)"]),
-        ("int2vector", "1 2", [1, 2]),
-        ("oidvector", "", []),
-    ],
-)
+@pytest.mark.parametrize(("type_name", "literal", "expected"), ARRAYS)
 def test_an_array_is_written_as_expected(
     server: Server, type_name: LiteralString, literal: str, expected: list[Any]
 ) -> None:
     assert json.loads(server.written(value(type_name, literal))) == expected
+
+
+OTHERS = [
+    ("bytea", r"\x00ff"),
+    ("bytea", r"\x"),
+    ("point", "(-0.5,NaN)"),
+    ("json", '{"a":\n\t[1, "\\u00e9 \\" \\\\"]}'),
+    ("jsonb", '{"a": "tab\\t \\" \\\\ é"}'),
+    ("jsonb", "null"),
+    ("pair", '(1,"a ""b"" \\\\ c","{t,NULL}")'),
+    ("pair[]", '{"(1,,)",NULL}'),
+    ("family", '("(1,a,)",,2025-01-15,sad)'),
+]
+
+
+@pytest.mark.requirement("C-28")
+@pytest.mark.parametrize(
+    ("type_name", "literal"),
+    [getattr(case, "values", case)[:2] for case in [*SCALARS, *ARRAYS]] + OTHERS,
+    ids=lambda text: text[:30],
+)
+def test_a_block_of_copied_values_has_the_bytes_of_their_rows(
+    server: Server, type_name: LiteralString, literal: str
+) -> None:
+    one = value(type_name, literal)
+    many = sql.SQL("{0} UNION ALL SELECT NULL UNION ALL {0}").format(one)
+    copy = sql.SQL("COPY (SELECT '(0,1)'::tid, v, 1 FROM ({}) q(v)) TO STDOUT").format(many)
+    lines = list(copy_lines(server.connection.pgconn, copy.as_bytes(server.connection)))
+    kind = sql.SQL("SELECT pg_typeof(v)::oid::int8 FROM ({}) AS q(v)").format(one)
+    columns = Column("v", type_name, True, int(server.printed(kind))), Column("n", "int", True, 23)
+    rows = decoder(Table("s", "postgres", "o", "d", "public", "t", columns), server.types)
+    texts = rows.lines().columns(lines)
+    assert texts is not None
+    at = PostgresPosition(1, 1)
+    block = RowBlock(pack(rows.table, Transaction("t", 1, 1), (at, at), texts, len(lines)))
+    keys, images = rows.lines().images(lines)
+    assert block.images(["v", "n"], 0, 3) == images == list(keys)
+    assert images[1] == b'{"v":null,"n":1}'
 
 
 # PostgreSQL's own to_json is the judge of arrays and composites of any text.

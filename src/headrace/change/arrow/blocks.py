@@ -65,6 +65,8 @@ def _typed(column: ColumnText, count: int, kind: kinds.Kind) -> pa.Array | None:
                 return _booleans(text, count)
             case Printed.TIMESTAMP, kinds.wall_clock:
                 return _strings(text, count).cast(kind.arrow)
+            case Printed.TIMESTAMP, _ if kind.image is str and kind.arrow == kinds.INSTANT:
+                return _strings(text, count).cast(pa.timestamp("us")).cast(kind.arrow)
             case Printed.TIMESTAMPTZ, kinds.parsed if kind.arrow == kinds.INSTANT:
                 return _strings(text, count).cast(kind.arrow)
     except pa.ArrowException:

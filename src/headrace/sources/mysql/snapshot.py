@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pymysql.err import MySQLError
 
+from ...change import block
 from ...change.event import BeforeKind, Change, Op, Table, Transaction
+from ...change.printed import Encode, Printed
+from ...change.record import Records
 from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
 from ..pace import RowPace
 from .address import MysqlAddress, classify, error_number, quoted, run
 from .aside import LOCK_SECONDS
 from .catalog import BinlogEnd, FoundTable, MysqlCatalog
 from .decode.path import TablePath
-from .decode.values import Encode, select_expression, text_encoder
+from .decode.values import ZERO, printed_as, select_expression, text_encoder
 from .dump import Packets, force_close, refused
 from .position import MysqlPosition
 from .resume import DeclaredTable
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _COM_QUERY = 0x03
-_BATCH_ROWS = 4096
-_BATCH_BYTES = 2 << 20
+_BATCH_ROWS = 8192
+_BATCH_BYTES = 3 << 18  # what comes with the last row still fits into a block, if it is not large
 _WAIT_SECONDS = 0.5  # between two tests whether it has been closed
 _SILENCE = 3600.0  # seconds
 _ERROR, _EOF = 0xFF, 0xFE
@@ -78,8 +81,10 @@ class MysqlSnapshot:
         """Keep a table's definition as it is until the snapshot is done."""
         run(self._connection, f"SELECT 1 FROM {quoted(table.schema, table.name)} LIMIT 0")
 
-    def rows(self, table: Table, declared: DeclaredTable, pace: RowPace) -> Iterator[list[Change]]:
-        """The rows, some thousands at a time; each list is a transaction of its own."""
+    def rows(
+        self, table: Table, declared: DeclaredTable, pace: RowPace
+    ) -> Iterator[Sequence[Change]]:
+        """The rows, some thousands at a time; each time they are a transaction of their own."""
         batches = _RowBatches(table, declared, self.end, rows=pace.piece(_BATCH_ROWS))
         answer = self._query(_statement(table, declared))
         try:
@@ -204,6 +209,7 @@ class _RowBatches:
     def __init__(self, table: Table, declared: DeclaredTable, end: BinlogEnd, *, rows: int) -> None:
         self._table = table
         self._encoders = [text_encoder(column) for column in declared.columns]
+        self._printed = [printed_as(column) for column in declared.columns]
         self._image = _template([column.name for column in declared.columns])
         self._keys = [at for at, column in enumerate(table.columns) if column.key]
         self._key = _template([table.columns[at].name for at in self._keys])
@@ -214,7 +220,7 @@ class _RowBatches:
         self._bytes = 0
         self._number = 0
 
-    def take(self, packets: list[bytes]) -> Iterator[list[Change]]:
+    def take(self, packets: list[bytes]) -> Iterator[Sequence[Change]]:
         """Add rows; gives batches that are full."""
         for packet in packets:
             self._packets.append(packet)
@@ -222,9 +228,9 @@ class _RowBatches:
             if len(self._packets) >= self._rows or self._bytes >= _BATCH_BYTES:
                 yield self.cut()
 
-    def cut(self) -> list[Change]:
+    def cut(self) -> Sequence[Change]:
         """The rows so far, as a transaction."""
-        packets, self._packets, self._bytes = self._packets, [], 0
+        packets, size, self._packets, self._bytes = self._packets, self._bytes, [], 0
         if not packets:
             return []
         self._number += 1
@@ -232,40 +238,78 @@ class _RowBatches:
         name = f"snapshot-{self._end.file}:{self._end.position}-{label}-{self._number}"
         now = time.time_ns() // 1000
         transaction = Transaction(name, now, now)
+        if size <= block.LARGEST and (packed := self._block(packets, transaction)):
+            return packed
         last = len(packets)
         return [
             self._change(packet, transaction, at, last=at == last)
             for at, packet in enumerate(packets, 1)
         ]
 
+    def _block(self, packets: list[bytes], transaction: Transaction) -> Records | None:
+        """Rows as one value of the log; None: they must be stored one by one."""
+        width, count, table = len(self._encoders), len(packets), self._table
+        fields = _fields(packets, width)
+        columns = []
+        for at, (printed, encode) in enumerate(zip(self._printed, self._encoders, strict=True)):
+            column = _column(fields[at::width], printed, encode)
+            if column is None:
+                return None
+            columns.append(column)
+        packed = block.pack(table, transaction, (self._position, self._position), columns, count)
+        if len(packed) > block.LARGEST:
+            return None
+        runs = [(table.version, Op.READ.value, transaction.commit_time, count)]
+        return Records([packed], {table.version: table}, runs)
+
     def _change(
         self, packet: bytes, transaction: Transaction, ordinal: int, *, last: bool
     ) -> Change:
-        values = _values(packet, self._encoders)
+        fields = _fields([packet], len(self._encoders))
+        values = [
+            b"null" if field is None else encode(field)
+            for field, encode in zip(fields, self._encoders, strict=True)
+        ]
         key = self._key % tuple([values[at] for at in self._keys]) if self._keys else None
         image = self._image % tuple(values)
         return Change(Op.READ, self._table, key, None, BeforeKind.NONE, image, None, (),
                       transaction, ordinal, self._position, last)  # fmt: skip
 
 
-def _values(packet: bytes, encoders: Sequence[Encode]) -> list[bytes]:
-    """The columns of a row of the text protocol, as JSON."""
-    values = []
-    at = 0
-    for encode in encoders:
-        size = packet[at]
-        at += 1
-        if size == 0xFB:
-            values.append(b"null")
-            continue
-        if size > 0xFB:
-            width = {0xFC: 2, 0xFD: 3, 0xFE: 8}[size]
-            size = int.from_bytes(packet[at : at + width], "little")
-            at += width
-        end = at + size
-        values.append(encode(packet[at:end]))
-        at = end
-    return values
+def _fields(packets: list[bytes], width: int) -> list[bytes | None]:
+    """The values of rows of the text protocol, `width` columns each; None: null."""
+    fields: list[bytes | None] = []
+    add, columns = fields.append, range(width)
+    for packet in packets:
+        at = 0
+        for _ in columns:
+            size = packet[at]
+            at += 1
+            if size == 0xFB:
+                add(None)
+                continue
+            if size > 0xFB:
+                width_of_size = {0xFC: 2, 0xFD: 3, 0xFE: 8}[size]
+                size = int.from_bytes(packet[at : at + width_of_size], "little")
+                at += width_of_size
+            end = at + size
+            add(packet[at:end])
+            at = end
+    return fields
+
+
+def _column(
+    values: list[bytes | None], printed: Printed | None, encode: Encode
+) -> block.ColumnText | None:
+    """A column of a block; None: its rows must be stored one by one."""
+    if printed is not None:
+        nulls = values.count(None)
+        found = block.column_text([b"\\N" if value is None else value for value in values], printed)
+        # The server escapes nothing: a backslash that is not ours, or a zero date, is for JSON.
+        kept = found is not None and found.text.count(b"\\") == nulls
+        if kept and not (printed is Printed.TIMESTAMP and ZERO in found.text):
+            return found
+    return block.json_text([b"null" if value is None else encode(value) for value in values])
 
 
 def _template(names: Sequence[str]) -> bytes:

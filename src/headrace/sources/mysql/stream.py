@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -175,7 +175,7 @@ class _Flow:
         """Tables that have rows left to read, and can be tried now."""
         return [path for path in self._resume.to_snapshot if path not in self._aside]
 
-    def _batch(self, changes: list[Change]) -> Batch:
+    def _batch(self, changes: Sequence[Change]) -> Batch:
         return Batch(changes, self._encoder.encode(self._resume))
 
     # -- streaming ------------------------------------------------------------------------------

@@ -19,12 +19,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from ....change.printed import Encode, Printed
 from ....errors import DecodeError
 from .columns import GEOMETRIES, DeclaredColumn, DeclaredType, declared_type
 from .layouts import document, shortest
 from .times import ZERO
-
-Encode = Callable[[bytes], bytes]
 
 _quote = msgspec.json.Encoder().encode
 
@@ -51,6 +50,17 @@ def text_encoder(column: DeclaredColumn) -> Encode:
             f"the column {column.name} is of type {kind.base}, which is not read here"
         )
     return _named(column, encode(kind))
+
+
+def printed_as(column: DeclaredColumn) -> Printed | None:
+    """How a block keeps what the server sends, which `text_encoder` writes as the same JSON.
+
+    None: as JSON alone. Zero dates among timestamps must be written as JSON, too.
+    """
+    kind = declared_type(column.type)
+    if column.json or kind.boolean or kind.zerofill:
+        return None
+    return _PRINTED.get(kind.base)
 
 
 def _named(column: DeclaredColumn, encode: Encode) -> Encode:
@@ -130,4 +140,17 @@ _ENCODERS: dict[str, Callable[[DeclaredType], Encode]] = {
     "set": _always(_labels),
     "json": _always(_same),
     **dict.fromkeys(GEOMETRIES, _always(lambda value: _base64(value[4:]))),
+}
+
+_PRINTED: dict[str, Printed] = {
+    **dict.fromkeys(
+        ("tinyint", "smallint", "mediumint", "int", "bigint", "bit", "json"), Printed.PLAIN
+    ),
+    **dict.fromkeys(
+        ("decimal", "date", "time", "datetime", "uuid", "inet4", "inet6"), Printed.QUOTED
+    ),
+    "timestamp": Printed.TIMESTAMP,
+    **dict.fromkeys(
+        ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum"), Printed.TEXT
+    ),
 }
