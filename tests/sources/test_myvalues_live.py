@@ -1,5 +1,6 @@
 """What a real server's binlog gives is what its SELECT gives, for values of every type."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import date, datetime, timedelta
@@ -9,12 +10,21 @@ import pymysql
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from headrace.change.arrow import block_table, decode
+from headrace.change.block import MARK, BlockRows, RowBlock
+from headrace.change.event import Column, Table
+from headrace.change.record import Records
+from headrace.errors import DecodeError
+from headrace.sources.mysql.catalog import BinlogEnd
 from headrace.sources.mysql.decode.binlog import parse
 from headrace.sources.mysql.decode.charsets import _TABLES, decoder, is_ascii_superset
 from headrace.sources.mysql.decode.columns import DeclaredColumn
 from headrace.sources.mysql.decode.events import UNKNOWN, Event, FormatDescription
 from headrace.sources.mysql.decode.values import select_expression
+from headrace.sources.mysql.resume import DeclaredTable
+from headrace.sources.mysql.snapshot import _RowBatches
 from headrace.testing.mysql import MysqlDatabase
 from tests.effort import times
 from tests.sources.binlogs.reading import parsed, rows, selected, taken_apart
@@ -179,7 +189,7 @@ def declared(cursor: Any, table: str, *, mariadb: bool) -> tuple[DeclaredColumn,
     )
 
 
-@pytest.mark.requirement("S0-28", "S0-29", "S0-30")
+@pytest.mark.requirement("S0-28", "S0-29", "S0-30", "C-28")
 @given(written=ROWS)
 @settings(
     max_examples=times(12, nightly=120),
@@ -206,6 +216,51 @@ def test_the_binlog_says_what_select_says(
     events = binlog_after(my, file, position)
     found = {row[0]: taken_apart(row[3] or b"") for _, _, row in rows(events, {"every": table})}
     assert found == selected(table)
+    expect_block_of(table)
+
+
+def expect_block_of(recorded: RecordedTable) -> None:
+    """A block of these rows, as the text protocol sends them, reads as the single changes."""
+    columns = tuple(
+        Column(each.name, each.type, key=each.name == "id") for each in recorded.declared
+    )
+    table = Table("s", "mysql", "o", "", "shop", "every", columns)
+    end = BinlogEnd("binlog.000001", 4, "")
+    packets = [b"".join(map(sent, row)) for row in recorded.rows]
+    batches = _RowBatches(table, DeclaredTable(recorded.declared, ("id",)), end, rows=10**6)
+    assert list(batches.take(packets)) == []
+    block = batches.cut()
+    assert isinstance(block, Records)
+    [value] = block.encoded
+    assert value[0] == MARK
+    changes = list(block)
+    shared, last = changes[0].transaction, len(packets)
+    assert [replace(change, table=table) for change in changes] == [
+        batches._change(packet, shared, ordinal, last=ordinal == last)
+        for ordinal, packet in enumerate(packets, 1)
+    ]
+    rows = BlockRows(RowBlock(value), 1, 0, last)
+    for column in columns:
+        images = [change.after for change in changes]
+        try:
+            wanted = decode(images, [column], connector="mysql")
+        except DecodeError as error:
+            with pytest.raises(DecodeError, match=re.escape(str(error))):
+                block_table(rows, [column], connector="mysql")
+        else:
+            found = block_table(rows, [column], connector="mysql")
+            assert (found.schema, str(found.to_pylist())) == (
+                wanted.schema,
+                str(wanted.to_pylist()),
+            )
+
+
+def sent(value: bytes | None) -> bytes:
+    """A value as the text protocol has it."""
+    if value is None:
+        return b"\xfb"
+    size = len(value)
+    return (bytes([size]) if size < 0xFB else b"\xfc" + size.to_bytes(2, "little")) + value
 
 
 def insert(cursor: Any, kinds: Sequence[str], written: Sequence[tuple[Any, ...]]) -> None:
