@@ -1,6 +1,6 @@
 """The columns of a block are what the images of its rows become, or fail as they do."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 import pytest
@@ -77,7 +77,7 @@ def packed(column: Column, text: ColumnText, count: int) -> RowBlock:
     return RowBlock(pack(table, Transaction("t", 1, 1), (at, at), [text], count))
 
 
-def outcome(table: "pa.Table | DecodeError") -> object:
+def outcome(table: pa.Table | DecodeError) -> object:
     # Compared as they are printed: NaN is not equal to itself.
     return str(table) if isinstance(table, DecodeError) else (table.schema, str(table.to_pylist()))
 
@@ -101,9 +101,9 @@ def test_a_column_is_what_its_images_become(
     chosen = images[begin : begin + count]
     assert rows.block.images(["v"], 0, len(values)) == images
 
-    def attempt(make: object) -> "pa.Table | DecodeError":
+    def attempt(make: Callable[[], pa.Table]) -> pa.Table | DecodeError:
         try:
-            return make()  # type: ignore[operator,no-any-return]
+            return make()
         except DecodeError as error:
             return error
 

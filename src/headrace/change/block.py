@@ -12,7 +12,6 @@ sends text) and little to read: as Arrow without a step for each value, as recor
 same template that every other image is made with.
 """
 
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ _RECORD = b"\x9f"  # an array of 15 elements: the fields of a record
 _pack = msgspec.msgpack.Encoder().encode
 _quote = msgspec.json.Encoder().encode
 # What may stand in a JSON string only escaped, but for the tab between two values.
-_special = re.compile(rb'["\x00-\x08\x0a-\x1f]').search
+_SPECIAL = b'"' + bytes(set(range(32)) - {9})
 
 
 class ColumnText(NamedTuple):
@@ -232,6 +231,10 @@ def _fill(printed: Printed, text: bytes) -> tuple[bytes, list[bytes]]:
         return b"%b", [b"null" if value == _NULL else encode(value) for value in values]
     if printed is Printed.PLAIN:
         return b"%b", values
-    if printed is Printed.QUOTED or (printed is Printed.TEXT and not _special(text)):
+    if printed is Printed.QUOTED or (printed is Printed.TEXT and _is_plain(text)):
         return b'"%b"', values
     return b"%b", list(map(encode, values))
+
+
+def _is_plain(text: bytes) -> bool:
+    return len(text.translate(None, _SPECIAL)) == len(text)

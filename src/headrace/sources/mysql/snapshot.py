@@ -21,7 +21,8 @@ from .address import MysqlAddress, classify, error_number, quoted, run
 from .aside import LOCK_SECONDS
 from .catalog import BinlogEnd, FoundTable, MysqlCatalog
 from .decode.path import TablePath
-from .decode.values import ZERO, printed_as, select_expression, text_encoder
+from .decode.times import ZERO
+from .decode.values import printed_as, select_expression, text_encoder
 from .dump import Packets, force_close, refused
 from .position import MysqlPosition
 from .resume import DeclaredTable
@@ -306,9 +307,9 @@ def _column(
         nulls = values.count(None)
         found = block.column_text([b"\\N" if value is None else value for value in values], printed)
         # The server escapes nothing: a backslash that is not ours, or a zero date, is for JSON.
-        kept = found is not None and found.text.count(b"\\") == nulls
-        if kept and not (printed is Printed.TIMESTAMP and ZERO in found.text):
-            return found
+        if found is not None and found.text.count(b"\\") == nulls:
+            if not (printed is Printed.TIMESTAMP and ZERO in found.text):
+                return found
     return block.json_text([b"null" if value is None else encode(value) for value in values])
 
 
