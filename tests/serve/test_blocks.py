@@ -73,10 +73,8 @@ def test_what_a_trim_hides_of_a_block_is_gone_for_readers(both: list[Site]) -> N
         codes = {site.http.get(path, params={"from_seq": "3", "after": "3"}).status_code
                  for site in both}  # fmt: skip
         assert len(codes) == 1
-    answers = [site.get("/changefeed/stats").json() for site in both]
-    for answer in answers:
-        answer.pop("total_bytes", None)
-    assert [a["count"] for a in answers] == [354, 354]
+    stats = [site.get("/changefeed/stats").json() for site in both]
+    assert [each["total_events"] for each in stats] == [354, 354]
 
 
 def test_grpc_is_the_same(both: list[Site]) -> None:
@@ -96,6 +94,5 @@ def test_a_cursor_in_a_block_goes_on_there(both: list[Site]) -> None:
         answer = site.http.put("/v1/cursors/reader", json={"sequence": 400})
         assert answer.status_code < 300, answer.text
     for site in both:
-        assert site.log.cursor("reader", "local") or site.log.cursors()
         assert site.log.trim(600).first_sequence == 401
     alike(both, "/v1/changes", after=400, limit=5)

@@ -307,9 +307,9 @@ def _column(
         nulls = values.count(None)
         found = block.column_text([b"\\N" if value is None else value for value in values], printed)
         # The server escapes nothing: a backslash that is not ours, or a zero date, is for JSON.
-        if found is not None and found.text.count(b"\\") == nulls:
-            if not (printed is Printed.TIMESTAMP and ZERO in found.text):
-                return found
+        zero = found is None or (printed is Printed.TIMESTAMP and ZERO in found.text)
+        if found is not None and not zero and found.text.count(b"\\") == nulls:
+            return found
     return block.json_text([b"null" if value is None else encode(value) for value in values])
 
 
