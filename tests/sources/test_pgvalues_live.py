@@ -315,7 +315,8 @@ def test_a_block_of_copied_values_has_the_bytes_of_their_rows(
     one = value(type_name, literal)
     many = sql.SQL("{0} UNION ALL SELECT NULL UNION ALL {0}").format(one)
     copy = sql.SQL("COPY (SELECT '(0,1)'::tid, v, 1 FROM ({}) q(v)) TO STDOUT").format(many)
-    lines = list(copy_lines(server.connection.pgconn, copy.as_bytes(server.connection)))
+    arriving = copy_lines(server.connection.pgconn, copy.as_bytes(server.connection))
+    lines = [line for some in arriving for line in some]
     kind = sql.SQL("SELECT pg_typeof(v)::oid::int8 FROM ({}) AS q(v)").format(one)
     columns = Column("v", type_name, True, int(server.printed(kind))), Column("n", "int", True, 23)
     rows = decoder(Table("s", "postgres", "o", "d", "public", "t", columns), server.types)

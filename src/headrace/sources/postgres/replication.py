@@ -15,6 +15,7 @@ from ...change.lsn import format_lsn, parse_lsn
 from ...errors import SourceError, SourceUnavailable
 
 _LOOK_SECONDS = 0.2
+_LINES_BYTES = 1 << 16  # of COPY, handed over together
 
 ErrorFor = Callable[[str, str], SourceError]
 """Our error for a code and message of PostgreSQL's."""
@@ -150,29 +151,39 @@ class Replication:
         return self._error_for(sqlstate, f"{what}: {message}")
 
 
-def copy_lines(connection: pq.abc.PGconn, statement: bytes) -> Iterator[bytes]:
-    """The lines of a COPY TO STDOUT."""
+def copy_lines(connection: pq.abc.PGconn, statement: bytes) -> Iterator[list[bytes]]:
+    """The lines of a COPY TO STDOUT, as many at a time as have come; whoever takes a list has it.
+
+    Row by row, handing over a line would cost as much as receiving it.
+    """
     result = connection.exec_(statement)
     if result.status != pq.ExecStatus.COPY_OUT:
         raise psycopg.errors.error_from_result(result)
     get = connection.get_copy_data
-    dry = False
+    lines: list[bytes] = []
+    total, dry = 0, False
     while True:
         size, data = get(1)
         if size > 0:
-            dry = False
-            line = [bytes(data)]
+            lines.append(bytes(data))
+            total += size
+            if total < _LINES_BYTES:
+                continue
             del data  # a line may have many megabytes
-            yield line.pop()
         elif size < 0:
             break
-        else:
+        if lines:
+            taken, lines, total, dry = [lines], [], 0, False
+            yield taken.pop()
+        if size == 0:
             # Waiting lets other threads in, and a busy one gives the turn back late: so first
             # take what has come meanwhile, and wait only when that is nothing.
             if dry:
                 select.select([connection.socket], [], [])
             dry = True
             connection.consume_input()
+    if lines:
+        yield lines
     while (ending := connection.get_result()) is not None:
         if ending.status == pq.ExecStatus.FATAL_ERROR:
             raise psycopg.errors.error_from_result(ending)

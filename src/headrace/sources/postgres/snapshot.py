@@ -191,20 +191,19 @@ class PostgresSnapshotReader:
             connection.close()
 
     def _copy_range(self, connection: psycopg.Connection[Any], task: Task) -> None:
-        lines = copy_lines(connection.pgconn, _statement(task).as_bytes(connection))
+        arriving = copy_lines(connection.pgconn, _statement(task).as_bytes(connection))
         batch = _Reading(task, self._point, rows=self._pace.piece(_BATCH_ROWS))
         try:
-            for line in lines:
-                full = batch.take(line)
-                del line  # it may have many megabytes
-                if full:
+            for lines in arriving:
+                batch.take(lines)
+                while batch.full:
                     self._hand_over(batch.cut())
                 if self._closed.is_set():
                     return
             self._hand_over(batch.end())
         except DecodeError as error:
             self._read.put(batch.failed(error))
-            for _ in lines:
+            for _ in arriving:
                 pass  # the rest of the range, before the session can be used again
 
     def _hand_over(self, copied: Copied) -> None:
@@ -224,19 +223,27 @@ class _Reading:
         self._bytes = 0
         self._start = task.range.start
 
-    def take(self, line: bytes) -> bool:
-        """Add a row; True when the batch is full."""
-        self._lines.append(line)
-        self._bytes += len(line)
+    def take(self, lines: list[bytes]) -> None:
+        """Add rows; the list is emptied, since a row may have many megabytes."""
+        self._lines += lines
+        self._bytes += sum(map(len, lines))
+        lines.clear()
+
+    @property
+    def full(self) -> bool:
+        """Whether there are enough rows for a batch."""
         return len(self._lines) >= self._rows or self._bytes >= _BATCH_BYTES
 
     def cut(self) -> Copied:
-        """Hand over the batch; the range goes on after its last row."""
+        """Hand over a batch; the range goes on after its last row."""
+        rest = self._lines[self._rows :]
+        del self._lines[self._rows :]
         ctid = self._lines[-1].partition(b"\t")[0].decode()
         block, _, row = ctid.strip("()").partition(",")
         left = msgspec.structs.replace(self._task.range, start=f"({block},{int(row) + 1})")
         copied = Copied(self._task, self._changes(), left)
         self._start = left.start
+        self.take(rest)
         return copied
 
     def end(self) -> Copied:
@@ -248,7 +255,7 @@ class _Reading:
         return Copied(self._task, [], None, str(error))
 
     def _changes(self) -> Sequence[Change]:
-        lines, size, transaction = self._lines, self._bytes, self._transaction()
+        lines, size, transaction = self._lines, sum(map(len, self._lines)), self._transaction()
         self._lines, self._bytes = [], 0
         packed = self._block(lines, transaction) if lines and size <= block.LARGEST else None
         return self._rows_of(lines, transaction) if packed is None else packed
