@@ -6,6 +6,7 @@ from typing import Any, LiteralString
 
 import pytest
 
+from headrace.change.block import LARGEST, BlockRows, RowBlock
 from headrace.change.event import Batch, Op
 from headrace.errors import SourceError
 from headrace.sources.postgres import slot
@@ -308,3 +309,39 @@ def test_a_table_changed_when_its_copy_is_about_to_begin_is_right(
         if "users" in tables:
             pg.execute("INSERT INTO users (id) VALUES (1000)")  # new columns are told with a row
         feed.assert_replays(*tables, surprises=True)
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("C-28")
+def test_a_batch_of_rows_is_one_value_of_the_log(pg: PostgresDatabase, tmp_path: Path) -> None:
+    create(pg, "users", rows=3000)
+    with captured(pg, tmp_path) as feed:
+        feed.assert_replays("users")
+        latest, after, parts = feed.log.latest_sequence, 0, []
+        while part := feed.log.stored(after, upto=latest):
+            parts.append(part)
+            after = part.last
+        blocks = [part for part in parts if isinstance(part, BlockRows)]
+        assert sum(block.count for block in blocks) == len(feed.changes(Op.READ)) == 3000
+        assert {block.block.transaction.id for block in blocks} == {
+            change.transaction.id for change in feed.changes(Op.READ)
+        }
+
+
+@pytest.mark.requirement("C-28")
+def test_rows_that_no_block_can_hold_are_stored_one_by_one(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    pg.execute("CREATE TABLE texts (id int PRIMARY KEY, body text)")
+    pg.execute("INSERT INTO texts SELECT g, repeat('x', 700000) FROM generate_series(1, 4) g")
+    pg.execute(
+        "INSERT INTO texts SELECT g, repeat(E'\\n\\x01', 150000) FROM generate_series(5, 6) g"
+    )
+    pg.execute("INSERT INTO texts SELECT g, repeat('y', 50000) FROM generate_series(7, 60) g")
+    with captured(pg, tmp_path) as feed:
+        feed.assert_replays("texts")
+        stored = [value for _, value in feed.log._stored(1, feed.log.latest_sequence)]
+        assert max(value.size for value in stored if isinstance(value, RowBlock)) <= LARGEST
+        assert max(len(value) for value in stored if isinstance(value, bytes)) > 700_000
