@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.change.block import RowBlock, pack
+from headrace.change.event import Column, Table, Transaction
 from headrace.errors import DecodeError
 from headrace.sources.mysql.decode import typecodes as t
 from headrace.sources.mysql.decode.charsets import charset_of, decoder
@@ -20,7 +22,9 @@ from headrace.sources.mysql.decode.columns import (
 )
 from headrace.sources.mysql.decode.decimals import decimal_size, decimals
 from headrace.sources.mysql.decode.layouts import layout, shortest
-from headrace.sources.mysql.decode.values import select_expression, text_encoder
+from headrace.sources.mysql.decode.values import printed_as, select_expression, text_encoder
+from headrace.sources.mysql.position import MysqlPosition
+from headrace.sources.mysql.snapshot import _column
 
 
 def shown(column: ColumnType, *values: Any) -> list[bytes]:
@@ -274,3 +278,39 @@ def test_collations_name_their_character_set() -> None:
     assert [charset_of(number) for number in (8, 63, 45, 255, 33, 1027, 2304, 35)] == [
         "latin1", "binary", "utf8mb4", "utf8mb4", "utf8mb3", "dec8", "utf8mb4", "ucs2"
     ]  # fmt: skip
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("C-28")
+@pytest.mark.parametrize(
+    ("declared", "values"),
+    [
+        ("varchar(9)", [b"\\N", None, b"a"]),
+        ("varchar(9)", [b"\\N\\N", None, None]),
+        ("varchar(9)", [b"a\tb", None, "é".encode()]),
+        ("varchar(9)", [b"", None, b"null"]),
+        ("timestamp", [b"0000-00-00 00:00:00", None, b"2025-01-15 10:30:00"]),
+        ("timestamp(6)", [b"0000-00-00 00:00:00.000000"]),
+        ("timestamp", [b"2025-01-15 10:30:00", None]),
+        ("tinyint(1)", [b"0", None, b"2"]),
+        ("int(5) unsigned zerofill", [b"00012", None]),
+        ("float", [b"1.5", None, b"1e20"]),
+        ("bit(3)", [b"5", None]),
+        ("set('a','b')", [b"a,b", b"", None]),
+    ],
+)
+def test_a_column_of_a_block_is_written_as_its_values_are(
+    declared: str, values: list[bytes | None]
+) -> None:
+    column = DeclaredColumn("v", declared, "utf8mb4")
+    encode = text_encoder(column)
+    found = _column(values, printed_as(column), encode)
+    assert found is not None
+    table = Table("s", "mysql", "o", "", "shop", "t", (Column("v", declared),))
+    at = MysqlPosition("binlog.000001", 4, "", 4)
+    block = RowBlock(pack(table, Transaction("t", 1, 1), (at, at), [found], len(values)))
+    assert block.images(["v"], 0, len(values)) == [
+        b'{"v":%b}' % (b"null" if value is None else encode(value)) for value in values
+    ]
