@@ -31,6 +31,7 @@ from headrace.log import Log, LogReader
 from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.run import formats
 from headrace.testing import free_port, wait_until
+from tests.log.blocks import stored_block
 from tests.sinks.receiver import Receiver
 
 ARCHIVE = Path(__file__).with_name("before.tar.xz")
@@ -125,6 +126,19 @@ def test_every_change_is_read_and_adds_up_to_the_tables(before: Before) -> None:
         assert sorted(shown) == sorted([str(value) for value in row] for row in expected)
     assert len(found["public.kinds"]) == 1
     assert len(found["public.unkeyed"]) == 2
+
+
+@pytest.mark.requirement("C-28")
+def test_the_log_goes_on_with_blocks(before: Before) -> None:
+    old = before.changes()
+    with Log.open(before.log) as log:
+        assert log._get(b"layout") == b"1"
+        last = stored_block(log, 1, 700)
+        assert last == len(old) + 700
+        log.trim(10, force=True)
+    found = before.changes()
+    assert found[: len(old) - 9] == old[9:]
+    assert [change.sequence for change in found] == list(range(10, last + 1))
 
 
 @pytest.mark.parametrize("name", names())
