@@ -364,11 +364,10 @@ def test_a_sink_gets_blocks_as_columns(shop: Shop, reading: LogAccess) -> None:
             records.append(part)
     assert _joined(records) == _joined(wanted.pieces())
     images = [change.after for change in shop.log.read(100, limit=100_000, upto=12_030)]
-    if isinstance(reading, DiskLog):
-        described = shop.log.table(1).columns
-        typed = decode(images, described, connector="postgres").select(["name", "id"])
-        assert pa.concat_tables(columns).equals(typed)
-        assert [first for first, _, _ in records] == [101, 12_002, 12_003]
+    described = shop.log.table(1).columns
+    typed = decode(images, described, connector="postgres").select(["name", "id"])
+    assert pa.concat_tables(columns).equals(typed)
+    assert [first for first, _, _ in records] == [101, 12_002, 12_003]
 
 
 @pytest.mark.requirement("C-28")

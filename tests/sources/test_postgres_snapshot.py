@@ -343,5 +343,5 @@ def test_rows_that_no_block_can_hold_are_stored_one_by_one(
     with captured(pg, tmp_path) as feed:
         feed.assert_replays("texts")
         stored = [value for _, value in feed.log._stored(1, feed.log.latest_sequence)]
-        assert max(value.size for value in stored if isinstance(value, RowBlock)) <= LARGEST
+        assert max(len(value.value) for value in stored if isinstance(value, RowBlock)) <= LARGEST
         assert max(len(value) for value in stored if isinstance(value, bytes)) > 700_000

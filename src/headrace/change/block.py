@@ -15,7 +15,7 @@ same template that every other image is made with.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -26,6 +26,7 @@ MARK = 0xC1
 LARGEST = 1 << 20  # bytes; what does not fit is stored row by row
 
 _START = struct.Struct(">BII")
+_BEGIN = struct.Struct(">I")
 _NULL = b"\\N"
 _READ, _NONE = Op.READ.value, BeforeKind.NONE.value
 _RECORD = b"\x9f"  # an array of 15 elements: the fields of a record
@@ -140,8 +141,7 @@ class RowBlock:
         size = int(_START.unpack_from(value)[2])
         start = _START.size + size
         self.head = _head(value[_START.size : start])
-        self.size = len(value)  # bytes
-        self._value = value
+        self.value = value
         self._starts: dict[str, tuple[BlockColumn, int]] = {}
         for column in self.head.columns:
             self._starts[column.name] = column, start
@@ -159,7 +159,7 @@ class RowBlock:
         if name not in self._starts:
             return None
         column, start = self._starts[name]
-        return ColumnText(column.printed, self._value[start : start + column.size])
+        return ColumnText(column.printed, self.value[start : start + column.size])
 
     def images(self, names: Sequence[str], begin: int, end: int) -> list[bytes]:
         """Some columns of the rows from `begin` to before `end` (from 0) as JSON objects."""
@@ -198,7 +198,7 @@ class RowBlock:
         found = self._filled.get(name)
         if found is None:
             column, start = self._starts[name]
-            text = self._value[start : start + column.size]
+            text = self.value[start : start + column.size]
             found = self._filled[name] = _fill(column.printed, text)
         return found
 
@@ -220,6 +220,16 @@ class BlockRows:
     def records(self) -> list[bytes]:
         """A record for each."""
         return self.block.records(self.begin, self.begin + self.count)
+
+    def packed(self) -> bytes:
+        """The whole block, and which of its rows is the first: what `unpacked` reads."""
+        return self.block.value + _BEGIN.pack(self.begin)
+
+    @classmethod
+    def unpacked(cls, first: int, count: int, packed: bytes) -> Self:
+        """The rows behind their bytes."""
+        (begin,) = _BEGIN.unpack(packed[-_BEGIN.size :])
+        return cls(RowBlock(packed[: -_BEGIN.size]), first, begin, count)
 
 
 def _fill(printed: Printed, text: bytes) -> tuple[bytes, list[bytes]]:

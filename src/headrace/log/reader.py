@@ -26,7 +26,7 @@ from .holding import ChangeRemoval, Cursor
 from .keys import Key
 from .ranges import Ancestor, Ranges, plan, shared_upto
 
-PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of records, their bytes
+PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of changes, their bytes
 
 _PIECE_BYTES = 512 << 10
 _ROWS = 512  # of a block, turned into records at a time

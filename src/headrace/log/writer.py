@@ -292,7 +292,7 @@ class Log(LogReader):
             if not isinstance(value, RowBlock):
                 total += len(value)
             elif layout.sequence_of(key) + value.count <= before:
-                total += value.size
+                total += len(value.value)
         return total
 
     def _found(self) -> None:

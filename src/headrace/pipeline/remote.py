@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from ..change.block import BlockRows
+from ..change.block import MARK, BlockRows
 from ..change.event import Table
 from ..client.transport import HttpRequest, HttpTransport, with_query
 from ..client.trust import TlsTrust
@@ -18,11 +18,13 @@ from ..errors import ConfigError, LogError, LogUnreachable, ServerAbsent, Server
 from ..log import PIECE_HEAD, Piece, Ranges
 from ..retry import Backoff
 from .options import Options
-from .reading import DiskLog, LogAccess, SequenceRange, expect_epoch
+from .reading import DiskLog, LogAccess, P, SequenceRange, expect_epoch
 
 RESPONSE_SECONDS = 30.0
 PATIENCE_SECONDS = 10.0  # how long a server that restarts is waited for
 _BACKOFF = Backoff(first=0.1, longest=1.0)
+_RECORDS = "application/x-headrace-records"
+_BLOCKS = f"application/x-headrace-blocks, {_RECORDS}"  # an older server sends records alone
 _PASSING = (0, 429, 502, 503, 504)  # no response, or one of a server or proxy that may recover
 
 T = TypeVar("T")
@@ -53,21 +55,26 @@ class RemoteLog:
 
     def pieces(self, wanted: SequenceRange) -> Iterator[Piece]:
         """The changes of a range, those that are still there; it reconnects when it must."""
+        return self._parts(wanted, self._stream)
+
+    def stored(self, wanted: SequenceRange) -> Iterator[Piece | BlockRows]:
+        """The same, with blocks of rows as they are, if the server knows how to send them."""
+        return self._parts(wanted, self._stream_stored)
+
+    def _parts(
+        self, wanted: SequenceRange, stream: Callable[[str, int, int], Iterator[P]]
+    ) -> Iterator[P]:
         after, patience = wanted.after, _Patience(self.url)
         while after < wanted.upto:
             try:
-                for piece in self._stream(wanted.epoch, after, wanted.upto):
-                    yield piece
-                    after = piece.last
+                for part in stream(wanted.epoch, after, wanted.upto):
+                    yield part
+                    after = part.last
                     patience = _Patience(self.url)
                 if self._has_no_more(wanted, after):
                     return
             except ServerError as error:
                 patience.spend(error)
-
-    def stored(self, wanted: SequenceRange) -> Iterator[Piece | BlockRows]:
-        """The same: the server sends the rows of blocks one by one."""
-        return self.pieces(wanted)
 
     def _has_no_more(self, wanted: SequenceRange, after: int) -> bool:
         """Whether a response ended where the log does, or was trimmed; else it was cut short.
@@ -126,16 +133,30 @@ class RemoteLog:
         http = HttpTransport(self.url, self._key, self._tls)
         return http, http.connections()
 
+    def _stream_stored(self, epoch: str, after: int, upto: int) -> Iterator[Piece | BlockRows]:
+        for first, count, content in self._stream_raw(epoch, after, upto, _BLOCKS):
+            if content[0] == MARK:
+                yield BlockRows.unpacked(first, count, content)
+            else:
+                yield Piece(first, count, content)
+
     def _stream(self, epoch: str, after: int, upto: int) -> Iterator[Piece]:
+        for first, count, records in self._stream_raw(epoch, after, upto, _RECORDS):
+            yield Piece(first, count, records)
+
+    def _stream_raw(
+        self, epoch: str, after: int, upto: int, accept: str
+    ) -> Iterator[tuple[int, int, bytes]]:
         http = HttpTransport(self.url, self._key, self._tls)
-        request = _request(with_query("/v1/records", {"after": after, "upto": upto}))
+        path = with_query("/v1/records", {"after": after, "upto": upto})
+        request = HttpRequest("GET", path, accept=accept, seconds=RESPONSE_SECONDS)
         with http.open(request) as response:
             if response.headers.get("X-Headrace-Epoch", "") != epoch:
                 return
             body = _Body(http.pieces(response))
             while head := body.read(PIECE_HEAD.size):
                 first, count, size = PIECE_HEAD.unpack(self._whole(head, PIECE_HEAD.size))
-                yield Piece(first, count, self._whole(body.read(size), size))
+                yield first, count, self._whole(body.read(size), size)
 
     def _whole(self, data: bytes, size: int) -> bytes:
         if len(data) < size:

@@ -8,8 +8,9 @@ import msgspec
 from litestar import Request, Response, get
 from litestar.response import Stream
 
+from ..change.block import BlockRows
 from ..change.event import Table
-from ..log import Log, Ranges
+from ..log import PIECE_HEAD, Log, Ranges
 from .access import Access, access_of, whole
 from .openapi import operation, replies
 from .query import RangesQuery, RecordsQuery, TablesQuery, read_query
@@ -17,6 +18,7 @@ from .service import Service
 from .threads import aside
 
 RECORDS = "application/x-headrace-records"
+BLOCKS = "application/x-headrace-blocks"  # the same with blocks, for those who accept it
 
 
 class TableVersionList(msgspec.Struct, frozen=True):
@@ -55,6 +57,9 @@ async def records(request: Request[Any, Any, Any]) -> Stream:
     latest = service.log.latest_sequence
     upto = latest if query.upto is None else min(query.upto, latest)
     headers = {"X-Headrace-Epoch": service.feed.epoch, "X-Headrace-Latest": str(latest)}
+    if BLOCKS in request.headers.get("accept", ""):
+        stored = _stored(service.log, query.after, upto, access_of(request))
+        return Stream(stored, media_type=BLOCKS, headers=headers)
     pieces = _pieces(service.log, query.after, upto, access_of(request))
     return Stream(pieces, media_type=RECORDS, headers=headers)
 
@@ -87,4 +92,15 @@ async def _pieces(log: Log, after: int, upto: int, access: Access) -> AsyncItera
         yield piece.head
         del piece  # it may be large, and the client may take nothing for long
         yield records.pop()
+        await access.pay(count)
+
+
+async def _stored(log: Log, after: int, upto: int, access: Access) -> AsyncIterator[bytes]:
+    """The same with blocks as they are, each with the number of its first row (4 bytes)."""
+    while access.valid() and (part := await aside(log.stored, after, upto=upto)):
+        first, count, after = part.first, part.count, part.last
+        content = [part.packed() if isinstance(part, BlockRows) else part.records]
+        del part  # it may be large, and the client may take nothing for long
+        yield PIECE_HEAD.pack(first, count, len(content[0]))
+        yield content.pop()
         await access.pay(count)

@@ -226,7 +226,7 @@ class LogRange:
     def blocks(self) -> Iterator[tuple[int, int, bytes] | LogBlock]:
         """The same changes, but what a snapshot has read together as a block of columns.
 
-        A log on another machine may give all of them as records.
+        A log behind an older server gives all of them as records.
         """
         tables = self.tables()
         for part in self.log.blocks(self.epoch, self.after, self.upto):
