@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
@@ -16,7 +17,7 @@ from typing import Self, cast
 import msgspec
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
-from ..change.block import MARK, BlockRows, RowBlock
+from ..change.block import MARK, BlockRows, RowBlock, row_count
 from ..change.event import Change, Table
 from ..change.record import RecordHead, decode, head, head_in
 from ..errors import LogAbsent, LogDamaged, LogError
@@ -175,24 +176,34 @@ class LogReader:
         self, after: int, *, limit: int, upto: int | None = None
     ) -> Iterator[tuple[int, bytes]]:
         """The next changes as (sequence, record), undecoded."""
-        for key, record in self._single(after, limit, upto):
-            yield layout.sequence_of(key), record
+        start, end = self._span(after, limit, upto)
+        for key, value in self._stored(start, end):
+            if isinstance(value, RowBlock):
+                yield from _rows(layout.sequence_of(key), value, start, end)
+            else:
+                yield layout.sequence_of(key), value
 
     def piece(self, after: int, *, upto: int, most: int = 10_000) -> Piece | None:
         """The next changes in one go: at most `most`, and no more once they have a megabyte.
 
         None: nothing follows. It begins later than `after` + 1 where changes were trimmed.
         """
-        first, size, records = b"", 0, []
-        for key, record in self._single(after, most, upto):
-            first = first or key
-            records.append(record)
-            size += len(record)
+        start, end = self._span(after, most, upto)
+        first, size, records = 0, 0, list[bytes]()
+        for key, value in self._stored(start, end):
+            first = first or max(layout.sequence_of(key), start)
+            if isinstance(value, RowBlock):
+                for _, record in _rows(layout.sequence_of(key), value, start, end):
+                    records.append(record)
+                    size += len(record)
+                    if size >= _PIECE_BYTES:
+                        break
+            else:
+                records.append(value)
+                size += len(value)
             if size >= _PIECE_BYTES:
                 break
-        if not records:
-            return None
-        return Piece(layout.sequence_of(first), len(records), b"".join(records))
+        return Piece(first, len(records), b"".join(records)) if records else None
 
     def stored(self, after: int, *, upto: int, most: int = 10_000) -> Piece | BlockRows | None:
         """The next changes as they are stored: rows of a block, or a piece that ends before one."""
@@ -295,20 +306,6 @@ class LogReader:
             before = key + 1
         return before if surplus > 0 else self._first
 
-    def _single(self, after: int, limit: int, upto: int | None) -> Iterator[tuple[bytes, bytes]]:
-        """The next changes, those of blocks one by one, by the keys that they would have."""
-        start, end = self._span(after, limit, upto)
-        for key, value in self._stored(start, end):
-            if not isinstance(value, RowBlock):
-                yield key, value
-                continue
-            first = layout.sequence_of(key)
-            rows = range(max(start - first, 0), min(end - first + 1, value.count))
-            for begin in rows[::_ROWS]:
-                records = value.records(begin, min(begin + _ROWS, rows.stop))
-                for sequence, record in enumerate(records, first + begin):
-                    yield layout.change_key(sequence), record
-
     def _span(self, after: int, limit: int, upto: int | None) -> tuple[int, int]:
         """The first and the last sequence of what is there and asked for."""
         start, latest = max(after + 1, self._first), self._latest
@@ -324,16 +321,31 @@ class LogReader:
         if end < start:
             return
         reached = start - 1
+        # An iterator keeps its bound alive only as long as the options live.
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(layout.change_key(end + 1))
         for _ in range(2):
-            last: tuple[bytes, bytes | RowBlock] | None = None
+            key, value = layout.change_key(reached), b""
             with reading(self.path):
-                for last in self._values(reached + 1, end):
-                    yield last
+                if (recent := self._recent_over(reached + 1)) is not None:
+                    reached = recent[0] + recent[1].count - 1
+                    key = layout.change_key(reached)
+                    yield layout.change_key(recent[0]), recent[1]
+                if reached < end:
+                    wanted = layout.change_key(reached + 1)
+                    items = cast(
+                        "Iterator[tuple[bytes, bytes]]",
+                        iter(self._db.items(from_key=wanted, read_opt=bounds)),
+                    )
+                    following = next(items, None)
+                    if following is None or following[0] != wanted:
+                        for begun, block in self._block_over(reached + 1):
+                            key = layout.change_key(layout.sequence_of(begun) + block.count - 1)
+                            yield begun, block
+                    for key, value in chain(() if following is None else (following,), items):
+                        yield key, self._block(key, value) if value[0] == MARK else value
             # It ends without an error where a block of a file cannot be read, too.
-            if last is not None:
-                key, value = last
-                count = value.count if isinstance(value, RowBlock) else 1
-                reached = layout.sequence_of(key) + count - 1
+            reached = layout.sequence_of(key) + (row_count(value) - 1 if value else 0)
             if reached >= end:
                 return
             self.refresh()  # the writer may have moved it to another file
@@ -342,29 +354,6 @@ class LogReader:
         with reading(self.path):
             self._db.get(layout.change_key(reached + 1))  # raises what RocksDB says
         raise LogDamaged(f"the log in {self.path} cannot be read beyond sequence {reached}")
-
-    def _values(self, start: int, end: int) -> Iterator[tuple[bytes, bytes | RowBlock]]:
-        """What `_stored` gives, as far as RocksDB has it."""
-        recent = self._recent_over(start)
-        if recent is not None:
-            first, block = recent
-            yield layout.change_key(first), block
-            start = first + block.count
-            if start > end:
-                return
-        wanted, begun = layout.change_key(start), recent is not None
-        # An iterator keeps its bound alive only as long as the options live.
-        bounds = ReadOptions()
-        bounds.set_iterate_upper_bound(layout.change_key(end + 1))
-        items = self._db.items(from_key=wanted, read_opt=bounds)
-        for key, value in cast("Iterator[tuple[bytes, bytes]]", items):
-            if not begun:
-                begun = True
-                if key != wanted:
-                    yield from self._block_over(start)
-            yield key, self._block(key, value) if value[0] == MARK else value
-        if not begun:
-            yield from self._block_over(start)
 
     def _holding(self, sequence: int) -> tuple[int, bytes | RowBlock] | None:
         """The value that holds a sequence, and its own first one."""
@@ -429,6 +418,13 @@ class LogReader:
     def _number(self, key: bytes, default: int) -> int:
         stored = self._get(key)
         return default if stored is None else int(stored)
+
+
+def _rows(first: int, block: RowBlock, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """The rows of a block from the sequence `start` to `end`, as records."""
+    rows = range(max(start - first, 0), min(end - first + 1, block.count))
+    for begin in rows[::_ROWS]:
+        yield from enumerate(block.records(begin, min(begin + _ROWS, rows.stop)), first + begin)
 
 
 def _holds(first: int, block: RowBlock, sequence: int) -> bool:
