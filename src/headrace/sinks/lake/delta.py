@@ -28,8 +28,8 @@ from . import vectors
 from .deltalog import (
     Action,
     AppTransaction,
-    Commit,
     DataFile,
+    DeltaCommit,
     DeltaLog,
     Metadata,
     ProtocolVersions,
@@ -325,7 +325,7 @@ class Delta:
         if self.version and self.version % interval == 0:
             self.checkpoint()
 
-    def _next(self, operation: str, actions: list[Action]) -> Commit:
+    def _next(self, operation: str, actions: list[Action]) -> DeltaCommit:
         version, now = self.version + 1, _now()
         info = {
             "timestamp": now,
@@ -335,9 +335,9 @@ class Delta:
             "txnId": str(uuid.uuid4()),
         }
         mark = AppTransaction(VERSION, version, now)
-        return Commit(version, [Action(commit_info=info), *actions, Action(txn=mark)])
+        return DeltaCommit(version, [Action(commit_info=info), *actions, Action(txn=mark)])
 
-    def _put(self, commit: Commit) -> bool:
+    def _put(self, commit: DeltaCommit) -> bool:
         token = commit.info["txnId"]
         self._unsure = token
         done = self._log.put(commit)  # else it may be made all the same

@@ -5,8 +5,10 @@
 delta-rs reads logs too, but does not show the deletion vectors of files.
 """
 
+import errno
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -23,6 +25,7 @@ from .storage import Folder
 from .vectors import VectorRef
 
 FOLDER = "_delta_log"
+_HOUR = timedelta(hours=1)
 HINT_FILE = f"{FOLDER}/_last_checkpoint"
 _FIX_LOG = (
     "Bring _delta_log back from a copy, or remove the folder; then run "
@@ -110,7 +113,7 @@ class Action(msgspec.Struct, rename="camel", omit_defaults=True):
     add: AddFile | None = None
 
 
-class Commit(msgspec.Struct):
+class DeltaCommit(msgspec.Struct):
     """A version of the table, as what changed."""
 
     version: int
@@ -254,7 +257,7 @@ class TableState:
     files: Mapping[str, DataFile]
     transactions: Mapping[str, int]
 
-    def after(self, commits: Sequence[Commit]) -> "TableState":
+    def after(self, commits: Sequence[DeltaCommit]) -> "TableState":
         """The state that these commits lead to."""
         if not commits:
             return self
@@ -300,45 +303,57 @@ class DeltaLog:
                 listing = self._listed(0)
             if not listing.commits and not listing.checkpoints:
                 return None
-            return self._state(listing, max(listing.commits) if upto is None else upto)
+            newest = max(listing.commits | listing.checkpoints.keys())
+            return self._state(listing, newest if upto is None else upto)
 
-    def commits(self, after: int) -> list[Commit]:
+    def commits(self, after: int) -> list[DeltaCommit]:
         """The commits that follow a version."""
-        found: list[Commit] = []
+        found: list[DeltaCommit] = []
         while (commit := self.commit(after + len(found) + 1)) is not None:
             found.append(commit)
         return found
 
-    def commit(self, version: int) -> Commit | None:
+    def commit(self, version: int) -> DeltaCommit | None:
         """One commit; None: there is none."""
         with self.folder.reached(FOLDER), self._understood():
             content = self.folder.objects.read(_commit_file(version))
-            return None if content is None else Commit(version, _decode_lines(content))
+            return None if content is None else DeltaCommit(version, _decode_lines(content))
 
-    def put(self, commit: Commit) -> bool:
+    def put(self, commit: DeltaCommit) -> bool:
         """Make this the commit of its version; False: there is one already."""
         path = _commit_file(commit.version)
         with self.folder.reached(path):
+            if commit.version and not self._has(commit.version - 1):
+                # A table that was deleted must not begin again in its midst.
+                raise FileNotFoundError(errno.ENOENT, "The Delta log is gone")
             return self.folder.objects.create(path, encode_lines(commit.actions))
+
+    def _has(self, version: int) -> bool:
+        files = _commit_file(version), f"{FOLDER}/{version:020d}.checkpoint.parquet"
+        return any(self.folder.objects.read(file, 0, 1) is not None for file in files)
 
     def clean(self, keep: timedelta) -> int:
         """Delete what only versions before that time need; returns how many files.
 
-        The newest checkpoint that is older stays, with everything after it.
+        The newest checkpoint that is older stays, with all commits after it. Of other checkpoints
+        one an hour is enough: they hold every file of the table.
         """
-        cutoff = datetime.now(UTC) - keep
+        now = datetime.now(UTC)
         with self.folder.reached(FOLDER):
-            entries = list(self.folder.objects.entries(FOLDER))
-            old = [each for each in entries if each.modified <= cutoff]
-            listing = _listing(each.path for each in old)
+            written = dict(self.folder.objects.entries(FOLDER))
+            old = [path for path, at in written.items() if now - at >= keep]
+            listing = _listing(old)
             first = max(listing.checkpoints.keys() & listing.commits, default=0)
-            gone = [
-                each.path
-                for each in old
-                if ((found := _file(each.path)) and int(found["version"]) < first)
-                or each.path.startswith(f"{FOLDER}/{LEFTOVER}")
-            ]
-            self.folder.objects.delete(gone)
+            gone = {path for path in old if path.startswith(f"{FOLDER}/{LEFTOVER}")}
+            gone |= {e for e in written if (found := _file(e)) and int(found["version"]) < first}
+            hours = set[datetime]()
+            for _, paths in sorted(_listing(written.keys() - gone).checkpoints.items())[::-1]:
+                at = written[paths[0]]
+                hour = at.replace(minute=0, second=0, microsecond=0)
+                if hour in hours and now - at >= _HOUR:
+                    gone.update(paths)
+                hours.add(hour)
+            self.folder.objects.delete(sorted(gone))
         return len(gone)
 
     def _hint(self) -> int:
@@ -368,7 +383,7 @@ class DeltaLog:
                 "tool that made this one.",
             )
         actions = self._checkpoint(listing.checkpoints[start]) if start >= 0 else []
-        commits = [Commit(start, actions)]
+        commits = [DeltaCommit(start, actions)]
         for version in range(start + 1, upto + 1):
             commit = self.commit(version)
             if commit is None:
@@ -411,28 +426,18 @@ class DeltaLog:
             found += _actions(rows)
         return found
 
-    def _understood(self) -> "_Understood":
-        return _Understood(self.folder)
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Say what it means that something of the log makes no sense."""
+        try:
+            yield
+        except (msgspec.MsgspecError, pa.ArrowInvalid) as error:
+            raise self._damage("holds what cannot be read") from error
 
     def _damage(self, what: str) -> TableFailed:
         return TableFailed(
             f"the Delta log in {self.folder.uri} is damaged: it {what}", hint=_FIX_LOG
         )
-
-
-class _Understood:
-    """Says what it means that something of a log makes no sense."""
-
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: object, _: object) -> None:
-        if isinstance(error, msgspec.MsgspecError | pa.ArrowInvalid):
-            raise TableFailed(
-                f"the Delta log in {self._folder.uri} is damaged", hint=_FIX_LOG
-            ) from error
 
 
 def _commit_file(version: int) -> str:

@@ -12,7 +12,8 @@ from .deltalog import Metadata, ProtocolVersions
 
 VECTORS = "deletionVectors"
 TIMES = "timestampNtz"
-_READ = {VECTORS, TIMES, "vacuumProtocolCheck", "columnMapping"}  # what readers must know as well
+# What readers must know as well.
+_READ = {VECTORS, TIMES, "vacuumProtocolCheck", "columnMapping", "variantType"}
 # What a protocol before features stands for, by the writer's version that brings it.
 _IMPLIED = {
     "appendOnly": 2,
@@ -29,6 +30,7 @@ _LISTED = (
     | {
         "allowColumnDefaults",
         "inCommitTimestamp",
+        "variantType",  # delta-rs lists it when it sets a property
     }
 )
 _PROPERTIES = {
@@ -84,6 +86,8 @@ def _active(metadata: Metadata) -> Iterator[str]:
     for name, what in _PROPERTIES.items():
         if noted.get(name, "").lower() == "true":
             yield what
+    if '"variant"' in metadata.schema_string:
+        yield "a variant column"
     if noted.get("delta.columnMapping.mode", "none") != "none":
         yield "column mapping"
     for column in msgspec.json.decode(metadata.schema_string)["fields"]:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from ...errors import SinkFenced, TableFailed
-from .deltalog import Commit, DataFile, Metadata, TableState
+from .deltalog import DataFile, DeltaCommit, Metadata, TableState
 from .features import expect_writable
 
 WRITER = "headrace.writer"
@@ -28,16 +28,18 @@ VERSION = "headrace.version"  # the transaction by which each of our commits nam
 SEQUENCE = "headrace.sequence:"  # … and one with changes how far they reach
 
 
-def judge(uri: str, before: TableState, commits: Sequence[Commit], owner: str) -> TableState:
+def judge(uri: str, before: TableState, commits: Sequence[DeltaCommit], owner: str) -> TableState:
     """The state after commits that followed ours."""
-    state, added = before, dict[str, Commit]()
+    state, added = before, dict[str, DeltaCommit]()
     for commit in commits:
         _expect_not_ours(uri, commit)
         added |= dict.fromkeys(_new_rows(before, state, commit), commit)
         state = state.after([commit])
     writer = state.metadata.configuration.get(WRITER)
     if writer not in (owner, None):
-        raise SinkFenced(f"another pipeline has taken over the Delta table {uri}")
+        raise SinkFenced(
+            f"another pipeline has taken over the Delta table {uri}; this batch was not committed"
+        )
     expect_writable(uri, state.protocol, state.metadata)
     if left := [commit for path, commit in added.items() if path in state.files]:
         raise _failed(uri, before, left[0], "added or changed rows")
@@ -47,20 +49,20 @@ def judge(uri: str, before: TableState, commits: Sequence[Commit], owner: str) -
     return state
 
 
-def ours(commit: Commit) -> bool:
+def ours(commit: DeltaCommit) -> bool:
     """Whether a commit is Headrace's, of any process and version."""
     names = (action.txn.app_id for action in commit.actions if action.txn)
     return any(name == VERSION or name.startswith(SEQUENCE) for name in names)
 
 
-def _expect_not_ours(uri: str, commit: Commit) -> None:
+def _expect_not_ours(uri: str, commit: DeltaCommit) -> None:
     if ours(commit) and (commit.adds or commit.removes):
         raise SinkFenced(
             f"another pipeline has just written the Delta table {uri}; this batch was not committed"
         )
 
 
-def _new_rows(before: TableState, state: TableState, commit: Commit) -> list[str]:
+def _new_rows(before: TableState, state: TableState, commit: DeltaCommit) -> list[str]:
     """The files of a commit that may hold rows that the table did not have."""
     files = [DataFile.of(each) for each in commit.adds if each.data_change]
     new = [file for file in files if not _less(before.files.get(file.path), file)]
@@ -82,7 +84,7 @@ def _shape(metadata: Metadata) -> tuple[Any, ...]:
     return metadata.id, metadata.partition_columns, columns
 
 
-def _failed(uri: str, before: TableState, commit: Commit, what: str) -> TableFailed:
+def _failed(uri: str, before: TableState, commit: DeltaCommit, what: str) -> TableFailed:
     info = commit.info
     operation, engine = info.get("operation", "an operation"), info.get("engineInfo", "a tool")
     when = ""

@@ -100,7 +100,7 @@ class LocalObjects:
     @contextmanager
     def _fresh(self, path: str, content: bytes) -> Iterator[Path]:
         folder = (self._root / path).parent
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         fresh = folder / f"{LEFTOVER}{uuid.uuid4().hex}"
         try:
             with fresh.open("xb") as file:
@@ -134,6 +134,14 @@ class LocalObjects:
         """See Objects."""
         for path in paths:
             (self._root / path).unlink(missing_ok=True)
+
+
+def _make(folder: Path) -> None:
+    """A folder whose name is on disk."""
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_names(folder.parent)
 
 
 class RemoteObjects:

@@ -106,11 +106,31 @@ class Folder:
                 )
             size = self.files.get_file_info(path).size
             if "://" not in self.uri:
-                _sync(Path(self.uri, path))
+                self._sync(path)
         now = time.time_ns() // 1_000_000
         return Added(path, size, rows.num_rows, now, statistics(rows), partition)
 
-<<<<<<< HEAD
+    def _sync(self, path: str) -> None:
+        """Make sure that a file is on disk before a commit says so."""
+        file = Path(self.uri, path)
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+        for folder in file.parents[: path.count("/") + 1]:
+            sync_names(folder)
+
+    def read_bytes(self, path: str, start: int, length: int) -> bytes:
+        """A piece of a file."""
+        with self.reached(path):
+            found = self.objects.read(path, start, length)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            return found
+
+    def write_bytes(self, path: str, content: bytes) -> None:
+        """A file that is durable afterwards."""
+        with self.reached(path):
+            self.objects.write(path, content)
+
     def failure(self, what: str, error: BaseException) -> SinkUnavailable:
         """The storage's failure, in its own words; it may be there again later."""
         return SinkUnavailable(f"{self.uri}: {refusal(error, self.options)}; {what}")
@@ -156,13 +176,6 @@ class Folder:
             self.files.open_output_stream(path, buffer_size=1 << 16) as stream,
         ):
             stream.write(text.encode())
-
-
-def _sync(file: Path) -> None:
-    """Make sure that a file is on disk before a commit says so."""
-    with file.open("rb") as opened:
-        os.fsync(opened.fileno())
-    sync_names(file.parent)
 
 
 def folder_name(name: str) -> str:
