@@ -1,0 +1,36 @@
+"""Runs SQL on Delta tables with delta-spark, in a Python of its own; lines in, lines of JSON out.
+
+PYTHON tests/faults/delta_spark.py JARS
+"""
+
+import json
+import sys
+
+from pyspark.sql import SparkSession
+
+MARK = "RESULT "  # Spark writes lines of its own
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    settings = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.jars": sys.argv[1],
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+    }
+    spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    for statement in sys.stdin:
+        rows = [list(map(str, row)) for row in spark.sql(statement).collect()]
+        sys.stdout.write(f"{MARK}{json.dumps(rows)}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
