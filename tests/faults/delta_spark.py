@@ -13,7 +13,7 @@ MARK = "RESULT "  # Spark writes lines of its own
 
 def main() -> None:
     """Answer until the input ends."""
-    settings = {
+    settings: dict[str, bool | float | int | str | None] = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.jars": sys.argv[1],

@@ -82,6 +82,12 @@ def delete(table: Written) -> None:
     assert opened(table).delete("id in (7, 150)")["num_deleted_rows"] == 2
 
 
+def delete_in_vain(table: Written) -> None:
+    before = opened(table).version()
+    delete(table)
+    opened(table).restore(before)
+
+
 def delete_by_vector(table: Written) -> None:
     log = DeltaLog(table.folder)
     state = log.read()
@@ -103,6 +109,7 @@ UNDERSTOOD: list[tuple[Other, tuple[int, ...]]] = [
     (checkpoint, ()),
     (describe, ()),
     (undo, ()),
+    (delete_in_vain, ()),
     (delete, (7, 150)),
     (delete_by_vector, (7, 150)),
 ]
@@ -128,8 +135,7 @@ def test_what_is_understood_is_taken_over_at_the_start(
 ) -> None:
     had = table.ids()
     other(table)
-    other_again = opened(table).version()
-    assert table.open().version == other_again
+    assert table.open().version == opened(table).version()
     table.commit([table.file([300])])
     assert table.ids() == sorted({*had, 300} - set(gone))
 
@@ -266,6 +272,17 @@ def test_an_append_that_was_restored_is_forgotten(tmp_path: Path) -> None:
     opened(table).restore(1)
     table.commit([table.file([300])])
     assert table.ids() == [*range(200), 300]
+
+
+def test_what_was_understood_once_may_be_cleaned_away(tmp_path: Path) -> None:
+    for name, look in (("open", Written.open), ("vacuum", lambda table: table.delta.vacuum(1))):
+        table = Written(tmp_path / name)
+        compact(table)
+        checkpoint(table)
+        look(table)
+        for version in range(2):
+            (table.path / "_delta_log" / f"{version:020d}.json").unlink()
+        assert len(table.open().files) == 1
 
 
 def test_changes_of_which_the_log_says_nothing_more_fail_the_table(tmp_path: Path) -> None:

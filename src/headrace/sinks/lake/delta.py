@@ -6,6 +6,7 @@ deletion vectors. Each commit carries marks: its own version, by which commits o
 table has everything.
 """
 
+import errno
 import logging
 import re
 import threading
@@ -36,7 +37,7 @@ from .deltalog import (
     TableState,
 )
 from .features import TIMES, VECTORS, expect_writable, features, with_feature
-from .foreign import SEQUENCE, VERSION, WRITER, judge, ours
+from .foreign import SEQUENCE, VERSION, WRITER, judge, judge_since_ours
 from .storage import Added, Folder
 from .vacuum import vacuum
 from .vectors import VectorRef
@@ -59,7 +60,6 @@ _NO_FEATURES = ProtocolVersions(1, 1)
 _CHECKPOINT_INTERVAL = "delta.checkpointInterval"
 _CHECKPOINT_COMMITS = 100
 _CLEAN_SECONDS = 3600.0
-_CONFLICT_SECONDS = 0.1  # until a commit can be read that another writer is about to make
 _interval = re.compile(r"interval (\d+) (second|minute|hour|day|week)s?", re.IGNORECASE).fullmatch
 
 _Build = Callable[[TableState], list[Action]]
@@ -93,11 +93,12 @@ class Delta:
         if owner != writer and not adopt:
             raise SinkFenced(f"another pipeline writes the Delta table {folder.uri}")
         expect_writable(folder.uri, state.protocol, state.metadata)
-        if owner is not None and not restart:
-            _judge_since_ours(folder, state, owner)
+        foreign = not restart and owner is not None and judge_since_ours(folder, state, owner)
         delta = cls(folder, writer, state)
         if owner != writer:
             delta.note({WRITER: writer})
+        elif foreign:
+            delta._acknowledge()
         return delta
 
     @classmethod
@@ -312,11 +313,10 @@ class Delta:
         with self._lock:
             if self._unsure:
                 self._settle()
-            while True:
-                commit = self._next(operation, build(self._state))
-                if self._put(commit):
-                    break
+            commit = self._next(operation, build(self._state))
+            while not self._put(commit):
                 self._after_conflict()
+                commit = self._next(operation, build(self._state))
             self._state = self._state.after([commit])
             known = {file.vector for file in self._state.files.values() if file.vector}
             self._dead = {ref: rows for ref, rows in self._dead.items() if ref in known}
@@ -348,6 +348,10 @@ class Delta:
         self._unsure = ""
         return done
 
+    def _acknowledge(self) -> None:
+        """Mark what others have committed as understood, before their commits are cleaned away."""
+        self._commit("ACKNOWLEDGE", lambda _: [])
+
     def _settle(self) -> None:
         before = self.version
         self.refresh()
@@ -358,11 +362,12 @@ class Delta:
         before = self.version
         if before < 0:
             raise self.folder.failure(
-                "no table can be created", FileExistsError(17, "There is one")
+                "no table can be created", FileExistsError(errno.EEXIST, "There is one")
             )
         self.refresh()
         if self.version == before:
-            time.sleep(_CONFLICT_SECONDS)
+            busy = OSError(errno.EBUSY, "another writer is about to commit")
+            raise self.folder.failure("this batch was not committed", busy)
 
     def checkpoint(self) -> None:
         """Spare readers the commits so far, and now and then delete old ones."""
@@ -378,7 +383,10 @@ class Delta:
 
     def vacuum(self, hours: float) -> int:
         """Delete files that no version younger than so many hours refers to; returns how many."""
+        before = self.version
         self.refresh()
+        if self.version != before:
+            self._acknowledge()
         return vacuum(self.folder, self._state, timedelta(hours=hours))
 
 
@@ -427,39 +435,6 @@ class Marks:
         if self.batch_id is None:
             return [reached]
         return [AppTransaction(writer, self.batch_id, now), reached]
-
-
-def _judge_since_ours(folder: Folder, state: TableState, owner: str) -> None:
-    """Look at what others have committed after our last commit."""
-    log = DeltaLog(folder)
-    last = state.transactions.get(VERSION)
-    known = last is not None
-    if last is None:  # made before commits named themselves
-        last = _last_marked(log, state.version)
-    if last >= state.version:
-        return
-    try:
-        before = log.read(last)
-    except TableFailed as error:
-        raise TableFailed(
-            f"the Delta table {folder.uri} was changed by another tool after version {last}, and "
-            "its log no longer says how"
-        ) from error
-    assert before is not None
-    if not known:
-        before = replace(before, metadata=state.metadata)
-    commits = [each for each in log.commits(last) if each.version <= state.version]
-    judge(folder.uri, before, commits, owner)
-
-
-def _last_marked(log: DeltaLog, version: int) -> int:
-    """The last commit with changes of ours; the given version, if the log knows of none."""
-    at = version
-    while (commit := log.commit(at)) is not None:
-        if ours(commit):
-            return at
-        at -= 1
-    return version
 
 
 def _metadata_actions(state: TableState, metadata: Metadata) -> list[Action]:

@@ -14,14 +14,16 @@ not write. Another Headrace that has taken over fences this one off.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from ...errors import SinkFenced, TableFailed
-from .deltalog import DataFile, DeltaCommit, Metadata, TableState
+from .deltalog import DataFile, DeltaCommit, DeltaLog, Metadata, TableState
 from .features import expect_writable
+from .storage import Folder
 
 WRITER = "headrace.writer"
 VERSION = "headrace.version"  # the transaction by which each of our commits names itself
@@ -49,14 +51,48 @@ def judge(uri: str, before: TableState, commits: Sequence[DeltaCommit], owner: s
     return state
 
 
-def ours(commit: DeltaCommit) -> bool:
+def _ours(commit: DeltaCommit) -> bool:
     """Whether a commit is Headrace's, of any process and version."""
     names = (action.txn.app_id for action in commit.actions if action.txn)
     return any(name == VERSION or name.startswith(SEQUENCE) for name in names)
 
 
+def judge_since_ours(folder: Folder, state: TableState, owner: str) -> bool:
+    """Look at what others have committed after our last commit; False: nothing."""
+    log = DeltaLog(folder)
+    last = state.transactions.get(VERSION)
+    known = last is not None
+    if last is None:  # made before commits named themselves
+        last = _last_of_ours(log, state.version)
+    if last >= state.version:
+        return False
+    try:
+        before = log.read(last)
+    except TableFailed as error:
+        raise TableFailed(
+            f"the Delta table {folder.uri} was changed by another tool after version {last}, and "
+            "its log no longer says how"
+        ) from error
+    assert before is not None
+    if not known:
+        before = replace(before, metadata=state.metadata)
+    commits = [each for each in log.commits(last) if each.version <= state.version]
+    judge(folder.uri, before, commits, owner)
+    return True
+
+
+def _last_of_ours(log: DeltaLog, version: int) -> int:
+    """The last commit with changes of ours; the given version, if the log knows of none."""
+    at = version
+    while (commit := log.commit(at)) is not None:
+        if _ours(commit):
+            return at
+        at -= 1
+    return version
+
+
 def _expect_not_ours(uri: str, commit: DeltaCommit) -> None:
-    if ours(commit) and (commit.adds or commit.removes):
+    if _ours(commit) and (commit.adds or commit.removes):
         raise SinkFenced(
             f"another pipeline has just written the Delta table {uri}; this batch was not committed"
         )

@@ -17,7 +17,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from ...errors import SinkUnavailable, TableFailed
+from ...errors import SinkUnavailable, TableFailed, TableMoved
 from ..lake.append import due
 from ..lake.delta import KEEP, Delta, Marks
 from ..lake.storage import Added, Folder
@@ -170,7 +170,10 @@ class DeadLetters:
         fresh = [file for file in added if file.path not in there]
         gone = [file for file in removed if file in there]
         if fresh or gone:
-            self._delta.commit(fresh, gone, marks=marks)
+            try:
+                self._delta.commit(fresh, gone, marks=marks)
+            except TableMoved as error:
+                raise SinkUnavailable(str(error)) from error  # which is tried again in place
         if removed:
             self._reload()
         else:
