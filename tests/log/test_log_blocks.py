@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -136,6 +137,25 @@ def test_a_block_is_expanded_once_for_all_its_pages(
     assert len(parsed) == 1
 
 
+def test_a_piece_makes_no_more_records_than_it_takes(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.log.reader._PIECE_BYTES", 10_000)
+    made: list[int] = []
+    records = RowBlock.records
+
+    def counted(self: RowBlock, begin: int, end: int) -> list[bytes]:
+        made.append(end - begin)
+        return records(self, begin, end)
+
+    monkeypatch.setattr(RowBlock, "records", counted)
+    after, pieces = 16, 0
+    while after < 1031 and (piece := log.piece(after, upto=1031)):
+        after, pieces = piece.last, pieces + 1
+    assert pieces >= 10
+    assert sum(made) < 2 * 1015
+
+
 # --- trimming ------------------------------------------------------------------------------------
 
 
@@ -163,6 +183,23 @@ def test_a_block_takes_its_room_until_its_last_row_is_trimmed(log: Log) -> None:
     log.trim(LAST + 1)
     assert log.stats().total_bytes == 0
     assert list(log._db.keys()) == []
+
+
+def test_a_trim_while_a_block_is_read_hides_nothing_of_it(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = Log._stored
+
+    def trimmed_meanwhile(self: Log, start: int, end: int) -> Iterator[Any]:
+        for each in find(self, start, end):
+            monkeypatch.undo()
+            log.trim(20, force=True)
+            yield each
+
+    monkeypatch.setattr(Log, "_stored", trimmed_meanwhile)
+    found = log.stored(5, upto=LAST)
+    assert found
+    assert (found.first, found.last) == (6, 13)
 
 
 def test_a_cursor_in_a_block_keeps_the_rest_of_it(log: Log) -> None:
@@ -223,16 +260,19 @@ def test_a_follower_sees_blocks_as_they_are_committed(tmp_path: Path) -> None:
         assert everything(reader)[0][0] == 250
 
 
-def test_a_log_without_blocks_can_be_read_by_versions_that_know_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_log_without_blocks_can_be_read_by_versions_that_know_none(
+    tmp_path: Path, size: int
+) -> None:
     with Log.open(tmp_path) as log:
         stored(log, 1, 3)
         assert log._get(layout.LAYOUT) == b"1"
-        stored_block(log, 2, 3)
+        stored_block(log, 2, size)
         assert log._get(layout.LAYOUT) == b"2"
         stored(log, 3)
     with Log.open(tmp_path) as log:
         assert log._get(layout.LAYOUT) == b"2"
-        assert log.latest_sequence == 7
+        assert log.latest_sequence == 4 + size
 
 
 def test_a_backup_has_the_blocks(log: Log, plain: Log, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ _START = struct.Struct(">BII")
 _BEGIN = struct.Struct(">I")
 _NULL = b"\\N"
 _READ, _NONE = Op.READ.value, BeforeKind.NONE.value
+_SHARED = 100  # bytes, about: what else a record has
+_PUNCTUATION = 4  # bytes around a name
 _RECORD = b"\x9f"  # an array of 15 elements: the fields of a record
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -153,6 +155,12 @@ class RowBlock:
         """What all rows belong to."""
         head = self.head
         return Transaction(head.transaction, head.commit_time, head.captured_at, head.metadata)
+
+    @property
+    def record_size(self) -> int:
+        """About how many bytes the record of a row has: its values, and the name of each."""
+        names = sum(len(name) + _PUNCTUATION for name in self._starts)
+        return _SHARED + names + len(self.value) // self.count
 
     def column(self, name: str) -> ColumnText | None:
         """The values of a column as they were printed; None: there is no such column."""

@@ -89,6 +89,15 @@ _rows = msgspec.msgpack.Decoder(
 ).decode
 
 
+class TableOp(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The table of a record, by its version, and what was done to it."""
+
+    table: int
+    op: str
+
+
+_heads = msgspec.msgpack.Decoder(list[TableOp]).decode
+
 head: Callable[[bytes], RecordHead] = msgspec.msgpack.Decoder(RecordHead).decode
 """Where a record stands in its transaction."""
 
@@ -211,6 +220,11 @@ def rows(records: bytes, count: int) -> list[tuple[Any, ...]]:
     Read as one array, which is faster than a call for each; the position stays undecoded.
     """
     return _rows(_array(count) + records)
+
+
+def heads(records: bytes, count: int) -> list[TableOp]:
+    """The tables of `count` records that lie one after the other; costs a tenth of `rows`."""
+    return _heads(_array(count) + records)
 
 
 def _array(count: int) -> bytes:

@@ -30,7 +30,7 @@ from .ranges import Ancestor, Ranges, plan, shared_upto
 PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of changes, their bytes
 
 _PIECE_BYTES = 512 << 10
-_ROWS = 512  # of a block, turned into records at a time
+_ROWS = 512  # of a block, turned into records at a time; fewer, where those have many bytes
 _BLOCKS_KEPT = 4  # which were read last: who polls a hundred changes at a time finds them there
 _POLL_SECONDS = 0.2  # between two looks at a log that another process may write
 _WRITE_BUFFER = 32 << 20  # bytes; up to two of them hold what is not in a table file yet
@@ -207,18 +207,19 @@ class LogReader:
 
     def stored(self, after: int, *, upto: int, most: int = 10_000) -> Piece | BlockRows | None:
         """The next changes as they are stored: rows of a block, or a piece that ends before one."""
-        size, start, records = 0, 0, list[bytes]()
-        for key, value in self._stored(*self._span(after, most, upto)):
+        start, end = self._span(after, most, upto)
+        first, size, records = 0, 0, list[bytes]()
+        for key, value in self._stored(start, end):
             if isinstance(value, RowBlock):
                 if not records:
-                    return self._rows_of(layout.sequence_of(key), value, after, upto)
+                    return _shown(layout.sequence_of(key), value, start, min(upto, self._latest))
                 break
-            start = start if records else layout.sequence_of(key)
+            first = first if records else layout.sequence_of(key)
             records.append(value)
             size += len(value)
             if size >= _PIECE_BYTES:
                 break
-        return Piece(start, len(records), b"".join(records)) if records else None
+        return Piece(first, len(records), b"".join(records)) if records else None
 
     def place(self, sequence: int) -> RecordHead | None:
         """Where a change stands in its transaction; None: it is not in the log."""
@@ -310,11 +311,6 @@ class LogReader:
         """The first and the last sequence of what is there and asked for."""
         start, latest = max(after + 1, self._first), self._latest
         return start, min(latest if upto is None else min(upto, latest), start + limit - 1)
-
-    def _rows_of(self, first: int, block: RowBlock, after: int, upto: int) -> BlockRows:
-        start, end = self._span(after, block.count, upto)
-        begin = max(start - first, 0)
-        return BlockRows(block, first + begin, begin, min(end - first + 1, block.count) - begin)
 
     def _stored(self, start: int, end: int) -> Iterator[tuple[bytes, bytes | RowBlock]]:
         """The values that hold these sequences, by key."""
@@ -423,8 +419,15 @@ class LogReader:
 def _rows(first: int, block: RowBlock, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     """The rows of a block from the sequence `start` to `end`, as records."""
     rows = range(max(start - first, 0), min(end - first + 1, block.count))
-    for begin in rows[::_ROWS]:
-        yield from enumerate(block.records(begin, min(begin + _ROWS, rows.stop)), first + begin)
+    step = max(1, min(_ROWS, _PIECE_BYTES // block.record_size))
+    for begin in rows[::step]:
+        yield from enumerate(block.records(begin, min(begin + step, rows.stop)), first + begin)
+
+
+def _shown(first: int, block: RowBlock, start: int, end: int) -> BlockRows:
+    """The rows of a block from the sequence `start` to `end`; some there are."""
+    begin = max(start - first, 0)
+    return BlockRows(block, first + begin, begin, min(end - first + 1, block.count) - begin)
 
 
 def _holds(first: int, block: RowBlock, sequence: int) -> bool:

@@ -226,7 +226,7 @@ class Log(LogReader):
         """The writer always sees everything."""
 
     def wait(self, after: int, *, timeout: float) -> bool:
-        """RowBlock until there is something after `after`; False when the time is over."""
+        """Block until there is something after `after`; False when the time is over."""
         with self._arrival:
             return self._arrival.wait_for(lambda: self._latest > after, timeout)
 
@@ -237,11 +237,15 @@ class Log(LogReader):
     def _write(self, source: str, encoded: list[bytes], resume: bytes | None, now: int) -> None:
         records = WriteBatch(raw_mode=True)
         put = records.put
-        sequence = self._written
+        sequence, blocks = self._written, False
         for each in encoded:
             put(b"changefeed:%020d" % (sequence + 1), each)
-            sequence += row_count(each) if each[0] == MARK else 1
-        if sequence - self._written > len(encoded):
+            if each[0] == MARK:
+                sequence += row_count(each)
+                blocks = True
+            else:
+                sequence += 1
+        if blocks:
             records.put(layout.LAYOUT, layout.WITH_BLOCKS, self._family)
         self._bytes += sum(map(len, encoded))
         if encoded:

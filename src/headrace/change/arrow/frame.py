@@ -67,10 +67,6 @@ FIELDS: dict[str, pa.DataType] = {
 """The columns of a change, in order; all may be null but sequence, op, unchanged and epoch."""
 
 
-PACKED = pa.schema([("packed", pa.binary())])
-"""Changes as Arrow's own bytes, some thousands in a row, for those who read them in Python."""
-
-
 def pack(changes: pa.Table | pa.RecordBatch) -> bytes:
     """Changes as bytes."""
     stream = pa.BufferOutputStream()
@@ -97,9 +93,6 @@ class Framing:
     tables: Mapping[int, Table]  # by version
     fields: tuple[str, ...] = tuple(FIELDS)
     wanted: tuple[str, ...] = ()  # globs of tables; none: all
-    # Whether what all changes of a table version share is set only in the first of them.
-    terse: bool = False
-    _announced: set[int] = field(default_factory=set, compare=False, repr=False)
     # A table's answer never changes, so each version is looked up once.
     _answers: dict[int, bool] = field(default_factory=dict, compare=False, repr=False)
 
@@ -158,22 +151,10 @@ class _Columns:
         self._tables = self.versions.dictionary_encode()
         versions = self._tables.dictionary.to_pylist()
         self._known = [framing.tables[version] for version in versions]
-        self._shares = self._tables.indices
-        if framing.terse:
-            self._shares = self._first_of(versions)
-
-    def _first_of(self, versions: list[int]) -> pa.Array:
-        """The indices, with null wherever the version was set before."""
-        firsts: list[int | None] = [None] * len(self._tables)
-        for at, version in enumerate(versions):
-            if version not in self.framing._announced:
-                firsts[pc.index(self._tables.indices, at).as_py()] = at
-        self.framing._announced.update(versions)
-        return pa.array(firsts, pa.int32())
 
     def of_table(self, value: Callable[[Table], str | None]) -> pa.Array:
         """What all changes of a table share, worked out once for each."""
-        return pa.array(map(value, self._known), pa.string()).take(self._shares)
+        return pa.array(map(value, self._known), pa.string()).take(self._tables.indices)
 
     def transactions(self) -> pa.Array:
         """Where each change stands in its transaction."""
