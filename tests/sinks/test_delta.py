@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -76,6 +77,14 @@ def test_statistics_stay_but_are_no_longer_exact(table: Written) -> None:
     assert file.bounds("other") is None
 
 
+@pytest.mark.parametrize("days", [-719_163, 2_932_897])
+def test_times_that_nobody_can_write_have_no_statistics(tmp_path: Path, days: int) -> None:
+    moment = pa.array([days * 86_400_000_000], pa.timestamp("us"))
+    rows = pa.table({"day": pa.array([days], pa.date32()), "moment": moment})
+    known = json.loads(Folder.of(str(tmp_path), {}).write(rows, "part", {}).statistics)
+    assert (known["numRecords"], known["minValues"], known["maxValues"]) == (1, {}, {})
+
+
 def test_a_commit_says_who_made_it_and_what_was_there(table: Written) -> None:
     table.kill(0, 1)
     table.kill(0, 2)
@@ -107,10 +116,8 @@ def test_files_can_be_replaced_with_other_columns(table: Written) -> None:
     wider = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us"))])
     moments = pa.table({"id": [7], "at": pa.array([1], pa.timestamp("us"))}, schema=wider)
     added = table.folder.write(moments, "part", {})
-    properties = {"headrace.key": "id"}
-    table.delta.commit(
-        [added], [], schema=wider, replace=True, properties=properties, marks=table.marks()
-    )
+    table.delta.commit([added], [], schema=wider, replace=True, marks=table.marks())
+    table.delta.note({"headrace.key": "id"})
     assert table.ids() == [7]
     assert table.open().schema.names == ["id", "at"]
     assert table.delta.properties["headrace.key"] == "id"
@@ -374,7 +381,7 @@ def test_a_crash_between_vectors_and_commit_changes_nothing(table: Written) -> N
     table.open()
     table.kill(0, 1)
     assert table.ids() == without(200, 1)
-    assert table.delta.vacuum(0) == 1
+    assert [table.delta.vacuum(0), table.delta.vacuum(0)] == [0, 1]
     assert not leftover.exists()
     assert table.ids() == without(200, 1)
 
@@ -496,6 +503,35 @@ def test_of_old_checkpoints_one_an_hour_stays(table: Written) -> None:
     assert table.open().version == 9
 
 
+def test_the_checkpoint_stays_that_the_commits_kept_begin_with(table: Written) -> None:
+    for at in range(4):
+        table.kill(0, at)
+        table.delta.checkpoint()
+    log = table.path / "_delta_log"
+    hour = datetime.now(UTC).replace(minute=10) - timedelta(hours=5)
+    for version in range(6):
+        # 3 and 4 are of one hour, but only the first of them is older than what is kept.
+        moment = (hour + timedelta(minutes=(version - 3) * 20)).timestamp()
+        for file in log.glob(f"{version:020d}.*"):
+            os.utime(file, (moment, moment))
+    DeltaLog(table.folder).clean(datetime.now(UTC) - hour - timedelta(minutes=10))
+    assert table.log[0] == f"{3:020d}.checkpoint.parquet"
+    state = DeltaLog(table.folder).read(3)
+    assert state
+    assert state.version == 3
+
+
+def test_marks_outlast_the_time_that_others_set_for_them(table: Written) -> None:
+    name = "delta.setTransactionRetentionDuration"
+    table.delta.note({name: "interval 0 seconds"})
+    table.kill(0, 1)
+    table.delta.checkpoint()
+    for file in (table.path / "_delta_log").glob("*.json"):
+        file.unlink()
+    assert table.open().applied("e") == 20
+    assert table.delta._state.transactions["headrace.version"] == table.delta.version
+
+
 def test_a_checkpoint_that_fails_stops_nothing(
     table: Written, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -537,11 +573,43 @@ def test_unused_files_are_deleted_after_a_while(table: Written) -> None:
     assert all(file.exists() for file in [*hidden, table.path / "README.md"])
     assert table.ids() == sorted([*without(200, 1, 2), 1])
     notes.write_text("{")
-    assert table.delta.vacuum(0) == 1
+    assert [table.delta.vacuum(0), table.delta.vacuum(0)] == [0, 1]
+
+
+def test_what_is_left_of_a_write_that_was_killed_is_deleted(table: Written) -> None:
+    left = table.path / f".headrace-{'0' * 32}"
+    left.touch()
+    assert [table.delta.vacuum(0), table.delta.vacuum(0)] == [0, 1]
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_a_vector_that_the_log_names_by_its_whole_path_is_not_deleted(
+    table: Written, scheme: str
+) -> None:
+    table.kill(0, 5)
+    file = table.delta.files[table.added[0].path]
+    assert file.vector
+    path = f"{scheme}{table.path / file.vector.file}"
+    named = msgspec.structs.replace(file.vector, storageType="p", pathOrInlineDv=path)
+    log = table.path / "_delta_log" / f"{2:020d}.json"
+    before, after = (msgspec.json.encode(each).decode() for each in (file.vector, named))
+    log.write_text(log.read_text().replace(before, after))
+    assert table.open().vacuum(0) == 0
+    assert list(table.delta.dead(file.path)) == [5]
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://", "s3a://bucket"])
+def test_a_file_outside_of_the_folder_fails_the_table(table: Written, scheme: str) -> None:
+    log = table.path / "_delta_log" / f"{1:020d}.json"
+    path = table.added[0].path
+    log.write_text(log.read_text().replace(f'"{path}"', f'"{scheme}/elsewhere/{path}"'))
+    with pytest.raises(TableFailed, match="outside of its folder"):
+        table.open()
 
 
 def test_nothing_of_a_compaction_by_others_is_deleted(table: Written) -> None:
     assert DeltaTable(str(table.path)).optimize.compact()["numFilesAdded"] == 1
-    assert table.delta.vacuum(0) == 2
+    assert [table.delta.vacuum(0), table.delta.vacuum(0)] == [0, 2]
     assert table.ids() == list(range(200))
     assert table.open().vacuum(0) == 0

@@ -222,7 +222,26 @@ def lie(table: Written) -> None:
     foreign(table, Action(add=add), operation="DELETE")
 
 
+def append_as_no_change(table: Written) -> None:
+    """An append that says that it changes no data."""
+    file = table.file([900])
+    add = AddFile(file.path, {}, file.size, 1, data_change=False, stats=file.statistics)
+    foreign(table, Action(add=add))
+
+
+def undelete(table: Written) -> None:
+    """A file with all of its rows again, of which the commit does not say how many they are."""
+    file = table.delta.files[table.added[0].path]
+    if file.vector is None:
+        return append(table)
+    add = AddFile(file.path, {}, file.size, 1, data_change=True)
+    foreign(table, Action(remove=file.removed(1, data_change=True)), Action(add=add))
+    return None
+
+
 NOT_UNDERSTOOD: list[tuple[Other, str]] = [
+    (append_as_no_change, "WRITE by Tool/1 .* added or changed rows"),
+    (undelete, "added or changed rows"),
     (append, r"WRITE by delta-rs.* at 20\d\d-.* UTC added or changed rows.*\(version 3\)"),
     (overwrite, "added or changed rows"),
     (update, "UPDATE by .* added or changed rows"),

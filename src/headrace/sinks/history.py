@@ -44,7 +44,7 @@ class History(Shaped):
     tables: tuple[str, ...] = ()  # globs; none: all
     tenant: str = ""  # the column that says whose a row is; "": the table is split by day alone
     format: str = ""  # what a change is kept as; "": all its fields
-    vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
+    vacuum_hours: float = 24.0  # files that are replaced stay so long, for those who read them
     mode: str = PRIVATE  # of the folder, when it is made; "0755": all users may read it
     # Options for s3://, az://, gs://; they may be secret, so they do not print.
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -177,7 +177,7 @@ class Delta:
             self._dead[ref] = vectors.read(self.folder, ref)
         return self._dead[ref]
 
-    def commit(  # noqa: PLR0913 - what may happen at once
+    def commit(
         self,
         added: Sequence[Added],
         removed: Sequence[str],
@@ -185,7 +185,6 @@ class Delta:
         dead: Mapping[str, bytes] | None = None,
         schema: pa.Schema | None = None,
         replace: bool = False,
-        properties: Mapping[str, str] | None = None,
         marks: "Marks | None" = None,
     ) -> None:
         """Take files in and out, and mark rows as dead, at once.
@@ -197,13 +196,19 @@ class Delta:
         TableMoved: another writer has replaced files that this is about. What was taken from
         `files` and `applied` is to be looked at again.
         """
+        assert not dead or self.has_vectors, "readers of this table know no vectors"
+        gone = dict(self.files) if replace else {path: self.files.get(path) for path in removed}
+        # Rows that were copied must not have been deleted by another writer meanwhile.
+        copies = marks is None or self.properties.get(KEEP) == "history"
+        copied = {path: self.files[path] for path in dead or {} if copies and path in self.files}
         change = _FileChange(
             {file.path: _data_file(file) for file in added},
-            dict(self.files) if replace else {path: self.files.get(path) for path in removed},
+            gone,
+            gone | copied,
             {path: BitMap.deserialize(rows) for path, rows in (dead or {}).items()},
             data_change=marks is not None,
         )
-        metadata = self._metadata(schema, properties)
+        metadata = self._metadata(schema, None)
 
         def build(state: TableState) -> list[Action]:
             marked = marks.transactions(self._writer) if marks else []
@@ -223,7 +228,10 @@ class Delta:
         fresh, marked = dict(change.added), dict[str, BitMap]()
         for path, rows in change.dead.items():
             file = change.added.get(path) or state.files[path]
-            every = self._dead_rows(file.vector) | rows
+            known = self._dead_rows(file.vector)
+            every = known | rows
+            if len(every) == len(known):
+                continue
             if path in state.files and path not in change.added:
                 gone[path] = file
             if len(every) < file.rows:
@@ -291,7 +299,14 @@ class Delta:
                 f"restored from a copy that ends at {upto}"
             )
         marks = Marks(batch_id=None, epoch=epoch, sequence=applied)
-        self.commit([], [], properties={EPOCH: epoch}, marks=marks)
+        metadata, marked = self._metadata(None, {EPOCH: epoch}), marks.transactions(self._writer)
+        self._commit(
+            "CONTINUE",
+            lambda state: [
+                *_metadata_actions(state, metadata(state)),
+                *(Action(txn=each) for each in marked),
+            ],
+        )
 
     def empty(self, epoch: str) -> None:
         """Take all files out, and forget how far the table had come in that log."""
@@ -334,7 +349,7 @@ class Delta:
             "engineInfo": f"Headrace/{__version__}",
             "txnId": str(uuid.uuid4()),
         }
-        mark = AppTransaction(VERSION, version, now)
+        mark = AppTransaction(VERSION, version)
         return DeltaCommit(version, [Action(commit_info=info), *actions, Action(txn=mark)])
 
     def _put(self, commit: DeltaCommit) -> bool:
@@ -396,6 +411,7 @@ class _FileChange:
 
     added: Mapping[str, DataFile]
     removed: Mapping[str, DataFile | None]
+    unchanged: Mapping[str, DataFile | None]  # the files that must be as they were
     dead: Mapping[str, BitMap]
     data_change: bool
 
@@ -404,7 +420,7 @@ class _FileChange:
         moved = [
             *(
                 path
-                for path, file in self.removed.items()
+                for path, file in self.unchanged.items()
                 if file is None or state.files.get(path) != file
             ),
             *(path for path in self.dead if path not in state.files and path not in self.added),
@@ -430,11 +446,10 @@ class Marks:
 
     def transactions(self, writer: str) -> list[AppTransaction]:
         """The marks as Delta keeps them."""
-        now = _now()
-        reached = AppTransaction(_sequence_mark(self.epoch), self.sequence, now)
+        reached = AppTransaction(_sequence_mark(self.epoch), self.sequence)
         if self.batch_id is None:
             return [reached]
-        return [AppTransaction(writer, self.batch_id, now), reached]
+        return [AppTransaction(writer, self.batch_id), reached]
 
 
 def _metadata_actions(state: TableState, metadata: Metadata) -> list[Action]:

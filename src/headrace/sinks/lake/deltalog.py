@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -36,6 +37,9 @@ _file = re.compile(
     r"(?P<kind>json|crc|\d{20}\.compacted\.json|checkpoint\.(?P<rest>.+))"
 ).fullmatch
 _part = re.compile(r"(\d{10})\.(\d{10})\.parquet").fullmatch
+_elsewhere = re.compile(
+    r"/|[A-Za-z][A-Za-z0-9+.-]*:"
+).match  # file:/lake/a.parquet, as Spark has it
 # The columns of a checkpoint that make up the state; statistics as text are enough.
 _CHECKPOINT = ["txn", "metaData", "protocol", "sidecar", "checkpointMetadata"]
 _CHECKPOINT += ["add.path", "add.partitionValues", "add.size", "add.modificationTime"]
@@ -95,11 +99,14 @@ class ProtocolVersions(msgspec.Struct, rename="camel", omit_defaults=True, froze
 
 
 class AppTransaction(msgspec.Struct, rename="camel", omit_defaults=True):
-    """How far an application has come."""
+    """How far an application has come.
+
+    Without the time when that was: by it, checkpoints leave out what is older than
+    delta.setTransactionRetentionDuration, which anybody may set.
+    """
 
     app_id: str
     version: int
-    last_updated: int | None = None
 
 
 class Action(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -150,9 +157,11 @@ class _Statistics(msgspec.Struct, rename="camel"):
     num_records: int | None = None
     min_values: dict[str, msgspec.Raw] = {}
     max_values: dict[str, msgspec.Raw] = {}
+    null_count: dict[str, msgspec.Raw] = {}
 
 
-_statistics = msgspec.json.Decoder(_Statistics).decode
+# Each batch asks again for those of every file of its tables.
+_statistics = lru_cache(10_000)(msgspec.json.Decoder(_Statistics).decode)
 _raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _exact = msgspec.json.Decoder(float_hook=Decimal).decode
 
@@ -182,6 +191,11 @@ class DataFile(msgspec.Struct, frozen=True):
         least, most = known.min_values.get(column), known.max_values.get(column)
         return (_exact(least), _exact(most)) if least is not None and most is not None else None
 
+    def may_be_null(self, column: str) -> bool:
+        """Whether a column is null in some row, as far as is known."""
+        counts = _statistics(self.statistics).null_count if self.statistics else {}
+        return bytes(counts.get(column, b"")) != b"0"
+
     @staticmethod
     def path_of(address: str) -> str:
         """The path behind that of an action."""
@@ -191,7 +205,7 @@ class DataFile(msgspec.Struct, frozen=True):
     def of(cls, add: AddFile, partition_columns: Sequence[str] = ()) -> "DataFile":
         """The file behind an action; `rows` -1: the log does not say."""
         path = cls.path_of(add.path)
-        if "://" in path or path.startswith("/"):
+        if _elsewhere(path):
             raise TableFailed(
                 f"the table has a file outside of its folder: {path}",
                 hint="A shallow clone of another table cannot be written: set another path.",
@@ -347,10 +361,12 @@ class DeltaLog:
             gone = {path for path in old if path.startswith(f"{FOLDER}/{LEFTOVER}")}
             gone |= {e for e in written if (found := _file(e)) and int(found["version"]) < first}
             hours = set[datetime]()
-            for _, paths in sorted(_listing(written.keys() - gone).checkpoints.items())[::-1]:
+            checkpoints = _listing(written.keys() - gone).checkpoints
+            for version, paths in sorted(checkpoints.items())[::-1]:
                 at = written[paths[0]]
                 hour = at.replace(minute=0, second=0, microsecond=0)
-                if hour in hours and now - at >= _HOUR:
+                # The commits that stay need the first one.
+                if hour in hours and now - at >= _HOUR and version != first:
                     gone.update(paths)
                 hours.add(hour)
             self.folder.objects.delete(sorted(gone))

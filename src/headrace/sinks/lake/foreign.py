@@ -100,18 +100,29 @@ def _expect_not_ours(uri: str, commit: DeltaCommit) -> None:
 
 def _new_rows(before: TableState, state: TableState, commit: DeltaCommit) -> list[str]:
     """The files of a commit that may hold rows that the table did not have."""
-    files = [DataFile.of(each) for each in commit.adds if each.data_change]
-    new = [file for file in files if not _less(before.files.get(file.path), file)]
-    if commit.info.get("operation") == "DELETE":
-        removed = (state.files.get(DataFile.path_of(each.path)) for each in commit.removes)
-        if sum(file.live for file in new) <= sum(file.live for file in removed if file):
-            return []
+    added, moved = (
+        [DataFile.of(each) for each in commit.adds if each.data_change is changed]
+        for changed in (True, False)
+    )
+    removed = [state.files.get(DataFile.path_of(each.path)) for each in commit.removes]
+    most = sum(file.live for file in removed if file)
+    new = [file for file in added if not _less(before.files.get(file.path), file)]
+    if commit.info.get("operation") == "DELETE" and sum(file.live for file in new) <= most:
+        new = []
+    # An append may say, too, that it changes no data.
+    fresh = [file for file in moved if not _less(state.files.get(file.path), file)]
+    if sum(file.live for file in fresh) > most:
+        new += fresh
     return [file.path for file in new]
 
 
 def _less(before: DataFile | None, now: DataFile) -> bool:
     """Whether a file has the rows that it had, or fewer."""
-    return before is not None and (before.vector == now.vector or now.live < before.live)
+    if before is None:
+        return False
+    # The same file, so that the log need not say again how many rows it has.
+    counted = msgspec.structs.replace(now, rows=before.rows)
+    return before.vector == now.vector or counted.live < before.live
 
 
 def _shape(metadata: Metadata) -> tuple[Any, ...]:

@@ -28,6 +28,8 @@ _CLIENT = re.compile(
     "|timeout|user_agent"
 )
 _PROVIDER = re.compile("^(aws|azure|google)_")
+_PROVIDERS = {"s3": "aws_", "s3a": "aws_", "gs": "google_"}
+_SYSTEM_MESSAGE = re.compile(r'\bmessage: "([^"]+)"')  # such as: Connection refused
 _UNKNOWN_KEY = re.compile("key: '([^']+)'")
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -198,7 +200,8 @@ class RemoteObjects:
 
 def _store(uri: str, options: Mapping[str, str]) -> Any:
     """The store with those of delta-rs' options that it knows."""
-    client: Any = {}
+    # obstore, too, takes options from the environment, but none of its client's if one is given.
+    client: Any = dict(_of_environment(uri))
     config: Any = {}
     for name, value in options.items():
         short = _PROVIDER.sub("", name.lower())
@@ -208,11 +211,20 @@ def _store(uri: str, options: Mapping[str, str]) -> Any:
             config[name.lower()] = value
     while True:
         try:
-            return from_url(uri, config=config, client_options=client)
+            return from_url(uri, config=config, client_options=client or None)
         except UnknownConfigurationKeyError as error:
             found = _UNKNOWN_KEY.search(str(error))
             if not found or config.pop(found[1], None) is None:
                 raise
+
+
+def _of_environment(uri: str) -> Iterator[tuple[str, str]]:
+    """The options of a client that are set in the environment, such as AWS_ALLOW_HTTP."""
+    provider = _PROVIDERS.get(uri.partition(":")[0], "azure_")
+    for name, value in os.environ.items():
+        short = name.lower().removeprefix(provider)
+        if short != name.lower() and _CLIENT.fullmatch(short):
+            yield short, value
 
 
 @contextmanager
@@ -231,4 +243,6 @@ def _errors() -> Iterator[None]:
 
 
 def _text(error: Exception) -> str:
-    return str(error).split("\n\nDebug source", maxsplit=1)[0]
+    text, _, debug = str(error).partition("\n\nDebug source")
+    cause = _SYSTEM_MESSAGE.search(debug)
+    return cause[1] if cause else text

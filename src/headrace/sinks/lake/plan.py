@@ -1,8 +1,7 @@
 """What Spark's tasks get to know of a table before a batch, and what they return."""
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 import pyarrow as pa
@@ -11,6 +10,7 @@ from ...change.arrow import arrow_type
 from ...change.event import Column
 from ...errors import HeadraceError, TableFailed
 from .storage import Added, Folder
+from .vectors import VectorRef
 
 SEQUENCE = "_sequence"
 VALID_FROM = "_valid_from"
@@ -24,8 +24,6 @@ OWN_COLUMNS = {
     CURRENT: pa.bool_(),
 }
 
-_part_name = re.compile(r"(?:.*/)?part-(\d+)-(\d+)-[0-9a-f]{32}\.parquet").fullmatch
-
 
 class TableRef(msgspec.Struct, frozen=True):
     """Which table of which source."""
@@ -38,29 +36,18 @@ class TableRef(msgspec.Struct, frozen=True):
         return f"{self.schema}.{self.table}"
 
 
-class BucketFile(msgspec.Struct, frozen=True):
-    """A file of a table: rows whose keys fall into one bucket of 2 ** level."""
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file in which a batch may find rows that it replaces."""
 
     path: str
-    size: int
     rows: int
-    level: int  # -1: not one of ours, its rows may belong to any bucket
-    bucket: int
-    partition: tuple[tuple[str, str | None], ...] = ()  # values that all of its rows share
-
-    @classmethod
-    def of(
-        cls, path: str, size: int, rows: int, partition: Mapping[str, str | None] | None = None
-    ) -> "BucketFile":
-        """The part behind a file's name."""
-        found = _part_name(path)
-        level, bucket = (int(found[1]), int(found[2])) if found else (-1, 0)
-        return cls(path, size, rows, level, bucket, tuple((partition or {}).items()))
-
-
-def part_name(level: int, bucket: int) -> str:
-    """The beginning of a file's name."""
-    return f"part-{level:02d}-{bucket:06d}"
+    newest: int  # the highest `_sequence` in it
+    low: object = None  # bounds of the first column of the key or the order; None: not known
+    high: object = None
+    nulls: bool = False  # whether that column may be null
+    vector: VectorRef | None = None  # the rows that are dead already
+    partition: tuple[tuple[str, str | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,32 +58,26 @@ class TablePlan:
     connector: str  # whose types the columns have
     folder: Folder
     columns: tuple[Column, ...]  # of the source's table at the end of the batch
-    schema: pa.Schema  # of the Delta table after the batch
-    as_text: frozenset[str]  # columns kept as their exact text
-    keep_history: bool
-    level: int
-    parts: tuple[BucketFile, ...]
-    versions: frozenset[int]  # of the source's columns that may come
-    applied: int  # changes up to this sequence are in the table already
-    upto: int  # changes beyond it follow other columns, and are left for the next job; 0: none are
-    together: bool = False  # all buckets in one task: a row that is not whole moves between them
-    rewrite: bool = False  # every file, since a column is gone or has another type
+    schema: pa.Schema  # of the Delta table
+    files: tuple[PlannedFile, ...]
+    versions: frozenset[int]  # of the source's columns that are applied
+    after: int  # changes up to this sequence are in the table already, or do not matter
+    upto: int  # changes beyond it follow other columns, and are left for the next job
+    emptied: tuple[int, ...] = ()  # changes that empty the table, such as a TRUNCATE
+    as_text: frozenset[str] = frozenset()  # columns kept as their exact text
+    chosen_key: bool = False  # a person has said which columns the key is
+    keep_history: bool = False
+    appends: bool = False  # the batch has rows of one snapshot, and no other change
+    together: bool = False  # all keys in one share: a row that is not whole moves between keys
+    file_rows: int = 1 << 31  # at most in a file
+    window_keys: int = 1 << 31  # that are applied at once
+    order: tuple[str, ...] = ()  # columns by which the rows of a file are sorted
+    partition_by: tuple[str, ...] = ()
 
     @property
     def key(self) -> tuple[Column, ...]:
         """The key columns; none: each row is its own."""
         return tuple(column for column in self.columns if column.key)
-
-    def parts_of(self, bucket: int) -> tuple[BucketFile, ...]:
-        """The files that a task of a bucket owns."""
-        if self.together:
-            return self.parts
-        return tuple(part for part in self.parts if part.bucket == bucket)
-
-    @property
-    def buckets(self) -> range:
-        """Every bucket that has a task of its own."""
-        return range(1 if self.together else 1 << self.level)
 
 
 def delta_schema(
@@ -118,21 +99,21 @@ def delta_schema(
     return pa.schema(fields + [pa.field(name, kind) for name, kind in own.items()])
 
 
-class VersionSummary(msgspec.Struct, kw_only=True):
-    """What a task met of one version of a table's columns."""
+@dataclass(slots=True, kw_only=True)
+class VersionSummary:
+    """What a batch has of one version of a table's columns."""
 
     ref: TableRef
     connector: str
     version: int
-    row_schema: str
-    epoch: str
+    columns: tuple[Column, ...]
     first_sequence: int
     last_sequence: int
     changes: int
-    size: int  # bytes of images
-    emptied_at: int = 0  # the last TRUNCATE; 0: none
-    moves: bool = False  # a row that is not whole changed its key
-    failure: "TableFailure | None" = None
+    last_record: int = 0  # the last change of a row that is no row of a block
+    snapshots: set[bytes] = field(default_factory=set)  # of which there are blocks
+    emptied: list[int] = field(default_factory=list)  # every TRUNCATE, and DROP
+    failure: "TableFailure | None" = None  # what the source could not read
 
 
 class TableFailure(msgspec.Struct, frozen=True):
@@ -158,10 +139,17 @@ def failure_of(error: Exception, sequence: int) -> TableFailure:
     return TableFailure(sequence, f"a change cannot be applied ({type(error).__name__})", hint)
 
 
-class BucketResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task did to a bucket; nothing of it counts until it is committed."""
+class ShareResult(msgspec.Struct, kw_only=True):
+    """What a task did to its share of a table; nothing of it counts until it is committed."""
 
-    bucket: int
-    added: list[Added]
-    removed: list[str]
-    changes: int
+    at: int  # which plan
+    added: list[Added] = []
+    dead: dict[str, bytes] = {}  # by file: the rows that are dead now, as a bitmap
+    moves: bool = False  # a row that is not whole has changed its key: do it all in one share
+    failure: TableFailure | None = None
+
+
+class ShareResults(msgspec.Struct, frozen=True):
+    """What a task did to all tables."""
+
+    tables: list[ShareResult]

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ from .refusal import refusal
 LONGEST_BOUND = 64  # characters; a longer smallest or largest text is left out of the statistics
 LONGEST_NAME = 200  # of a folder
 OWN_FOLDER = "_headrace"
-_LATEST = 253_402_300_799_999_000  # the last millisecond of the year 9999, in microseconds
+# Times that can be written in ISO 8601: the first and the last millisecond of the years 1 to 9999.
+_EARLIEST, _LATEST = -62_135_596_800_000_000, 253_402_300_799_999_000  # microseconds since 1970
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
+_FIRST_DAY, _LAST_DAY = (each.toordinal() - _EPOCH_DAY for each in (date.min, date.max))
 # For a probe: delta-rs would try for minutes.
 _IMPATIENT = {"connect_timeout": "5s", "timeout": "15s", "max_retries": "1", "retry_timeout": "10s"}
 _DICTIONARY_ROWS = 1000
@@ -82,9 +86,15 @@ class Folder:
     def __getstate__(self) -> dict[str, Any]:
         return {"uri": self.uri, "options": self.options}
 
+    @contextmanager
+    def open(self, path: str) -> Iterator[pq.ParquetFile]:
+        """A file, to read parts of it."""
+        with self.reached(path), pq.ParquetFile(path, filesystem=self.files) as file:
+            yield file
+
     def read(self, path: str, columns: list[str] | None = None) -> pa.Table:
         """A file's columns; those that it does not have are left out."""
-        with self.reached(path), pq.ParquetFile(path, filesystem=self.files) as file:
+        with self.open(path) as file:
             if columns is not None:
                 there = set(file.schema_arrow.names)
                 columns = [name for name in columns if name in there]
@@ -95,14 +105,26 @@ class Folder:
         with self.reached(path), pq.ParquetFile(path, filesystem=self.files) as file:
             return int(file.metadata.num_rows)
 
-    def write(self, rows: pa.Table, name: str, partition: dict[str, str | None]) -> Added:
-        """A new file; nobody knows of it until it is committed."""
+    def write(
+        self,
+        rows: pa.Table,
+        name: str,
+        partition: dict[str, str | None],
+        *,
+        group_rows: int | None = None,
+    ) -> Added:
+        """A new file, in row groups; nobody knows of it until it is committed."""
         path = f"{_subfolder(partition)}{name}-{uuid.uuid4().hex}.parquet"
         dictionaries = repetitive(rows)
         with self.reached(path):
             with self.files.open_output_stream(path) as stream:
                 pq.write_table(
-                    rows, stream, compression="zstd", use_dictionary=dictionaries, version="2.6"
+                    rows,
+                    stream,
+                    row_group_size=group_rows,
+                    compression="zstd",
+                    use_dictionary=dictionaries,
+                    version="2.6",
                 )
             size = self.files.get_file_info(path).size
             if "://" not in self.uri:
@@ -163,19 +185,12 @@ class Folder:
     def read_text(self, path: str) -> str | None:
         """A small file; None: there is none."""
         with self.reached(path):
-            if self.files.get_file_info(path).type is pyarrow.fs.FileType.NotFound:
-                return None
-            with self.files.open_input_file(path) as stream:
-                return bytes(stream.read()).decode()
+            content = self.objects.read(path)
+        return None if content is None else content.decode()
 
     def write_text(self, path: str, text: str) -> None:
         """Replace a small file, at once."""
-        # Without a buffer, Arrow hands over its own kind of bytes, which delta-rs refuses.
-        with (
-            self.reached(path),
-            self.files.open_output_stream(path, buffer_size=1 << 16) as stream,
-        ):
-            stream.write(text.encode())
+        self.write_bytes(path, text.encode())
 
 
 def folder_name(name: str) -> str:
@@ -220,6 +235,8 @@ def _bounds(column: pa.ChunkedArray) -> tuple[object, object] | None:
         return None
     if pa.types.is_timestamp(kind):
         return _moments(column)
+    if pa.types.is_date(kind):
+        return _days(column)
     found = pc.min_max(column)
     least, most = found["min"].as_py(), found["max"].as_py()
     if least is None:
@@ -230,9 +247,19 @@ def _bounds(column: pa.ChunkedArray) -> tuple[object, object] | None:
         return (least, most) if finite else None
     if pa.types.is_string(kind):
         return (least, most) if max(len(least), len(most)) <= LONGEST_BOUND else None
-    if pa.types.is_date(kind):
-        return least.isoformat(), most.isoformat()
     return least, most
+
+
+def _days(column: pa.ChunkedArray) -> tuple[str, str] | None:
+    found = pc.min_max(pc.cast(column, pa.int32()))
+    least, most = found["min"].as_py(), found["max"].as_py()
+    if least is None or not _FIRST_DAY <= least <= most <= _LAST_DAY:
+        return None
+    return _day(least), _day(most)
+
+
+def _day(number: int) -> str:
+    return date.fromordinal(number + _EPOCH_DAY).isoformat()
 
 
 def _moments(column: pa.ChunkedArray) -> tuple[str, str] | None:
@@ -241,8 +268,8 @@ def _moments(column: pa.ChunkedArray) -> tuple[str, str] | None:
     least, most = found["min"].as_py(), found["max"].as_py()
     if least is None:
         return None
-    if most > _LATEST:
-        return None  # rounded up, it would be a year that nobody can write
+    if least < _EARLIEST or most > _LATEST:
+        return None  # rounded, it would be a year that nobody can write
     return _moment(least // 1000, column.type), _moment(-(-most // 1000), column.type)
 
 

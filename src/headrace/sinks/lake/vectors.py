@@ -5,10 +5,12 @@ their CRC-32 (big-endian). A vector is a magic number and a 64-bit roaring bitma
 format (little-endian): a count of 32-bit maps, each with the upper half of its numbers.
 """
 
+import re
 import struct
 import uuid
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -25,6 +27,7 @@ _VERSION = b"\x01"
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _VALUE = {letter: value for value, letter in enumerate(_Z85)}
 _UUID_LETTERS = 20
+_local = partial(re.compile("^file:(//)?").sub, "")
 
 
 class VectorRef(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -51,13 +54,18 @@ def file_name(name: uuid.UUID) -> str:
     return f"deletion_vector_{name}.bin"
 
 
+def file_of(folder: "Folder", ref: VectorRef) -> str:
+    """The path of a vector's file in the table's folder; "": it is within the log."""
+    return "" if ref.storageType == "i" else ref.file or _absolute(folder, ref)
+
+
 def read(folder: "Folder", ref: VectorRef) -> BitMap:
     """The dead rows of a file, by their position from 0."""
     if ref.storageType == "i":
         return decode(from_z85(ref.pathOrInlineDv)[: ref.sizeInBytes])
     # An offset is that of the size before the vector.
     start, length = ref.offset or 0, ref.sizeInBytes + 8
-    stored = folder.read_bytes(ref.file or _absolute(folder, ref), start, length)
+    stored = folder.read_bytes(file_of(folder, ref), start, length)
     size, data, checksum = stored[:4], stored[4:-4], stored[-4:]
     if len(stored) != length or int.from_bytes(size) != ref.sizeInBytes:
         raise _damaged("is not where the log says that it is")
@@ -101,7 +109,7 @@ def decode(data: bytes) -> BitMap:
 def _absolute(folder: "Folder", ref: VectorRef) -> str:
     if ref.storageType != "p":
         raise _damaged(f"is stored in a way that is not known here ({ref.storageType})")
-    path = unquote(ref.pathOrInlineDv).removeprefix("file://")
+    path = _local(unquote(ref.pathOrInlineDv))
     if not path.startswith(f"{folder.uri}/"):
         raise TableFailed(
             f"a deletion vector of {folder.uri} lies outside of the table, in {path}",

@@ -39,6 +39,7 @@ class PushSettings(Sink):
     """
 
     takes: ClassVar[Takes] = Takes.LOG_RANGE
+    sends: ClassVar[bool] = True
     keeps_dead_letters: ClassVar[bool] = True
 
     name: str
@@ -226,7 +227,7 @@ class PushSettings(Sink):
         """Move the ledger and the dead letters aside; the ledger last, it says what was sent."""
         clear_halt(self.folder)
         if "://" in self.dead_letters:
-            if delta := Delta.open(self.letters, writer, adopt=True, restart=True):
+            if delta := Delta.open(self.letters, writer, adopt=True):
                 delta.empty("")
         else:
             move_aside(Path(self.dead_letters or f"{self.folder}/{_DEAD_LETTERS}"))
