@@ -14,6 +14,7 @@ import os
 import sys
 
 import duckdb
+import pyarrow as pa
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -96,19 +97,20 @@ query.awaitTermination()
 # %% [markdown]
 # ## Asking the tables
 #
-# Whatever reads Delta reads them, here DuckDB and Spark SQL. Spark needs no jar for it: delta-rs
-# says which Parquet files make up the table.
+# Whatever reads Delta reads them, here DuckDB and Spark SQL. Spark needs no jar for a table that
+# fits into the driver's memory: delta-rs reads it as Arrow.
 
 # %%
 table = DeltaTable(os.path.join(LAKE, *TABLE.split(".")))
-current = table.to_pyarrow_dataset()
+current = table.scan()
 print(duckdb.sql("SELECT count(*) AS rows, max(_sequence) AS last_change FROM current"))
 
 
 # %%
 def delta(folder: DeltaTable) -> DataFrame:
     """A Delta table's rows as a DataFrame."""
-    return spark.read.option("mergeSchema", "true").parquet(*folder.file_uris())
+    rows = pa.table(folder.scan())
+    return spark.createDataFrame(rows.cast(pa.schema(folder.schema())))
 
 
 delta(table).createOrReplaceTempView("current_rows")

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -31,6 +30,7 @@ from headrace.log import Log, LogReader
 from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.run import formats
 from headrace.testing import free_port, wait_until
+from tests.deltas import stored
 from tests.log.blocks import stored_block
 from tests.sinks.receiver import Receiver
 
@@ -262,7 +262,7 @@ def run_pipeline(before: Before, spark: SparkSession) -> Mapping[str, Any]:
 
 
 def delta(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = DeltaTable(folder).to_pyarrow_table().to_pylist()
+    rows: list[dict[str, Any]] = stored(folder).to_pylist()
     return rows
 
 

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 
 from headrace.log import Log
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from headrace.testing import SparkCluster, free_port
 from tests.changes import Writer
+from tests.deltas import stored
 from tests.java import QUICK_JAVA
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.usefixtures("java")]
@@ -59,8 +59,8 @@ def test_a_cluster_carries_the_log_into_its_sinks(tmp_path: Path) -> None:
             )
         assert done.returncode == 0, done.stderr
         assert len(cluster.executors()) == 2
-    users = DeltaTable(tmp_path / "lake" / "public" / "users").to_pyarrow_table()
+    users = stored(tmp_path / "lake" / "public" / "users")
     assert users.num_rows == ROWS  # each transaction writes the same ones
-    audit = DeltaTable(tmp_path / "audit").to_pyarrow_table(columns=["sequence"])
+    audit = stored(tmp_path / "audit", ["sequence"])
     sequences = sorted(audit["sequence"].to_pylist())
     assert sequences == list(range(1, TRANSACTIONS * ROWS + 1))

@@ -19,6 +19,7 @@ from headrace.sinks.history import History
 from headrace.sinks.requests import Requests
 from headrace.sinks.tables.sink import Tables
 from headrace.testing import wait_until
+from tests.deltas import stored
 from tests.pipeline.sites import PLUGINS, Site
 from tests.sinks.receiver import OK, Receiver, reply
 
@@ -122,7 +123,7 @@ def stored_sequences(sink: Sink) -> list[int]:
         return list(range(1, len(lines) + 1))
     table = DeltaTable(sink.path if isinstance(sink, History) else f"{sink.path}/public/users")  # type: ignore[attr-defined]
     name = "sequence" if isinstance(sink, History) else "id"
-    return sorted(int(value) for value in table.to_pyarrow_table()[name].to_pylist())
+    return sorted(int(value) for value in stored(table)[name].to_pylist())
 
 
 KINDS: dict[str, type[Any]] = {"tables": Tables, "history": History, "files": Files}

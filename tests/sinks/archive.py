@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from headrace.change.event import Column
 from headrace.log import Log
@@ -34,7 +34,7 @@ class Archive(Lake):
         self.writer = sink.open(writer, adopt=adopt)
         return self.writer
 
-    def changes(self, after: int, upto: int) -> DataFrame:
+    def changes(self, after: int, upto: int, parts: int = 2) -> Any:
         """A piece of the log, whole."""
         reader = self.spark.read.format("headrace").option("path", str(self.log.path))
         return reader.options(startingSequence=after + 1, endingSequence=upto).load()

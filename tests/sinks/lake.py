@@ -9,15 +9,23 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
+from headrace.change import block
 from headrace.change.arrow import decode
 from headrace.change.event import Batch, BeforeKind, Change, Column, Op, Table, Transaction
+from headrace.change.record import Records
 from headrace.change.replay import Replay, TableName
 from headrace.log import Log
+from headrace.pipeline.options import Options
+from headrace.pipeline.query import RangesBatch
+from headrace.pipeline.reading import DiskLog, PipelineLog
+from headrace.pipeline.source import LOG_RANGES
 from headrace.sinks import SinkWriter
 from headrace.sinks.tables.sink import Tables
 from headrace.sources.postgres.position import PostgresPosition
+from tests.deltas import stored
 
 SOURCE = "shop"
 ORDERS = (
@@ -63,13 +71,30 @@ class Shop:
         ]
         self.log.append(SOURCE, Batch(placed, b"resume"))
 
+    def snapshot(self, table: Table, rows: Sequence[Row], *, point: int = 1) -> None:
+        """Rows that a snapshot has read together, in columns; `point`: which snapshot."""
+        number, now = next(self._numbers), time.time_ns() // 1000
+        columns = [
+            block.json_text([_json(row[column.name]) for row in rows]) for column in table.columns
+        ]
+        position = PostgresPosition(point * 16, point * 16)
+        packed = block.pack(
+            table,
+            Transaction(f"snapshot-{number}", now, now),
+            (position, position),
+            [column for column in columns if column],
+            len(rows),
+        )
+        runs = [(table.version, "READ", now, len(rows))]
+        self.log.append(SOURCE, Batch(Records([packed], {table.version: table}, runs), b"resume"))
+
     def delta(self, name: str = "orders") -> DeltaTable:
         """A table as anybody opens it."""
         return DeltaTable(str(self.path / "public" / name))
 
     def rows(self, name: str = "orders", *, own: bool = False) -> list[Row]:
         """The rows of a Delta table, without our own columns unless asked."""
-        table = self.delta(name).to_pyarrow_table()
+        table = stored(self.delta(name))
         kept = [each for each in table.column_names if own or not each.startswith("_")]
         return ordered(table.select(kept).to_pylist())
 
@@ -101,11 +126,14 @@ class Lake(Shop):
         self.writer = self.sink.open(writer, adopt=adopt)
         return self.writer
 
-    def changes(self, after: int, upto: int) -> DataFrame:
-        """A piece of the log as the source reads it."""
-        reader = self.spark.read.format("headrace").option("path", str(self.log.path))
-        reader = reader.option("columns", ",".join(self.sink.fields)).option("packed", "true")
-        return reader.options(startingSequence=after + 1, endingSequence=upto).load()
+    def changes(self, after: int, upto: int, parts: int = 2) -> Any:
+        """A piece of the log as the sink gets it."""
+        ranges = [(self.log.epoch, after, upto, part, parts) for part in range(parts)]
+        schema = from_arrow_schema(LOG_RANGES)
+        rows = self.spark.sparkContext.parallelize(ranges if upto > after else [], parts)
+        path = str(self.log.path)
+        log = PipelineLog(DiskLog(path), Options(path=path))
+        return RangesBatch(self.spark.createDataFrame(rows, schema), log)
 
     def write(self, upto: int | None = None) -> int:
         """The next batch; returns how many changes it held."""

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headrace.sinks.destination import DestinationSink, _opened
@@ -16,6 +15,7 @@ from headrace.sinks.files.sink import Files
 from headrace.sinks.history import History
 from headrace.sinks.tables.sink import Tables
 from headrace.testing import SinkContract, SinkTrial
+from tests.deltas import stored as delta_rows
 from tests.sinks.destinations import stored as rows_in
 from tests.sinks.socket_sink import Courier, opened_office
 
@@ -27,7 +27,7 @@ class TestTables(SinkContract):
 
         def stored() -> Iterator[tuple[str, int]]:
             for path in folder.glob("public/*"):
-                rows = DeltaTable(str(path)).to_pyarrow_table()["id"].to_pylist()
+                rows = delta_rows(path)["id"].to_pylist()
                 yield from ((path.name, number) for number in rows)
 
         return SinkTrial(Tables(name="lake", path=str(folder)), stored, spark)
@@ -39,7 +39,7 @@ class TestHistory(SinkContract):
         folder = tmp_path / "audit"
 
         def stored() -> Iterator[tuple[str, int]]:
-            for row in DeltaTable(str(folder)).to_pyarrow_table().to_pylist():
+            for row in delta_rows(folder).to_pylist():
                 yield row["table"], json.loads(row["key"])["id"]
 
         return SinkTrial(History(name="audit", path=str(folder)), stored, spark)

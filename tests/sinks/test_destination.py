@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +18,15 @@ from headrace.log import Log
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import DiskLog, PipelineLog
 from headrace.pipeline.run import Pipeline, PipelineInput, plans
-from headrace.sinks import LogBatch, LogRange, Progress, SinkPhase
+from headrace.sinks import LogRange, Progress, SinkPhase
 from headrace.sinks.destination import LEDGER, DestinationSink, DestinationWriter, _opened
 from headrace.testing import wait_until
+from headrace.testing.sinks import LocalBatch
 from tests.sinks.destinations import calls, stored
 from tests.sinks.lake import Shop, put, remove, truncate
 
 USERS = (Column("id", "bigint", key=True), Column("name", "text"))
 SYNC, ASYNC = "tests.sinks.destinations:Rows", "tests.sinks.destinations:AsyncRows"
-
-
-@dataclass(frozen=True)
-class Here(LogBatch):
-    """A batch whose tasks run in this process, on a copy as Spark would make it."""
-
-    wanted: LogRange
-
-    @property
-    def upto(self) -> int:
-        return self.wanted.upto
-
-    def run(self, task: Callable[[LogRange], msgspec.Struct | None]) -> Sequence[str]:
-        if self.wanted.after >= self.wanted.upto:
-            return []
-        result = pickle.loads(pickle.dumps(task))(self.wanted)
-        return [msgspec.json.encode(result).decode()]
 
 
 class Site(Shop):
@@ -72,10 +54,10 @@ class Site(Shop):
         for number, name in rows:
             self.commit(put(table, id=number, name=name))
 
-    def batch(self, after: int, upto: int) -> Here:
+    def batch(self, after: int, upto: int) -> LocalBatch:
         path = str(self.log.path)
         log = PipelineLog(DiskLog(path), Options(path=path))
-        return Here(LogRange(log, self.log.epoch, after, upto))
+        return LocalBatch(LogRange(log, self.log.epoch, after, upto))
 
     def write(self, upto: int | None = None) -> int:
         upto = self.log.latest_sequence if upto is None else upto

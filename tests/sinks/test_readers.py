@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from headrace.change.event import Column, Op
+from tests.deltas import stored
 from tests.sinks.lake import Lake, Row, put, remove
 
 COLUMNS = (
@@ -60,14 +61,13 @@ def test_others_read_the_tables_with_their_types(lake: Lake) -> None:
     names = list(EXPECTED)
     one = pl.scan_delta(path).filter(pl.col("id") == 3).collect().to_dicts()[0]
     assert {name: one[name] for name in names} == EXPECTED
-    dataset = lake.delta("things").to_pyarrow_dataset()
     duck = duckdb.connect()
     duck.execute("SET TimeZone = 'UTC'")
-    duck.register("things", dataset)
+    duck.register("things", stored(path))
     found = duck.sql(f"SELECT {', '.join(names)} FROM things WHERE id = 3")
     assert found is not None
     assert found.to_arrow_table().to_pylist() == [EXPECTED]
     total = "SELECT count(*), sum(amount) FROM things"
     assert duck.execute(total).fetchall() == [(3, Decimal("32.25"))]
-    rows = lake.spark.read.parquet(*lake.delta("things").file_uris())
+    rows = lake.spark.createDataFrame(stored(path))
     assert sorted(row["id"] for row in rows.select("id").collect()) == [0, 1, 3]

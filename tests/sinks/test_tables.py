@@ -1,10 +1,16 @@
 """The tables sink: after every batch each Delta table equals its source."""
 
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
+from deltalake import write_deltalake
+from pyspark.sql import SparkSession
 
 from headrace.change.event import Column, Op
+from headrace.sinks.lake.plan import TableRef
+from headrace.sinks.tables.ledger import TablesLedger
+from tests.deltas import stored
 from tests.sinks.lake import ORDERS, Lake, Row, change, put, remove, schema, truncate
 
 
@@ -278,3 +284,82 @@ def test_whoever_adopts_the_lake_owns_also_the_tables_that_do_not_change(lake: L
     lake.commit(put(customers, **order(2)))
     lake.write()
     assert lake.rows("customers") == lake.expected("customers")
+
+
+@pytest.mark.parametrize("kind", ["date", "integer"])
+def test_a_key_without_a_value_is_one_too(lake: Lake, kind: str) -> None:
+    """As the zero date of MySQL, or what SQLite permits."""
+    days = lake.table("days", [Column("day", kind, key=True), Column("name", "text")])
+    others = ["1970-01-01", "2020-01-01"] if kind == "date" else [0, 7]
+    lake.commit(*(put(days, day=day, name="a") for day in [None, *others]))
+    lake.write()
+    lake.commit(put(days, Op.UPDATE, day=None, name="b"))
+    lake.write()
+    assert lake.rows("days") == lake.expected("days")
+    lake.commit(remove(days, day=None))
+    lake.write()
+    assert lake.rows("days") == lake.expected("days")
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_an_array_may_be_the_key(lake: Lake, columns: int) -> None:
+    key = [Column("path", "integer[]", key=True), Column("tags", "text[]", key=True)][:columns]
+    nodes = lake.table("nodes", [*key, Column("name", "text")])
+    whole: Row = {"path": [1, 2], "tags": ["a", None]}
+    row = {column.name: whole[column.name] for column in key}
+    lake.commit(put(nodes, **row, name="a"))
+    lake.write()
+    lake.commit(put(nodes, Op.UPDATE, **row, name="b"))
+    lake.write()
+    assert lake.writer.failed_tables() == []
+    assert [each["name"] for each in lake.rows("nodes")] == ["b"]
+
+
+def test_rows_of_a_snapshot_with_equal_chosen_keys_become_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake(spark, tmp_path, keys={"public.tags": ("name",)})
+    tags = lake.table("tags", [Column("name", "text"), Column("note", "text")])
+    lake.snapshot(tags, [{"name": "a", "note": note} for note in ("x", "y")])
+    lake.write()
+    assert lake.rows("tags") == [{"name": "a", "note": "y"}]
+    lake.log.close()
+
+
+def test_a_table_that_another_tool_has_spoilt_fails_alone(lake: Lake) -> None:
+    orders, others = lake.table("orders"), lake.table("others")
+    lake.commit(put(orders, **order(1)), put(others, **order(1)))
+    lake.write()
+    write_deltalake(lake.delta(), stored(lake.delta()), mode="append")
+    lake.commit(put(orders, **order(2)), put(others, **order(2)))
+    lake.write()
+    assert [failed.table for failed in lake.writer.failed_tables()] == ["public.orders"]
+    assert lake.rows("others") == lake.expected("others")
+    lake.commit(truncate(orders, snapshot=True), put(orders, **order(3)))
+    lake.write()
+    assert lake.writer.failed_tables() == []
+    assert lake.rows() == lake.expected()
+
+
+def test_rows_that_another_tool_has_written_anew_complete_those_in_part(lake: Lake) -> None:
+    """The DELETE of delta-rs leaves texts of another type in its files."""
+    orders = lake.table("orders")
+    lake.commit(*(put(orders, **order(n, note=f"n{n}")) for n in range(5)))
+    lake.write()
+    lake.delta().delete("id = 3")
+    lake.open()
+    lake.commit(put(orders, Op.UPDATE, id=4, status="paid", amount="2.00"))
+    lake.write()
+    assert lake.writer.failed_tables() == []
+    assert lake.rows() == [row for row in lake.expected() if row["id"] != 3]
+
+
+def test_the_ledger_has_room_for_thousands_of_tables(lake: Lake) -> None:
+    names = [f"table_{number}_{'x' * 40}" for number in range(1_500)]
+    ledger = TablesLedger.open(lake.sink.folder, "query-1", adopt=False)
+    for name in names:
+        ledger.note(TableRef("shop", "public", name), None)
+    ledger.reach(lake.log.epoch, 1_500)
+    ledger.save()
+    again = TablesLedger.open(lake.sink.folder, "query-1", adopt=False)
+    assert len(list(again.refs)) == 1_500

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.change.event import Op
-from tests.sinks.lake import Lake, Row, put, remove, truncate
+from headrace.change.event import Column, Op
+from tests.sinks.lake import ORDERS, Lake, Row, put, remove, schema, truncate
 
 
 @pytest.fixture
@@ -111,3 +111,45 @@ def test_a_repeated_batch_adds_no_version(lake: Lake) -> None:
     lake.open()
     lake.writer.write(lake.changes(0, 2), 1)
     assert lake.rows(own=True) == before
+
+
+def test_a_truncate_ends_rows_without_a_key_too(lake: Lake) -> None:
+    notes = lake.table("orders", [Column("id", "bigint"), Column("status", "text")])
+    lake.commit(put(notes, id=1, status="a"), put(notes, id=1, status="a"))
+    lake.write()
+    lake.commit(put(notes, id=1, status="b"))
+    lake.commit(truncate(notes))
+    lake.commit(put(notes, id=1, status="c"))
+    lake.write()
+    rows = versions(lake, 1)
+    assert [(row["status"], row["_current"]) for row in rows] == [
+        ("a", False),
+        ("a", False),
+        ("b", False),
+        ("c", True),
+    ]
+    assert len({row["_valid_to"] for row in rows[:3]}) == 1
+    assert rows[0]["_valid_to"] < rows[3]["_valid_from"]
+
+
+def test_past_versions_in_files_of_others_stay_as_they_are(lake: Lake) -> None:
+    """OPTIMIZE by another tool puts versions of all ages together, as did earlier Headraces."""
+    orders = lake.table("orders")
+    lake.commit(*(put(orders, **order(n, "new")) for n in range(4)))
+    lake.write()
+    for status in ("paid", "sent"):
+        lake.commit(*(put(orders, Op.UPDATE, **order(n, status)) for n in range(4)))
+        lake.write()
+    assert lake.delta().optimize.compact()["numFilesAdded"] == 1
+    lake.open()
+    before = versions(lake, 1)
+    # A wider type has all files written anew.
+    wider = lake.table(
+        "orders", [ORDERS[0], ORDERS[1], Column("amount", "numeric(20,4)"), ORDERS[3]]
+    )
+    lake.commit(schema(wider), put(wider, Op.UPDATE, **order(1, "back")))
+    lake.write()
+    after = versions(lake, 1)
+    assert [row["status"] for row in after] == ["new", "paid", "sent", "back"]
+    assert [row["_valid_to"] for row in after[:2]] == [row["_valid_to"] for row in before[:2]]
+    assert follow_one_another(after)

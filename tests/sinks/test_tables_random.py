@@ -132,7 +132,7 @@ def test_any_history_in_any_batches_equals_a_naive_replay(
     spark: SparkSession, seed: int, cuts: list[int]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        lake = Lake(spark, Path(folder), file_mb=0.002)  # so small that buckets split
+        lake = Lake(spark, Path(folder), file_mb=0.002)  # so small that there are many files
         history = History(lake, seed)
         for transactions in cuts:
             for _ in range(transactions):
@@ -141,4 +141,5 @@ def test_any_history_in_any_batches_equals_a_naive_replay(
             lake.writer.maintain()
             assert lake.writer.failed_tables() == []
             assert lake.rows() == lake.expected()
+        lake.writer.finish()
         lake.log.close()

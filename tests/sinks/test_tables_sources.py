@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headrace.change.event import Op
 from headrace.testing import Place, reading, session
+from tests.deltas import stored
 from tests.formats.other_sources import place_of
 from tests.sinks.lake import Lake, ordered
 
@@ -164,9 +164,9 @@ def test_delta_tables_equal_the_servers_tables(
     lake.log.close()
     assert lake.writer.failed_tables() == []
     for table in ("things", "parts"):
-        stored = DeltaTable(str(lake.path / place.schema / table)).to_pyarrow_table()
-        stored = stored.drop_columns(["_sequence"])
-        assert ordered(stored.to_pylist()) == ordered(in_database(place, kind, table)), table
-        types = dict(zip(stored.schema.names, stored.schema.types, strict=True))
+        found = stored(lake.path / place.schema / table)
+        found = found.drop_columns(["_sequence"])
+        assert ordered(found.to_pylist()) == ordered(in_database(place, kind, table)), table
+        types = dict(zip(found.schema.names, found.schema.types, strict=True))
         expected = TYPES if table == "things" else {"n": pa.int64()}
         assert {name: types[name] for name in expected} == expected

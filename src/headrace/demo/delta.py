@@ -53,9 +53,10 @@ def _as_json(row: Row, documents: Sequence[str]) -> Row:
 def stored_table(folder: Path) -> pa.Table:
     """What a Delta table holds, without Headrace's own columns; nothing where there is none."""
     try:
-        table = DeltaTable(folder).to_pyarrow_table()
+        delta = DeltaTable(folder)
     except TableNotFoundError:
         return pa.table({})
+    table = pa.table(delta.scan()).cast(pa.schema(delta.schema().to_arrow()))
     return table.drop_columns([name for name in OWN_COLUMNS if name in table.column_names])
 
 
@@ -72,7 +73,7 @@ def rows_in_delta(stored: pa.Table, documents: Sequence[str]) -> list[Row]:
 def has_each_once(folder: Path, sequences: Sequence[int]) -> bool:
     """Whether a history holds exactly the changes of these sequences, each once."""
     try:
-        stored = DeltaTable(folder).to_pyarrow_table(columns=["sequence"])
+        stored = pa.table(DeltaTable(folder).scan(columns=["sequence"]))
     except TableNotFoundError:
         return not sequences
     return sorted(stored["sequence"].to_pylist()) == list(sequences)

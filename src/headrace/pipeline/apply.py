@@ -27,6 +27,9 @@ class Settings(TypedDict, total=False):
 
     keep: Literal["rows", "history"]
     as_text: tuple[str, ...]
+    deletes: Literal["vectors", "rewrite"]
+    cluster_by: Mapping[str, tuple[str, ...]]
+    partition_by: Mapping[str, tuple[str, ...]]
     file_mb: float
     vacuum_hours: float
     storage: Mapping[str, str]

@@ -19,8 +19,9 @@ from uuid import uuid4
 
 from ..errors import CheckpointUnreadable, PipelineInUse
 from ..log.folder import locked
+from ..sinks import Progress
 from ..sinks.lake.disk import move_aside
-from ..sinks.report import committed_offset, last_entry
+from ..sinks.report import batch_offset, committed_offset, last_entry
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,14 @@ class QueryCheckpoint:
         """The last change that the sink is known to have; 0: not known."""
         committed = last_entry(self.folder / "commits")
         return 0 if committed is None else committed_offset(self.folder, committed).sequence
+
+    def batch(self, number: int) -> tuple[Progress, Progress] | None:
+        """After what a batch begins and where it ends; None: it is the first one."""
+        try:
+            before, end = (batch_offset(self.folder, each) for each in (number - 1, number))
+        except FileNotFoundError:
+            return None
+        return before, end
 
     def set_aside(self) -> Path | None:
         """Begin anew; returns where the notes so far were moved, None: there were none."""

@@ -29,7 +29,6 @@ class Options:
     ending: int | str = LATEST  # the last one, of a batch read
     most: int = 100_000  # changes in a batch, unless one transaction has more
     parts: int = 2  # ranges that a batch is read in, at least, if it is large enough
-    packed: bool = False  # as `frame.PACKED`, which the JVM need not take apart
     log_ranges: int = 0  # >0: as ranges that tasks read by themselves, at most so many parts
     strict: bool = True  # changes that are no longer there are an error
 
@@ -158,7 +157,6 @@ _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "endingSequence": ("ending", _end),
     "maxChangesPerBatch": ("most", _whole),
     "minPartitions": ("parts", _whole),
-    "packed": ("packed", _flag),
     "logRanges": ("log_ranges", _whole),
     "failOnDataLoss": ("strict", _flag),
 }

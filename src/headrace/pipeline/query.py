@@ -71,7 +71,7 @@ class Batches:
         writer: SinkWriter[Any],
         sink: str,
         stored: Callable[[Stored], None],
-        batch_of: Callable[[DataFrame], Any] = lambda changes: changes,
+        batch_of: Callable[[DataFrame, int], Any] = lambda changes, _: changes,
     ) -> None:
         """`batch_of` makes of Spark's rows what the sink takes."""
         self.error: BaseException | None = None  # as it was before it crossed the JVM
@@ -92,7 +92,7 @@ class Batches:
             raise PipelineError("the pipeline is stopping")
         began = time.monotonic()
         try:
-            count = self._writer.write(self._batch_of(changes), batch_id)
+            count = self._writer.write(self._batch_of(changes, batch_id), batch_id)
             seconds = time.monotonic() - began
             self._stored(Stored(batch_id, count, seconds, tuple(self._writer.failed_tables())))
             self._maintain(batch_id)
@@ -206,7 +206,8 @@ class QueryPlan:
         cores = spark.sparkContext.defaultParallelism
         options["minPartitions"] = str(cores)
         if parts := parts_of(self.sink, cores):
-            _expect_no_speculation(spark, self.sink.name)
+            if self.sink.sends:
+                _expect_no_speculation(spark, self.sink.name)
             options["logRanges"] = str(parts)
         changes = spark.readStream.format("headrace").options(**options).load()
         stream = (
@@ -222,19 +223,28 @@ class QueryPlan:
 
     def batches(self, writer: SinkWriter[Any], stored: Callable[[Stored], None]) -> Batches:
         """What Spark calls with each batch, for a sink that is open."""
+        return Batches(writer, self.sink.name, stored, self.batch_of())
+
+    def batch_of(self) -> Callable[[DataFrame, int], Any]:
+        """What makes of Spark's rows what the sink takes."""
         if self.sink.takes is not Takes.LOG_RANGE:
-            return Batches(writer, self.sink.name, stored)
+            return lambda changes, _: changes
         options = Options.read(self.feed.address)
         log = PipelineLog(reading(options), options)
-        return Batches(writer, self.sink.name, stored, lambda ranges: RangesBatch(ranges, log))
+        return lambda ranges, batch: RangesBatch(ranges, log, self._range_of(log, batch))
+
+    def _range_of(self, log: ReadableLog, batch: int) -> LogRange | None:
+        """The whole of a batch, if Spark's own notes say which it is."""
+        if (noted := self.checkpoint.batch(batch)) is None or noted[0].epoch != noted[1].epoch:
+            return None
+        before, end = noted
+        return LogRange(log, end.epoch, before.sequence, end.sequence)
 
     def _options(self, starting: int | None) -> dict[str, str]:
         most = self.sink.max_changes_per_batch or self.feed.max_changes_per_batch
         options = {**self.feed.address, "maxChangesPerBatch": str(most)}
         if self.sink.fields:
             options["columns"] = ",".join(self.sink.fields)
-        if self.sink.takes is Takes.PACKED:
-            options["packed"] = "true"
         if self.sink.tables and not self.sink.whole_transactions:
             options["tables"] = ",".join(self.sink.tables)
         if starting is not None:
@@ -255,12 +265,29 @@ class RangesBatch(LogBatch):
 
     ranges: DataFrame  # with the columns of `source.LOG_RANGES`
     log: ReadableLog
+    known: LogRange | None = None  # what the ranges are together; None: Spark must be asked
+
+    @property
+    def spark(self) -> SparkSession:
+        """Where its tasks run."""
+        return self.ranges.sparkSession
+
+    @property
+    def whole(self) -> LogRange | None:
+        """All of it, for the driver to look at; None: the batch is empty."""
+        if self.known is not None:
+            return self.known if self.known.upto > self.known.after else None
+        # Not `first`: a task that is not read to its end takes its Python process with it, and the
+        # next one has to import everything again.
+        rows = self.ranges.collect()
+        if not rows:
+            return None
+        return LogRange(self.log, rows[0]["epoch"], rows[0]["after"], rows[0]["upto"])
 
     @property
     def upto(self) -> int:
         """The last change's sequence; 0: the batch is empty."""
-        row = self.ranges.first()
-        return row["upto"] if row else 0
+        return whole.upto if (whole := self.whole) else 0
 
     def run(self, task: Callable[[LogRange], msgspec.Struct | None]) -> Sequence[str]:
         """Run `task` in Spark, once for each part."""

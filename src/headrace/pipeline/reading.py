@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from ..change.arrow.frame import PACKED, Framing, pack
+from ..change.arrow.frame import Framing
 from ..change.block import BlockRows
 from ..change.event import Table
 from ..errors import ChangesLost, LogReplaced, PipelineError
@@ -116,11 +116,11 @@ def _current(path: str) -> LogReader:
 def read(reading: LogAccess, wanted: SequenceRange, options: Options) -> Iterator[pa.RecordBatch]:
     """The changes of a range as Arrow, some thousands at a time."""
     tables = _Tables(reading, wanted.epoch)
-    framing = Framing(wanted.epoch, tables, options.columns, options.tables, options.packed)
+    framing = Framing(wanted.epoch, tables, options.columns, options.tables)
     for piece in _complete(reading.pieces(wanted), reading, wanted, options):
         batch = framing.batch(piece.first, piece.count, piece.records)
         if batch.num_rows:
-            yield pa.record_batch([[pack(batch)]], PACKED) if options.packed else batch
+            yield batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,8 @@ def plans(
 
 def waiting(plans: Sequence[QueryPlan], master: str) -> int:
     """How many tasks may wait for other systems at once, on a local master."""
-    return sum(parts_of(plan.sink, local_cores(master)) for plan in plans)
+    cores = local_cores(master)
+    return sum(parts_of(plan.sink, cores) for plan in plans if plan.sink.sends)
 
 
 class SinkStatusLog:

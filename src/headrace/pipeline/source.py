@@ -63,7 +63,7 @@ class ChangeSource(DataSource):
         options = self._options
         if options.log_ranges:
             return from_arrow_schema(LOG_RANGES)
-        return from_arrow_schema(frame.PACKED if options.packed else frame.schema(options.columns))
+        return from_arrow_schema(frame.schema(options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""

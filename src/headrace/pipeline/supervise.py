@@ -243,6 +243,7 @@ class Supervised:
                 writer.close()
                 self._end(query, batches, sends=status is not None)
                 return
+        writer.finish()
         self._look(query)
         if (status := writer.status()) is not None:
             self._count(status)

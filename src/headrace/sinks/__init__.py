@@ -122,8 +122,6 @@ class Takes(Enum):
 
     ROWS = "rows"  # a DataFrame of changes, with the columns that `fields` names
     LOG_RANGE = "log_range"  # a LogBatch: its tasks read the log, so no change passes through Java
-    # Not for others: the sinks of Delta tables get `change.arrow.frame.PACKED`, Arrow's own bytes.
-    PACKED = "packed"
 
 
 class ReadableLog(Protocol):
@@ -264,6 +262,16 @@ class LogBatch(Protocol):
     """A batch for a sink that takes log ranges: which changes it has, and tasks to read them."""
 
     @property
+    def spark(self) -> "SparkSession":
+        """Where its tasks run."""
+        ...
+
+    @property
+    def whole(self) -> LogRange | None:
+        """All of it, for the driver to look at; None: the batch is empty."""
+        ...
+
+    @property
     def upto(self) -> int:
         """The last change's sequence; 0: the batch is empty."""
         ...
@@ -308,6 +316,10 @@ class SinkWriter(ABC, Generic[BatchT]):
         """Compact and clean what is stored: called between batches, never during one."""
         return
 
+    def finish(self) -> None:
+        """Wait for what goes on beside the batches: called after the last one of `--once`."""
+        return
+
     def failed_tables(self) -> list[FailedTable]:
         """The tables that are not followed any more."""
         return []
@@ -339,6 +351,7 @@ class Sink(ABC):
     __slots__ = ()
 
     takes: ClassVar[Takes] = Takes.ROWS
+    sends: ClassVar[bool] = False  # to another system, for which its tasks wait
     keeps_dead_letters: ClassVar[bool] = False  # so that a redrive can be requested
     needs_every_row: ClassVar[bool] = False  # it equals its sources, so it cannot begin just now
 

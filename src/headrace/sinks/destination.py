@@ -51,6 +51,7 @@ class DestinationSink(Sink):
     """A class of one's own with the method `write_events`, a coroutine or a plain function."""
 
     takes: ClassVar[Takes] = Takes.LOG_RANGE
+    sends: ClassVar[bool] = True
 
     name: str
     # module:Name; "class" is a keyword of Python.

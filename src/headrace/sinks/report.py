@@ -123,7 +123,12 @@ def _committed(checkpoint: Path) -> Progress | None:
 
 def committed_offset(checkpoint: Path, committed: Path) -> Progress:
     """Where the batch of an entry in Spark's log of commits ended."""
-    *_, offset = (checkpoint / "offsets" / committed.name).read_text().splitlines()
+    return batch_offset(checkpoint, int(committed.name))
+
+
+def batch_offset(checkpoint: Path, batch: int) -> Progress:
+    """Where a batch ends that Spark has begun."""
+    *_, offset = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
     known = json.loads(offset)
     return Progress(str(known["epoch"]), int(known["sequence"]))
 

@@ -49,6 +49,12 @@ class LocalBatch(LogBatch):
     """A batch whose task runs in this process, on a copy as Spark would make it."""
 
     wanted: LogRange
+    spark: Any = None  # a SparkSession, for a sink that runs tasks of its own
+
+    @property
+    def whole(self) -> LogRange | None:
+        """All of it; None: the batch is empty."""
+        return self.wanted if self.upto else None
 
     @property
     def upto(self) -> int:
@@ -116,12 +122,11 @@ class SinkRun:
         sink, path = self._trial.sink, str(self.log.path)
         if sink.takes is Takes.LOG_RANGE:
             log = PipelineLog(DiskLog(path), Options(path=path))
-            return LocalBatch(LogRange(log, self.log.epoch, after, upto))
+            wanted = LogRange(log, self.log.epoch, after, upto)
+            return LocalBatch(wanted, self._trial.spark)
         reader = self._trial.spark.read.format("headrace").option("path", path)
         if sink.fields:
             reader = reader.option("columns", ",".join(sink.fields))
-        if sink.takes is Takes.PACKED:
-            reader = reader.option("packed", "true")
         return reader.options(startingSequence=after + 1, endingSequence=upto).load()
 
     def write(self, writer: SinkWriter[Any]) -> int:

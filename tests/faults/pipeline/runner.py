@@ -11,14 +11,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from headrace.errors import PipelineError
@@ -27,13 +27,13 @@ from headrace.pipeline.query import Batches
 from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.pipeline.session import opened_session
 from headrace.retry import Backoff
-from headrace.sinks import Sink, SinkStatus
+from headrace.sinks import LogRange, Sink, SinkStatus
 from headrace.sinks.history import History
 from headrace.sinks.lake.delta import Delta
-from headrace.sinks.lake.plan import TablePlan
-from headrace.sinks.tables import compaction, sink
+from headrace.sinks.lake.plan import ShareResults
+from headrace.sinks.tables import input as batch_input
+from headrace.sinks.tables.apply import ApplyTask
 from headrace.sinks.tables.ledger import TablesLedger
-from headrace.sinks.tables.merge import Merge
 from headrace.sinks.tables.sink import Tables
 from headrace.sinks.tables.target import TargetTable
 from tests.java import QUICK_JAVA
@@ -58,7 +58,7 @@ class Point(StrEnum):
     COMMITTED = "every table is committed, and the ledger does not say so"
     NOTED = "the ledger is written, and Spark does not know that the batch is done"
     COLUMNS_ADDED = "columns are added, and the rows that have them are not"
-    REPLACED = "every file is replaced, and the table's notes are the old ones"
+    REPLACED = "every file is replaced by one with other columns, and the batch is not applied"
     JOINED = "files are joined, and the new ones are not committed"
     ARRANGED = "files are arranged anew, and that is committed"
     HISTORY_WRITTEN = "changes are written to the history, and not committed"
@@ -149,7 +149,7 @@ def lay(killer: Killer) -> None:
     killer.one_by_one(Delta, "commit")
     killer.after(Delta, "create", lambda folder, *_, **__: _in(folder.uri, LAKE, Point.CREATED))
     killer.after(Delta, "add_columns", lambda *_: Point.COLUMNS_ADDED)
-    killer.before(Delta, "note", lambda *_: Point.REPLACED)
+    killer.after(TargetTable, "take_over", lambda *_: Point.REPLACED)
     killer.before(TablesLedger, "save", lambda *_: Point.COMMITTED)
     killer.before(TargetTable, "compacted", lambda *_: Point.JOINED)
     killer.after(TargetTable, "compacted", lambda *_: Point.ARRANGED)
@@ -179,19 +179,18 @@ def _stored(batches: Batches, *_: Any) -> Point:
     return Point.NOTED if batches._sink == LAKE else Point.HISTORY_COMMITTED
 
 
-class DyingMerge(Merge):
-    """A task's work, in the middle of which its process dies the first time."""
+@dataclass(frozen=True, slots=True)
+class DyingTask(ApplyTask):
+    """A task's work, after which its process dies the first time."""
 
-    def __init__(self, plans: list[TablePlan], died: Path) -> None:
-        super().__init__(plans)
-        self._died = died
+    died: Path = Path()
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for results in super().__call__(batches):
-            if "done" in results["kind"].to_pylist() and not self._died.exists():
-                self._died.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield results
+    def __call__(self, wanted: LogRange) -> ShareResults:
+        results = ApplyTask(self.plans)(wanted)
+        if any(each.added for each in results.tables) and not self.died.exists():
+            self.died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return results
 
 
 class Runner:
@@ -208,8 +207,9 @@ class Runner:
     def run(self, order: Run) -> Told:
         """One run."""
         self._killer.at = order.kill
-        dying = partial(DyingMerge, died=self._folder / WORKER_DIED)
-        setattr(sink, "Merge", dying if order.kill is Point.WORKER else Merge)  # noqa: B010
+        dying = partial(DyingTask, died=self._folder / WORKER_DIED)
+        task = dying if order.kill is Point.WORKER else ApplyTask
+        setattr(batch_input, "ApplyTask", task)  # noqa: B010
         feed = PipelineInput(
             address={"path": str(self._folder / "log")}, max_changes_per_batch=order.most
         )
@@ -241,7 +241,6 @@ class Runner:
 
 def main(orders: Orders) -> int:
     """Run whenever told, until standard input ends."""
-    compaction.MOST_SMALL_FILES = 3
     supervise.BACKOFF = Backoff(0.1, 60.0)
     supervise.TRIES_ONCE = 20  # on a busy machine a worker may take too long for Spark
     journal = Path(orders.folder) / "spark" / f"{os.getpid()}.log"

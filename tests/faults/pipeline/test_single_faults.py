@@ -129,7 +129,7 @@ def test_a_batch_that_comes_again_in_other_partitions_changes_nothing(lake: Lake
     ways = (
         (read.repartition(5), Takes.ROWS),
         (read.coalesce(1), Takes.ROWS),
-        (ranges.coalesce(1), Takes.PACKED),
+        (ranges, Takes.LOG_RANGE),
     )
     for again, takes in ways:
         for _ in range(2):

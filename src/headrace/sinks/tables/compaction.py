@@ -1,127 +1,287 @@
-"""Compaction of a table's files between batches: small ones joined, large buckets split.
+"""When files of a table are written anew, and how that goes along with the stream.
 
-The rows stay what they are, so readers see no change, and a crash leaves only files that nobody
-knows of.
+Batches leave small files and dead rows. Small files of about one size are joined, so that a row is
+written again only as often as its file has grown eightfold. A file of which a quarter is dead is
+written anew with what new files have of its range; when a quarter of the table lies in files that
+are not in order with the others, all ranges are.
+
+The work is done beside the stream, piece by piece, each in a commit of its own. What the stream has
+marked as dead meanwhile is found again in the new files, by its keys. A table whose readers know no
+vectors is the exception: its pieces are committed at once, between two batches.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import threading
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 
-from ..lake.plan import SEQUENCE, BucketFile, part_name
-from ..lake.storage import Added, Folder
-from .effects import conformed
-from .merge import RESULT, RESULT_DDL, split
-from .target import TargetTable, level_for
+from ...errors import HeadraceError
+from ..lake.plan import PlannedFile, TablePlan
+from ..results import result, results
+from .parquet import LOOSE, PAST, SORTED, kind
+from .rewrite import KeyRange, RewriteWork, Rewritten, rewrite, samples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MOST_SMALL_FILES = 8  # in a bucket, before they are joined
-LARGEST_BUCKET = 2  # files' worth, before it is split
+    from .target import TargetTable
+
+logger = logging.getLogger(__name__)
+
+_GENERATION = 8  # files of about one size are joined when there are so many
+_UNORDERED = 0.25  # of the rows that are in order, before all is put in order
+_DEAD = 0.25  # of a file's rows, before they are left out
+_FEW_ROWS = 5_000  # that are not worth it
+_MOST_LOOSE = 2  # files' worth of loose rows that a range takes at once
 
 
-@dataclass(frozen=True, slots=True)
-class CompactionWork:
-    """Files of one table to be written anew by one task."""
-
-    at: int  # which table
-    folder: Folder
-    paths: list[str]
-    key: list[str]
-    level: int
-    schema: pa.Schema
-
-
-class CompactedFiles(msgspec.Struct, frozen=True):
-    """What a task made of its files."""
-
-    removed: list[str]
-    added: list[Added]
-
-
-def compact(spark: SparkSession, targets: Sequence[TargetTable], file_bytes: float) -> None:
-    """Compact the files of these tables, where that is due."""
-    levels = [_level(target, file_bytes) for target in targets]
-    work = [
-        each
-        for at, (target, level) in enumerate(zip(targets, levels, strict=True))
-        for each in _work(at, target, level, file_bytes)
-    ]
+def run_rewrites(spark: SparkSession, work: Sequence[RewriteWork]) -> list[Rewritten]:
+    """Do some work, each piece in a task."""
     if not work:
-        return
-    written: dict[int, list[CompactedFiles]] = defaultdict(list)
-    for at, result in _run(spark, work):
-        written[at].append(result)
-    for at, results in written.items():
-        added = [file for each in results for file in each.added]
-        removed = [path for each in results for path in each.removed]
-        targets[at].compacted(levels[at], added, removed)
-
-
-def _level(target: TargetTable, file_bytes: float) -> int:
-    size = sum(part.size for part in target.parts)
-    if size > file_bytes * LARGEST_BUCKET * (1 << target.level):
-        return level_for(size, file_bytes)
-    return target.level
-
-
-def _work(at: int, target: TargetTable, level: int, file_bytes: float) -> Iterator[CompactionWork]:
-    groups: dict[tuple[int, int], list[BucketFile]] = defaultdict(list)
-    for part in target.parts:
-        groups[part.level, part.bucket].append(part)
-    for (known, _), parts in sorted(groups.items()):
-        if known == level:
-            parts = _small(parts, file_bytes)  # noqa: PLW2901
-        if parts:
-            yield CompactionWork(
-                at,
-                target.delta.folder,
-                [part.path for part in parts],
-                target.key or [SEQUENCE],
-                level,
-                target.delta.schema,
-            )
-
-
-def _small(parts: list[BucketFile], file_bytes: float) -> list[BucketFile]:
-    """The files of a bucket that are worth joining."""
-    small = [part for part in parts if part.size < file_bytes / 2]
-    return small if len(small) >= MOST_SMALL_FILES else []
-
-
-def _run(spark: SparkSession, work: list[CompactionWork]) -> Iterator[tuple[int, CompactedFiles]]:
+        return []
     numbers = spark.range(len(work), numPartitions=len(work))
-    for row in numbers.mapInArrow(_Rewriting(work), RESULT_DDL).collect():
-        yield row["at"], msgspec.json.decode(row["result"], type=CompactedFiles)
+    return results(numbers, _Rewriting(tuple(work)), Rewritten)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rewriting:
     """What tasks do with the work whose numbers they get."""
 
-    work: list[CompactionWork]
+    work: tuple[RewriteWork, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column("id").to_pylist():
-                work = self.work[number]
-                files = msgspec.json.encode(_rewrite(work)).decode()
-                row = {"at": work.at, "kind": "compacted", "result": files}
-                yield pa.RecordBatch.from_pylist([row], RESULT)
+                yield result(rewrite(self.work[number]))
 
 
-def _rewrite(work: CompactionWork) -> CompactedFiles:
-    read = [conformed(work.folder.read(path), work.schema) for path in work.paths]
-    rows = pa.concat_tables(read)
-    added = [
-        work.folder.write(part, part_name(work.level, bucket), {})
-        for bucket, part in split(rows, work.key, work.level)
-    ]
-    return CompactedFiles(work.paths, added)
+class Maintenance:
+    """Compaction and vacuum of a sink's tables, in a thread beside the stream."""
+
+    def __init__(self, between_batches: threading.Lock) -> None:
+        self._between_batches = between_batches
+        self._committing = threading.Lock()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def begin(
+        self,
+        spark: SparkSession,
+        changed: Sequence[TargetTable],
+        old: Sequence[TargetTable],
+        hours: float,
+    ) -> bool:
+        """Compact some tables and delete unused files of others; False: a round is under way."""
+        if self._closed or (self._thread is not None and self._thread.is_alive()):
+            return False
+        if changed or old:
+            work = (spark, changed, old, hours)
+            self._thread = threading.Thread(target=self._run, args=work, daemon=True)
+            self._thread.start()
+        return True
+
+    def wait(self) -> None:
+        """Until the round that is under way has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def close(self) -> None:
+        """Commit nothing from now on."""
+        self._closed = True
+        with self._committing:
+            return
+
+    def _run(
+        self,
+        spark: SparkSession,
+        changed: Sequence[TargetTable],
+        old: Sequence[TargetTable],
+        hours: float,
+    ) -> None:
+        for target in changed:
+            try:
+                while not self._closed and self._compact(spark, target):
+                    pass
+            except Exception as error:  # noqa: BLE001 - the stream goes on, and so does the next round
+                _warn(target, "compacted", error)
+        for target in old:
+            try:
+                if not self._closed:
+                    target.delta.vacuum(hours)
+            except Exception as error:  # noqa: BLE001 - as above
+                _warn(target, "vacuumed", error)
+
+    def _compact(self, spark: SparkSession, target: TargetTable) -> bool:
+        """One round; True: there may be more to do."""
+        if not target.delta.has_vectors:
+            with self._between_batches:
+                work = target.compaction()
+                done = run_rewrites(spark, work)
+                return bool(done) and self._commit(target, work, done)
+        with self._between_batches:
+            plan, files = target.layout()
+        any_done = False
+        for piece in due(plan, files):
+            if self._closed:
+                return False
+            with self._between_batches:
+                updated = target.updated(piece)
+            done = run_rewrites(spark, [updated])
+            with self._between_batches:
+                any_done |= self._commit(target, [updated], done)
+        return any_done
+
+    def _commit(
+        self, target: TargetTable, work: Sequence[RewriteWork], done: Sequence[Rewritten]
+    ) -> bool:
+        # A writer that has been closed may have a successor, which takes it for an intruder.
+        with self._committing:
+            return not self._closed and target.compacted(work, done)
+
+
+def _warn(target: TargetTable, what: str, error: Exception) -> None:
+    reason = error.explain() if isinstance(error, HeadraceError) else repr(error)
+    logger.warning("table=%s %s=no error=%s", target.ref, what, reason)
+
+
+def due(plan: TablePlan, files: Iterable[PlannedFile]) -> Iterator[RewriteWork]:
+    """What is worth doing for a table with these files."""
+    of_partition: dict[object, list[PlannedFile]] = defaultdict(list)
+    for file in files:
+        of_partition[file.partition].append(file)
+    for found in of_partition.values():
+        yield from _due(plan, found)
+
+
+def _due(plan: TablePlan, files: Sequence[PlannedFile]) -> Iterator[RewriteWork]:
+    past = [file for file in files if kind(file.path) == PAST]
+    yield from _joins(plan, past, PAST)
+    current = [file for file in files if kind(file.path) != PAST]
+    if not plan.order:  # rows without a key stay in the order in which they came
+        yield from _joins(plan, current, LOOSE)
+        return
+    ordered = [file for file in current if kind(file.path) == SORTED]
+    loose = [file for file in current if kind(file.path) != SORTED]
+    rows, loose_rows = (sum(file.rows for file in some) for some in (ordered, loose))
+    if len(loose) >= _GENERATION and loose_rows > rows * _UNORDERED:
+        yield from _in_order(plan, ordered, loose, every=True)
+    elif any(_half_dead(file) for file in ordered if file.low is not None):
+        yield from _in_order(plan, ordered, loose, every=False)
+    else:
+        joins = list(_joins(plan, loose, LOOSE))
+        joined = {file.path for join in joins for file in join.whole}
+        yield from joins
+        for file in current:
+            if file.path not in joined and _half_dead(file):
+                yield RewriteWork(plan=plan, name=kind(file.path) or LOOSE, whole=(file,))
+
+
+def _half_dead(file: PlannedFile) -> bool:
+    dead = file.vector.cardinality if file.vector else 0
+    return dead > max(file.rows * _DEAD, _FEW_ROWS)
+
+
+def _joins(plan: TablePlan, files: Sequence[PlannedFile], name: str) -> Iterator[RewriteWork]:
+    """Small files of about one size, joined."""
+    waiting: dict[int, list[PlannedFile]] = defaultdict(list)
+    for file in files:
+        if file.rows < plan.file_rows / 2:
+            waiting[int(math.log(max(file.rows, 1), _GENERATION))].append(file)
+    for found in waiting.values():
+        for at in range(0, len(found) - _GENERATION + 1, _GENERATION):
+            yield RewriteWork(plan=plan, name=name, whole=tuple(found[at : at + _GENERATION]))
+
+
+def _in_order(
+    plan: TablePlan, ordered: Sequence[PlannedFile], loose: Sequence[PlannedFile], *, every: bool
+) -> Iterator[RewriteWork]:
+    """Files range by range: those in order whole, of the others the rows of the range.
+
+    Of the ranges, `every` one that has loose rows, or only those with a file of many dead rows.
+    """
+    rows = sum(file.rows for file in (*ordered, *loose))
+    if rows <= plan.file_rows:
+        yield RewriteWork(plan=plan, name=SORTED, whole=(*ordered, *loose))
+        return
+    # What has no bounds is put in order with the loose rows.
+    loose = [*loose, *(file for file in ordered if file.low is None)]
+    ordered = [file for file in ordered if file.low is not None]
+    if ordered:
+        groups = _groups(sorted(ordered, key=_low), rows, plan.file_rows)
+        begins = [_low(group[0]) for group in groups[1:]]
+    else:
+        begins = _quantiles(plan, loose, math.ceil(rows / plan.file_rows))
+        groups = [[] for _ in (None, *begins)]
+    taken = _taken(plan, loose, begins)
+    ranges = pairwise([None, *begins, None])
+    for at, (group, (low, high)) in enumerate(zip(groups, ranges, strict=True)):
+        parts = tuple(file for file, ranges_of in taken if at in ranges_of)
+        if any(map(_half_dead, group)) or (every and parts):
+            yield RewriteWork(
+                plan=plan,
+                name=SORTED,
+                whole=tuple(group),
+                parts=parts,
+                range=KeyRange(low, high),
+            )
+
+
+def _low(file: PlannedFile) -> Any:
+    return file.low
+
+
+def _groups(ordered: Sequence[PlannedFile], rows: int, most: int) -> list[list[PlannedFile]]:
+    """Neighbours that make about one file, with what is loose among them."""
+    loose_share = rows / max(sum(file.rows for file in ordered), 1)
+    groups: list[list[PlannedFile]] = [[]]
+    size = 0.0
+    for file in ordered:
+        size += file.rows * loose_share
+        # No range ends between two files that begin with the same value.
+        if groups[-1] and size > most and file.low != groups[-1][-1].low:
+            groups.append([])
+            size = file.rows * loose_share
+        groups[-1].append(file)
+    return groups
+
+
+def _taken(
+    plan: TablePlan, loose: Sequence[PlannedFile], begins: Sequence[Any]
+) -> list[tuple[PlannedFile, range]]:
+    """The loose files that go into the ranges, each with the ranges that it reaches.
+
+    No range takes much more than it has: what is left is for the next round, in which there are
+    more ranges.
+    """
+    load = [0.0] * (len(begins) + 1)
+    found = []
+    for file in loose:
+        reached = range(len(load))
+        if file.low is not None and not file.nulls:
+            reached = range(bisect_right(begins, file.low), bisect_right(begins, file.high) + 1)
+        each = file.rows / len(reached)
+        most = _MOST_LOOSE * plan.file_rows
+        if all(not load[at] or load[at] + each <= most for at in reached):
+            found.append((file, reached))
+            for at in reached:
+                load[at] += each
+    return found
+
+
+def _quantiles(plan: TablePlan, files: Sequence[PlannedFile], ranges: int) -> list[Any]:
+    """Where ranges begin that have about the same number of rows."""
+    found = sorted(sample for file in files for sample in samples(plan, file))
+    ends = list(accumulate(rows for _, rows in found))
+    if not ends:
+        return []
+    begins = (found[bisect_right(ends, ends[-1] * at / ranges)][0] for at in range(1, ranges))
+    return [begin for begin in dict.fromkeys(begins) if begin != found[0][0]]

@@ -1,53 +1,77 @@
 """Delta tables that equal the source's tables after every batch.
 
-    a batch ─▶ route (each change to its key's bucket) ─▶ merge (a bucket's files) ─▶ commit
+    scan (which tables) ─▶ plan ─▶ tasks, each with its share of keys ─▶ one commit a table
 
-All rows stay in Spark's tasks; the driver sees file names. A batch usually takes one job, for all
-tables together. What the plan did not know (a new table, new columns) takes a second one for the
-tables concerned, planned with what the first has seen.
+All rows stay in Spark's tasks; the driver sees file names, and which of their rows are dead. A
+batch takes one job for all tables together, and costs what it changes: files that are there stay.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import msgspec
+import pyarrow as pa
 
+from ...change.event import Table
 from ...errors import ConfigError, LogReplaced, PipelineError, TableFailed
 from ...plugins import Finding
 from .. import FailedTable, Progress, Sink, SinkWriter, Takes
 from ..lake.delta import EPOCH, Delta, Marks
 from ..lake.modes import PRIVATE, expect_mode, make_folder
-from ..lake.plan import BucketResult, TableFailure, TablePlan, TableRef, VersionSummary
+from ..lake.plan import ShareResult, TableFailure, TablePlan, TableRef, VersionSummary
 from ..lake.storage import Folder
-from .compaction import compact
+from .compaction import Maintenance, run_rewrites
+from .input import BatchInput, LogInput, RowsInput
 from .ledger import TablesLedger
-from .merge import RESULT_DDL, Merge
-from .route import FIELDS, SENT_DDL, TASK, ChangeRouter
-from .target import TargetTable
+from .scan import Summaries
+from .target import Opening, TargetTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from .. import LogBatch
+
 logger = logging.getLogger(__name__)
 
-_MOST_PASSES = 500  # a batch may bring many versions of columns, each with a job of its own
+_MOST_ROUNDS = 500  # a batch may bring many versions of columns, each with a job of its own
 _COMMITS_AT_ONCE = 8
 _VACUUM_SECONDS = 3600.0
+
+# What a batch has of each table that is not done with it yet.
+Waiting = dict[TableRef, list[VersionSummary]]
+Settled = tuple[TargetTable, TablePlan, list[ShareResult]]
+
+FIELDS = (
+    "sequence",
+    "op",
+    "source",
+    "connector",
+    "schema",
+    "table",
+    "key",
+    "before",
+    "after",
+    "unchanged",
+    "schema_version",
+    "row_schema",
+    "epoch",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables(Sink):
     """A Delta table per source table under `path`/schema/table."""
 
-    takes: ClassVar[Takes] = Takes.PACKED
+    takes: ClassVar[Takes] = Takes.LOG_RANGE
     needs_every_row: ClassVar[bool] = True
 
     name: str
@@ -56,8 +80,15 @@ class Tables(Sink):
     keep: Literal["rows", "history"] = "rows"
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by schema.table
     as_text: tuple[str, ...] = ()  # schema.table.column: kept as the source's exact text
-    file_mb: float = 8.0  # about the size of a file; smaller ones make small batches cheaper
-    vacuum_hours: float = 168.0  # files that are replaced stay so long, for those who read them
+    # How replaced rows go: marked in a vector beside their file, or by writing the file anew, for
+    # readers that know no vectors.
+    deletes: Literal["vectors", "rewrite"] = "vectors"
+    # By schema.table: the columns by which rows are sorted instead of their key, and those whose
+    # values have a folder each.
+    cluster_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    partition_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    file_mb: float = 128.0  # about the largest size of a file
+    vacuum_hours: float = 24.0  # files that are replaced stay so long, for those who read them
     mode: str = PRIVATE  # of the folder, when it is made; "0755": all users may read it
     # Options for s3://, az://, gs://; they may be secret, so they do not print.
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -66,9 +97,10 @@ class Tables(Sink):
         expect_mode(self.mode)
         if self.file_mb <= 0 or self.vacuum_hours < 0:
             raise ConfigError("file_mb must be above 0, and vacuum_hours not below")
-        empty = [table for table, columns in self.keys.items() if not columns]
-        if empty:
-            raise ConfigError(f"keys names no column for {empty[0]}")
+        for name in ("keys", "cluster_by", "partition_by"):
+            empty = [table for table, columns in getattr(self, name).items() if not columns]
+            if empty:
+                raise ConfigError(f"{name} names no column for {empty[0]}")
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -129,23 +161,26 @@ class Tables(Sink):
         ledger.begin_again()
 
 
-class TablesWriter(SinkWriter["DataFrame"]):
+class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
     """The tables of a sink while a query writes them."""
 
     def __init__(
-        self, sink: Tables, writer: str, *, adopt: bool, takes: Takes = Takes.PACKED
+        self, sink: Tables, writer: str, *, adopt: bool, takes: Takes = Takes.LOG_RANGE
     ) -> None:
-        """`takes` is how changes come: packed from our own source, or as rows."""
+        """`takes` is how changes come: as ranges of the log, or as rows."""
+        self._takes = takes
         self._sink = sink
         self._writer = writer
         self._adopt = adopt
-        self._packed = takes is Takes.PACKED
         self._ledger = TablesLedger.open(sink.folder, writer, adopt=adopt)
         if adopt:
             self._take_over()
         self._targets: dict[TableRef, TargetTable] = {}
         self._spark: SparkSession | None = None
         self._vacuum_due = time.monotonic()
+        self._between_batches = threading.Lock()  # who commits
+        self._maintenance = Maintenance(self._between_batches)
+        self._changed: set[TableRef] = set()  # since compaction last looked
 
     def _take_over(self) -> None:
         """Be the writer of every table, also of those that do not change for long."""
@@ -173,49 +208,93 @@ class TablesWriter(SinkWriter["DataFrame"]):
         """The tables that are not followed any more."""
         return self._ledger.failed_tables()
 
-    def write(self, batch: DataFrame, batch_id: int) -> int:
+    def write(self, batch: LogBatch | DataFrame, batch_id: int) -> int:
         """Make every table equal its source as of the batch's end."""
-        changes = batch if self._packed else batch.select(*self._sink.fields)
+        with self._between_batches:
+            return self._write(batch, batch_id)
+
+    def _write(self, batch: LogBatch | DataFrame, batch_id: int) -> int:
         self._expect_tables(batch_id)
-        self._spark = changes.sparkSession
-        outcome = self._run(changes, [target.plan() for target in self._targets.values()])
-        marks = self._marks(outcome, batch_id)
-        again = self._settle(list(self._targets.values()), outcome, marks)
-        for _ in range(_MOST_PASSES):
-            if not again:
+        changes = self._input(batch)
+        self._spark = changes.spark
+        seen = changes.scan()
+        marks = self._marks(changes, seen, batch_id)
+        waiting = self._followed(seen, marks.epoch)
+        for _ in range(_MOST_ROUNDS):
+            if not waiting:
                 break
-            targets = [self._targets[ref] for ref in again]
-            self._compact([target for target in targets if not target.ready])
-            plans = [target.plan() for target in targets]
-            again = self._settle(targets, self._run(changes, plans, only_planned=True), marks)
-        if again:
-            raise PipelineError(f"batch {batch_id} reads differently each time: {again[0]}")
+            waiting = self._round(changes, waiting, marks)
+        if waiting:
+            raise PipelineError(
+                f"batch {batch_id} reads differently each time: {next(iter(waiting))}"
+            )
         self._ledger.reach(marks.epoch, marks.sequence)
         self._ledger.save()
-        return outcome.changes
+        return sum(each.changes for each in seen.values())
 
-    def _run(
-        self, changes: DataFrame, plans: list[TablePlan], *, only_planned: bool = False
-    ) -> Outcome:
-        """One job over the batch, for all of these tables."""
-        tasks = self._tasks(changes.sparkSession, plans)
-        routing = ChangeRouter(
-            plans,
-            keys=self._sink.keys,
-            only_planned=only_planned,
-            tasks=tasks,
-            packed=self._packed,
-        )
-        routed = changes.mapInArrow(routing, SENT_DDL)
-        merged = routed.repartitionById(tasks, TASK).mapInArrow(Merge(plans), RESULT_DDL)
-        results = merged.collect()
-        return Outcome(plans, [(row["at"], row["kind"], row["result"]) for row in results])
+    def _round(self, changes: BatchInput, waiting: Waiting, marks: Marks) -> Waiting:
+        """One job for all tables; returns those that need another one."""
+        planned: list[tuple[TargetTable, TablePlan]] = []
+        for ref, seen in waiting.items():
+            target = self._targets[ref]
+            try:
+                plan = target.plan(seen, partial(self._rewrite, changes.spark))
+            except TableFailed as error:
+                self._give_up(ref, _first(seen), error)
+                continue
+            if plan is not None:
+                planned.append((target, plan))
+        results = changes.run(tuple(plan for _, plan in planned)) if planned else {}
+        again: Waiting = {}
+        settled: list[Settled] = []
+        for at, (target, plan) in enumerate(planned):
+            done, seen = results[at], waiting[target.ref]
+            failure = min(
+                (each.failure for each in done if each.failure),
+                key=lambda failure: failure.sequence,
+                default=None,
+            )
+            try:
+                if any(each.moves for each in done) and not plan.together:
+                    target.apply_together()
+                    again[target.ref] = seen
+                elif failure:
+                    target.recover(failure, seen)
+                    again[target.ref] = seen
+                else:
+                    settled.append((target, plan, done))
+                    if plan.upto < max(each.last_sequence for each in seen):
+                        again[target.ref] = seen
+            except TableFailed as error:
+                self._give_up(target.ref, _first(seen), error)
+        self._commit(changes.spark, settled, marks)
+        return {ref: seen for ref, seen in again.items() if ref in self._targets}
 
-    @staticmethod
-    def _tasks(spark: SparkSession, plans: list[TablePlan]) -> int:
-        """How many tasks share the buckets."""
-        buckets = sum(len(plan.buckets) for plan in plans)
-        return max(min(buckets, int(spark.conf.get("spark.sql.shuffle.partitions") or 1)), 1)
+    def _commit(self, spark: SparkSession, settled: Sequence[Settled], marks: Marks) -> None:
+        rewrite = partial(run_rewrites, spark)
+        with ThreadPoolExecutor(_COMMITS_AT_ONCE) as threads:
+            # Every one is tried, and the first error raised.
+            waiting = [
+                threads.submit(
+                    target.commit, plan, done, replace(marks, sequence=plan.upto), rewrite
+                )
+                for target, plan, done in settled
+            ]
+        self._changed |= {target.ref for target, _, _ in settled}
+        for (target, _, _), each in zip(settled, waiting, strict=True):
+            try:
+                each.result()
+            except TableFailed as error:
+                self._give_up(target.ref, marks.sequence, error)
+
+    def _input(self, batch: Any) -> BatchInput:
+        if self._takes is Takes.LOG_RANGE:
+            return LogInput(batch, self._wants)
+        return RowsInput(batch.select(*self._sink.fields))
+
+    def _wants(self, table: Table) -> bool:
+        globs = self._sink.tables
+        return not globs or any(map(table.matches, globs))
 
     def _expect_tables(self, batch_id: int) -> None:
         # The first batch writes the ledger, even if it is empty. Without it, tables would be made
@@ -227,62 +306,50 @@ class TablesWriter(SinkWriter["DataFrame"]):
                 f"{self._sink.name}` to make them anew of all that is still in the log.",
             )
 
-    def _marks(self, outcome: Outcome, batch_id: int) -> Marks:
-        epochs = {seen.epoch for seen in outcome.seen}
-        if len(epochs) > 1:
+    def _marks(self, changes: BatchInput, seen: Summaries, batch_id: int) -> Marks:
+        if len(changes.epochs) > 1:
             raise PipelineError(
                 "the batch holds changes of several logs, and their sequences have no common order",
                 hint="Give each log a folder of its own.",
             )
-        epoch = epochs.pop() if epochs else self._ledger.epoch
+        epoch = next(iter(changes.epochs), self._ledger.epoch)
         if self._ledger.epoch not in ("", epoch):
             if not self._adopt:
                 raise LogReplaced(f"the tables in {self._sink.path} were filled from another log")
             self._ledger.forget_failures()
-        last = max((seen.last_sequence for seen in outcome.seen), default=0)
+        last = max((each.last_sequence for each in seen.values()), default=0)
         return Marks(batch_id=batch_id, epoch=epoch, sequence=last)
 
-    def _settle(self, targets: list[TargetTable], outcome: Outcome, marks: Marks) -> list[TableRef]:
-        """Commit what is done; returns the tables that another job must do."""
-        known = {target.ref: at for at, target in enumerate(targets)}
-        again: list[TableRef] = []
-        for ref, seen in outcome.by_table.items():
-            at = known.get(ref)
+    def _followed(self, seen: Summaries, epoch: str) -> Waiting:
+        """What the batch has of tables that are followed, those included that are new."""
+        found: Waiting = defaultdict(list)
+        for each in seen.values():
+            found[each.ref].append(each)
+        for ref in [ref for ref in found if ref not in self._targets]:
             try:
-                if at is None:
-                    if self._opened(ref, seen):
-                        again.append(ref)
-                elif targets[at].adapt(seen):
-                    again.append(ref)  # planned anew, it may well get through
-                elif at in outcome.failures:
-                    targets[at].recover(outcome.failures[at], seen)
-                    again.append(ref)
+                if not self._opened(ref, found[ref], epoch):
+                    del found[ref]
             except TableFailed as error:
-                self._give_up(ref, seen, error)
-        self._commit(
-            [
-                (target, outcome.plans[at], outcome.done[at])
-                for at, target in enumerate(targets)
-                if target.ref not in again and target.ref in self._targets
-            ],
-            marks,
-        )
-        unfinished = [plan.ref for plan in outcome.plans if plan.upto]
-        return again + [ref for ref in unfinished if ref in self._targets and ref not in again]
+                self._give_up(ref, _first(found.pop(ref)), error)
+        return found
 
-    def _opened(self, ref: TableRef, seen: Sequence[VersionSummary]) -> bool:
+    def _opened(self, ref: TableRef, seen: Sequence[VersionSummary], epoch: str) -> bool:
         """Whether a table that changes for the first time is followed from now on."""
         failure = self._ledger.failure(ref)
-        emptied = max(each.emptied_at for each in seen)
+        emptied = max((at for each in seen for at in each.emptied), default=0)
         if failure and emptied <= failure.sequence:
             return False
         target = TargetTable.open(
             self._sink,
             ref,
-            seen,
-            writer=self._writer,
-            adopt=self._adopt,
-            known=self._ledger.knows(ref) and not emptied,
+            min(seen, key=lambda each: each.first_sequence),
+            Opening(
+                epoch,
+                self._writer,
+                self._adopt,
+                known=self._ledger.knows(ref) and not emptied,
+                restart=failure is not None,
+            ),
         )
         if failure:
             logger.info("a full snapshot has come, so the table goes on table=%s", ref)
@@ -291,64 +358,37 @@ class TablesWriter(SinkWriter["DataFrame"]):
         self._targets[ref] = target
         return True
 
-    def _commit(
-        self, settled: list[tuple[TargetTable, TablePlan, list[BucketResult]]], marks: Marks
-    ) -> None:
-        with ThreadPoolExecutor(_COMMITS_AT_ONCE) as threads:
-            # Every one is tried, and the first error raised.
-            waiting = [
-                threads.submit(target.commit, plan, done, marks.upto(plan.upto))
-                for target, plan, done in settled
-            ]
-        for each in waiting:
-            each.result()
-
-    def _give_up(self, ref: TableRef, seen: Sequence[VersionSummary], error: TableFailed) -> None:
+    def _give_up(self, ref: TableRef, first: int, error: TableFailed) -> None:
         logger.error("a table is not followed any more table=%s reason=%s", ref, error)
-        first = min(each.first_sequence for each in seen)
         self._targets.pop(ref, None)
         self._ledger.note(ref, TableFailure(first, str(error), error.hint))
 
+    # --- files written anew ----------------------------------------------------------------------
+
+    def _rewrite(self, spark: SparkSession, target: TargetTable, schema: pa.Schema) -> None:
+        """All files of a table with other columns."""
+        target.take_over(run_rewrites(spark, target.rewrites(schema)), schema)
+
     def maintain(self) -> None:
-        """Join small files, split large buckets, and now and then delete old files."""
-        targets = list(self._targets.values())
-        self._compact(targets)
-        if time.monotonic() >= self._vacuum_due:
-            pause = min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
-            self._vacuum_due = time.monotonic() + pause
-            for target in targets:
-                target.delta.vacuum(self._sink.vacuum_hours)
+        """Let files be compacted beside the stream, and now and then unused ones be deleted."""
+        if self._spark is None:
+            return
+        old = list(self._targets.values()) if time.monotonic() >= self._vacuum_due else []
+        changed = [self._targets[ref] for ref in self._changed if ref in self._targets]
+        if self._maintenance.begin(self._spark, changed, old, self._sink.vacuum_hours):
+            self._changed.clear()
+            if old:
+                pause = min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
+                self._vacuum_due = time.monotonic() + pause
 
-    def _compact(self, targets: Sequence[TargetTable]) -> None:
-        if self._spark is not None:
-            compact(self._spark, targets, self._sink.file_bytes)
+    def finish(self) -> None:
+        """Let maintenance come to its end."""
+        self._maintenance.wait()
+
+    def close(self) -> None:
+        """Commit nothing from now on beside the stream."""
+        self._maintenance.close()
 
 
-class Outcome:
-    """What the tasks of a job returned."""
-
-    def __init__(self, plans: list[TablePlan], results: list[tuple[int, str, str]]) -> None:
-        self.plans = plans
-        self.seen: list[VersionSummary] = []
-        self.done: dict[int, list[BucketResult]] = defaultdict(list)
-        self.failures: dict[int, TableFailure] = {}
-        for at, kind, text in results:
-            if kind == "seen":
-                self.seen.append(msgspec.json.decode(text, type=VersionSummary))
-            elif kind == "done":
-                self.done[at].append(msgspec.json.decode(text, type=BucketResult))
-            else:
-                self.failures[at] = msgspec.json.decode(text, type=TableFailure)
-
-    @property
-    def changes(self) -> int:
-        """How many changes of tables the batch held."""
-        return sum(seen.changes for seen in self.seen)
-
-    @property
-    def by_table(self) -> dict[TableRef, list[VersionSummary]]:
-        """What was seen, table by table."""
-        found: dict[TableRef, list[VersionSummary]] = defaultdict(list)
-        for seen in self.seen:
-            found[seen.ref].append(seen)
-        return found
+def _first(seen: Sequence[VersionSummary]) -> int:
+    return min(each.first_sequence for each in seen)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import pyarrow as pa
+from pyroaring import BitMap
 
-from ...change.arrow import columns_of, widened
+from ...change.arrow import widened
 from ...change.event import Column
-from ...errors import HeadraceError, LogReplaced, TableFailed
+from ...errors import LogReplaced, TableFailed
+from ..lake import vectors
 from ..lake.delta import EPOCH, KEEP, SOURCE, Delta, Marks
+from ..lake.deltalog import DataFile
 from ..lake.plan import (
-    BucketFile,
-    BucketResult,
+    SEQUENCE,
+    PlannedFile,
+    ShareResult,
     TableFailure,
     TablePlan,
     TableRef,
@@ -24,6 +28,12 @@ from ..lake.plan import (
     delta_schema,
 )
 from ..lake.storage import Added, Folder
+from .compaction import due
+from .fold import rekeyed
+from .keys import bitmap, row_numbers
+from .lookup import INDEXES, KeyColumns
+from .parquet import LOOSE, PAST, kind, read_rows
+from .rewrite import RewriteWork, Rewritten
 
 if TYPE_CHECKING:
     from .sink import Tables
@@ -31,10 +41,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEY = "headrace.key"
+# Writes all files of a table anew, with other columns.
+Rewrite = Callable[["TargetTable", pa.Schema], None]
+RunRewrites = Callable[[Sequence[RewriteWork]], Sequence[Rewritten]]
 
-# Images are JSON with a name before each value; what is stored of them is about this share.
-_STORED_SHARE = 0.15
-_LARGEST_LEVEL = 16
+FILE_ROWS = 500_000  # at most in a file: so the vectors of its dead rows stay small
+WINDOW_KEYS = 250_000  # that are applied at once: so much of a share is in memory
+
+# Types whose bounds are exact in a file's statistics.
+_BOUNDED = (pa.types.is_integer, pa.types.is_string, pa.types.is_date32)
+
+
+class Opening(NamedTuple):
+    """What a table is opened for."""
+
+    epoch: str  # of the log
+    writer: str
+    adopt: bool  # take it over from another writer or log
+    known: bool  # the sink has had it, so it must be there
+    restart: bool  # it had failed, and a full snapshot replaces all of its rows
 
 
 class TargetTable:
@@ -44,40 +69,29 @@ class TargetTable:
         self.ref = ref
         self.delta = delta
         self.applied = applied
-        self._keep_history = sink.keep == "history"
-        self._connector = ""  # known with the first change
-        self._as_text = as_text(sink, ref)
-        self._columns: tuple[Column, ...] = ()
-        self._had = set(delta.schema.names)  # the columns after the last commit
-        self._upto = 0
-        self._restarts = False  # with a TRUNCATE, after which no earlier row or column matters
-        self._schema = delta.schema
-        self._versions: frozenset[int] = frozenset()
-        self._version = 0  # of the source's columns, after the last batch
-        self._level = max((part.level for part in _parts(delta)), default=0)
+        self._sink = sink
+        self._columns: tuple[Column, ...] = ()  # of the source, when the last batch ended
         self._together = False
-        self._rewrite = False
 
     @classmethod
     def open(
         cls,
         sink: Tables,
         ref: TableRef,
-        seen: Sequence[VersionSummary],
-        *,
-        writer: str,
-        adopt: bool,
-        known: bool,
+        first: VersionSummary,
+        opening: Opening,
     ) -> TargetTable:
         """The table behind changes that come for the first time; created if there is none."""
+        epoch, writer, adopt, known, restart = opening
         folder = sink.folder.within(ref.schema, ref.table)
-        epoch = seen[0].epoch
-        delta = Delta.open(folder, writer, adopt=adopt)
+        delta = Delta.open(folder, writer, adopt=adopt, restart=restart)
         if delta is None:
             if known:
                 raise TableFailed(f"the Delta table {folder.uri} is gone")
-            delta = cls._created(sink, ref, seen, folder, writer)
-        cls._check(sink, ref, delta)
+            delta = cls._created(sink, ref, first, epoch, folder, writer)
+        _check(sink, ref, delta)
+        if sink.deletes == "vectors":
+            delta.enable_vectors()
         if (before := delta.properties.get(EPOCH, "")) != epoch:
             # A table that was emptied may be filled from any log.
             if not adopt and (delta.files or delta.applied(before)):
@@ -85,210 +99,345 @@ class TargetTable:
             # The mark too: the table may have come from this very log before.
             delta.empty(epoch)
             delta.note({EPOCH: epoch})
-        target = cls(sink, ref, delta, applied=delta.applied(epoch))
-        if not delta.files:
-            target._level = level_for(
-                sum(each.size for each in seen) * _STORED_SHARE, sink.file_bytes
-            )
-        if not target.applied:
-            target.adapt(seen)  # else after a look at only those changes that it lacks
-        return target
+        return cls(sink, ref, delta, applied=delta.applied(epoch))
 
     @staticmethod
     def _created(
-        sink: Tables, ref: TableRef, seen: Sequence[VersionSummary], folder: Folder, writer: str
+        sink: Tables, ref: TableRef, first: VersionSummary, epoch: str, folder: Folder, writer: str
     ) -> Delta:
-        columns = columns_of(_oldest(seen).row_schema)
-        schema = delta_schema(
-            columns,
-            as_text(sink, ref),
-            connector=seen[0].connector,
-            keep_history=sink.keep == "history",
-        )
+        columns = _keyed(sink, ref, first.columns)
+        schema = _schema(sink, ref, columns, first.connector)
         properties = {
             SOURCE: ref.source,
             KEEP: sink.keep,
-            EPOCH: seen[0].epoch,
-            KEY: _key_note(columns, schema),
+            EPOCH: epoch,
+            KEY: _key_note(columns),
         }
-        return Delta.create(folder, schema, properties, writer=writer)
-
-    @staticmethod
-    def _check(sink: Tables, ref: TableRef, delta: Delta) -> None:
-        noted = delta.properties
-        if noted.get(SOURCE) != ref.source:
-            raise TableFailed(
-                f"{delta.folder.uri} holds the table of source {noted.get(SOURCE)}, "
-                f"and source {ref.source} has one of the same name",
-                hint="Rename one of them, or run a Headrace of its own for each source.",
-            )
-        if noted.get(KEEP) != sink.keep:
-            raise TableFailed(
-                f"{delta.folder.uri} was made with keep: {noted.get(KEEP)}, "
-                f"and the config says keep: {sink.keep}",
-                hint="Set another path for the other way of keeping.",
-            )
+        vectors = sink.deletes == "vectors"
+        partition_by = _partition_by(sink, ref, schema)
+        _expect_order(sink, ref, schema)
+        return Delta.create(
+            folder,
+            schema,
+            properties,
+            writer=writer,
+            vectors=vectors,
+            partition_by=partition_by,
+        )
 
     def start_at(self, sequence: int) -> None:
         """Begin with this change, which empties the table."""
         self.applied = max(self.applied, sequence - 1)
-        self._restarts = not self._keep_history
 
-    def plan(self) -> TablePlan:
-        """What the tasks must know."""
-        return TablePlan(
-            ref=self.ref,
-            connector=self._connector,
-            folder=self.delta.folder,
-            columns=self._columns,
-            schema=self._schema,
-            as_text=self._as_text,
-            keep_history=self._keep_history,
-            level=self._level,
-            parts=tuple(_parts(self.delta)),
-            versions=self._versions,
-            applied=self.applied,
-            upto=self._upto,
-            together=self._together,
-            rewrite=self._rewrite,
-        )
+    # --- before a batch --------------------------------------------------------------------------
 
-    def adapt(self, seen: Sequence[VersionSummary]) -> bool:
-        """Get ready for what a batch brings; True: the plan has changed.
+    def plan(self, seen: Sequence[VersionSummary], rewrite: Rewrite) -> TablePlan | None:
+        """What the tasks must know; None: the table has everything already.
 
-        A change that cannot be followed raises TableFailed, unless the batch empties the table
-        afterwards, which makes up for it.
+        `rewrite` writes all files anew, with other columns. A change that cannot be followed raises
+        TableFailed, unless the batch empties the table afterwards, which makes up for it.
         """
         fresh = [each for each in seen if each.last_sequence > self.applied]
         if not fresh:
-            return False
-        failure = next((each.failure for each in fresh if each.failure), None)
+            return None
+        failure = _first_failure(fresh, self.applied)
         if failure:
-            return self.recover(failure, seen)
-        segment, upto = self._segment(fresh)
-        moves = any(each.moves for each in segment) and not self._together
-        versions = frozenset(each.version for each in segment)
-        if versions <= self._versions and upto == self._upto and not moves:
-            return False
+            self.recover(failure, fresh)
+            return self.plan(seen, rewrite)
         try:
-            self._follow(_newest(segment), versions)
+            return self._planned(fresh, rewrite)
         except TableFailed as error:
-            return self.recover(
-                TableFailure(segment[0].first_sequence, str(error), error.hint), seen
+            first = max(min(each.first_sequence for each in fresh), self.applied + 1)
+            self.recover(TableFailure(first, str(error), error.hint), fresh)
+            return self.plan(seen, rewrite)
+
+    def _planned(self, fresh: Sequence[VersionSummary], rewrite: Rewrite) -> TablePlan:
+        segment, upto = self._segment(fresh)
+        newest = max(segment, key=lambda each: each.last_sequence)
+        columns = _keyed(self._sink, self.ref, newest.columns)
+        history = self._sink.keep == "history"
+        emptied = sorted(at for each in segment for at in each.emptied if self.applied < at <= upto)
+        after = emptied[-1] if emptied and not history else self.applied
+        schema = _schema(self._sink, self.ref, columns, newest.connector)
+        self._note_columns(columns)
+        lost = [name for name in self.delta.partition_by if name not in schema.names]
+        if lost and not history:
+            raise TableFailed(
+                f"column {lost[0]} is gone, and partition_by names it",
+                hint="Remove it from partition_by and the folder of the Delta table, then run "
+                "`headrace snapshot SOURCE TABLE`.",
             )
-        self._together, self._upto = self._together or moves, upto
-        return True
+        if after == self.applied:
+            self._follow(schema, rewrite)
+            schema = self.delta.schema  # in the order that Delta keeps columns
+        return TablePlan(
+            ref=self.ref,
+            connector=newest.connector,
+            folder=self.delta.folder,
+            columns=columns,
+            schema=schema,
+            files=()
+            if after > self.applied
+            else self._planned_files(columns, every=history and bool(emptied)),
+            versions=frozenset(each.version for each in segment),
+            after=after,
+            upto=upto,
+            emptied=tuple(emptied),
+            as_text=as_text(self._sink, self.ref),
+            chosen_key=str(self.ref) in self._sink.keys,
+            keep_history=history,
+            appends=not history
+            and str(self.ref) not in self._sink.keys  # a key of one's own may come twice
+            and all(each.last_record <= after for each in segment)
+            and len(set().union(*(each.snapshots for each in segment))) == 1,
+            together=self._together or (history and bool(emptied)),
+            file_rows=self._file_rows(),
+            window_keys=WINDOW_KEYS,
+            order=self._order(columns, schema),
+            partition_by=self.delta.partition_by,
+        )
+
+    def _file_rows(self) -> int:
+        """How many rows a file of the largest size has, as far as the files tell."""
+        files = self.delta.files.values()
+        rows, size = sum(file.rows for file in files), sum(file.size for file in files)
+        fitting = int(self._sink.file_mb * 1_000_000 * rows / size) if size else FILE_ROWS
+        return max(min(fitting, FILE_ROWS), 1)
+
+    def _order(self, columns: Sequence[Column], schema: pa.Schema) -> tuple[str, ...]:
+        """The columns by which rows are sorted, those that there are."""
+        chosen = self._sink.cluster_by.get(str(self.ref), ())
+        keys = [column.name for column in columns if column.key]
+        # Within a folder of a partition its value is the same.
+        left = {column.name for column in columns} - set(self.delta.partition_by)
+        left -= {each.name for each in schema if pa.types.is_nested(each.type)}
+        order = [name for name in chosen if name in left] or [name for name in keys if name in left]
+        return tuple(order)
+
+    def _planned_files(self, columns: Sequence[Column], *, every: bool) -> tuple[PlannedFile, ...]:
+        """The files in which a batch may find rows.
+
+        Rows without a key are looked for only by a TRUNCATE, which ends `every` one.
+        """
+        key = next((column.name for column in columns if column.key), "")
+        if not key and not every:
+            return ()
+        return tuple(
+            planned(file, key, self.delta.schema)
+            for file in self.delta.files.values()
+            if kind(file.path) != PAST
+        )
 
     def _segment(self, fresh: Sequence[VersionSummary]) -> tuple[list[VersionSummary], int]:
-        """The first changes whose columns only grow, and where they end; 0: with the batch.
+        """The first changes whose columns only grow, and where they end.
 
         A change that lost a column, or has another type or key, must not be read with the columns
         of a later one: it is applied before those are followed.
         """
         ordered = sorted(fresh, key=lambda each: each.first_sequence)
-        columns = columns_of(ordered[0].row_schema)
-        gone = self._had - _names(columns)
+        columns = ordered[0].columns
+        gone = set(self.delta.schema.names) - _names(columns)
         for each in ordered:
-            later = columns_of(each.row_schema)
-            if not _grown(columns, later) or gone & _names(later):
+            if not _grown(columns, each.columns) or gone & _names(each.columns):
                 upto = each.first_sequence - 1
                 return [one for one in ordered if one.first_sequence <= upto], upto
-            columns = later
-        return ordered, 0
+            columns = each.columns
+        return ordered, max(each.last_sequence for each in ordered)
 
-    def recover(self, failure: TableFailure, seen: Sequence[VersionSummary]) -> bool:
+    def recover(self, failure: TableFailure, seen: Sequence[VersionSummary]) -> None:
         """Start at the batch's last TRUNCATE, if it comes after what is wrong."""
-        emptied = max(each.emptied_at for each in seen)
+        emptied = max((at for each in seen for at in each.emptied), default=0)
         if emptied <= max(failure.sequence, self.applied + 1):
             raise TableFailed(failure.reason, hint=failure.hint)
         self.start_at(emptied)
-        self._versions = frozenset()  # what follows is looked at anew
-        return True
 
-    def _follow(self, newest: VersionSummary, versions: frozenset[int]) -> None:
-        """Take over the columns of the newest version, with the least that this needs."""
-        columns = columns_of(newest.row_schema)
-        wanted = delta_schema(
-            columns,
-            self._as_text,
-            connector=newest.connector,
-            keep_history=self._keep_history,
-        )
-        if self._restarts:
-            self.delta.commit([], [], schema=wanted, replace=True)
-            self.delta.note({KEY: _key_note(columns, wanted)})
-            self._restarts = False
-        schema, lost, widens = _evolved(self.delta.schema, wanted, keep_lost=self._keep_history)
-        rekeyed = self.delta.properties.get(KEY) != _key_note(columns, schema)
-        self._rewrite = bool(lost or widens or rekeyed) and bool(self.delta.files)
-        self._together = rekeyed and self._rewrite
-        if not self._rewrite and (lost or widens or rekeyed):
-            self.delta.commit([], [], schema=schema, replace=True)
-            self.delta.note({KEY: _key_note(columns, schema)})
-        elif not self._rewrite:
-            added = [each for each in schema if each.name not in self.delta.schema.names]
-            if added:
-                self.delta.add_columns(added)
-                schema = self.delta.schema  # in the order that Delta keeps them
-        if self._columns:
-            logger.info("columns have changed table=%s version=%d", self.ref, newest.version)
-        self._connector = newest.connector
-        self._columns, self._schema = columns, schema
-        self._versions, self._version = versions, newest.version
+    def _follow(self, wanted: pa.Schema, rewrite: Rewrite) -> None:
+        """Take over the columns of the source, with the least that this needs."""
+        known = self.delta.schema
+        schema, lost, widens = _evolved(known, wanted, keep_lost=self._sink.keep == "history")
+        if (lost or widens) and self.delta.files:
+            rewrite(self, schema)
+        elif lost or widens:
+            self.delta.commit([], [], schema=schema)
+        elif added := [each for each in schema if each.name not in known.names]:
+            self.delta.add_columns(added)
 
-    def commit(self, plan: TablePlan, done: Sequence[BucketResult], marks: Marks) -> None:
+    def _note_columns(self, columns: tuple[Column, ...]) -> None:
+        if self.delta.properties.get(KEY) != _key_note(columns):
+            self.delta.note({KEY: _key_note(columns)})
+        if self._columns and self._columns != columns:
+            logger.info("columns have changed table=%s", self.ref)
+        self._columns = columns
+
+    # --- after it --------------------------------------------------------------------------------
+
+    def commit(
+        self, plan: TablePlan, done: Sequence[ShareResult], marks: Marks, rewrite: RunRewrites
+    ) -> None:
         """Make what the tasks have written part of the table, if they have written anything."""
         added = [file for each in done for file in each.added]
+        dead = united(each.dead for each in done)
+        removed: list[str] = []
+        if dead and self._sink.deletes == "rewrite":
+            work = self._without(plan, dead)
+            for each in rewrite(work):
+                added += each.added
+                removed += each.removed
+            dead = {}
+        emptied = plan.after > self.applied
+        if added or removed or dead or emptied:
+            schema = plan.schema if emptied and plan.schema != self.delta.schema else None
+            self.delta.commit(
+                added, removed, dead=dead, schema=schema, replace=emptied, marks=marks
+            )
+        self.applied = marks.sequence
+        self._together = False
+
+    # --- files written anew ----------------------------------------------------------------------
+
+    def _without(self, plan: TablePlan, dead: Mapping[str, bytes]) -> list[RewriteWork]:
+        """The work of writing files without their dead rows, for readers that know no vectors."""
+        files = [file for file in plan.files if file.path in dead]
+        return [
+            RewriteWork(plan=plan, name=kind(file.path) or LOOSE, whole=(file,), dead=dead)
+            for file in files
+        ]
+
+    def rewrites(self, schema: pa.Schema) -> list[RewriteWork]:
+        """The work of giving all files other columns: each by itself, since they are in order."""
+        plan = self._rewrite_plan(schema)
+        return [
+            RewriteWork(plan=plan, name=kind(file.path) or LOOSE, whole=(file,))
+            for file in self._all_files()
+        ]
+
+    def layout(self) -> tuple[TablePlan, list[PlannedFile]]:
+        """What compaction must know."""
+        return self._rewrite_plan(self.delta.schema), self._all_files()
+
+    def compaction(self) -> list[RewriteWork]:
+        """The work that is worth doing."""
+        return list(due(*self.layout()))
+
+    def updated(self, work: RewriteWork) -> RewriteWork:
+        """Work that was planned earlier, with the files as they are now."""
+        files = self.delta.files
+        whole, parts = (
+            tuple(replace(f, vector=files[f.path].vector) for f in some if f.path in files)
+            for some in (work.whole, work.parts)
+        )
+        return replace(work, whole=whole, parts=parts)
+
+    def take_over(self, done: Sequence[Rewritten], schema: pa.Schema) -> None:
+        """The same rows in other files, and with other columns."""
+        added = [file for each in done for file in each.added]
         removed = [path for each in done for path in each.removed]
-        if plan.rewrite:
-            self._replace(plan, done, added, marks)
-        elif added or removed:
-            self.delta.commit(added, removed, marks=marks)
-        if plan.rewrite or added or removed or plan.upto:
-            self.applied = marks.sequence
-        self._together = self._rewrite = False
-        self._upto = 0
-        self._had = set(self._schema.names)
-        # From now on, another version than the newest is news.
-        self._versions = frozenset({self._version})
+        self.delta.commit(added, removed, schema=schema)
 
-    def _replace(
-        self, plan: TablePlan, done: Sequence[BucketResult], added: Sequence[Added], marks: Marks
-    ) -> None:
-        missing = set(plan.buckets) - {each.bucket for each in done}
-        if missing:
-            raise HeadraceError(f"{self.ref}: {len(missing)} buckets were not written anew")
-        self.delta.commit(added, [], schema=plan.schema, replace=True, marks=marks)
-        self.delta.note({KEY: _key_note(plan.columns, plan.schema)})
+    def compacted(self, work: Sequence[RewriteWork], done: Sequence[Rewritten]) -> bool:
+        """Take over what compaction has made of files; False: nothing of it is of use.
 
-    def compacted(self, level: int, added: Sequence[Added], removed: Sequence[str]) -> None:
-        """The same rows in other files."""
-        self.delta.commit(added, removed)
-        self._level = level
+        The stream may have gone on with these files meanwhile. What is dead in them now, or has
+        gone with a whole file, is dead in the new ones too.
+        """
+        there = self.delta.files
+        removed = {path for each in done for path in each.removed}
+        if self.delta.has_vectors:
+            taken = [
+                {path: each.taken[path] for path in each.taken if path in there} for each in done
+            ]
+        else:
+            removed |= {file.path for each in work for file in each.parts}
+            taken = []
+        if not any(
+            path in there for path in (*removed, *(path for each in taken for path in each))
+        ):
+            return False
+        added = [file for each in done for file in each.added]
+        dead = united([*taken, self._late(work, added)])
+        self.delta.commit(added, [path for path in removed if path in there], dead=dead)
+        return True
 
-    @property
-    def level(self) -> int:
-        """There are 2 ** level buckets."""
-        return self._level
+    def _late(self, work: Sequence[RewriteWork], added: Sequence[Added]) -> dict[str, bytes]:
+        """The rows of new files that were replaced or deleted after compaction read them."""
+        folder = self.delta.folder
+        sequence = KeyColumns((SEQUENCE,), (self.delta.schema.field(SEQUENCE).type,))
+        sequences = []
+        files = {file.path: file for each in work for file in (*each.whole, *each.parts)}
+        for file in files.values():
+            before = vectors.read(folder, file.vector) if file.vector else BitMap()
+            there = file.path in self.delta.files
+            now = self.delta.dead(file.path) if there else BitMap(range(file.rows))
+            if late := now - before:
+                sequences.append(read_rows(folder, file, row_numbers(late), sequence.schema))
+        found: dict[str, bytes] = {}
+        if sequences:
+            wanted = sequence.codes(pa.concat_tables(sequences))
+            for each in added:
+                new = PlannedFile(each.path, each.rows, 0)
+                _, rows = INDEXES.of(folder, new, sequence).find(wanted)
+                if len(rows):
+                    found[each.path] = bitmap(rows).serialize()
+        return found
 
-    @property
-    def parts(self) -> list[BucketFile]:
-        """The table's files."""
-        return _parts(self.delta)
+    def _all_files(self) -> list[PlannedFile]:
+        schema = self.delta.schema
+        first = next(iter(self._order(self._columns, schema)), "")
+        files = self.delta.files.values()
+        return [planned(file, first, schema, exact=False) for file in files]
 
-    @property
-    def key(self) -> list[str]:
-        """Names of the key columns."""
-        return [column.name for column in self._columns if column.key]
+    def _rewrite_plan(self, schema: pa.Schema) -> TablePlan:
+        return TablePlan(
+            ref=self.ref,
+            connector="",
+            folder=self.delta.folder,
+            columns=self._columns,
+            schema=schema,
+            files=(),
+            versions=frozenset(),
+            after=0,
+            upto=0,
+            chosen_key=str(self.ref) in self._sink.keys,
+            file_rows=self._file_rows(),
+            order=self._order(self._columns, schema),
+            partition_by=self.delta.partition_by,
+        )
 
-    @property
-    def ready(self) -> bool:
-        """Whether every file belongs to one bucket of the table's level."""
-        return all(part.level == self._level for part in _parts(self.delta))
+    def apply_together(self) -> None:
+        """Do the batch again with all keys in one share."""
+        self._together = True
 
 
-def _parts(delta: Delta) -> list[BucketFile]:
-    return [BucketFile.of(file.path, file.size, file.rows) for file in delta.files.values()]
+def united(dead: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
+    """The dead rows of all shares, by file."""
+    found: dict[str, BitMap] = {}
+    for each in dead:
+        for path, rows in each.items():
+            found[path] = found.get(path, BitMap()) | BitMap.deserialize(rows)
+    return {path: rows.serialize() for path, rows in found.items()}
+
+
+def planned(file: DataFile, column: str, schema: pa.Schema, *, exact: bool = True) -> PlannedFile:
+    """A file as tasks see it, with the bounds of a column; `exact`: only if rounding is none."""
+    sequences = file.bounds(SEQUENCE)
+    low = high = None
+    kinds = _BOUNDED if exact else (*_BOUNDED, pa.types.is_timestamp, pa.types.is_decimal)
+    if column and any(bounded(of := schema.field(column).type) for bounded in kinds):
+        low, high = (_typed(each, of) for each in file.bounds(column) or (None, None))
+    return PlannedFile(
+        file.path,
+        file.rows,
+        sequences[1] if sequences else 1 << 62,
+        low,
+        high,
+        nulls=file.may_be_null(column),
+        vector=file.vector,
+        partition=file.partition,
+    )
+
+
+def _typed(value: object, of: pa.DataType) -> object:
+    return None if value is None else pa.scalar(value).cast(of).as_py()
 
 
 def as_text(sink: Tables, ref: TableRef) -> frozenset[str]:
@@ -297,9 +446,64 @@ def as_text(sink: Tables, ref: TableRef) -> frozenset[str]:
     return frozenset(path.removeprefix(prefix) for path in sink.as_text if path.startswith(prefix))
 
 
-def _hashed_as(kind: pa.DataType) -> str:
-    """Whole numbers fall into the same bucket at every width."""
-    return "integer" if pa.types.is_integer(kind) else str(kind)
+def _check(sink: Tables, ref: TableRef, delta: Delta) -> None:
+    noted = delta.properties
+    if noted.get(SOURCE) != ref.source:
+        raise TableFailed(
+            f"{delta.folder.uri} holds the table of source {noted.get(SOURCE)}, "
+            f"and source {ref.source} has one of the same name",
+            hint="Rename one of them, or run a Headrace of its own for each source.",
+        )
+    if noted.get(KEEP) != sink.keep:
+        raise TableFailed(
+            f"{delta.folder.uri} was made with keep: {noted.get(KEEP)}, "
+            f"and the config says keep: {sink.keep}",
+            hint="Set another path for the other way of keeping.",
+        )
+    if (wanted := sink.partition_by.get(str(ref), ())) != delta.partition_by:
+        logger.warning(
+            "a table keeps the partitions that it was made with table=%s partition_by=%s config=%s",
+            *(ref, ",".join(delta.partition_by), ",".join(wanted)),
+        )
+
+
+def _expect_order(sink: Tables, ref: TableRef, schema: pa.Schema) -> None:
+    for name in sink.cluster_by.get(str(ref), ()):
+        if name not in schema.names or pa.types.is_nested(schema.field(name).type):
+            raise TableFailed(
+                f"cluster_by names {name}: no column whose values have an order",
+                hint="Correct cluster_by, then run `headrace snapshot SOURCE TABLE`.",
+            )
+
+
+def _partition_by(sink: Tables, ref: TableRef, schema: pa.Schema) -> tuple[str, ...]:
+    names = sink.partition_by.get(str(ref), ())
+    for name in names:
+        kinds = (*_BOUNDED, pa.types.is_boolean)
+        if name not in schema.names or not any(kind(schema.field(name).type) for kind in kinds):
+            raise TableFailed(
+                f"partition_by names {name}: no column of whole numbers, text, dates or booleans",
+                hint="Correct partition_by, then run `headrace snapshot SOURCE TABLE`.",
+            )
+    return names
+
+
+def _schema(sink: Tables, ref: TableRef, columns: Sequence[Column], connector: str) -> pa.Schema:
+    return delta_schema(
+        columns, as_text(sink, ref), connector=connector, keep_history=sink.keep == "history"
+    )
+
+
+def _keyed(sink: Tables, ref: TableRef, columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns, with the key that the sink's settings choose."""
+    chosen = sink.keys.get(str(ref))
+    return rekeyed(columns, chosen) if chosen else columns
+
+
+def _first_failure(fresh: Sequence[VersionSummary], applied: int) -> TableFailure | None:
+    """What the source could not read first, of what the table does not have."""
+    found = [each.failure for each in fresh if each.failure and each.failure.sequence > applied]
+    return min(found, key=lambda failure: failure.sequence, default=None)
 
 
 def _grown(columns: Sequence[Column], later: Sequence[Column]) -> bool:
@@ -315,27 +519,8 @@ def _names(columns: Sequence[Column]) -> set[str]:
     return {column.name for column in columns}
 
 
-def _oldest(seen: Sequence[VersionSummary]) -> VersionSummary:
-    return min(seen, key=lambda each: each.first_sequence)
-
-
-def _newest(seen: Sequence[VersionSummary]) -> VersionSummary:
-    return max(seen, key=lambda each: each.last_sequence)
-
-
-def level_for(size: float, file_bytes: float) -> int:
-    """So many bits of the hash that a bucket is about one file."""
-    return min(max(math.ceil(math.log2(max(size / file_bytes, 1))), 0), _LARGEST_LEVEL)
-
-
-def _key_note(columns: Sequence[Column], schema: pa.Schema) -> str:
-    """By what the rows are put into buckets."""
-    keyed = [
-        (column.name, _hashed_as(schema.field(column.name).type))
-        for column in columns
-        if column.key
-    ]
-    return msgspec.json.encode(keyed).decode()
+def _key_note(columns: Sequence[Column]) -> str:
+    return msgspec.json.encode([column.name for column in columns if column.key]).decode()
 
 
 def _evolved(

@@ -1,0 +1,253 @@
+"""A table's share of a batch put into files, inside Spark's tasks.
+
+    Fold ─▶ look-up of the old rows ─▶ new rows in a file of their own, old ones noted as dead
+
+No file is changed: the driver commits what tasks return, and a task that fails leaves only files
+that nobody knows of. A share that is larger than memory is applied window by window, each on top
+of the one before.
+"""
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from ...change import record
+from .. import LogBlock, LogRange
+from ..lake import vectors
+from ..lake.plan import (
+    APPLY_ERRORS,
+    SEQUENCE,
+    PlannedFile,
+    ShareResult,
+    ShareResults,
+    TablePlan,
+    failure_of,
+)
+from ..lake.storage import Added
+from .conform import conformed
+from .fold import Fold, RowKey, Share
+from .keys import Mask, bitmap, row_numbers
+from .lookup import INDEXES, ON_DISK, KeyIndex
+from .parquet import LOOSE, PAST, key_columns, read_rows, write_rows
+from .window import KeySearch, Window
+
+_MOST_BYTES = 128_000_000  # of the images of a window
+
+Changes = LogBlock | list[tuple[Any, ...]]
+
+
+class TableShare:
+    """One table in one share, from its first change to its result."""
+
+    def __init__(self, at: int, plan: TablePlan, share: Share) -> None:
+        self.at = at
+        self.plan = plan
+        self._share = share
+        self._key = RowKey(plan.key, chosen=plan.chosen_key)
+        self._files = list(plan.files)
+        self._own: dict[str, Added] = {}  # files of earlier windows
+        self._dead: dict[str, BitMap] = {}
+        self._first = 0
+        self._result = ShareResult(at=at)
+        self._fold = self._new_fold()
+        self._blocks: list[pa.Table] = []
+
+    def _new_fold(self) -> Fold:
+        plan = self.plan
+        emptied = frozenset(plan.emptied) if plan.keep_history else frozenset[int]()
+        return Fold(self._key, self._share, emptied=emptied, every_version=plan.keep_history)
+
+    def extend(self, changes: Sequence[tuple[Any, ...]]) -> None:
+        """Take changes of the table, in order; see `RowChange`."""
+        if changes and not self.plan.after < changes[0][0] <= changes[-1][0] <= self.plan.upto:
+            changes = [each for each in changes if self.plan.after < each[0] <= self.plan.upto]
+        if self._result.failure or not changes:
+            return
+        if not self._fold.versions:
+            self._first = changes[0][0]
+        try:
+            self._fold.extend(changes)
+            if len(self._fold.versions) >= self.plan.window_keys or self._fold.size >= _MOST_BYTES:
+                self._apply()
+        except APPLY_ERRORS as error:
+            self._result.failure = failure_of(error, self._first)
+
+    def append(self, block: LogBlock) -> None:
+        """Take rows of a snapshot; no other change of the table is in the batch."""
+        if self._result.failure:
+            return
+        self._first = block.first
+        try:
+            self._blocks.append(self._columns_of(block))
+            if sum(rows.num_rows for rows in self._blocks) >= self.plan.file_rows:
+                self._append()
+        except APPLY_ERRORS as error:
+            self._result.failure = failure_of(error, self._first)
+
+    def _columns_of(self, block: LogBlock) -> pa.Table:
+        plan = self.plan
+        there = {column.name for column in block.described.columns}
+        names = [column.name for column in plan.columns if column.name in there]
+        rows = block.columns(names, as_text=plan.as_text & there)
+        sequences = np.arange(block.first, block.last + 1, dtype=np.int64)
+        rows = rows.append_column(SEQUENCE, pa.array(sequences))
+        inside = pa.array((sequences > plan.after) & (sequences <= plan.upto))
+        return conformed(rows if pc.all(inside).as_py() else rows.filter(inside), plan.schema)
+
+    def _append(self) -> None:
+        """Write rows of a snapshot; each key comes once, so it is looked for in earlier files."""
+        rows = pa.concat_tables(self._blocks)
+        self._blocks = []
+        if self.plan.key and self.plan.files:
+            rows = rows.filter(pa.array(~self._replaced_by(rows)))
+        if rows.num_rows:
+            self._write(rows, LOOSE)
+
+    def _replaced_by(self, rows: pa.Table) -> Mask:
+        """Note the old rows of all keys as dead; returns which rows are older than these."""
+        search, sequences = KeySearch(self.plan, rows), rows[SEQUENCE].to_numpy()
+        outdated = np.zeros(rows.num_rows, dtype=np.bool_)
+        for file in self.plan.files:
+            keys, old = search.rows_in(file)
+            if len(old) and file.newest >= sequences[0]:
+                gone = vectors.read(self.plan.folder, file.vector) if file.vector else BitMap()
+                alive = ~np.isin(old, row_numbers(gone))
+                keys, old = keys[alive], old[alive]
+                schema = pa.schema([self.plan.schema.field(SEQUENCE)])
+                stored = read_rows(self.plan.folder, file, old, schema)[SEQUENCE].to_numpy()
+                newer = stored >= sequences[keys]
+                outdated[keys[newer]] = True
+                old = old[~newer]
+            if len(old):
+                self._dead[file.path] = self._dead.get(file.path, BitMap()) | bitmap(old)
+        return outdated
+
+    def finish(self) -> ShareResult:
+        """Apply what is left."""
+        if not self._result.failure:
+            try:
+                if self._blocks:
+                    self._append()
+                self._apply()
+                self._tidy()
+            except APPLY_ERRORS as error:
+                self._result.failure = failure_of(error, self._first)
+        self._result.moves = self._result.moves or self._fold.moves
+        self._result.added = list(self._own.values())
+        self._result.dead = {path: rows.serialize() for path, rows in self._dead.items()}
+        return self._result
+
+    def _apply(self) -> None:
+        fold, self._fold = self._fold, self._new_fold()
+        self._result.moves = self._result.moves or fold.moves
+        if fold.versions or fold.emptied_time is not None:
+            window = Window(self.plan, fold)
+            window.look_up(self._files, self._dead)
+            for name, rows in window.rows():
+                self._write(rows, name)
+
+    def _write(self, rows: pa.Table, name: str) -> None:
+        plan, key = self.plan, key_columns(self.plan)
+        for added, part in write_rows(plan, rows, name):
+            self._own[added.path] = added
+            if name == PAST:
+                continue
+            newest = pc.max(part[SEQUENCE]).as_py()
+            partition = tuple(added.partition.items())
+            self._files.append(PlannedFile(added.path, added.rows, newest, partition=partition))
+            # That of a larger file is made and stored when it is needed.
+            if key.names and added.rows < ON_DISK:
+                INDEXES.keep(plan.folder, added.path, key, KeyIndex.of(key.codes(part)))
+
+    def _tidy(self) -> None:
+        """Write those own files again in which a later window has replaced rows."""
+        for path in [path for path in self._own if path in self._dead]:
+            partition = tuple(self._own[path].partition.items())
+            rows = conformed(self.plan.folder.read(path), self.plan.schema, partition)
+            alive = np.ones(rows.num_rows, dtype=np.bool_)
+            alive[row_numbers(self._dead.pop(path))] = False
+            del self._own[path]
+            if alive.any():
+                alive_rows = rows.filter(pa.array(alive))
+                self._own |= {
+                    each.path: each for each, _ in write_rows(self.plan, alive_rows, LOOSE)
+                }
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyTask:
+    """What a task does with the changes that it reads from the log."""
+
+    plans: tuple[TablePlan, ...]
+
+    def __call__(self, wanted: LogRange) -> ShareResults:
+        """Apply its share of every table."""
+        share = Share(wanted.part, wanted.parts)
+        shares = table_shares(self.plans, share)
+        return ShareResults(applied(shares, log_changes(wanted, self.plans, shares)))
+
+
+def table_shares(plans: Sequence[TablePlan], share: Share) -> list[TableShare]:
+    """What one task has of each table."""
+    whole = Share(0, 1)
+    return [
+        TableShare(at, plan, whole if plan.together else share)
+        for at, plan in enumerate(plans)
+        if not plan.together or share.number == 0
+    ]
+
+
+def log_changes(
+    wanted: LogRange, plans: Sequence[TablePlan], shares: Sequence[TableShare]
+) -> Iterator[tuple[TableShare, Changes]]:
+    """The changes of tables: fields of `RowChange`s, some thousands at a time, or a block.
+
+    Blocks that are appended are dealt out in turn, so every task must count the same ones.
+    """
+    dealt = {version for plan in plans if plan.appends for version in plan.versions}
+    by_version = {version: share for share in shares for version in share.plan.versions}
+    held: dict[int, list[tuple[Any, ...]]] = {share.at: [] for share in shares}
+    takers = {version: held[share.at] for version, share in by_version.items()}
+    turns = 0
+    after = min((plan.after for plan in plans), default=wanted.upto)
+    for part in wanted.beyond(after).blocks():
+        if isinstance(part, LogBlock):
+            turns += part.table in dealt
+            if (share := by_version.get(part.table)) is None:
+                continue
+            if share.plan.appends:
+                if turns % wanted.parts == wanted.part or share.plan.together:
+                    yield share, part
+                continue
+            first, count, records = part.first, part.count, part.records()
+        else:
+            first, count, records = part
+        for sequence, row in enumerate(record.rows(records, count), first):
+            if (taker := takers.get(row[0])) is not None:
+                taker.append((sequence, row[1], row[9], row[11], row[12], row[14], row[3]))
+        for share in shares:
+            if held[share.at]:
+                yield share, held[share.at].copy()
+                held[share.at].clear()
+
+
+def applied(
+    shares: Sequence[TableShare], changes: Iterable[tuple[TableShare, Changes]]
+) -> list[ShareResult]:
+    """What all shares of a task come to."""
+    gc.disable()  # to look again and again at a hundred thousand tuples takes half of the time
+    try:
+        for share, some in changes:
+            if isinstance(some, LogBlock):
+                share.append(some)
+            else:
+                share.extend(some)
+        return [share.finish() for share in shares]
+    finally:
+        gc.enable()

@@ -1,0 +1,94 @@
+"""Rows in a table's files: sorted when they are written, found by their numbers when read."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import TableFailed
+from ..lake.plan import SEQUENCE, PlannedFile, TablePlan
+from ..lake.storage import Added, Folder
+from .conform import conformed
+from .keys import Numbers
+from .lookup import KeyColumns
+
+GROUP_ROWS = 50_000  # of a row group: what is read for one row
+
+# What a file's name says of its rows: from a batch, in order with the files of this name, past.
+LOOSE, SORTED, PAST = "rows", "sorted", "past"
+
+
+def key_columns(plan: TablePlan) -> KeyColumns:
+    """The key as the table's files have it."""
+    names = tuple(column.name for column in plan.key)
+    types = tuple(plan.schema.field(name).type for name in names)
+    return KeyColumns(names, types, nullable=plan.chosen_key)
+
+
+def kind(path: str) -> str:
+    """What the name of a file says of its rows; "": it is not one of ours, or an old one."""
+    found = path.rpartition("/")[2].partition("-")[0]
+    return found if found in (LOOSE, SORTED, PAST) else ""
+
+
+def in_order(rows: pa.Table, order: Sequence[str]) -> pa.Table:
+    """Rows as they stand in a file."""
+    columns = [(name, "ascending") for name in order or (SEQUENCE,)]
+    return rows.take(pc.sort_indices(rows, sort_keys=columns))
+
+
+def write_rows(plan: TablePlan, rows: pa.Table, name: str) -> Iterator[tuple[Added, pa.Table]]:
+    """New files of rows, and what is in each."""
+    rows = in_order(rows, plan.order)
+    for partition, of_partition in _partitions(rows, plan.partition_by):
+        for start in range(0, of_partition.num_rows, plan.file_rows):
+            part = of_partition.slice(start, plan.file_rows)
+            stored = part.drop_columns(list(partition))
+            yield plan.folder.write(stored, name, partition, group_rows=GROUP_ROWS), part
+
+
+def _partitions(
+    rows: pa.Table, by: Sequence[str]
+) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
+    """The rows of each partition, and its values as Delta writes them."""
+    if not by:
+        yield {}, rows
+        return
+    for group in rows.select(by).group_by(list(by)).aggregate([]).to_pylist():
+        inside: Any = pa.scalar(True)
+        for name, value in group.items():
+            column = rows[name]
+            same = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value))
+            inside = pc.and_(inside, pc.fill_null(same, False))
+        yield {name: _text(name, value) for name, value in group.items()}, rows.filter(inside)
+
+
+def _text(name: str, value: object) -> str | None:
+    if value == "":
+        raise TableFailed(
+            f"column {name} has an empty text, and partition_by names it: Delta cannot tell it "
+            "from null",
+            hint="Choose another column for partition_by, remove the folder of the Delta table, "
+            "then run `headrace snapshot SOURCE TABLE`.",
+        )
+    if value is None or isinstance(value, str):
+        return value
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def read_rows(folder: Folder, file: PlannedFile, rows: Numbers, schema: pa.Schema) -> pa.Table:
+    """Some rows of a file, by their numbers, with some columns as the table has them now."""
+    with folder.open(file.path) as parquet:
+        there = set(parquet.schema_arrow.names)
+        names = [name for name in schema.names if name in there]
+        counts = [parquet.metadata.row_group(at).num_rows for at in range(parquet.num_row_groups)]
+        ends = np.cumsum(counts)
+        groups = np.searchsorted(ends, rows, side="right")
+        wanted, place = np.unique(groups, return_inverse=True)
+        read = parquet.read_row_groups(wanted.tolist(), columns=names, use_threads=False)
+    begins = (ends - counts)[groups]
+    before = np.concatenate([[0], np.cumsum(np.asarray(counts)[wanted])])[place]
+    # Types of another writer, such as string_view, may not be taken from: first the table's.
+    return conformed(read, schema, file.partition).take(pa.array(rows - begins + before))

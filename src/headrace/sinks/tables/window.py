@@ -1,0 +1,250 @@
+"""Folded changes beside the files of their table: which rows they replace, what they become."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from ...change.arrow import decode
+from ...change.event import Column
+from ...errors import TableFailed
+from ..lake import vectors
+from ..lake.plan import CURRENT, SEQUENCE, VALID_FROM, VALID_TO, PlannedFile, TablePlan
+from .conform import conformed
+from .fold import Fold, Version
+from .keys import Mask, Numbers, bitmap, key_codes, row_numbers
+from .lookup import INDEXES
+from .parquet import LOOSE, PAST, SORTED, key_columns, kind, read_rows
+
+
+class KeySearch:
+    """Keys of a batch, to be found in files."""
+
+    def __init__(self, plan: TablePlan, rows: pa.Table) -> None:
+        """`rows` have the columns of the key."""
+        self._folder = plan.folder
+        self._key = key_columns(plan)
+        self._rows = conformed(rows.select(list(self._key.names)), self._key.schema)
+        self._codes = self._key.codes(self._rows)
+        self._order = np.argsort(self._codes.codes, kind="stable")
+
+    def rows_in(self, file: PlannedFile) -> tuple[Numbers, Numbers]:
+        """Which of the keys a file has, and in which rows, dead or not."""
+        chosen = self._candidates(file)
+        if not len(chosen):
+            return chosen, chosen
+        index = INDEXES.of(self._folder, file, self._key)
+        which, rows = index.find(self._codes.take(chosen))
+        return chosen[which], rows
+
+    def _candidates(self, file: PlannedFile) -> Numbers:
+        """The keys that a file may have, by its bounds, in the order of their codes."""
+        if file.low is None or file.high is None:
+            return self._order
+        column = self._rows.column(0)
+        low, high = pa.scalar(file.low, column.type), pa.scalar(file.high, column.type)
+        if self._key.exact:
+            ends = key_codes([pa.array([low, high], column.type)], exact=True).codes
+            ordered = self._codes.codes[self._order]
+            begin, end = (
+                np.searchsorted(ordered, ends[0]),
+                np.searchsorted(ordered, ends[1], "right"),
+            )
+            # Bounds say nothing of null, which comes first.
+            begin = max(begin, column.null_count)
+            return np.concatenate([self._order[: column.null_count], self._order[begin:end]])
+        inside = pc.and_(pc.greater_equal(column, low), pc.less_equal(column, high))
+        mask: Mask = pc.fill_null(inside, True).to_numpy().astype(np.bool_)
+        return self._order[mask[self._order]]
+
+
+class _Found(NamedTuple):
+    """Rows of one file that a window replaces."""
+
+    file: PlannedFile
+    keys: Numbers  # which key of the window each has; -1: it goes with a TRUNCATE
+    rows: Numbers
+
+
+class Window:
+    """Folded changes beside the files that they are put into."""
+
+    def __init__(self, plan: TablePlan, fold: Fold) -> None:
+        self._plan = plan
+        self._emptied = fold.emptied_time
+        self._texts = list(fold.versions)
+        self._versions = list(fold.versions.values())
+        self._first = np.array([each[0].sequence for each in self._versions], dtype=np.int64)
+        self._outdated = np.zeros(len(self._texts), dtype=np.bool_)
+        self._found: list[_Found] = []
+        partial = (each.base for each in chain.from_iterable(self._versions) if each.absent)
+        at = {text: number for number, text in enumerate(self._texts)}
+        self._bases = {at[base] for base in partial if base in at}
+
+    # --- the old rows ----------------------------------------------------------------------------
+
+    def look_up(self, files: Sequence[PlannedFile], dead: dict[str, BitMap]) -> None:
+        """Find the old rows of all keys, and note them as dead."""
+        plan = self._plan
+        search = KeySearch(plan, self._decoded(self._texts, plan.key)) if plan.key else None
+        for file in files:
+            if search:
+                self._note(file, *search.rows_in(file), dead)
+            if self._emptied is not None:
+                self._note_emptied(file, dead)
+
+    def _note(
+        self, file: PlannedFile, keys: Numbers, rows: Numbers, dead: dict[str, BitMap]
+    ) -> None:
+        if not len(rows):
+            return
+        late = file.newest >= self._first.min()
+        if late or self._plan.keep_history or self._bases:
+            keys, rows = self._alive(file, keys, rows, dead)
+        if late and len(rows):
+            stored = self._read(file, rows, [SEQUENCE])[SEQUENCE].to_numpy()
+            newer = stored >= self._first[keys]
+            self._outdated[keys[newer]] = True
+            keys, rows = keys[~newer], rows[~newer]
+        self._mark(file, keys, rows, dead)
+
+    def _mark(
+        self, file: PlannedFile, keys: Numbers, rows: Numbers, dead: dict[str, BitMap]
+    ) -> None:
+        if len(rows):
+            self._found.append(_Found(file, keys, rows))
+            dead[file.path] = dead.get(file.path, BitMap()) | bitmap(rows)
+
+    def _alive(
+        self, file: PlannedFile, keys: Numbers, rows: Numbers, dead: dict[str, BitMap]
+    ) -> tuple[Numbers, Numbers]:
+        gone = dead.get(file.path, BitMap())
+        if file.vector is not None:
+            gone = gone | vectors.read(self._plan.folder, file.vector)
+        alive = ~np.isin(rows, row_numbers(gone))
+        if alive.any() and self._plan.keep_history and kind(file.path) not in (LOOSE, SORTED):
+            current = self._read(file, rows, [CURRENT])[CURRENT]
+            alive &= current.to_numpy(zero_copy_only=False)
+        return keys[alive], rows[alive]
+
+    def _note_emptied(self, file: PlannedFile, dead: dict[str, BitMap]) -> None:
+        """All other current rows end with a TRUNCATE; one share has all keys then."""
+        every = np.arange(file.rows, dtype=np.int64)
+        keys, rows = self._alive(file, np.full(file.rows, -1, dtype=np.int64), every, dead)
+        self._mark(file, keys, rows, dead)
+
+    # --- the new rows ----------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[tuple[str, pa.Table]]:
+        """The rows to be written, complete, by what their file is to be called."""
+        if not self._plan.keep_history:
+            versions = [each[-1] for each in self._versions]
+            keep = [
+                at
+                for at, (version, outdated) in enumerate(
+                    zip(versions, self._outdated.tolist(), strict=True)
+                )
+                if version.image is not None and not outdated
+            ]
+            alive = [versions[at] for at in keep]
+            if alive:
+                yield LOOSE, self._table(alive, {})
+            return
+        yield from self._history()
+
+    def _history(self) -> Iterator[tuple[str, pa.Table]]:
+        rows: list[Version] = []
+        ends: list[int | None] = []
+        for at, versions in enumerate(self._versions):
+            if self._outdated[at]:
+                continue
+            until = [*(after.commit_time for _, after in pairwise(versions)), None]
+            for version, end in zip(versions, until, strict=True):
+                if version.image is not None:
+                    rows.append(version)
+                    ends.append(end)
+        moment = self._plan.schema.field(VALID_TO).type
+        own = {
+            VALID_FROM: pa.array([version.commit_time for version in rows], pa.int64()).cast(
+                moment
+            ),
+            VALID_TO: pa.array(ends, pa.int64()).cast(moment),
+            CURRENT: pa.array([end is None for end in ends], pa.bool_()),
+        }
+        whole = self._table(rows, own)
+        current = whole[CURRENT]
+        past = pa.concat_tables([*self._closed(), whole.filter(pc.invert(current))])
+        for name, part in ((LOOSE, whole.filter(current)), (PAST, past)):
+            if part.num_rows:
+                yield name, part
+
+    def _closed(self) -> Iterator[pa.Table]:
+        """The rows that were current, as they are past."""
+        schema = self._plan.schema
+        times = np.array([each[0].commit_time for each in self._versions] + [0], dtype=np.int64)
+        for file, keys, rows in self._found:
+            old = self._read(file, rows, schema.names)
+            ends = times[keys]
+            if self._emptied is not None:
+                ends = np.where(keys < 0, self._emptied, np.minimum(ends, self._emptied))
+            moments = pa.array(ends, pa.int64()).cast(schema.field(VALID_TO).type)
+            over = pa.array(np.zeros(len(rows), dtype=np.bool_))
+            old = old.set_column(schema.get_field_index(VALID_TO), schema.field(VALID_TO), moments)
+            old = old.set_column(schema.get_field_index(CURRENT), schema.field(CURRENT), over)
+            # Nobody ever saw what a transaction replaced that had made it.
+            yield old.filter(pc.not_equal(old[VALID_FROM], old[VALID_TO]))
+
+    def _table(self, versions: Sequence[Version], own: dict[str, pa.Array]) -> pa.Table:
+        rows = self._decoded([version.image for version in versions], self._plan.columns)
+        own = {SEQUENCE: pa.array([version.sequence for version in versions], pa.int64()), **own}
+        for name, values in own.items():
+            rows = rows.append_column(name, values)
+        rows = conformed(rows, self._plan.schema)
+        partial = {at: each for at, each in enumerate(versions) if each.absent}
+        return self._completed(rows, partial) if partial else rows
+
+    def _completed(self, rows: pa.Table, partial: dict[int, Version]) -> pa.Table:
+        """The rows with absent columns taken from the rows that the table had."""
+        lacking = {name for version in partial.values() for name in version.absent}
+        names = [name for name in rows.column_names if name in lacking]
+        bases, number = self._base_rows(names)
+        if any(version.base not in number for version in partial.values()):
+            raise TableFailed("a row came in part, and the table does not have the rest of it")
+        for name in names:
+            sources: list[int | None] = [None] * rows.num_rows
+            for at, version in partial.items():
+                if name in version.absent:
+                    sources[at] = number[version.base]
+            taken = bases[name].take(pa.array(sources, pa.int64()))
+            absent = pa.array([source is not None for source in sources])
+            index = rows.schema.get_field_index(name)
+            whole = pc.if_else(absent, taken, rows[name])
+            rows = rows.set_column(index, rows.schema.field(name), whole)
+        return rows
+
+    def _base_rows(self, names: list[str]) -> tuple[pa.Table, dict[bytes, int]]:
+        """Some columns of the old rows that partial ones need, and which key each has."""
+        wanted = np.array(sorted(self._bases), dtype=np.int64)
+        parts, number, count = [], {}, 0
+        for file, keys, rows in self._found:
+            needed = np.isin(keys, wanted)
+            if needed.any():
+                parts.append(self._read(file, rows[needed], names))
+                for at in keys[needed].tolist():
+                    number[self._texts[at]] = count
+                    count += 1
+        schema = pa.schema([self._plan.schema.field(name) for name in names])
+        return pa.concat_tables([schema.empty_table(), *parts]), number
+
+    def _read(self, file: PlannedFile, rows: Numbers, names: list[str]) -> pa.Table:
+        schema = pa.schema([self._plan.schema.field(name) for name in names])
+        return read_rows(self._plan.folder, file, rows, schema)
+
+    def _decoded(self, images: Sequence[bytes | None], columns: tuple[Column, ...]) -> pa.Table:
+        names = {column.name for column in columns}
+        text = self._plan.as_text & names
+        return decode(images, columns, as_text=text, connector=self._plan.connector)
