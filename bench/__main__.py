@@ -25,6 +25,7 @@ from . import (
     formats,
     headrace_run,
     lake,
+    lake_costs,
     lake_whole,
     latency,
     machine,
@@ -65,6 +66,8 @@ class Part(StrEnum):
     MEMORY = "memory"
     LAKE = "lake"
     LAKE_SNAPSHOT = "lake-snapshot"
+    LAKE_COSTS = "lake-costs"
+    LAKE_DELAY = "lake-delay"
     LAKE_IDLE = "lake-idle"
     FORMATS = "formats"
     MYSQL = "mysql"
@@ -180,8 +183,21 @@ class Bench:
         factor = self.scale.factor
         sizes = [lake.Size.scaled(rows, factor) for rows in self.table_rows]
         with temporary_folder() as folder:
-            measured = lake.measure(sizes, folder, runs=self.runs, say=console.print)
-        return lake.Lake(measured, factor)
+            return lake.measure(sizes, folder, runs=self.runs, say=console.print)
+
+    def lake_costs(self) -> Section:
+        """Past versions, many tables, readers."""
+        console.print("lake-costs: past versions, many tables, readers")
+        with temporary_folder() as folder:
+            return lake_costs.figures(folder, factor=min(1.0, self.scale.factor))
+
+    def lake_delay(self) -> Section:
+        """From commit to a Delta table."""
+        seconds = max(5.0, lake_whole.DELAY_SECONDS * min(1.0, self.scale.factor * 4))
+        console.print(f"lake-delay: {seconds:.0f} s on {self.scale.rows:,} rows")
+        workload.load_copy(self.database, self.scale.rows)
+        with temporary_folder() as folder:
+            return lake_whole.delay(self.database, folder, rows=self.scale.rows, seconds=seconds)
 
     def lake_snapshot(self) -> Section:
         """A whole table all the way into a Delta table."""
@@ -363,6 +379,8 @@ def measure(
             Part.MEMORY: bench.memory,
             Part.LAKE: bench.lake,
             Part.LAKE_SNAPSHOT: bench.lake_snapshot,
+            Part.LAKE_COSTS: bench.lake_costs,
+            Part.LAKE_DELAY: bench.lake_delay,
             Part.LAKE_IDLE: bench.lake_idle,
             Part.FORMATS: bench.formats,
             Part.MYSQL: bench.mysql,

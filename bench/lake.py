@@ -13,14 +13,21 @@ import msgspec
 
 from . import delta
 from .family import Family, Kind, Peaks
-from .lake_task import BATCH_SECONDS, BYTES, SLOWEST, Task
+from .lake_task import BATCH_BYTES, BATCH_SECONDS, BYTES, SLOWEST, Task
 from .orders import NAME, PER_TRANSACTION, SCHEMA, Orders, Written
 from .process import MeasurementFailed, Outcome, child, module, next_line
 from .report import Row, Runner
 
-SIZES = (100_000, 1_000_000, 10_000_000)  # rows of the table
-TARGET_SIZE, TARGET_RATE = 1_000_000, 50_000  # changes/s over a table of so many rows
-CHANGES_PER_BATCH = 100_000
+SIZES = (1_000_000, 10_000_000)  # rows of the table
+SMALL = (1, 10, 100, 1_000)
+LARGE = (100_000, 250_000)
+TARGETS = {  # changes/s, and how many times the peer's
+    (1_000_000, 100_000): (120_000, 1.2),
+    (1_000_000, 250_000): (150_000, 1.2),
+    (10_000_000, 100_000): (80_000, 3.0),
+    (100_000_000, 100_000): (40_000, None),
+}
+SMALL_SECONDS, SMALL_BYTES, BYTES_PER_CHANGE = 0.5, 100_000, 100  # what a small batch may take
 BATCHES = 10
 WARM_UP = 2  # batches, until the JVM has compiled what runs often
 ROWS_PER_FILLING = 1_000_000  # rows in a batch while a table is filled
@@ -37,31 +44,31 @@ class Size:
     """How large one table and its batches are."""
 
     rows: int
-    batch: int
+    batches: tuple[int, ...]  # changes in each batch of a run
     filling: int  # rows in a batch while the table is filled
 
     @classmethod
     def scaled(cls, rows: int, factor: float) -> "Size":
         """A table of the full measurement, made smaller with its batches."""
-        # Whole transactions: a batch that could not hold one would be larger than it was asked.
-        transactions = max(1, round(CHANGES_PER_BATCH * factor / PER_TRANSACTION))
+        batches = (*SMALL, *LARGE) if rows == min(SIZES) else LARGE[:1]
+        small = (max(1, round(batch * factor)) for batch in batches)
         filling = max(PER_TRANSACTION, round(ROWS_PER_FILLING * factor))
-        return cls(max(1, round(rows * factor)), transactions * PER_TRANSACTION, filling)
+        return cls(max(1, round(rows * factor)), tuple(dict.fromkeys(small)), filling)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured on a table of one size."""
+    """What was measured on a table of one size, with batches of one size."""
 
-    size: Size
-    filled: Mapping[str, Outcome]
-    runners: Sequence[Runner]
+    rows: int
+    batch: int
+    runners: Sequence[Runner]  # Headrace, and the peer unless the table is too large for it
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> float | None:
         """How many times as fast as the peer Headrace is."""
-        headrace, peer = self.runners
-        return headrace.best.rate / peer.best.rate
+        headrace, *peer = self.runners
+        return headrace.best.rate / peer[0].best.rate if peer else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,102 +76,123 @@ class Lake:
     """The section of the page."""
 
     measured: Sequence[Measured]
-    factor: float = 1.0
+    filled: Mapping[int, Mapping[str, Outcome]] = field(default_factory=dict)  # by rows
     title: str = field(default="Log → Delta table", init=False)
 
     def table(self) -> tuple[Row, list[Row]]:
         """A header, and a row for each runner on each table."""
-        header = ("table", "", "changes/s", "s a batch", "slowest", "bytes written per changed row")
+        header = ("table", "batches of", "", "changes/s", "s a batch", "slowest")
+        written = ("KB a batch", "bytes per changed row")
         memory = tuple(f"{kind}, MB" for kind in _MEMORY)
         rows = [self._row(of, runner) for of in self.measured for runner in of.runners]
-        return (*header, *memory, "× delta-rs", "all runs, changes/s"), rows
+        return (*header, *written, *memory, "× delta-rs", "all runs, changes/s"), rows
 
     def _row(self, of: Measured, runner: Runner) -> Row:
         notes = runner.best.notes
-        peer = of.runners[1].best.rate
+        ratio = of.ratio if runner is of.runners[0] else None
         return (
-            f"{of.size.rows:,} rows",
+            f"{of.rows:,} rows",
+            f"{of.batch:,}",
             runner.name,
             f"{runner.best.rate:,.0f}",
             f"{notes[BATCH_SECONDS]:.2f}",
             f"{notes[SLOWEST]:.2f}",
+            f"{notes[BATCH_BYTES] / 1000:,.1f}",
             f"{notes[BYTES]:,.0f}",
             *(f"{notes[kind]:,.0f}" if kind in notes else "" for kind in _MEMORY),
-            f"{runner.best.rate / peer:.2f}",
+            f"{ratio:.2f}" if ratio else "",
             ", ".join(f"{outcome.rate:,.0f}" for outcome in runner.runs),
         )
 
     def verdicts(self) -> Iterator[str]:
-        """The rate on the table that the target names, and the ratio on each."""
+        """What was reached of what is asked."""
         for of in self.measured:
-            if of.size.rows == round(TARGET_SIZE * self.factor):
-                rate = of.runners[0].best.rate
-                verdict = "reached" if rate >= TARGET_RATE else "missed"
-                yield (
-                    f"{HEADRACE} applies {rate:,.0f} changes/s to a table of {of.size.rows:,} "
-                    f"rows; the target is {TARGET_RATE:,}: {verdict}."
-                )
-        for of in self.measured:
-            yield f"{HEADRACE} is {of.ratio:.2f} × {PEER} on {of.size.rows:,} rows."
+            headrace, ratio = of.runners[0].best, of.ratio
+            where = f"{of.rows:,} rows, batches of {of.batch:,}"
+            if target := TARGETS.get((of.rows, of.batch)):
+                rate, times = target
+                yield f"{where}: {headrace.rate:,.0f} changes/s; {_asked(headrace.rate, rate)}."
+                if ratio and times:
+                    yield f"{where}: {ratio:.2f} × {PEER}; {_asked(ratio, times)}."
+            elif of.batch in SMALL:
+                seconds, written = headrace.notes[BATCH_SECONDS], headrace.notes[BATCH_BYTES]
+                most = SMALL_BYTES + BYTES_PER_CHANGE * of.batch
+                yield f"{where}: {seconds:.2f} s a batch; {_asked(-seconds, -SMALL_SECONDS)}."
+                yield f"{where}: {written:,.0f} bytes a batch; {_asked(-written, -most)}."
 
     def notes(self) -> Iterator[str]:
         """How fast the tables were filled, and where the time of a batch went."""
-        for of in self.measured:
-            for who, outcome in of.filled.items():
+        for rows, filled in self.filled.items():
+            for who, outcome in filled.items():
                 yield (
-                    f"{of.size.rows:,} rows, filling by {who}: {outcome.rate:,.0f} rows/s, "
-                    f"cold start included, batches of {min(of.size.filling, of.size.rows):,}."
+                    f"{rows:,} rows, filling by {who}: {outcome.rate:,.0f} rows/s, cold start "
+                    f"included, batches of {min(ROWS_PER_FILLING, rows):,}."
                 )
-            for runner in of.runners:
-                shown = (BATCH_SECONDS, SLOWEST, BYTES, *_MEMORY)
-                for what, value in runner.best.notes.items():
-                    if what not in shown:
-                        yield f"{of.size.rows:,} rows, {runner.name}, {what}: {value:.2f}."
 
 
-def measure(sizes: Sequence[Size], folder: Path, *, runs: int, say: Say) -> list[Measured]:
+def _asked(value: float, least: float) -> str:
+    """Whether a figure comes up to what is asked; both negative: stays below it."""
+    bound = f"at least {least:,g}" if least >= 0 else f"at most {-least:,g}"
+    return f"the target is {bound}: {'reached' if value >= least else 'missed'}"
+
+
+def measure(sizes: Sequence[Size], folder: Path, *, runs: int, say: Say) -> Lake:
     """Everyone on every table, one after the other; what one table took is deleted at once."""
-    found = []
+    measured: list[Measured] = []
+    filled: dict[int, Mapping[str, Outcome]] = {}
     for size in sizes:
         place = folder / str(size.rows)
         place.mkdir()
-        found.append(_Course(size, place, say).measured(runs))
+        course = _Course(size, place, say)
+        filled[size.rows] = course.fill()
+        measured += course.measured(runs)
         shutil.rmtree(place)
-    return found
+    return Lake(measured, filled)
 
 
-@dataclass(frozen=True, slots=True)
 class _Course:
-    """One table."""
+    """One table, filled once and then changed in batches of several sizes."""
 
-    size: Size
-    folder: Path
-    say: Say
+    def __init__(self, size: Size, folder: Path, say: Say) -> None:
+        self._size = size
+        self._folder = folder
+        self._say = say
+        self._orders = Orders(str(folder / "log"))
+        # The peer is left out where it would take hours.
+        self._who = list(PROGRAMS) if size.rows <= max(SIZES) else [HEADRACE]
 
-    def measured(self, runs: int) -> Measured:
-        """Fill the table, then change it."""
-        orders = Orders(str(self.folder / "log"))
-        self.say(f"lake: writing a log of {self.size.rows:,} rows")
-        rows = orders.insert(self.size.rows)
-        filled = {who: self._run(who, self._filling(who, rows), "filling") for who in PROGRAMS}
-        outcomes: dict[str, list[Outcome]] = {who: [] for who in PROGRAMS}
-        for run in range(runs):
-            batch = self.size.batch
-            updates = orders.update(self.size.rows, batch=batch, batches=BATCHES, warm_up=WARM_UP)
-            for who in PROGRAMS:
-                task = self._task(who, updates, batch=batch, warm_up=WARM_UP)
-                outcomes[who].append(self._run(who, task, f"run {run + 1} of {runs}"))
+    def fill(self) -> Mapping[str, Outcome]:
+        """Fill the table of everyone."""
+        self._say(f"lake: writing a log of {self._size.rows:,} rows")
+        written = self._orders.insert(self._size.rows)
+        filling = self._size.filling
+        return {
+            who: self._run(who, self._task(who, written, batch=filling, warm_up=0), "filling")
+            for who in self._who
+        }
+
+    def measured(self, runs: int) -> Iterator[Measured]:
+        """Change it; in the end the tables of all must be equal."""
+        for batch in self._size.batches:
+            outcomes: dict[str, list[Outcome]] = {who: [] for who in self._who}
+            for run in range(runs):
+                updates = self._orders.update(
+                    self._size.rows, batch=batch, batches=BATCHES, warm_up=WARM_UP
+                )
+                for who in self._who:
+                    task = self._task(who, updates, batch=batch, warm_up=WARM_UP)
+                    step = f"batches of {batch:,}, run {run + 1} of {runs}"
+                    outcomes[who].append(self._run(who, task, step))
+            yield Measured(
+                self._size.rows, batch, [Runner(who, done) for who, done in outcomes.items()]
+            )
         self._expect_equal()
-        return Measured(self.size, filled, [Runner(who, done) for who, done in outcomes.items()])
-
-    def _filling(self, who: str, written: Written) -> Task:
-        return self._task(who, written, batch=self.size.filling, warm_up=0)
 
     def _task(self, who: str, written: Written, *, batch: int, warm_up: int) -> Task:
-        folder = self.folder / PROGRAMS[who]
+        folder = self._folder / PROGRAMS[who]
         folder.mkdir(exist_ok=True)
         return Task(
-            log=str(self.folder / "log"),
+            log=str(self._folder / "log"),
             folder=str(folder),
             after=written.after,
             upto=written.upto,
@@ -175,14 +203,18 @@ class _Course:
 
     def _run(self, who: str, task: Task, step: str) -> Outcome:
         outcome = watched(module(PROGRAMS[who], task.encode()))
-        self.say(f"lake: {self.size.rows:,} rows, {step}: {who} {outcome.rate:,.0f} changes/s")
+        self._say(
+            f"lake: {self._size.rows:,} rows, {step}: {who} {outcome.rate:,.0f} changes/s, "
+            f"{outcome.notes[BATCH_SECONDS]:.2f} s and {outcome.notes[BATCH_BYTES]:,.0f} bytes "
+            "a batch"
+        )
         return outcome
 
     def _expect_equal(self) -> None:
-        tables = [self.folder / own / "lake" / SCHEMA / NAME for own in PROGRAMS.values()]
-        ours, theirs = map(delta.digest, tables)
-        if ours != theirs:
-            raise MeasurementFailed(f"the tables differ: {ours} and {theirs}")
+        tables = [self._folder / PROGRAMS[who] / "lake" / SCHEMA / NAME for who in self._who]
+        first, *others = map(delta.digest, tables)
+        if any(other != first for other in others):
+            raise MeasurementFailed(f"the tables differ: {first} and {others}")
 
 
 def watched(command: list[str]) -> Outcome:

@@ -28,8 +28,8 @@ MASTER = "local[2]"
 class Timed(Batches):
     """What Spark calls with each batch; notes when each had ended."""
 
-    def __init__(self, writer: SinkWriter[Any], sink: str, table: Path) -> None:
-        super().__init__(writer, sink, self._note)
+    def __init__(self, plan: QueryPlan, writer: SinkWriter[Any], table: Path) -> None:
+        super().__init__(writer, plan.sink.name, self._note, plan.batch_of())
         self._table = table
         self._last = Stored(-1, 0, 0.0, ())
         self.laps = [self._lap()]
@@ -50,15 +50,16 @@ class Timed(Batches):
 def apply(spark: SparkSession, task: Task) -> Outcome:
     """All that the log has, from where the last run ended."""
     plan = QueryPlan(
-        sink=Tables(name="lake", path=str(task.lake)),
+        sink=Tables(name="lake", path=str(task.lake), keep=task.keep),
         feed=PipelineInput(address={"path": task.log}, max_changes_per_batch=task.batch),
         checkpoint=QueryCheckpoint("lake", Path(task.folder, "checkpoints")),
         once=True,
     )
     writer = plan.sink.open(plan.checkpoint.writer())
-    batches = Timed(writer, plan.sink.name, task.table)
+    batches = Timed(plan, writer, task.table)
     query = plan.start(spark, batches, plan.starting(writer))
     query.awaitTermination()
+    writer.finish()  # or the next run would pay for what this one has left
     if writer.failed_tables():
         raise MeasurementFailed(f"the sink gave up: {writer.failed_tables()}")
     return outcome(task, batches.laps)

@@ -1,9 +1,10 @@
 """What a run into a Delta table is asked, and how its batches become figures."""
 
+import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -14,6 +15,8 @@ from .process import MeasurementFailed, Outcome
 BATCH_SECONDS = "seconds a batch"
 SLOWEST = "seconds of the slowest batch"
 BYTES = "bytes written per changed row"
+BATCH_BYTES = "bytes written a batch"
+GROWTH = "seconds of the last tenth of the batches, by those of the first"
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +29,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     batch: int  # changes
     warm_up: int  # batches that are not counted
     rows: int  # different ones in each counted batch, added up
+    keep: Literal["rows", "history"] = "rows"
 
     def encode(self) -> str:
         """As the argument of a child."""
@@ -51,6 +55,10 @@ class Lap(NamedTuple):
     written: float = 0.0  # seconds in which the batch was stored, all else left out
 
 
+def _tenth(times: Sequence[float]) -> int:
+    return max(len(times) // 10, 1)
+
+
 def outcome(task: Task, laps: Sequence[Lap]) -> Outcome:
     """The batches after the warm-up."""
     if (total := sum(lap.changes for lap in laps)) != task.upto - task.after:
@@ -60,10 +68,13 @@ def outcome(task: Task, laps: Sequence[Lap]) -> Outcome:
         raise MeasurementFailed(f"{len(laps) - 1} batches came, all of them for warming up")
     ends = [lap.at for lap in (base, *counted)]
     times = [end - begin for begin, end in pairwise(ends)]
+    written = delta.bytes_added(task.table, base.version)
     notes = {
         BATCH_SECONDS: sum(times) / len(times),
         SLOWEST: max(times),
-        BYTES: delta.bytes_added(task.table, base.version) / task.rows,
+        BYTES: written / task.rows,
+        BATCH_BYTES: written / len(times),
         "seconds a batch in storing it": sum(lap.written for lap in counted) / len(times),
+        GROWTH: statistics.mean(times[-_tenth(times) :]) / statistics.mean(times[: _tenth(times)]),
     }
     return Outcome(sum(lap.changes for lap in counted), sum(times), notes)

@@ -1,9 +1,10 @@
 """A log of changes of one table, written without a database: first its rows, then updates of them.
 
 The table has eight columns of the kinds that tables have. Rows come as a snapshot's reads, updates
-strike random keys, and every transaction has 1,000 changes.
+strike random keys; a transaction has at most 1,000 changes.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,35 +50,41 @@ class Written:
 class Orders:
     """Writes the log of the table."""
 
-    def __init__(self, path: str, *, seed: int = 1) -> None:
+    def __init__(self, path: str, *, seed: int = 1, name: str = NAME) -> None:
         self._path = path
+        self._name = name
         self._rng = np.random.default_rng(seed)
         self._transactions = 0
 
     def insert(self, rows: int) -> Written:
         """Every row of the table, keys 1, 2, …."""
-        return self._written(Op.READ, np.arange(1, rows + 1), counted=rows)
+        return self._written(Op.READ, np.arange(1, rows + 1), PER_TRANSACTION, counted=rows)
 
     def update(self, rows: int, *, batch: int, batches: int, warm_up: int) -> Written:
         """Updates of random rows; those of the first `warm_up` batches do not count."""
         keys = self._rng.integers(1, rows + 1, batch * (warm_up + batches))
         each = keys.reshape(-1, batch)[warm_up:]
         counted = sum(len(np.unique(of_batch)) for of_batch in each)
-        return self._written(Op.UPDATE, keys, counted=counted)
+        # A batch that could not hold a transaction would be larger than it was asked.
+        return self._written(Op.UPDATE, keys, math.gcd(batch, PER_TRANSACTION), counted=counted)
 
-    def _written(self, op: Op, keys: np.ndarray, *, counted: int) -> Written:
-        table = Table("bench", "postgres", "bench", "bench", SCHEMA, NAME, COLUMNS)
+    def _written(self, op: Op, keys: np.ndarray, per_transaction: int, *, counted: int) -> Written:
+        table = Table("bench", "postgres", "bench", "bench", SCHEMA, self._name, COLUMNS)
         with Log.open(self._path) as log:
             table, after = log.register(table), log.latest_sequence
             for start in range(0, len(keys), _PER_APPEND):
                 some = keys[start : start + _PER_APPEND].tolist()
-                log.append("bench", Batch(list(self._changes(op, table, some)), b"bench"))
+                log.append(
+                    "bench", Batch(list(self._changes(op, table, some, per_transaction)), b"bench")
+                )
             return Written(after, log.latest_sequence, counted)
 
-    def _changes(self, op: Op, table: Table, keys: list[int]) -> Iterator[Change]:
+    def _changes(
+        self, op: Op, table: Table, keys: list[int], per_transaction: int
+    ) -> Iterator[Change]:
         images = self._images(keys)
-        for start in range(0, len(keys), PER_TRANSACTION):
-            some = keys[start : start + PER_TRANSACTION]
+        for start in range(0, len(keys), per_transaction):
+            some = keys[start : start + per_transaction]
             self._transactions += 1
             now = time.time_ns() // 1000
             transaction = Transaction(str(self._transactions), now, now)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import psycopg
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from headrace.change.event import Change, Op
@@ -67,7 +68,7 @@ def compare(
         found = _source_and_log(source, log, tables)
         found += _clients_and_log(clients, log)
         found += _lake_and_source(source, folder / "lake", tables)
-    history = DeltaTable(folder / "history").to_pyarrow_table(columns=["sequence"])
+    history = pa.table(DeltaTable(folder / "history").scan(columns=["sequence"]))
     distinct = len(history["sequence"].unique())
     if not len(history) == distinct >= sum(log.events.values()):
         found.append(f"history: {len(history)} rows, {distinct} sequences, {log.events.total()}")
@@ -105,7 +106,7 @@ def _lake_and_source(
 ) -> list[str]:
     found = []
     for table in tables:
-        stored = DeltaTable(lake / "public" / table).to_pyarrow_table(columns=["id", "n"])
+        stored = pa.table(DeltaTable(lake / "public" / table).scan(columns=["id", "n"]))
         rows = dict(zip(stored["id"].to_pylist(), stored["n"].to_pylist(), strict=True))
         if len(rows) != len(stored) or rows != _rows(source, table):
             found.append(f"{table}: the Delta table has other rows than the source")

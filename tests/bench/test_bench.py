@@ -11,13 +11,14 @@ from pyspark.sql import SparkSession
 from bench import delta, formats, lake_peer, lake_run, lake_whole
 from bench.family import Family, Used, spent
 from bench.lake import Lake, Measured, Size
-from bench.lake_task import BATCH_SECONDS, BYTES, SLOWEST, Lap, Task, outcome
+from bench.lake_task import BATCH_BYTES, BATCH_SECONDS, BYTES, SLOWEST, Lap, Task, outcome
 from bench.latency import Reading, figures, percentile
-from bench.orders import PER_TRANSACTION, Orders, Written
+from bench.orders import Orders, Written
 from bench.process import MeasurementFailed, Outcome
 from bench.report import Figure, Figures, Race, Runner, Target, markdown, terminal
 from bench.workload import Scale
 from headrace.formats.catalogue import Formats, names
+from headrace.log import Log
 
 
 def race(headrace: float, *, at_least: float = 4.0, aim: float | None = 5.0) -> Race:
@@ -191,41 +192,57 @@ def test_a_run_that_misses_changes_is_no_measurement(tmp_path: Path) -> None:
         outcome(task, laps(1.0, 2.0, 3.0))
 
 
-def lake_of(headrace: float) -> Lake:
+def lake_of(headrace: float, *, batch: int = 100_000) -> Lake:
     """The lake's table of a million rows, on which the peer makes 20,000 changes/s."""
 
     def runner(name: str, rate: float, **memory: float) -> Runner:
-        notes = {BATCH_SECONDS: 1.5, SLOWEST: 2.0, BYTES: 1234.0, **memory}
+        notes = {BATCH_SECONDS: 1.5, SLOWEST: 2.0, BYTES: 1234.0, BATCH_BYTES: 99_500.0, **memory}
         return Runner(name, [Outcome(1_000_000, 1_000_000 / rate, notes)])
 
-    size = Size.scaled(1_000_000, 1.0)
     ours = runner("Headrace", headrace, driver=200.0, JVM=900.0, workers=300.0)
     theirs = runner("delta-rs MERGE", 20_000, driver=700.0)
-    return Lake([Measured(size, {"Headrace": Outcome(1_000_000, 10.0)}, [ours, theirs])])
+    filled = {1_000_000: {"Headrace": Outcome(1_000_000, 10.0)}}
+    return Lake([Measured(1_000_000, batch, [ours, theirs])], filled)
 
 
-@pytest.mark.parametrize("factor", [0.0001, 0.0123, 0.5, 1.0])
-def test_a_batch_of_the_lake_is_made_of_whole_transactions(factor: float) -> None:
-    size = Size.scaled(1_000_000, factor)
-    assert size.batch % PER_TRANSACTION == 0
-    assert size.batch >= PER_TRANSACTION
+@pytest.mark.parametrize("batch", [1, 10, 999, 1000, 2500, 250_000])
+def test_transactions_of_the_lake_fit_into_its_batches(tmp_path: Path, batch: int) -> None:
+    orders = Orders(str(tmp_path / "log"))
+    orders.insert(10)
+    written = orders.update(10, batch=batch, batches=1, warm_up=1)
+    with Log.open(tmp_path / "log") as log:
+        ends = [
+            change.sequence - written.after
+            for change in log.read(written.after, limit=10**6)
+            if change.last
+        ]
+    assert {batch, 2 * batch} <= set(ends)
 
 
-def test_the_lake_at_its_full_size_has_batches_of_100_000() -> None:
-    assert Size.scaled(10_000_000, 1.0) == Size(10_000_000, 100_000, 1_000_000)
+def test_the_lake_has_tables_and_batches_of_several_sizes() -> None:
+    assert Size.scaled(1_000_000, 1.0).batches == (1, 10, 100, 1_000, 100_000, 250_000)
+    assert Size.scaled(10_000_000, 1.0) == Size(10_000_000, (100_000,), 1_000_000)
+    assert Size.scaled(1_000_000, 0.001).batches == (1, 100, 250)
 
 
-@pytest.mark.parametrize(("rate", "verdict"), [(49_999, "missed"), (50_000, "reached")])
-def test_the_lake_must_take_50_000_changes_a_second(rate: float, verdict: str) -> None:
+@pytest.mark.parametrize(("rate", "verdict"), [(119_000, "missed"), (121_000, "reached")])
+def test_the_lake_must_take_120_000_changes_a_second(rate: float, verdict: str) -> None:
     first, second = lake_of(rate).verdicts()
-    assert first.endswith(f"the target is 50,000: {verdict}.")
-    assert second == "Headrace is 2.50 × delta-rs MERGE on 1,000,000 rows."
+    assert first.endswith(f"the target is at least 120,000: {verdict}.")
+    assert second.endswith("× delta-rs MERGE; the target is at least 1.2: reached.")
+
+
+def test_a_small_batch_of_the_lake_must_be_quick_and_write_little() -> None:
+    seconds, written = lake_of(60_000, batch=1).verdicts()
+    assert seconds.endswith("1.50 s a batch; the target is at most 0.5: missed.")
+    assert written.endswith("99,500 bytes a batch; the target is at most 100,100: reached.")
 
 
 def test_the_lake_shows_memory_by_kind_of_process() -> None:
     page = markdown([lake_of(60_000)], {})
-    assert "| Headrace | 60,000 | 1.50 | 2.00 | 1,234 | 200 | 900 | 300 | 3.00 | 60,000 |" in page
-    assert "| delta-rs MERGE | 20,000 | 1.50 | 2.00 | 1,234 | 700 | | | 1.00 | 20,000 |" in page
+    ours = "| Headrace | 60,000 | 1.50 | 2.00 | 99.5 | 1,234 | 200 | 900 | 300 | 3.00 | 60,000 |"
+    assert ours in page
+    assert "| delta-rs MERGE | 20,000 | 1.50 | 2.00 | 99.5 | 1,234 | 700 | | | | 20,000 |" in page
     assert "- 1,000,000 rows, filling by Headrace: 100,000 rows/s" in page
 
 
