@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import apsw
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headrace.sources.sqlite import alter, install
+from tests.deltas import stored
 from tests.sinks.lake import Lake
 from tests.sources.litedb import captured
 
@@ -31,7 +31,7 @@ def test_delta_tables_equal_the_database(spark: SparkSession, tmp_path: Path) ->
     lake = Lake(spark, tmp_path)
     lake.write()
     lake.log.close()
-    table = DeltaTable(str(lake.path / "main" / "users")).to_pyarrow_table()
+    table = stored(lake.path / "main" / "users")
     names = ["id", "name", "n", "b", "at", "note"]
     assert sorted(table.select(names).to_pylist(), key=lambda row: int(row["id"])) == [
         dict(zip(names, (1, "bob", -1e300, b"\xff", "1.5", None), strict=True)),
