@@ -63,12 +63,12 @@ class Frame:
     def collect(self) -> list[dict[str, str]]:
         said: list[dict[str, str]] = []
         for rows in self._rows:
+            if self._task is None:
+                said += rows.to_pylist()
+                continue
             own = pickle.loads(cloudpickle.dumps(self._task))
             said += [row for batch in own(iter([rows])) for row in batch.to_pylist()]
         return said
-
-    def first(self) -> Any:
-        return self._rows[0].to_pylist()[0] if self._rows else None
 
 
 class Here:
