@@ -23,7 +23,8 @@ from headrace.pipeline.query import RangesBatch
 from headrace.pipeline.reading import DiskLog, PipelineLog
 from headrace.pipeline.source import LOG_RANGES
 from headrace.sinks import SinkWriter
-from headrace.sinks.tables.sink import Tables
+from headrace.sinks.tables.sink import Tables, TablesWriter
+from headrace.sinks.tables.target import TargetTable
 from headrace.sources.postgres.position import PostgresPosition
 from tests.deltas import stored
 
@@ -110,6 +111,11 @@ class Shop:
         return ordered(pa.table(decode(images, columns, connector="postgres")).to_pylist())
 
 
+def order(number: int, status: str = "new") -> Row:
+    """A row of the table of orders."""
+    return {"id": number, "status": status, "amount": "1.00", "note": f"n{number}"}
+
+
 class Lake(Shop):
     """Changes go into a log, and batches of it into Delta tables."""
 
@@ -134,6 +140,24 @@ class Lake(Shop):
         path = str(self.log.path)
         log = PipelineLog(DiskLog(path), Options(path=path))
         return RangesBatch(self.spark.createDataFrame(rows, schema), log)
+
+    def fill(self, numbers: range) -> None:
+        """A batch of new orders."""
+        orders = self.table("orders")
+        self.commit(*(put(orders, **order(number)) for number in numbers))
+        self.write()
+
+    def compact(self) -> None:
+        """What goes on beside batches, to its end."""
+        self.writer.maintain()
+        self.writer.finish()
+
+    @property
+    def target(self) -> TargetTable:
+        """The only table, as the sink sees it."""
+        assert isinstance(self.writer, TablesWriter)
+        (found,) = self.writer._targets.values()
+        return found
 
     def write(self, upto: int | None = None) -> int:
         """The next batch; returns how many changes it held."""

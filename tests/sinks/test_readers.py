@@ -50,7 +50,7 @@ EXPECTED: Row = {
 }
 
 
-@pytest.mark.requirement("S2-22")
+@pytest.mark.requirement("S2-22", "P-21")
 def test_others_read_the_tables_with_their_types(lake: Lake) -> None:
     things = lake.table("things", COLUMNS)
     lake.commit(*(put(things, **thing(number)) for number in range(4)))

@@ -240,7 +240,9 @@ def test_a_full_copy_follows_even_a_type_that_could_not_be_followed(lake: Lake) 
     assert [each["status"] for each in lake.rows()] == [5]
 
 
-def test_trouble_and_the_copy_that_mends_it_may_come_in_one_batch(lake: Lake) -> None:
+def test_trouble_and_the_copy_that_mends_it_may_come_in_one_batch(
+    lake: Lake, caplog: pytest.LogCaptureFixture
+) -> None:
     orders = lake.table("orders")
     lake.commit(put(orders, **order(1)))
     lake.write()
@@ -250,6 +252,7 @@ def test_trouble_and_the_copy_that_mends_it_may_come_in_one_batch(lake: Lake) ->
     lake.write()
     assert lake.writer.failed_tables() == []
     assert [row["id"] for row in lake.rows()] == [2]
+    assert "changes are left out" in caplog.text
 
 
 def test_no_name_of_a_table_leads_out_of_the_lake(lake: Lake) -> None:

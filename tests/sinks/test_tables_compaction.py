@@ -4,7 +4,6 @@ import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -15,13 +14,12 @@ from headrace.change.event import Column, Op
 from headrace.errors import TableMoved
 from headrace.sinks.lake import vectors
 from headrace.sinks.lake.deltalog import Action, DeltaCommit, DeltaLog
-from headrace.sinks.tables import compaction, parquet
+from headrace.sinks.tables import compaction, maintenance, parquet
 from headrace.sinks.tables import target as targets
-from headrace.sinks.tables.compaction import run_rewrites
+from headrace.sinks.tables.maintenance import run_rewrites
 from headrace.sinks.tables.rewrite import RewriteWork, Rewritten
 from headrace.sinks.tables.sink import TablesWriter
-from headrace.sinks.tables.target import TargetTable
-from tests.sinks.lake import Lake, put, remove, truncate
+from tests.sinks.lake import Lake, order, put, remove, truncate
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +34,7 @@ class Held:
     def __init__(self) -> None:
         self.written = threading.Event()
         self.going_on = threading.Event()
-        self._really = compaction.run_rewrites
+        self._really = maintenance.run_rewrites
 
     def __call__(self, spark: SparkSession, work: Sequence[RewriteWork]) -> list[Rewritten]:
         done = self._really(spark, work)
@@ -48,19 +46,8 @@ class Held:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     made = Held()
-    monkeypatch.setattr(compaction, "run_rewrites", made)
+    monkeypatch.setattr(maintenance, "run_rewrites", made)
     return made
-
-
-def order(number: int, status: str = "new") -> dict[str, Any]:
-    return {"id": number, "status": status, "amount": "1.00", "note": f"n{number}"}
-
-
-def fill(lake: Lake, rows: range) -> None:
-    """A batch of these rows."""
-    orders = lake.table("orders")
-    lake.commit(*(put(orders, **order(n)) for n in rows))
-    lake.write()
 
 
 def fill_mixed(lake: Lake, batches: int = 12) -> None:
@@ -73,38 +60,13 @@ def fill_mixed(lake: Lake, batches: int = 12) -> None:
 
 def ranges(lake: Lake) -> list[tuple[int, int]]:
     """The smallest and the largest key of each file, in order."""
-    found = [file.bounds("id") for file in target(lake).delta.files.values()]
+    found = [file.bounds("id") for file in lake.target.delta.files.values()]
     return sorted((low, high) for low, high in filter(None, found))
-
-
-def target(lake: Lake) -> TargetTable:
-    (found,) = writer(lake)._targets.values()
-    return found
 
 
 def writer(lake: Lake) -> TablesWriter:
     assert isinstance(lake.writer, TablesWriter)
     return lake.writer
-
-
-def compact(lake: Lake) -> None:
-    lake.writer.maintain()
-    lake.writer.finish()
-
-
-def test_a_partition_may_be_the_first_column_of_the_key(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    lake = Lake(spark, tmp_path, partition_by={"public.users": ("tenant",)})
-    columns = [Column("tenant", "text", key=True), Column("id", "integer", key=True)]
-    users = lake.table("users", columns)
-    for start in range(12):
-        lake.commit(*(put(users, tenant="ab"[n % 2], id=start + 12 * n) for n in range(20)))
-        lake.write()
-    compact(lake)
-    assert lake.rows("users") == lake.expected("users")
-    assert any("/sorted-" in path for path in target(lake).delta.files)
-    lake.log.close()
 
 
 def test_with_deletes_rewrite_the_last_rows_of_a_file_go_too(
@@ -125,16 +87,17 @@ def test_only_what_the_stream_has_replaced_is_looked_for_again(
 ) -> None:
     fill_mixed(lake, batches=30)
     monkeypatch.delattr(targets, "read_rows")  # by which rows are looked for
-    compact(lake)
-    assert len(target(lake).delta.files) < 30
+    lake.compact()
+    assert len(lake.target.delta.files) < 30
     assert lake.rows() == lake.expected()
 
 
+@pytest.mark.requirement("P-22")
 def test_rows_that_another_tool_deletes_meanwhile_stay_deleted(lake: Lake) -> None:
     fill_mixed(lake)
-    work = target(lake).compaction()
-    done = compaction.run_rewrites(lake.spark, work)
-    delta = target(lake).delta
+    work = lake.target.compaction()
+    done = maintenance.run_rewrites(lake.spark, work)
+    delta = lake.target.delta
     path, file = next(iter(delta.files.items()))
     gone = delta.folder.read(path)["id"][0].as_py()
     ref = vectors.write(delta.folder, {path: BitMap([0])})[path]
@@ -146,7 +109,7 @@ def test_rows_that_another_tool_deletes_meanwhile_stay_deleted(lake: Lake) -> No
     assert DeltaLog(delta.folder).put(DeltaCommit(delta.version + 1, actions))
     for piece, result in zip(work, done, strict=True):
         try:
-            target(lake).compacted([piece], [result])
+            lake.target.compacted([piece], [result])
         except TableMoved:
             continue
     assert lake.rows() == [row for row in lake.expected() if row["id"] != gone]
@@ -188,7 +151,7 @@ def test_compaction_that_a_query_leaves_behind_does_not_fence_off_the_next(
 def test_compaction_puts_rows_in_order_over_files_that_do_not_overlap(lake: Lake) -> None:
     orders = lake.table("orders")
     fill_mixed(lake)
-    compact(lake)
+    lake.compact()
     found = ranges(lake)
     assert 6 <= len(found) <= 12
     assert all(high < low for (_, high), (low, _) in pairwise(found))
@@ -199,9 +162,9 @@ def test_compaction_puts_rows_in_order_over_files_that_do_not_overlap(lake: Lake
             lake.commit(put(orders, Op.UPDATE, **order(n, f"turn {turn}")))
         lake.commit(put(orders, **order(1000 + turn)))
         lake.write()
-        compact(lake)
+        lake.compact()
     found = ranges(lake)
-    loose = [path for path in target(lake).delta.files if parquet.kind(path) == parquet.LOOSE]
+    loose = [path for path in lake.target.delta.files if parquet.kind(path) == parquet.LOOSE]
     assert len(loose) < 8
     assert len(found) < 20
     assert lake.rows() == lake.expected()
@@ -212,14 +175,14 @@ def test_what_the_stream_changes_meanwhile_is_not_undone(lake: Lake) -> None:
     for start in range(10):
         lake.commit(*(put(orders, **order(start * 10 + n)) for n in range(10)))
         lake.write()
-    work = target(lake).compaction()
+    work = lake.target.compaction()
     assert work
     done = run_rewrites(lake.spark, work)
     lake.commit(*(put(orders, Op.UPDATE, **order(n, "paid")) for n in range(0, 100, 3)))
     lake.commit(*(remove(orders, id=n) for n in range(1, 100, 10)))
     lake.write()
     for piece, result in zip(work, done, strict=True):
-        assert target(lake).compacted([piece], [result])
+        assert lake.target.compacted([piece], [result])
     assert lake.rows() == lake.expected()
     lake.commit(*(put(orders, Op.UPDATE, **order(n, "sent")) for n in range(0, 100, 2)))
     lake.write()
@@ -231,11 +194,11 @@ def test_compaction_of_a_table_that_was_emptied_meanwhile_brings_nothing_back(la
     for n in range(10):
         lake.commit(put(orders, **order(n)))
         lake.write()
-    [work] = target(lake).compaction()
+    [work] = lake.target.compaction()
     [done] = run_rewrites(lake.spark, [work])
     lake.commit(truncate(orders), put(orders, **order(99)))
     lake.write()
-    assert not target(lake).compacted([work], [done])
+    assert not lake.target.compacted([work], [done])
     assert [row["id"] for row in lake.rows()] == [99]
 
 
@@ -244,11 +207,11 @@ def test_a_file_that_the_stream_takes_out_meanwhile_does_not_stop_compaction(lak
     for n in range(10):
         lake.commit(put(orders, **order(n)))
         lake.write()
-    [work] = target(lake).compaction()
+    [work] = lake.target.compaction()
     [done] = run_rewrites(lake.spark, [work])
     lake.commit(put(orders, Op.UPDATE, **order(0, "paid")), remove(orders, id=1))
     lake.write()
-    assert target(lake).compacted([work], [done])
+    assert lake.target.compacted([work], [done])
     assert lake.rows() == lake.expected()
     assert len(lake.delta().file_uris()) == 2  # all of them, and the new one
 
@@ -256,13 +219,13 @@ def test_a_file_that_the_stream_takes_out_meanwhile_does_not_stop_compaction(lak
 def test_only_files_with_many_dead_rows_are_written_anew(lake: Lake) -> None:
     orders = lake.table("orders")
     for start in range(0, 240, 20):
-        fill(lake, range(start, start + 20))
-    compact(lake)
-    before = set(target(lake).delta.files)
+        lake.fill(range(start, start + 20))
+    lake.compact()
+    before = set(lake.target.delta.files)
     lake.commit(*(put(orders, Op.UPDATE, **order(n, "paid")) for n in range(16)))
     lake.write()
-    compact(lake)
-    after = target(lake).delta.files
+    lake.compact()
+    after = lake.target.delta.files
     assert len(before - set(after)) == 1  # the file of the first rows
     assert not any(file.vector for file in after.values() if file.path in before)
     assert lake.rows() == lake.expected()
@@ -270,17 +233,17 @@ def test_only_files_with_many_dead_rows_are_written_anew(lake: Lake) -> None:
 
 def test_a_range_takes_no_more_rows_than_a_worker_has_room_for(lake: Lake) -> None:
     for start in range(0, 400, 40):
-        fill(lake, range(start, start + 40))
-    compact(lake)
+        lake.fill(range(start, start + 40))
+    lake.compact()
     for start in range(400, 1400, 40):  # all of them beyond what is in order
-        fill(lake, range(start, start + 40))
-    plan, files = target(lake).layout()
+        lake.fill(range(start, start + 40))
+    plan, files = lake.target.layout()
     work = list(compaction.due(plan, files))
     assert work
     for piece in work:
         assert sum(file.rows for file in (*piece.whole, *piece.parts)) <= 3 * 40
-    compact(lake)
-    there = target(lake).delta.files
+    lake.compact()
+    there = lake.target.delta.files
     ordered = [file for path, file in there.items() if parquet.kind(path) == parquet.SORTED]
     found = sorted(file.bounds("id") or (0, 0) for file in ordered)
     assert all(high < low for (_, high), (low, _) in pairwise(found))
@@ -296,10 +259,10 @@ def test_rows_without_a_key_are_joined_and_never_taken_together(
     for n in range(60):
         lake.commit(put(notes, id=n % 3, status="new"))
         lake.write()
-        compact(lake)
+        lake.compact()
     assert len(lake.rows()) == 60
-    assert all(file.rows <= 40 for file in target(lake).delta.files.values())
-    assert len(target(lake).delta.files) < 16
+    assert all(file.rows <= 40 for file in lake.target.delta.files.values())
+    assert len(lake.target.delta.files) < 16
     lake.log.close()
 
 
@@ -312,10 +275,10 @@ def test_with_deletes_rewrite_compaction_leaves_no_vectors(
         lake.commit(*(put(orders, **order(turn + 12 * n)) for n in range(20)))
         lake.commit(put(orders, Op.UPDATE, **order(turn, "paid")))
         lake.write()
-        compact(lake)
+        lake.compact()
         assert len(lake.delta().to_pyarrow_table()) == 20 * (turn + 1)
-    assert parquet.SORTED in {parquet.kind(path) for path in target(lake).delta.files}
-    assert not any(file.vector for file in target(lake).delta.files.values())
+    assert parquet.SORTED in {parquet.kind(path) for path in lake.target.delta.files}
+    assert not any(file.vector for file in lake.target.delta.files.values())
     assert lake.rows() == lake.expected()
     lake.log.close()
 
@@ -328,8 +291,8 @@ def test_rows_lie_in_the_order_that_the_config_says(spark: SparkSession, tmp_pat
             rows = (order(n, f"turn {turn}") for n in range(start, 240, 10))
             lake.commit(*(put(orders, Op.UPDATE if turn else Op.INSERT, **row) for row in rows))
             lake.write()
-        compact(lake)
-        files = target(lake).delta.files
+        lake.compact()
+        files = lake.target.delta.files
         ordered = [file for path, file in files.items() if parquet.kind(path) == parquet.SORTED]
         notes = sorted(file.bounds("note") or ("", "") for file in ordered)
         assert len(notes) > 2
@@ -348,9 +311,10 @@ def test_rows_lie_in_the_folders_that_the_config_says(spark: SparkSession, tmp_p
         lake.write()
     lake.commit(remove(orders, status="new", id=3))
     lake.write()
-    compact(lake)
+    lake.compact()
     assert lake.rows() == lake.expected()
-    assert {Path(uri).parent.name for uri in target(lake).delta.files} == {
+    assert any("/sorted-" in path for path in lake.target.delta.files)
+    assert {Path(uri).parent.name for uri in lake.target.delta.files} == {
         "status=new",
         "status=a%2Fb%20%C3%BC%3D%25",
         "status=x",

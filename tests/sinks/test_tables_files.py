@@ -10,11 +10,9 @@ from pyspark.sql import SparkSession
 
 from headrace.change.event import Op
 from headrace.sinks.lake.delta import Delta
-from headrace.sinks.tables import compaction
 from headrace.sinks.tables import target as targets
-from headrace.sinks.tables.sink import TablesWriter
-from headrace.sinks.tables.target import TargetTable
-from tests.sinks.lake import ORDERS, Lake, put, remove, truncate
+from tests.deltas import stored
+from tests.sinks.lake import ORDERS, Lake, order, put, remove, truncate
 
 
 @pytest.fixture
@@ -24,49 +22,29 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
     made.log.close()
 
 
-@pytest.fixture
-def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "FILE_ROWS", 40)
-    monkeypatch.setattr(compaction, "_FEW_ROWS", 10)
-
-
-def order(number: int, status: str = "new") -> dict[str, Any]:
-    return {"id": number, "status": status, "amount": "1.00", "note": f"n{number}"}
-
-
-def fill(lake: Lake, rows: range) -> None:
-    orders = lake.table("orders")
-    lake.commit(*(put(orders, **order(n)) for n in rows))
-    lake.write()
-
-
 def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def target(lake: Lake) -> TargetTable:
-    assert isinstance(lake.writer, TablesWriter)
-    (found,) = lake.writer._targets.values()
-    return found
-
-
-def compact(lake: Lake) -> None:
-    assert isinstance(lake.writer, TablesWriter)
-    lake.writer.maintain()
-    lake.writer.finish()
-
-
-def ranges(lake: Lake) -> list[tuple[int, int]]:
-    """The smallest and the largest key of each file, in order."""
-    found = [file.bounds("id") for file in target(lake).delta.files.values()]
-    return sorted((low, high) for low, high in filter(None, found))
+@pytest.mark.requirement("P-20")
+@pytest.mark.slow
+def test_a_change_of_a_million_rows_writes_little(lake: Lake) -> None:
+    orders = lake.table("orders")
+    for start in range(0, 1_000_000, 50_000):
+        lake.snapshot(orders, block_rows(range(start, start + 50_000)))
+    lake.write()
+    before = size(lake.path)
+    lake.commit(put(orders, Op.UPDATE, **order(777_777, "paid")))
+    lake.write()
+    assert size(lake.path) - before < 100_000
+    assert stored(lake.delta(), ["id"]).num_rows == 1_000_000
 
 
 @pytest.mark.parametrize("changes", [1, 10, 100])
 def test_a_batch_writes_what_it_changes_and_leaves_the_files_alone(
     lake: Lake, changes: int
 ) -> None:
-    fill(lake, range(5_000))
+    lake.fill(range(5_000))
     before, files = size(lake.path), set(lake.delta().file_uris())
     orders = lake.table("orders")
     lake.commit(*(put(orders, Op.UPDATE, **order(n * 7, "paid")) for n in range(changes)))
@@ -79,7 +57,7 @@ def test_a_batch_writes_what_it_changes_and_leaves_the_files_alone(
 def test_a_share_larger_than_memory_is_applied_window_by_window(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(lake, range(20))
+    lake.fill(range(20))
     monkeypatch.setattr(targets, "WINDOW_KEYS", 1)
     orders = lake.table("orders")
     for status in ("paid", "sent", "back"):
@@ -94,11 +72,12 @@ def test_a_share_larger_than_memory_is_applied_window_by_window(
     assert versions[0]["version"] == 2  # created, filled, and all of this at once
 
 
+@pytest.mark.requirement("P-21")
 def test_with_deletes_rewrite_every_reader_of_delta_reads_the_table(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     lake = Lake(spark, tmp_path, deletes="rewrite")
-    fill(lake, range(50))
+    lake.fill(range(50))
     orders = lake.table("orders")
     lake.commit(put(orders, Op.UPDATE, **order(7, "paid")), remove(orders, id=8))
     lake.commit(put(orders, Op.UPDATE, was={"id": 9}, **order(109)))
@@ -122,7 +101,7 @@ def test_a_partition_column_that_is_dropped_fails_its_table_alone(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     lake = Lake(spark, tmp_path, partition_by={"public.orders": ("status",)})
-    fill(lake, range(3))
+    lake.fill(range(3))
     without = [column for column in ORDERS if column.name != "status"]
     lake.commit(put(lake.table("orders", without), id=9, amount="1.00", note=None))
     lake.commit(put(lake.table("other"), **order(1)))
@@ -135,16 +114,17 @@ def test_a_partition_column_that_is_dropped_fails_its_table_alone(
 
 def test_a_column_to_sort_by_must_be_there(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(spark, tmp_path, cluster_by={"public.orders": ("nothing",)})
-    fill(lake, range(3))
+    lake.fill(range(3))
     [failed] = lake.writer.failed_tables()
     assert "cluster_by names nothing" in failed.reason
     lake.log.close()
 
 
+@pytest.mark.requirement("P-22")
 def test_what_another_tool_adds_stops_its_table_alone_also_while_the_sink_writes(
     lake: Lake,
 ) -> None:
-    fill(lake, range(3))
+    lake.fill(range(3))
     lake.commit(put(lake.table("other"), **order(1)))
     lake.write()
     write_deltalake(str(lake.path / "public" / "orders"), lake.delta().scan(), mode="append")
@@ -162,29 +142,27 @@ def test_what_another_tool_adds_stops_its_table_alone_also_while_the_sink_writes
 
 
 def test_a_reset_empties_a_table_that_another_tool_has_changed(lake: Lake) -> None:
-    fill(lake, range(3))
+    lake.fill(range(3))
     write_deltalake(str(lake.path / "public" / "orders"), lake.delta().scan(), mode="append")
     lake.sink.reset("query-1")
     assert lake.rows() == []
 
 
 def test_a_row_that_is_dead_already_costs_nothing(lake: Lake) -> None:
-    fill(lake, range(100))
+    lake.fill(range(100))
     orders = lake.table("orders")
     for turn in range(3):
         lake.commit(put(orders, Op.UPDATE, **order(7, f"turn {turn}")))
         lake.write()
-    vectors = {file.vector.file for file in target(lake).delta.files.values() if file.vector}
+    vectors = {file.vector.file for file in lake.target.delta.files.values() if file.vector}
     assert len(vectors) == 1
     assert len(list(lake.path.rglob("*.bin"))) == 1
     assert lake.rows() == lake.expected()
 
 
-def test_a_table_without_vectors_is_taken_over(lake: Lake) -> None:
-    """As earlier versions of Headrace have made them."""
-    fill(lake, range(30))
-    before = Lake(lake.spark, lake.folder / "before", deletes="rewrite")
-    fill(before, range(30))
+def test_a_table_made_without_vectors_gets_them(spark: SparkSession, tmp_path: Path) -> None:
+    before = Lake(spark, tmp_path, deletes="rewrite")
+    before.fill(range(30))
     before.sink = before.sink.__class__(name="lake", path=str(before.path))
     before.open()
     orders = before.table("orders")
@@ -275,10 +253,10 @@ def test_partition_by_counts_when_a_table_is_made(
     spark: SparkSession, tmp_path: Path, first: Any, then: Any
 ) -> None:
     lake = Lake(spark, tmp_path, partition_by=first)
-    fill(lake, range(5))
+    lake.fill(range(5))
     lake.sink = lake.sink.__class__(name="lake", path=str(lake.path), partition_by=then)
     lake.open()
-    fill(lake, range(5, 10))
+    lake.fill(range(5, 10))
     assert lake.writer.failed_tables() == []
     assert lake.rows() == lake.expected()
     lake.log.close()

@@ -63,7 +63,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def grow(trade: Trade) -> None:
-    """More rows than a bucket holds."""
+    """More rows than a file holds."""
     trade.fill("orders", 4000)
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
@@ -439,10 +439,6 @@ class Marks:
     batch_id: int | None  # None: it is no batch's
     epoch: str
     sequence: int
-
-    def upto(self, sequence: int) -> "Marks":
-        """The marks of a part of the batch; 0: of all of it."""
-        return replace(self, sequence=sequence or self.sequence)
 
     def transactions(self, writer: str) -> list[AppTransaction]:
         """The marks as Delta keeps them."""

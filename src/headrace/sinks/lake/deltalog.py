@@ -141,10 +141,6 @@ class DeltaCommit(msgspec.Struct):
         """The files that it takes out."""
         return [each.remove for each in self.actions if each.remove]
 
-    def transaction(self, app: str) -> int | None:
-        """How far an application says that it has come."""
-        return next((e.txn.version for e in self.actions if e.txn and e.txn.app_id == app), None)
-
 
 encode_lines = msgspec.json.Encoder().encode_lines
 _decode_lines = msgspec.json.Decoder(Action).decode_lines

@@ -1,156 +1,27 @@
-"""When files of a table are written anew, and how that goes along with the stream.
+"""Which files of a table are worth writing anew, and range by range how.
 
 Batches leave small files and dead rows. Small files of about one size are joined, so that a row is
 written again only as often as its file has grown eightfold. A file of which a quarter is dead is
 written anew with what new files have of its range; when a quarter of the table lies in files that
 are not in order with the others, all ranges are.
-
-The work is done beside the stream, piece by piece, each in a commit of its own. What the stream has
-marked as dead meanwhile is found again in the new files, by its keys. A table whose readers know no
-vectors is the exception: its pieces are committed at once, between two batches.
 """
 
-from __future__ import annotations
-
-import logging
 import math
-import threading
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import pyarrow as pa
-
-from ...errors import HeadraceError
 from ..lake.plan import PlannedFile, TablePlan
-from ..results import result, results
 from .parquet import LOOSE, PAST, SORTED, kind
-from .rewrite import KeyRange, RewriteWork, Rewritten, rewrite, samples
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from .target import TargetTable
-
-logger = logging.getLogger(__name__)
+from .rewrite import KeyRange, RewriteWork, samples
 
 _GENERATION = 8  # files of about one size are joined when there are so many
 _UNORDERED = 0.25  # of the rows that are in order, before all is put in order
 _DEAD = 0.25  # of a file's rows, before they are left out
 _FEW_ROWS = 5_000  # that are not worth it
 _MOST_LOOSE = 2  # files' worth of loose rows that a range takes at once
-
-
-def run_rewrites(spark: SparkSession, work: Sequence[RewriteWork]) -> list[Rewritten]:
-    """Do some work, each piece in a task."""
-    if not work:
-        return []
-    numbers = spark.range(len(work), numPartitions=len(work))
-    return results(numbers, _Rewriting(tuple(work)), Rewritten)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rewriting:
-    """What tasks do with the work whose numbers they get."""
-
-    work: tuple[RewriteWork, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column("id").to_pylist():
-                yield result(rewrite(self.work[number]))
-
-
-class Maintenance:
-    """Compaction and vacuum of a sink's tables, in a thread beside the stream."""
-
-    def __init__(self, between_batches: threading.Lock) -> None:
-        self._between_batches = between_batches
-        self._committing = threading.Lock()
-        self._closed = False
-        self._thread: threading.Thread | None = None
-
-    def begin(
-        self,
-        spark: SparkSession,
-        changed: Sequence[TargetTable],
-        old: Sequence[TargetTable],
-        hours: float,
-    ) -> bool:
-        """Compact some tables and delete unused files of others; False: a round is under way."""
-        if self._closed or (self._thread is not None and self._thread.is_alive()):
-            return False
-        if changed or old:
-            work = (spark, changed, old, hours)
-            self._thread = threading.Thread(target=self._run, args=work, daemon=True)
-            self._thread.start()
-        return True
-
-    def wait(self) -> None:
-        """Until the round that is under way has ended."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def close(self) -> None:
-        """Commit nothing from now on."""
-        self._closed = True
-        with self._committing:
-            return
-
-    def _run(
-        self,
-        spark: SparkSession,
-        changed: Sequence[TargetTable],
-        old: Sequence[TargetTable],
-        hours: float,
-    ) -> None:
-        for target in changed:
-            try:
-                while not self._closed and self._compact(spark, target):
-                    pass
-            except Exception as error:  # noqa: BLE001 - the stream goes on, and so does the next round
-                _warn(target, "compacted", error)
-        for target in old:
-            try:
-                if not self._closed:
-                    target.delta.vacuum(hours)
-            except Exception as error:  # noqa: BLE001 - as above
-                _warn(target, "vacuumed", error)
-
-    def _compact(self, spark: SparkSession, target: TargetTable) -> bool:
-        """One round; True: there may be more to do."""
-        if not target.delta.has_vectors:
-            with self._between_batches:
-                work = target.compaction()
-                done = run_rewrites(spark, work)
-                return bool(done) and self._commit(target, work, done)
-        with self._between_batches:
-            plan, files = target.layout()
-        any_done = False
-        for piece in due(plan, files):
-            if self._closed:
-                return False
-            with self._between_batches:
-                updated = target.updated(piece)
-            done = run_rewrites(spark, [updated])
-            with self._between_batches:
-                any_done |= self._commit(target, [updated], done)
-        return any_done
-
-    def _commit(
-        self, target: TargetTable, work: Sequence[RewriteWork], done: Sequence[Rewritten]
-    ) -> bool:
-        # A writer that has been closed may have a successor, which takes it for an intruder.
-        with self._committing:
-            return not self._closed and target.compacted(work, done)
-
-
-def _warn(target: TargetTable, what: str, error: Exception) -> None:
-    reason = error.explain() if isinstance(error, HeadraceError) else repr(error)
-    logger.warning("table=%s %s=no error=%s", target.ref, what, reason)
 
 
 def due(plan: TablePlan, files: Iterable[PlannedFile]) -> Iterator[RewriteWork]:

@@ -56,7 +56,10 @@ class KeyIndex:
     @property
     def size(self) -> int:
         """What it takes of memory; what is mapped from a disk takes none."""
-        return 0 if isinstance(self.rows.base, np.memmap) else self.rows.nbytes * 5
+        if isinstance(self.rows, np.memmap):
+            return 0
+        parts = (self.codes.codes, self.codes.check, self.rows)
+        return sum(part.nbytes for part in parts if part is not None)
 
     def find(self, wanted: KeyCodes) -> tuple[Numbers, Numbers]:
         """Which of the wanted keys the file has, and in which rows."""

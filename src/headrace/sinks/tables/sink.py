@@ -29,9 +29,9 @@ from ..lake.delta import EPOCH, Delta, Marks
 from ..lake.modes import PRIVATE, expect_mode, make_folder
 from ..lake.plan import ShareResult, TableFailure, TablePlan, TableRef, VersionSummary
 from ..lake.storage import Folder
-from .compaction import Maintenance, run_rewrites
 from .input import BatchInput, LogInput, RowsInput
 from .ledger import TablesLedger
+from .maintenance import Maintenance, MaintenanceWork, run_rewrites
 from .scan import Summaries
 from .target import Opening, TargetTable
 
@@ -106,11 +106,6 @@ class Tables(Sink):
     def fields(self) -> tuple[str, ...]:
         """What it looks at; only versions need to know when they begin."""
         return (*FIELDS, "transaction") if self.keep == "history" else FIELDS
-
-    @property
-    def file_bytes(self) -> float:
-        """About the size of a file."""
-        return self.file_mb * 1_000_000
 
     @property
     def folder(self) -> Folder:
@@ -373,11 +368,12 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
         """Let files be compacted beside the stream, and now and then unused ones be deleted."""
         if self._spark is None:
             return
-        old = list(self._targets.values()) if time.monotonic() >= self._vacuum_due else []
-        changed = [self._targets[ref] for ref in self._changed if ref in self._targets]
-        if self._maintenance.begin(self._spark, changed, old, self._sink.vacuum_hours):
+        vacuums = list(self._targets.values()) if time.monotonic() >= self._vacuum_due else []
+        compacts = [self._targets[ref] for ref in self._changed if ref in self._targets]
+        work = MaintenanceWork(compacts, vacuums, self._sink.vacuum_hours)
+        if self._maintenance.begin(self._spark, work):
             self._changed.clear()
-            if old:
+            if vacuums:
                 pause = min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)
                 self._vacuum_due = time.monotonic() + pause
 

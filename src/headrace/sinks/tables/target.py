@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +30,7 @@ from ..lake.plan import (
 from ..lake.storage import Added, Folder
 from .compaction import due
 from .fold import rekeyed
-from .keys import bitmap, row_numbers
+from .keys import bitmap, row_numbers, united
 from .lookup import INDEXES, KeyColumns
 from .parquet import LOOSE, PAST, kind, read_rows
 from .rewrite import RewriteWork, Rewritten
@@ -249,6 +249,10 @@ class TargetTable:
         emptied = max((at for each in seen for at in each.emptied), default=0)
         if emptied <= max(failure.sequence, self.applied + 1):
             raise TableFailed(failure.reason, hint=failure.hint)
+        logger.warning(
+            "changes are left out, and the table is emptied after them table=%s from=%d reason=%s",
+            *(self.ref, self.applied + 1, failure.reason),
+        )
         self.start_at(emptied)
 
     def _follow(self, wanted: pa.Schema, rewrite: Rewrite) -> None:
@@ -406,15 +410,6 @@ class TargetTable:
     def apply_together(self) -> None:
         """Do the batch again with all keys in one share."""
         self._together = True
-
-
-def united(dead: Iterable[Mapping[str, bytes]]) -> dict[str, bytes]:
-    """The dead rows of all shares, by file."""
-    found: dict[str, BitMap] = {}
-    for each in dead:
-        for path, rows in each.items():
-            found[path] = found.get(path, BitMap()) | BitMap.deserialize(rows)
-    return {path: rows.serialize() for path, rows in found.items()}
 
 
 def planned(file: DataFile, column: str, schema: pa.Schema, *, exact: bool = True) -> PlannedFile:
