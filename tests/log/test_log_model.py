@@ -7,8 +7,9 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
-from headrace.change.event import Batch
+from headrace.change.event import Batch, Op
 from headrace.change.record import encode
 from headrace.log import Log
 from tests.effort import times
@@ -16,6 +17,7 @@ from tests.log.blocks import as_block, rows
 from tests.log.transactions import ids, known_table, transaction
 
 SOURCES = ("one", "two")
+TABLES = ("users", "orders")
 HALF_A_MINUTE = 30_000_000  # so that the log marks age and size now and then
 SIZES = st.integers(0, 40)
 
@@ -44,12 +46,16 @@ class LogMachine(RuleBasedStateMachine):
         if not self.pieces:
             self.number += 1
         changes = transaction(
-            known_table(self.log),
+            known_table(self.log, TABLES[self.number % 2]),
             self.number,
             size,
             start=len(self.pieces) + 1,
             captured_at=self.number * HALF_A_MINUTE,
         )
+        changes = [
+            replace(each, op=Op.TRUNCATE) if (self.number + each.ordinal) % 13 == 0 else each
+            for each in changes
+        ]
         self.log.append(source, Batch(changes, resume))
         self.pieces += ids(changes)
         self.new_sizes += map(len, encode(changes))
@@ -127,6 +133,24 @@ class LogMachine(RuleBasedStateMachine):
         sizes = self.sizes[self.first - 1 :]
         assert (stats.count, stats.total_bytes) == (len(sizes), sum(sizes))
         assert (stats.first_sequence, stats.latest_sequence) == (self.first, len(self.committed))
+
+    @invariant()
+    def knows_without_reading_what_reading_shows(self) -> None:
+        """Spans lie one after the other, and each says exactly what is there."""
+        reached = self.first - 1
+        for span in self.log.spans(0, len(self.committed)):
+            assert reached <= span.after < span.upto <= len(self.committed)
+            reached = span.upto
+            read = self.log.read(span.after, limit=1_000_000, upto=span.upto)
+            of_rows = [each for each in read if each.op is not Op.TRUNCATE]
+            assert span.others == tuple(each.sequence for each in read if each not in of_rows)
+            assert len({part.version for part in span.tables}) == len(span.tables)
+            assert sum(part.changes for part in span.tables) == len(read)
+            for part in span.tables:
+                own = [each.sequence for each in read if each.table.version == part.version]
+                rows_of = [each.sequence for each in of_rows if each.table.version == part.version]
+                found = (own[0], own[-1], max(rows_of, default=0), len(own))
+                assert (part.first, part.last, part.last_of_row, part.changes) == found
 
 
 TestLogModel = LogMachine.TestCase

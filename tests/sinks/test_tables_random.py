@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from headrace.change.event import Change, Column, Op, Table
+from headrace.log import writer
 from tests.effort import times
 from tests.sinks.lake import Lake, put, remove, schema, truncate
 
@@ -24,6 +25,12 @@ BASE = [
 OPTIONAL = [Column("extra", "numeric(10,2)"), Column("seen", "timestamp with time zone")]
 WIDER = {"integer": "bigint", "numeric(10,2)": "numeric(14,4)"}
 REMOVABLE = [*OPTIONAL, Column("extra", "numeric(14,4)")]
+
+
+@pytest.fixture(autouse=True)
+def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the log knows of some changes of a batch what they are, and others are read."""
+    monkeypatch.setattr(writer, "_MARK_CHANGES", 5)
 
 
 class History:

@@ -7,6 +7,8 @@ of rows (`change.block`) stands under the first of its sequences, and nothing un
 
 import msgspec
 
+from ..change.span import LogSpan
+
 STATE = "state"
 
 SEQUENCE = b"changefeed_sequence"  # the last committed sequence
@@ -60,3 +62,4 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
     captured_at: int
     total_bytes: int
+    span: LogSpan | None = None  # the changes since the last mark, where they were noted

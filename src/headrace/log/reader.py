@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
@@ -20,6 +20,7 @@ from rocksdict import AccessType, Options, Rdict, ReadOptions
 from ..change.block import MARK, BlockRows, RowBlock, row_count
 from ..change.event import Change, Table
 from ..change.record import RecordHead, decode, head, head_in
+from ..change.span import LogSpan
 from ..errors import LogAbsent, LogDamaged, LogError
 from . import _layout as layout
 from .folder import reading, unopened
@@ -237,6 +238,12 @@ class LogReader:
     ) -> Ranges:
         """How readers may share what follows `after`; see `headrace.log.ranges`."""
         return plan(self, after, limit=limit, upto=upto, parts=parts)
+
+    def spans(self, after: int, upto: int) -> list[LogSpan]:
+        """What is known of the changes in between without reading them, span by span."""
+        first = max(after, self._first - 1)
+        marks = takewhile(lambda mark: mark[0] <= upto, self._marks(first + 1))
+        return [mark.span for _, mark in marks if mark.span and mark.span.after >= first]
 
     def stats(self) -> Stats:
         """How many changes there are, and how large they are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from rocksdict import Checkpoint, Rdict, WriteBatch
 from ..change import record
 from ..change.block import MARK, RowBlock, row_count
 from ..change.event import Batch, Table
+from ..change.record import ChangeRun
+from ..change.span import SpanNotes
 from ..errors import LogError, LogFailed
 from ..observe import traces
 from . import _layout as layout
@@ -66,6 +68,7 @@ class Log(LogReader):
         self._written = self._latest  # the last sequence on disk, committed or not
         self._bytes = self._number(layout.BYTES, 0)
         self._mark = (self._latest, 0)
+        self._notes = SpanNotes(self._latest)
 
     @classmethod
     def open(cls, path: Path | str) -> Log:
@@ -109,7 +112,7 @@ class Log(LogReader):
             if self._failure:
                 raise LogFailed("the log takes no changes since a write failed") from self._failure
             with self._failing():
-                self._write(source, encoded, batch.resume, now)
+                self._write(source, encoded, runs, batch.resume, now)
             self.appended.take(source, runs, complete=batch.resume is not None)
         if traces.current is not None:
             traces.current.captured(source, record.transactions(encoded))
@@ -234,7 +237,14 @@ class Log(LogReader):
         """Call `listener`, from the writing thread, after every commit."""
         self._listeners.append(listener)
 
-    def _write(self, source: str, encoded: list[bytes], resume: bytes | None, now: int) -> None:
+    def _write(
+        self,
+        source: str,
+        encoded: list[bytes],
+        runs: Sequence[ChangeRun],
+        resume: bytes | None,
+        now: int,
+    ) -> None:
         records = WriteBatch(raw_mode=True)
         put = records.put
         sequence, blocks = self._written, False
@@ -247,6 +257,9 @@ class Log(LogReader):
                 sequence += 1
         if blocks:
             records.put(layout.LAYOUT, layout.WITH_BLOCKS, self._family)
+            self._notes.skip(sequence)
+        else:
+            self._notes.take(runs, sequence)
         self._bytes += sum(map(len, encoded))
         if encoded:
             self._note_mark(records, sequence, now)
@@ -266,7 +279,7 @@ class Log(LogReader):
     def _note_mark(self, records: WriteBatch, sequence: int, now: int) -> None:
         marked, at = self._mark
         if sequence - marked >= _MARK_CHANGES or now - at >= _MARK_MICROSECONDS:
-            mark = layout.Mark(now, self._bytes)
+            mark = layout.Mark(now, self._bytes, self._notes.cut())
             records.put(layout.mark_key(sequence), msgspec.msgpack.encode(mark), self._family)
             self._mark = (sequence, now)
 
@@ -318,6 +331,7 @@ class Log(LogReader):
         self._written = self._latest
         self._bytes = self._number(layout.BYTES, 0)
         self._mark = (self._latest, 0)
+        self._notes = SpanNotes(self._latest)
 
     def _write_durably(self, batch: WriteBatch) -> None:
         self._db.write(batch)

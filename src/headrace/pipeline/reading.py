@@ -12,6 +12,7 @@ import pyarrow as pa
 from ..change.arrow.frame import Framing
 from ..change.block import BlockRows
 from ..change.event import Table
+from ..change.span import LogSpan
 from ..errors import ChangesLost, LogReplaced, PipelineError
 from ..log import LogReader, Piece, Ranges
 from .options import Options
@@ -49,6 +50,10 @@ class LogAccess(Protocol):
         """The same, with blocks of rows as they are, where this log can give them."""
         ...
 
+    def spans(self, wanted: SequenceRange) -> list[LogSpan]:
+        """What is known of a range without reading it, where this log can tell."""
+        ...
+
     def table(self, epoch: str, version: int) -> Table:
         """A version of a table's columns."""
         ...
@@ -81,6 +86,12 @@ class DiskLog:
         while part := reader.stored(after, upto=wanted.upto):
             yield part
             after = part.last
+
+    def spans(self, wanted: SequenceRange) -> list[LogSpan]:
+        """What is known of a range without reading it."""
+        reader = _reader(self.path)
+        expect_epoch(wanted.epoch, reader.epoch)
+        return reader.spans(wanted.after, wanted.upto)
 
     def table(self, epoch: str, version: int) -> Table:
         """A version of a table's columns; it was written before the changes that follow it."""
@@ -148,6 +159,10 @@ class PipelineLog:
                 yield part
             else:
                 yield part.first, part.count, part.records
+
+    def spans(self, epoch: str, after: int, upto: int) -> list[LogSpan]:
+        """What is known of a range without reading it."""
+        return self.reading.spans(SequenceRange(epoch, after, upto))
 
     def tables(self, epoch: str) -> Mapping[int, Table]:
         """The tables, by version."""

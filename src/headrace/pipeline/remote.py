@@ -12,6 +12,7 @@ import msgspec
 
 from ..change.block import MARK, BlockRows
 from ..change.event import Table
+from ..change.span import LogSpan
 from ..client.transport import HttpRequest, HttpTransport, with_query
 from ..client.trust import TlsTrust
 from ..errors import ConfigError, LogError, LogUnreachable, ServerAbsent, ServerError
@@ -86,6 +87,10 @@ class RemoteLog:
         if after < wanted.upto <= now.latest_sequence and now.first_sequence <= after + 1:
             raise ServerAbsent(f"a response of {self.url} was cut short")
         return True
+
+    def spans(self, wanted: SequenceRange) -> list[LogSpan]:
+        """Nothing: a server does not tell."""
+        return []
 
     def table(self, epoch: str, version: int) -> Table:
         """A version of a table's columns."""

@@ -16,6 +16,7 @@ import msgspec
 from ..change import record
 from ..change.block import BlockRows
 from ..change.event import Change, Table, Transaction, piece_begin
+from ..change.span import LogSpan
 from ..errors import ConfigError, LogReplaced
 from ..plugins import Finding
 
@@ -137,6 +138,10 @@ class ReadableLog(Protocol):
         """The same, with blocks of rows as they are, where the log can give them."""
         ...
 
+    def spans(self, epoch: str, after: int, upto: int) -> list[LogSpan]:
+        """What is known of a range without reading it, in order; of the rest, nothing."""
+        ...
+
     def tables(self, epoch: str) -> Mapping[int, Table]:
         """The tables, by version."""
         ...
@@ -232,6 +237,10 @@ class LogRange:
                 yield LogBlock(part, tables[part.block.head.table])
             else:
                 yield part
+
+    def spans(self) -> list[LogSpan]:
+        """What is known of it without reading it, in order; of the rest, nothing."""
+        return self.log.spans(self.epoch, self.after, self.upto)
 
     def tables(self) -> Mapping[int, Table]:
         """The tables, by version."""
@@ -352,6 +361,7 @@ class Sink(ABC):
 
     takes: ClassVar[Takes] = Takes.ROWS
     sends: ClassVar[bool] = False  # to another system, for which its tasks wait
+    tasks_aside: ClassVar[int] = 0  # that run beside those of a batch, and give way to them
     keeps_dead_letters: ClassVar[bool] = False  # so that a redrive can be requested
     needs_every_row: ClassVar[bool] = False  # it equals its sources, so it cannot begin just now
 

@@ -1,6 +1,7 @@
 """What a batch has of which table: seen before the tasks begin, so that they are planned once."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 from ...change import record
 from ...change.arrow import columns_of
 from ...change.event import Table
+from ...change.span import LogSpan
 from ...errors import TableFailed
 from .. import LogBlock, LogRange
 from ..lake.plan import TableFailure, TableRef, VersionSummary
@@ -21,10 +23,35 @@ Summaries = dict[int, VersionSummary]  # by version
 
 
 def scan_log(changes: LogRange, wanted: Callable[[Table], bool]) -> Summaries:
-    """What a range of the log has, of wanted tables."""
-    tables = changes.tables()
+    """What a range of the log has, of wanted tables; only what is not known of it is read."""
     seen: Summaries = {}
-    for part in changes.blocks():
+    after = changes.after
+    for span in changes.spans():
+        _note_read(seen, replace(changes, after=after, upto=span.after), wanted)
+        _note_span(seen, span, changes, wanted)
+        after = span.upto
+    _note_read(seen, changes.beyond(after), wanted)
+    return seen
+
+
+def _note_span(
+    seen: Summaries, span: LogSpan, changes: LogRange, wanted: Callable[[Table], bool]
+) -> None:
+    tables = changes.tables()
+    for part in span.tables:
+        if (table := tables[part.version]).name and wanted(table):
+            known = seen.get(part.version) or _summary(seen, table, part.first)
+            known.last_sequence = part.last
+            known.changes += part.changes
+            known.last_record = part.last_of_row or known.last_record
+    for sequence in span.others:
+        for first, count, records in replace(changes, after=sequence - 1, upto=sequence).pieces():
+            _note_others(seen, _others(first, record.rows(records, count)))
+
+
+def _note_read(seen: Summaries, changes: LogRange, wanted: Callable[[Table], bool]) -> None:
+    tables = changes.tables()
+    for part in changes.blocks() if changes.after < changes.upto else ():
         if isinstance(part, LogBlock):
             _note_block(seen, part, wanted)
             continue
@@ -44,7 +71,6 @@ def scan_log(changes: LogRange, wanted: Callable[[Table], bool]) -> Summaries:
                 known.last_record = first + int(of_rows[-1]) if len(of_rows) else known.last_record
         if others:
             _note_others(seen, _others(first, record.rows(records, count)))
-    return seen
 
 
 def _note_block(seen: Summaries, block: LogBlock, wanted: Callable[[Table], bool]) -> None:
