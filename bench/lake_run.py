@@ -69,7 +69,7 @@ def main(encoded: str) -> None:
     """Do one task with a Spark of its own, and answer."""
     task = msgspec.json.decode(encoded, type=Task)
     journal = Path(task.folder, "spark.log")
-    with opened_session(MASTER, {}, journal=journal) as spark:
+    with opened_session(MASTER, {}, journal=journal, extra_tasks=1) as spark:
         answer(apply(spark, task))
 
 

@@ -178,3 +178,6 @@ def test_only_a_local_master_has_cores_that_can_be_counted(master: str, cores: i
     assert session.local_cores(master) == cores
     partitions = session.default_settings(master).get("spark.sql.shuffle.partitions")
     assert partitions == (str(2 * cores) if cores else None)
+    beside = session.default_settings(master, extra_tasks=2)
+    assert beside["spark.master"] == (f"local[{cores + 2}]" if cores else master)
+    assert beside.get("spark.default.parallelism") == (str(cores) if cores else None)

@@ -1,10 +1,14 @@
 """Compaction of Delta tables: beside the stream, other writers and the vacuum."""
 
+import os
+import sys
 import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyroaring import BitMap
@@ -322,3 +326,25 @@ def test_rows_lie_in_the_folders_that_the_config_says(spark: SparkSession, tmp_p
     reopened = DeltaTable(str(lake.path / "public" / "orders"))
     assert reopened.metadata().partition_columns == ["status"]
     lake.log.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority")
+def test_compaction_gives_way_to_the_other_tasks_of_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    found: list[int] = []
+
+    def rewritten(_: object) -> Rewritten:
+        found.append(priority())
+        return Rewritten([], [], {})
+
+    monkeypatch.setattr(maintenance, "rewrite", rewritten)
+    before = priority()
+    numbers = pa.record_batch({"id": [0, 1]})
+    work: Any = ("one", "another")
+    assert len(list(maintenance._Rewriting(work)(iter([numbers])))) == 2
+    assert found == [10, 10]
+    assert priority() == before < 10

@@ -111,7 +111,7 @@ def pipeline(
     from ..log.folder import make_private
     from ..operate.show import SinkProgress
     from ..pipeline.reload import PipelineReload, plans_of
-    from ..pipeline.run import Pipeline, alone_in, announce, waiting
+    from ..pipeline.run import Pipeline, alone_in, announce, extra_tasks
     from ..pipeline.session import opened_session
     from ..run import formats, traced
     from ..sinks.lake.modes import umask_of
@@ -131,7 +131,7 @@ def pipeline(
         section.master,
         spark_settings,
         journal=folder / "spark.log",
-        waiting=waiting(queries, section.master),
+        extra_tasks=extra_tasks(queries, section.master),
     )
     file = PipelineReload(config, settings, formats)
     again = False

@@ -10,7 +10,7 @@ from ..formats.catalogue import Formats
 from ..sinks.lake.modes import umask_of
 from ..sinks.requests import Requests
 from .query import PipelineInput, QueryPlan
-from .run import Pipeline, plans, waiting
+from .run import Pipeline, extra_tasks, plans
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class PipelineReload:
         self._file = file
         self._config = config
         self._formats_of = formats_of
-        self._waiting = self._tasks(config, plans_of(config, formats_of(config)))
+        self._extra = self._tasks(config, plans_of(config, formats_of(config)))
         self._requests = Requests(config.pipeline_dir)
 
     def requested(self) -> bool:
@@ -65,7 +65,7 @@ class PipelineReload:
             return True
         difference = compare(self._config, config)
         # Spark has as many threads as the sinks needed that may wait when it was started.
-        more_tasks = self._tasks(config, wanted) > self._waiting
+        more_tasks = self._tasks(config, wanted) > self._extra
         if difference.pipeline or more_tasks or _umask(config) != _umask(self._config):
             logger.info("config reloaded, the pipeline starts again")
             return False
@@ -76,7 +76,7 @@ class PipelineReload:
 
     @staticmethod
     def _tasks(config: Config, queries: Sequence[QueryPlan]) -> int:
-        return waiting(queries, config.pipeline.master) if config.pipeline else 0
+        return extra_tasks(queries, config.pipeline.master) if config.pipeline else 0
 
 
 def _umask(config: Config) -> int:

@@ -26,8 +26,8 @@ __all__ = [
     "SinkStatusLog",
     "alone_in",
     "announce",
+    "extra_tasks",
     "plans",
-    "waiting",
 ]
 
 logger = logging.getLogger(__name__)
@@ -189,10 +189,11 @@ def plans(
     ]
 
 
-def waiting(plans: Sequence[QueryPlan], master: str) -> int:
-    """How many tasks may wait for other systems at once, on a local master."""
-    cores = local_cores(master)
-    return sum(parts_of(plan.sink, cores) for plan in plans if plan.sink.sends)
+def extra_tasks(plans: Sequence[QueryPlan], master: str) -> int:
+    """How many tasks may run beyond those of the cores, on a local master; see `opened_session`."""
+    cores, sinks = local_cores(master), [plan.sink for plan in plans]
+    waiting = sum(parts_of(sink, cores) for sink in sinks if sink.sends)
+    return waiting + sum(sink.tasks_aside for sink in sinks)
 
 
 class SinkStatusLog:

@@ -29,11 +29,12 @@ _MOST_REFUSALS = 100
 
 @contextmanager
 def opened_session(
-    master: str, settings: Mapping[str, str], *, journal: Path, waiting: int = 0
+    master: str, settings: Mapping[str, str], *, journal: Path, extra_tasks: int = 0
 ) -> Iterator[SparkSession]:
     """Spark from here to the end of the block; what it logs goes to `journal`.
 
-    So many tasks are `waiting` for other systems most of the time, and keep nobody from the cores.
+    So many tasks may run beyond those of the cores: most of the time they wait for other systems,
+    or leave the cores to the others.
     """
     java = check_java()
     if not java.ok:
@@ -45,7 +46,7 @@ def opened_session(
         "spark.pyspark.python", os.environ.get("PYSPARK_PYTHON", sys.executable)
     )
     _quieten_py4j()
-    chosen = {**default_settings(master, waiting=waiting), **settings}
+    chosen = {**default_settings(master, extra_tasks=extra_tasks), **settings}
     gateway = launched(chosen, journal)
     try:
         context = started(chosen, gateway)
@@ -59,7 +60,7 @@ def opened_session(
         end(gateway)
 
 
-def default_settings(master: str, *, waiting: int = 0) -> dict[str, str]:
+def default_settings(master: str, *, extra_tasks: int = 0) -> dict[str, str]:
     """What a pipeline needs unless its config says otherwise."""
     settings = {
         "spark.master": master,
@@ -78,9 +79,9 @@ def default_settings(master: str, *, waiting: int = 0) -> dict[str, str]:
     }
     if cores := local_cores(master):
         settings |= {
-            # A place more for each task that may hang at another system: those of the cores are for
-            # the others. Work is still divided by the cores.
-            "spark.master": f"local[{cores + waiting}]" if waiting else master,
+            # A place more for each task that may hang at another system, or compacts beside the
+            # stream: those of the cores are for the others. Work is still divided by the cores.
+            "spark.master": f"local[{cores + extra_tasks}]" if extra_tasks else master,
             "spark.default.parallelism": str(cores),
             "spark.sql.shuffle.partitions": str(2 * cores),
             "spark.driver.bindAddress": "127.0.0.1",

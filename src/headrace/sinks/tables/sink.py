@@ -73,6 +73,7 @@ class Tables(Sink):
 
     takes: ClassVar[Takes] = Takes.LOG_RANGE
     needs_every_row: ClassVar[bool] = True
+    tasks_aside: ClassVar[int] = 1
 
     name: str
     path: str
