@@ -148,9 +148,12 @@ class LogMachine(RuleBasedStateMachine):
             assert sum(part.changes for part in span.tables) == len(read)
             for part in span.tables:
                 own = [each.sequence for each in read if each.table.version == part.version]
-                rows_of = [each.sequence for each in of_rows if each.table.version == part.version]
-                found = (own[0], own[-1], max(rows_of, default=0), len(own))
+                rows_of = [each for each in of_rows if each.table.version == part.version]
+                # What was read by a snapshot is in blocks here.
+                single = [each.sequence for each in rows_of if each.op is not Op.READ]
+                found = (own[0], own[-1], max(single, default=0), len(own))
                 assert (part.first, part.last, part.last_of_row, part.changes) == found
+                assert bool(part.snapshots) == (len(single) < len(rows_of))
 
 
 TestLogModel = LogMachine.TestCase

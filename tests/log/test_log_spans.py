@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from headrace.change.block import BlockRows
 from headrace.change.event import Batch
 from headrace.change.record import Records, encode
 from headrace.log import Log, LogReader, writer
@@ -30,14 +31,26 @@ def test_every_mark_ends_a_span(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert log.spans(0, 40) == spans[2:]
 
 
-def test_a_span_with_a_block_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_span_knows_of_the_snapshots_whose_blocks_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(writer, "_MARK_CHANGES", 10)
     with Log.open(tmp_path) as log:
         stored(log, 1, 10)
         stored(log, 2, 4)
         stored_block(log, 3, 6)
-        stored(log, 4, 10)
-        assert [(span.after, span.upto) for span in log.spans(0, 30)] == [(0, 10), (20, 30)]
+        stored_block(log, 4, 10)
+        records, mixed, block = log.spans(0, 30)
+        assert [(part.last, part.last_of_row) for part in mixed.tables] == [(20, 14)]
+        assert [(part.last_of_row, part.changes) for part in block.tables] == [(0, 10)]
+        seen = [set(part.snapshots) for span in (records, mixed, block) for part in span.tables]
+        positions = [
+            {bytes(rows.block.head.position)}
+            for after in (14, 20)
+            if isinstance(rows := log.stored(after, upto=30), BlockRows)
+        ]
+        assert seen == [set(), *positions]
+        assert positions[0] != positions[1]
 
 
 def test_changes_that_nobody_counted_are_not_known(

@@ -58,11 +58,16 @@ class Site:
         return sorted(row["sequence"] for row in rows)
 
     def pipeline(
-        self, *sinks: Sink, once: bool = True, adopt: Sequence[str] = (), most: int = 1000
+        self,
+        *sinks: Sink,
+        once: bool = True,
+        adopt: Sequence[str] = (),
+        most: int = 1000,
+        seconds: float = 0.1,
     ) -> Pipeline:
         """A pipeline to enter."""
         feed = PipelineInput(
-            address={"path": str(self.log)}, max_changes_per_batch=most, trigger_seconds=0.1
+            address={"path": str(self.log)}, max_changes_per_batch=most, trigger_seconds=seconds
         )
         queries = plans(
             sinks or (self.sink(),), feed, checkpoints=self.checkpoints, once=once, adopt=adopt

@@ -14,7 +14,9 @@ from headrace.errors import ConfigError, PipelineError, QueryFailed, WorkerLate
 from headrace.log import Holder, Log, LogRetention
 from headrace.pipeline import supervise
 from headrace.pipeline.checkpoint import in_use
+from headrace.pipeline.options import Options
 from headrace.pipeline.run import PipelineInput, SinkStatusLog, alone_in, announce, plans
+from headrace.pipeline.source import ChangeStreamReader
 from headrace.retry import Backoff
 from headrace.serve.retention import sink_holders
 from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report
@@ -84,6 +86,28 @@ def test_the_lag_of_a_sink_is_reported_before_spark_has_started(site: Site) -> N
     damage(site, "commits cut")
     announce(queries, site.checkpoints)
     assert report.read(site.checkpoints).sinks[0].lag is None
+
+
+def test_a_query_that_is_behind_does_not_wait_between_batches(site: Site) -> None:
+    for _ in range(4):
+        site.fill(10)
+    with site.pipeline(once=False, most=10, seconds=3600.0) as running:
+        wait_until(lambda: running.statuses()[0].batch == 3, timeout=120, message="four batches")
+        assert len(site.stored()) == 40
+
+
+def test_a_query_that_has_all_looks_again_after_its_time(site: Site) -> None:
+    for _ in range(3):
+        site.fill(1)
+    looks = ChangeStreamReader(Options(path=str(site.log), most=2, pause=3_600_000))
+    limit, start = looks.getDefaultReadLimit(), looks.initialOffset()
+    first = looks.latestOffset(start, limit)
+    second = looks.latestOffset(first, limit)
+    assert [first["sequence"], second["sequence"]] == [2, 3]
+    site.fill(1)
+    assert looks.latestOffset(second, limit) == second
+    looks._due = 0.0
+    assert looks.latestOffset(second, limit)["sequence"] == 4
 
 
 def test_a_sink_that_fails_stops_no_other(site: Site) -> None:

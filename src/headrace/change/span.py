@@ -3,10 +3,12 @@
 Whoever plans work for tables need not read a span to know which tables it concerns.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
 
+from .block import RowBlock
 from .event import Op
 from .record import ChangeRun
 
@@ -20,8 +22,9 @@ class TableSpan(msgspec.Struct, frozen=True, array_like=True):
     version: int
     first: int  # sequences
     last: int
-    last_of_row: int  # 0: no change is one of a row
+    last_of_row: int  # the last change of a row that is in no block; 0: there is none
     changes: int
+    snapshots: tuple[bytes, ...] = ()  # the positions of those of which there are blocks
 
 
 class LogSpan(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +44,8 @@ class SpanNotes:
 
     def _begin(self, after: int) -> None:
         self._after = self._upto = after
-        self._tables: dict[int, list[int]] = {}
+        self._tables: dict[int, list[int]] = {}  # by version, the first fields of its TableSpan
+        self._snapshots: dict[int, set[bytes]] = defaultdict(set)
         self._others: list[int] = []
         self._known = True
 
@@ -62,15 +66,23 @@ class SpanNotes:
         self._known = self._known and sequence == upto  # else somebody did not count
         self._upto = upto
 
-    def skip(self, upto: int) -> None:
-        """Pass over changes that say themselves what they are, as blocks do."""
-        self._known, self._upto = False, upto
+    def take_block(self, block: RowBlock) -> None:
+        """Note rows of a snapshot."""
+        version, first = block.head.table, self._upto + 1
+        self._upto += block.count
+        known = self._tables.setdefault(version, [version, first, 0, 0, 0])
+        known[2] = self._upto
+        known[4] += block.count
+        self._snapshots[version].add(bytes(block.head.position))
 
     def cut(self) -> LogSpan | None:
         """The span up to here, of which the next one is the continuation; None: not known."""
         span = None
         if self._known and max(len(self._tables), len(self._others)) <= _MOST:
-            tables = tuple(TableSpan(*each) for each in self._tables.values())
+            tables = tuple(
+                TableSpan(version, first, last, of_row, changes, tuple(self._snapshots[version]))
+                for version, first, last, of_row, changes in self._tables.values()
+            )
             span = LogSpan(self._after, self._upto, tables, tuple(self._others))
         self._begin(self._upto)
         return span

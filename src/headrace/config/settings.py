@@ -110,7 +110,7 @@ class PipelineSection(msgspec.Struct, frozen=True, kw_only=True):
     spark: dict[str, Secret] = {}  # any setting of Spark; some of them are keys to a storage
     checkpoint_dir: Path | None = None
     trigger_seconds: Positive = 1.0
-    max_changes_per_batch: Annotated[int, Meta(ge=1)] = 100_000
+    max_changes_per_batch: Annotated[int, Meta(ge=1)] | None = None  # as each sink likes best
     url: str | None = None
     api_key_env: str | None = None
     api_key_file: Path | None = None

@@ -247,19 +247,22 @@ class Log(LogReader):
     ) -> None:
         records = WriteBatch(raw_mode=True)
         put = records.put
-        sequence, blocks = self._written, False
+        sequence, blocks = self._written, 0
         for each in encoded:
             put(b"changefeed:%020d" % (sequence + 1), each)
             if each[0] == MARK:
                 sequence += row_count(each)
-                blocks = True
+                blocks += 1
             else:
                 sequence += 1
         if blocks:
             records.put(layout.LAYOUT, layout.WITH_BLOCKS, self._family)
-            self._notes.skip(sequence)
+        if blocks < len(encoded):
+            # Where blocks are among them, the runs do not say which they are.
+            self._notes.take(() if blocks else runs, sequence)
         else:
-            self._notes.take(runs, sequence)
+            for each in encoded:
+                self._notes.take_block(RowBlock(each))
         self._bytes += sum(map(len, encoded))
         if encoded:
             self._note_mark(records, sequence, now)

@@ -29,6 +29,7 @@ class Options:
     ending: int | str = LATEST  # the last one, of a batch read
     most: int = 100_000  # changes in a batch, unless one transaction has more
     parts: int = 2  # ranges that a batch is read in, at least, if it is large enough
+    pause: int = 0  # milliseconds between two looks, unless a batch could not take all
     log_ranges: int = 0  # >0: as ranges that tasks read by themselves, at most so many parts
     strict: bool = True  # changes that are no longer there are an error
 
@@ -157,6 +158,7 @@ _KNOWN: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "endingSequence": ("ending", _end),
     "maxChangesPerBatch": ("most", _whole),
     "minPartitions": ("parts", _whole),
+    "pauseMilliseconds": ("pause", _whole),
     "logRanges": ("log_ranges", _whole),
     "failOnDataLoss": ("strict", _flag),
 }

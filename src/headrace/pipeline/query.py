@@ -46,7 +46,7 @@ class PipelineInput:
     """Where a pipeline's changes come from, and in what portions."""
 
     address: Mapping[str, str]  # the source's options that say where the log is
-    max_changes_per_batch: int = 100_000
+    max_changes_per_batch: int | None = None  # None: as many as the sink likes best
     trigger_seconds: float = 1.0
 
     def look(self) -> Ranges:
@@ -217,9 +217,7 @@ class QueryPlan:
         )
         if self.once:
             return stream.trigger(availableNow=True).start()
-        seconds = self.sink.batch_seconds or self.feed.trigger_seconds
-        every = f"{round(seconds * 1000)} milliseconds"
-        return stream.trigger(processingTime=every).start()
+        return stream.start()  # the source pauses between batches
 
     def batches(self, writer: SinkWriter[Any], stored: Callable[[Stored], None]) -> Batches:
         """What Spark calls with each batch, for a sink that is open."""
@@ -241,8 +239,14 @@ class QueryPlan:
         return LogRange(log, end.epoch, before.sequence, end.sequence)
 
     def _options(self, starting: int | None) -> dict[str, str]:
-        most = self.sink.max_changes_per_batch or self.feed.max_changes_per_batch
-        options = {**self.feed.address, "maxChangesPerBatch": str(most)}
+        sink, feed = self.sink, self.feed
+        chosen = sink.max_changes_per_batch or feed.max_changes_per_batch
+        pause = sink.batch_seconds or feed.trigger_seconds
+        options = {
+            **feed.address,
+            "maxChangesPerBatch": str(chosen or sink.changes_of_batch),
+            "pauseMilliseconds": str(max(1, round(pause * 1000))),
+        }
         if self.sink.fields:
             options["columns"] = ",".join(self.sink.fields)
         if self.sink.tables and not self.sink.whole_transactions:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 _IDLE_SECONDS = 0.1  # a log that had nothing new is not read again before
+_STOP_SECONDS = 0.2  # a query that is to stop waits at most so long for an answer
 _SMALLEST_PART = 5_000  # changes; fewer are not worth a task
 
 LOG_RANGES = pa.schema(
@@ -114,7 +115,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opening = options.starting == LATEST
         self._target: int | None = None  # where a run of what is available now ends
         self._latest: Offset | None = None
-        self._rested = 0.0
+        self._due = 0.0  # when to look again
 
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where a query without a checkpoint begins; the same for as long as this process lives."""
@@ -138,17 +139,27 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # batch makes "latest" the same place for a query that is killed during it.
             self._opening = False
             return start
-        if time.monotonic() < self._rested:
+        if self._pauses():
             return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         now = self._reading.ranges(start["sequence"], limit=most, upto=self._target)
         self._latest = _offset(now.epoch, now.latest_sequence)
         self._check(start, now)
+        looked, pause = time.monotonic(), self._options.pause / 1000
         if now.ends:
+            all_taken = now.ends[-1] == now.latest_sequence
+            self._due = looked + pause if all_taken else 0.0
             return _offset(now.epoch, now.ends[-1])
-        self._rested = time.monotonic() + _IDLE_SECONDS
+        self._due = looked + max(pause, _IDLE_SECONDS)
         # Beyond what was lost, so that the loss is reported once.
         return _offset(now.epoch, max(start["sequence"], now.first_sequence - 1))
+
+    def _pauses(self) -> bool:
+        """Wait until it is time to look again, but not for long; True: it is not yet."""
+        # A trigger of Spark's would wait as well when more changes are there than a batch took.
+        if self._target is None and self._options.pause:
+            time.sleep(max(0.0, min(self._due - time.monotonic(), _STOP_SECONDS)))
+        return time.monotonic() < self._due
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
         """How far the log reached at the last look: lag, in the query's progress."""

@@ -222,6 +222,12 @@ class LogRange:
         """What follows a change of it."""
         return replace(self, after=max(sequence, self.after))
 
+    def own_part(self) -> "LogRange":
+        """The changes that are this part's, where parts are divided by the sequence."""
+        size = self.upto - self.after
+        ends = (self.after + size * at // self.parts for at in (self.part, self.part + 1))
+        return LogRange(self.log, self.epoch, *ends)
+
     def pieces(self) -> Iterator[tuple[int, int, bytes]]:
         """Neighbouring changes: the first one's sequence, how many, and their records."""
         return self.log.pieces(self.epoch, self.after, self.upto)
@@ -361,6 +367,7 @@ class Sink(ABC):
 
     takes: ClassVar[Takes] = Takes.ROWS
     sends: ClassVar[bool] = False  # to another system, for which its tasks wait
+    changes_of_batch: ClassVar[int] = 100_000  # at most, unless a setting says otherwise
     tasks_aside: ClassVar[int] = 0  # that run beside those of a batch, and give way to them
     keeps_dead_letters: ClassVar[bool] = False  # so that a redrive can be requested
     needs_every_row: ClassVar[bool] = False  # it equals its sources, so it cannot begin just now

@@ -208,21 +208,21 @@ def log_changes(
 ) -> Iterator[tuple[TableShare, Changes]]:
     """The changes of tables: fields of `RowChange`s, some thousands at a time, or a block.
 
-    Blocks that are appended are dealt out in turn, so every task must count the same ones.
+    Blocks that are appended belong to the task in whose part of the range they begin.
     """
-    dealt = {version for plan in plans if plan.appends for version in plan.versions}
     by_version = {version: share for share in shares for version in share.plan.versions}
     held: dict[int, list[tuple[Any, ...]]] = {share.at: [] for share in shares}
     takers = {version: held[share.at] for version, share in by_version.items()}
-    turns = 0
-    after = min((plan.after for plan in plans), default=wanted.upto)
-    for part in wanted.beyond(after).blocks():
+    wanted = wanted.beyond(min((plan.after for plan in plans), default=wanted.upto))
+    own = wanted.own_part()
+    # Nothing else is read where all is appended.
+    alone = all(plan.appends and not plan.together for plan in plans)
+    for part in (own if alone else wanted).blocks():
         if isinstance(part, LogBlock):
-            turns += part.table in dealt
             if (share := by_version.get(part.table)) is None:
                 continue
             if share.plan.appends:
-                if turns % wanted.parts == wanted.part or share.plan.together:
+                if own.after < part.first <= own.upto or share.plan.together:
                     yield share, part
                 continue
             first, count, records = part.first, part.count, part.records()

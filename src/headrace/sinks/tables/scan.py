@@ -44,6 +44,7 @@ def _note_span(
             known.last_sequence = part.last
             known.changes += part.changes
             known.last_record = part.last_of_row or known.last_record
+            known.snapshots.update(part.snapshots)
     for sequence in span.others:
         for first, count, records in replace(changes, after=sequence - 1, upto=sequence).pieces():
             _note_others(seen, _others(first, record.rows(records, count)))

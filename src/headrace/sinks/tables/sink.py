@@ -73,6 +73,7 @@ class Tables(Sink):
 
     takes: ClassVar[Takes] = Takes.LOG_RANGE
     needs_every_row: ClassVar[bool] = True
+    changes_of_batch: ClassVar[int] = 250_000  # look-up and commit cost the same for fewer
     tasks_aside: ClassVar[int] = 1
 
     name: str
