@@ -29,9 +29,9 @@ from headrace.pipeline.session import opened_session
 from headrace.retry import Backoff
 from headrace.sinks import LogRange, Sink, SinkStatus
 from headrace.sinks.history import History
+from headrace.sinks.lake import files
 from headrace.sinks.lake.delta import Delta
 from headrace.sinks.lake.plan import ShareResults
-from headrace.sinks.tables import compaction
 from headrace.sinks.tables import input as batch_input
 from headrace.sinks.tables.apply import ApplyTask
 from headrace.sinks.tables.ledger import TablesLedger
@@ -242,7 +242,7 @@ class Runner:
 
 def main(orders: Orders) -> int:
     """Run whenever told, until standard input ends."""
-    compaction._GENERATION = 3
+    files.GENERATION = 3
     supervise.BACKOFF = Backoff(0.1, 60.0)
     supervise.TRIES_ONCE = 20  # on a busy machine a worker may take too long for Spark
     journal = Path(orders.folder) / "spark" / f"{os.getpid()}.log"

@@ -6,7 +6,6 @@ until the driver has committed it.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +21,11 @@ from .. import Progress
 from ..results import result
 from . import vectors
 from .deltalog import DataFile
+from .files import GENERATION, by_partition, of_one_size
 from .shape import RowShape
 from .storage import Added, Folder
 
 FILE_BYTES = 32_000_000  # about the size that files grow to
-_GENERATION = 8  # files of about one size are joined when there are so many
 _HELD_BYTES = 128_000_000  # of changes in a task's memory before they are written
 _NAME = "changes"
 _IN_ORDER = [("epoch", "ascending"), ("sequence", "ascending")]
@@ -80,12 +79,8 @@ class Append:
     def _written(self, held: Sequence[pa.Table]) -> list[Added]:
         if not held:
             return []
-        changes = pa.concat_tables(held)
-        groups = changes.select(self.partition_by).group_by(list(self.partition_by)).aggregate([])
-        return [
-            self._file(changes.filter(_matches(changes, group)), group)
-            for group in groups.to_pylist()
-        ]
+        groups = by_partition(pa.concat_tables(held), self.partition_by)
+        return [self._file(rows, group) for group, rows in groups]
 
     def _file(self, changes: pa.Table, group: dict[str, Any]) -> Added:
         partition = {name: None if value is None else str(value) for name, value in group.items()}
@@ -108,16 +103,6 @@ def fresh(
             pc.less_equal(changes["sequence"], known.sequence),
         )
         yield changes.filter(pc.invert(there))
-
-
-def _matches(changes: pa.Table, group: dict[str, Any]) -> Any:
-    """Which changes belong to a partition; null is a value like others."""
-    found: Any = pa.scalar(True)
-    for name, value in group.items():
-        column = changes[name]
-        same = pc.is_null(column) if value is None else pc.equal(column, value)
-        found = pc.and_(found, pc.fill_null(same, False))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +137,11 @@ def live_rows(folder: Folder, file: DataFile) -> pa.Table:
 
 
 def due(parts: Iterable[DataFile]) -> list[list[DataFile]]:
-    """Files worth joining, a list for each new one.
-
-    Files wait for others of about their size, so that a change is written again only as often as
-    its file has grown eightfold.
-    """
-    waiting: dict[tuple[object, int], list[DataFile]] = defaultdict(list)
+    """Files worth joining, a list for each new one."""
+    small: dict[object, list[DataFile]] = defaultdict(list)
     for part in parts:
-        if part.size < FILE_BYTES / _GENERATION:
-            size = int(math.log(max(part.size, 1), _GENERATION))
-            waiting[part.partition, size].append(part)
+        if part.size < FILE_BYTES / GENERATION:
+            small[part.partition].append(part)
     return [
-        found[at : at + _GENERATION]
-        for found in waiting.values()
-        for at in range(0, len(found) - _GENERATION + 1, _GENERATION)
+        joined for found in small.values() for joined in of_one_size(found, lambda part: part.size)
     ]

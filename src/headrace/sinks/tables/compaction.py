@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+from ..lake.files import are_many, of_one_size
 from ..lake.plan import PlannedFile, TablePlan
 from .parquet import LOOSE, PAST, SORTED, kind
 from .rewrite import KeyRange, RewriteWork, samples
 
-_GENERATION = 8  # files of about one size are joined when there are so many
 _UNORDERED = 0.25  # of the rows that are in order, before all is put in order
 _DEAD = 0.25  # of a file's rows, before they are left out
 _FEW_ROWS = 5_000  # that are not worth it
@@ -43,7 +43,7 @@ def _due(plan: TablePlan, files: Sequence[PlannedFile]) -> Iterator[RewriteWork]
     ordered = [file for file in current if kind(file.path) == SORTED]
     loose = [file for file in current if kind(file.path) != SORTED]
     rows, loose_rows = (sum(file.rows for file in some) for some in (ordered, loose))
-    if len(loose) >= _GENERATION and loose_rows > rows * _UNORDERED:
+    if are_many(loose) and loose_rows > rows * _UNORDERED:
         yield from _in_order(plan, ordered, loose, every=True)
     elif any(_half_dead(file) for file in ordered if file.low is not None):
         yield from _in_order(plan, ordered, loose, every=False)
@@ -63,13 +63,9 @@ def _half_dead(file: PlannedFile) -> bool:
 
 def _joins(plan: TablePlan, files: Sequence[PlannedFile], name: str) -> Iterator[RewriteWork]:
     """Small files of about one size, joined."""
-    waiting: dict[int, list[PlannedFile]] = defaultdict(list)
-    for file in files:
-        if file.rows < plan.file_rows / 2:
-            waiting[int(math.log(max(file.rows, 1), _GENERATION))].append(file)
-    for found in waiting.values():
-        for at in range(0, len(found) - _GENERATION + 1, _GENERATION):
-            yield RewriteWork(plan=plan, name=name, whole=tuple(found[at : at + _GENERATION]))
+    small = (file for file in files if file.rows < plan.file_rows / 2)
+    for found in of_one_size(small, lambda file: file.rows):
+        yield RewriteWork(plan=plan, name=name, whole=tuple(found))
 
 
 def _in_order(

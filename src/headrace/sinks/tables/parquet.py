@@ -1,13 +1,13 @@
 """Rows in a table's files: sorted when they are written, found by their numbers when read."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import TableFailed
+from ..lake.files import by_partition
 from ..lake.plan import SEQUENCE, PlannedFile, TablePlan
 from ..lake.storage import Added, Folder
 from .conform import conformed
@@ -47,27 +47,12 @@ def in_order(rows: pa.Table, order: Sequence[str]) -> pa.Table:
 def write_rows(plan: TablePlan, rows: pa.Table, name: str) -> Iterator[tuple[Added, pa.Table]]:
     """New files of rows, and what is in each."""
     rows = in_order(rows, plan.order)
-    for partition, of_partition in _partitions(rows, plan.partition_by):
+    for group, of_partition in by_partition(rows, plan.partition_by):
+        partition = {name: _text(name, value) for name, value in group.items()}
         for start in range(0, of_partition.num_rows, plan.file_rows):
             part = of_partition.slice(start, plan.file_rows)
             stored = part.drop_columns(list(partition))
             yield plan.folder.write(stored, name, partition, group_rows=GROUP_ROWS), part
-
-
-def _partitions(
-    rows: pa.Table, by: Sequence[str]
-) -> Iterator[tuple[dict[str, str | None], pa.Table]]:
-    """The rows of each partition, and its values as Delta writes them."""
-    if not by:
-        yield {}, rows
-        return
-    for group in rows.select(by).group_by(list(by)).aggregate([]).to_pylist():
-        inside: Any = pa.scalar(True)
-        for name, value in group.items():
-            column = rows[name]
-            same = pc.is_null(column) if value is None else pc.equal(column, pa.scalar(value))
-            inside = pc.and_(inside, pc.fill_null(same, False))
-        yield {name: _text(name, value) for name, value in group.items()}, rows.filter(inside)
 
 
 def _text(name: str, value: object) -> str | None:
