@@ -293,6 +293,28 @@ def test_an_append_that_was_restored_is_forgotten(tmp_path: Path) -> None:
     assert table.ids() == [*range(200), 300]
 
 
+def test_a_restore_to_an_older_state_fails_the_table(tmp_path: Path) -> None:
+    table = Written(tmp_path / "table")
+    table.commit([table.file([300])])  # without these rows, as if somebody had deleted them
+    opened(table).restore(table.delta.version - 1)
+    with pytest.raises(TableFailed, match=r"RESTORE by .* brought back an older state"):
+        table.delta.refresh()
+    with pytest.raises(TableFailed, match="older state"):
+        table.open()
+
+
+@pytest.mark.parametrize("statistics", ["{", '{"numRecords":"many"}', "[]", '{"minValues":7}'])
+def test_statistics_that_nobody_can_read_are_none(tmp_path: Path, statistics: str) -> None:
+    table = Written(tmp_path / "table")
+    joined = table.file(range(200))
+    add = DataFile(joined.path, joined.size, 200, statistics).added(None, data_change=False)
+    removes = [file.removed(1, data_change=False) for file in table.delta.files.values()]
+    foreign(table, Action(add=add), *(Action(remove=each) for each in removes))
+    assert [file.rows for file in table.open().files.values()] == [200]
+    table.commit(dead={joined.path: [3]})
+    assert table.ids() == without(200, 3)
+
+
 def test_what_was_understood_once_may_be_cleaned_away(tmp_path: Path) -> None:
     for name, look in (("open", Written.open), ("vacuum", lambda table: table.delta.vacuum(1))):
         table = Written(tmp_path / name)

@@ -162,6 +162,16 @@ _raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _exact = msgspec.json.Decoder(float_hook=Decimal).decode
 
 
+def _readable(statistics: str) -> str:
+    """The statistics of a file; "" instead of what another tool has written wrongly."""
+    try:
+        if statistics:
+            _statistics(statistics)
+    except msgspec.DecodeError:
+        return ""
+    return statistics
+
+
 class DataFile(msgspec.Struct, frozen=True):
     """A file of a table, as the log has it."""
 
@@ -206,7 +216,8 @@ class DataFile(msgspec.Struct, frozen=True):
                 f"the table has a file outside of its folder: {path}",
                 hint="A shallow clone of another table cannot be written: set another path.",
             )
-        rows = _statistics(add.stats).num_records if add.stats else None
+        statistics = _readable(add.stats or "")
+        rows = _statistics(statistics).num_records if statistics else None
         # An empty text stands for null.
         values = add.partition_values
         partition = tuple((name, values.get(name) or None) for name in partition_columns)
@@ -214,7 +225,7 @@ class DataFile(msgspec.Struct, frozen=True):
             path,
             add.size,
             -1 if rows is None else rows,
-            add.stats or "",
+            statistics,
             partition,
             add.deletion_vector,
             add.modification_time,

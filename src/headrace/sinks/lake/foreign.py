@@ -45,6 +45,9 @@ def judge(uri: str, before: TableState, commits: Sequence[DeltaCommit], owner: s
     expect_writable(uri, state.protocol, state.metadata)
     if left := [commit for path, commit in added.items() if path in state.files]:
         raise _failed(uri, before, left[0], "added or changed rows")
+    restores = [each for each in commits if each.info.get("operation") == "RESTORE"]
+    if restores and _rows(before) != _rows(state):
+        raise _failed(uri, before, restores[-1], "brought back an older state")
     if writer is None or _shape(before.metadata) != _shape(state.metadata):
         last = next(c for c in reversed(commits) if any(a.meta_data for a in c.actions))
         raise _failed(uri, before, last, "changed the columns or replaced the table")
@@ -123,6 +126,11 @@ def _less(before: DataFile | None, now: DataFile) -> bool:
     # The same file, so that the log need not say again how many rows it has.
     counted = msgspec.structs.replace(now, rows=before.rows)
     return before.vector == now.vector or counted.live < before.live
+
+
+def _rows(state: TableState) -> dict[str, Any]:
+    """What says which rows a table has."""
+    return {path: file.vector for path, file in state.files.items()}
 
 
 def _shape(metadata: Metadata) -> tuple[Any, ...]:
