@@ -18,8 +18,11 @@ from headrace.change.event import Column, Op
 from headrace.errors import TableMoved
 from headrace.sinks.lake import vectors
 from headrace.sinks.lake.deltalog import Action, DeltaCommit, DeltaLog
+from headrace.sinks.lake.plan import PlannedFile
+from headrace.sinks.lake.vectors import VectorRef
 from headrace.sinks.tables import compaction, maintenance, parquet
 from headrace.sinks.tables import target as targets
+from headrace.sinks.tables.compaction import is_behind
 from headrace.sinks.tables.maintenance import run_rewrites
 from headrace.sinks.tables.rewrite import RewriteWork, Rewritten
 from headrace.sinks.tables.sink import TablesWriter
@@ -40,8 +43,10 @@ class Held:
         self.going_on = threading.Event()
         self._really = maintenance.run_rewrites
 
-    def __call__(self, spark: SparkSession, work: Sequence[RewriteWork]) -> list[Rewritten]:
-        done = self._really(spark, work)
+    def __call__(
+        self, spark: SparkSession, work: Sequence[RewriteWork], *, aside: bool
+    ) -> list[Rewritten]:
+        done = self._really(spark, work, aside=aside)
         self.written.set()
         assert self.going_on.wait(60)
         return done
@@ -329,8 +334,9 @@ def test_rows_lie_in_the_folders_that_the_config_says(spark: SparkSession, tmp_p
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority")
+@pytest.mark.parametrize("aside", [True, False])
 def test_compaction_gives_way_to_the_other_tasks_of_its_process(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, aside: bool
 ) -> None:
     def priority() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -345,6 +351,19 @@ def test_compaction_gives_way_to_the_other_tasks_of_its_process(
     before = priority()
     numbers = pa.record_batch({"id": [0, 1]})
     work: Any = ("one", "another")
-    assert len(list(maintenance._Rewriting(work)(iter([numbers])))) == 2
-    assert found == [10, 10]
+    assert len(list(maintenance._Rewriting(work, aside)(iter([numbers])))) == 2
+    assert found == ([10, 10] if aside else [before, before])
     assert priority() == before < 10
+
+
+def test_compaction_gives_way_until_too_much_has_gathered() -> None:
+    def files(number: int, dead: int = 0, name: str = "rows") -> list[PlannedFile]:
+        vector = VectorRef("u", "x", 40, dead) if dead else None
+        return [PlannedFile(f"{name}-{at}", 100, 1, vector=vector) for at in range(number)]
+
+    assert not is_behind([])
+    assert not is_behind(files(64))
+    assert is_behind(files(65))
+    assert not is_behind(files(65, name="sorted"))
+    assert not is_behind(files(4, dead=50))
+    assert is_behind(files(4, dead=51))

@@ -21,6 +21,7 @@ from .rewrite import KeyRange, RewriteWork, samples
 _UNORDERED = 0.25  # of the rows that are in order, before all is put in order
 _DEAD = 0.25  # of a file's rows, before they are left out
 _FEW_ROWS = 5_000  # that are not worth it
+_MOST_SMALL = 64  # files of a partition that are not in order, before there is no more waiting
 _MOST_LOOSE = 2  # files' worth of loose rows that a range takes at once
 
 
@@ -31,6 +32,14 @@ def due(plan: TablePlan, files: Iterable[PlannedFile]) -> Iterator[RewriteWork]:
         of_partition[file.partition].append(file)
     for found in of_partition.values():
         yield from _due(plan, found)
+
+
+def is_behind(files: Sequence[PlannedFile]) -> bool:
+    """Whether so much has gathered that readers and batches suffer more than from compaction."""
+    dead = sum(file.vector.cardinality for file in files if file.vector)
+    partitions = {file.partition for file in files}
+    small = [file for file in files if kind(file.path) == LOOSE]
+    return dead * 2 > sum(file.rows for file in files) or len(small) > _MOST_SMALL * len(partitions)
 
 
 def _due(plan: TablePlan, files: Sequence[PlannedFile]) -> Iterator[RewriteWork]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from ...errors import HeadraceError
 from ..results import result, results
-from .compaction import due
+from .compaction import due, is_behind
 from .rewrite import RewriteWork, Rewritten, rewrite
 
 if TYPE_CHECKING:
@@ -33,12 +33,14 @@ logger = logging.getLogger(__name__)
 _NICE = 10  # of the tasks: what a core that others want gives them is a tenth
 
 
-def run_rewrites(spark: SparkSession, work: Sequence[RewriteWork]) -> list[Rewritten]:
-    """Do some work, each piece in a task."""
+def run_rewrites(
+    spark: SparkSession, work: Sequence[RewriteWork], *, aside: bool = False
+) -> list[Rewritten]:
+    """Do some work, each piece in a task; `aside`: other tasks go first."""
     if not work:
         return []
     numbers = spark.range(len(work), numPartitions=len(work))
-    return results(numbers, _Rewriting(tuple(work)), Rewritten)
+    return results(numbers, _Rewriting(tuple(work), aside), Rewritten)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,11 @@ class _Rewriting:
     """What tasks do with the work whose numbers they get."""
 
     work: tuple[RewriteWork, ...]
+    aside: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # A thread of its own: its process will have other tasks, and they are not to be slow.
-        with ThreadPoolExecutor(1, initializer=_step_back) as thread:
+        with ThreadPoolExecutor(1, initializer=_step_back if self.aside else None) as thread:
             for batch in batches:
                 for number in batch.column("id").to_pylist():
                     yield result(thread.submit(rewrite, self.work[number]).result())
@@ -121,13 +124,13 @@ class Maintenance:
                 return bool(done) and self._commit(target, work, done)
         with self._between_batches:
             plan, files = target.layout()
-        any_done = False
+        any_done, aside = False, not is_behind(files)
         for piece in due(plan, files):
             if self._closed:
                 return False
             with self._between_batches:
                 updated = target.updated(piece)
-            done = run_rewrites(spark, [updated])
+            done = run_rewrites(spark, [updated], aside=aside)
             with self._between_batches:
                 any_done |= self._commit(target, [updated], done)
         return any_done
