@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 
 from ..observe.traces import TracedTransaction
-from .block import MARK, RowBlock, row_count
+from .block import LARGEST, MARK, ColumnText, RowBlock, pack, row_count
 from .connector import PositionsDecoder
 from .event import BeforeKind, Change, Op, Position, Table, Transaction
 
@@ -306,3 +306,18 @@ class Records(Sequence[Change]):
         if isinstance(at, slice):
             return Records(list(single(self.encoded))[at], self._tables)
         return decode(0, list(single(self.encoded))[at], self._tables)
+
+
+def rows_in_block(
+    table: Table,
+    transaction: Transaction,
+    positions: tuple[Position, Position],
+    columns: Sequence[ColumnText],
+    count: int,
+) -> Records | None:
+    """Rows of a snapshot as one value of the log; None: they must be stored one by one."""
+    packed = pack(table, transaction, positions, columns, count)
+    if len(packed) > LARGEST:
+        return None
+    runs = [(table.version, Op.READ.value, transaction.commit_time, count)]
+    return Records([packed], {table.version: table}, runs)

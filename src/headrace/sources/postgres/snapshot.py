@@ -16,7 +16,7 @@ from psycopg import sql
 from ...change import block
 from ...change.event import BeforeKind, Change, Op, Position, Transaction
 from ...change.lsn import format_lsn
-from ...change.record import Records
+from ...change.record import Records, rows_in_block
 from ...errors import DecodeError, SourceError, SourceUnavailable
 from ..pace import RowPace
 from .address import Address, classify
@@ -267,11 +267,7 @@ class _Reading:
             return None
         table, point = self._task.rows.table, self._point
         positions = point.position, point.last_position
-        packed = block.pack(table, transaction, positions, columns, len(lines))
-        if len(packed) > block.LARGEST:
-            return None
-        runs = [(table.version, Op.READ.value, transaction.commit_time, len(lines))]
-        return Records([packed], {table.version: table}, runs)
+        return rows_in_block(table, transaction, positions, columns, len(lines))
 
     def _rows_of(self, lines: list[bytes], transaction: Transaction) -> list[Change]:
         keys, images = self._decoder.images(lines)
