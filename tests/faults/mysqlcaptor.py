@@ -1,6 +1,6 @@
 """A process that captures a MySQL or MariaDB database into a log until its standard input ends.
 
-python -m tests.faults.mysqlcaptor DATA_DIR URL
+python -m tests.faults.mysqlcaptor DATA_DIR URL [SNAPSHOT_ROWS_PER_SECOND]
 """
 
 import select
@@ -14,9 +14,14 @@ from headrace.sources.mysql import Mysql
 from headrace.sources.worker import Apart
 
 
-def main(data_dir: str, url: str) -> int:
+def main(data_dir: str, url: str, *pace: str) -> int:
     """Capture; 3: it has halted."""
-    source = Mysql(name="faults", url=Secret(url), heartbeat_seconds=0.5)
+    source = Mysql(
+        name="faults",
+        url=Secret(url),
+        heartbeat_seconds=0.5,
+        snapshot_rows_per_second=int(pace[0]) if pace else None,
+    )
     with Log.open(data_dir) as log:
         capture = Capture(Apart(source), log)  # as `headrace run` does
         capture.start()

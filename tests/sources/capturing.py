@@ -17,7 +17,7 @@ from headrace.change.lsn import parse_lsn
 from headrace.change.replay import Replay, Row, TableName
 from headrace.log import Log
 from headrace.secret import Secret
-from headrace.sources import Stream
+from headrace.sources import Source, Stream
 from headrace.sources.postgres import Postgres
 from headrace.testing import PostgresDatabase
 from tests.sources.captures import TIMEOUT, CapturedSource
@@ -116,7 +116,7 @@ def assert_mended_by_a_full_copy(feed: Captured) -> None:
 class Driven:
     """A source read batch by batch, so that a test can act in between."""
 
-    def __init__(self, source: Postgres, log: Log) -> None:
+    def __init__(self, source: Source, log: Log) -> None:
         self.source = source
         self.log = log
         self.stream: Stream = source.open(log.resume(source.name), log.register)
@@ -154,7 +154,7 @@ class Driven:
 
 
 @contextmanager
-def driven(source: Postgres, log: Log) -> Iterator[Driven]:
+def driven(source: Source, log: Log) -> Iterator[Driven]:
     """A source that is open while the block runs."""
     reading = Driven(source, log)
     try:

@@ -130,7 +130,7 @@ _STORED = base64.b64decode(
 _STORED_RESTART = base64.b64decode("kqdyZXN0YXJ0kpKkc2hvcKZvcmRlcnOSpW15LmRio2EuYg==")
 
 
-def test_a_resume_on_disk_stays_readable_and_is_written_in_the_same_form() -> None:
+def test_a_resume_on_disk_stays_readable_and_what_is_written_only_has_more() -> None:
     orders, dotted = TablePath("shop", "orders"), TablePath("my.db", "a.b")
     columns = (
         DeclaredColumn("id", "int(10) unsigned"),
@@ -158,15 +158,18 @@ def test_a_resume_on_disk_stays_readable_and_is_written_in_the_same_form() -> No
     assert isinstance(found, MysqlResume)
     assert found == msgspec.structs.replace(resume, catalogue=found.catalogue)
     assert found.declared() == {orders: declared}
-    assert uncompressed(resume.encode()) == uncompressed(_STORED)
+    assert without_ranges(resume.encode()) == without_ranges(_STORED)
     assert decode(_STORED_RESTART) == MysqlRestart((orders, dotted))
     assert MysqlRestart((orders, dotted)).encode() == _STORED_RESTART
 
 
-def uncompressed(stored: bytes) -> list[Any]:
-    """The fields of a stored resume; what zlib makes of them may differ between machines."""
-    fields = msgspec.msgpack.decode(stored)
-    return [zlib.decompress(each) if isinstance(each, bytes) else each for each in fields]
+def without_ranges(stored: bytes) -> list[Any]:
+    """The fields of a stored resume, without the last one of each table's snapshot."""
+    fields: list[Any] = msgspec.msgpack.decode(stored)
+    fields[8] = zlib.decompress(fields[8])  # what zlib makes of it may differ between machines
+    snapshots, *tables = msgspec.msgpack.decode(zlib.decompress(fields[7]))
+    fields[7] = [{path: progress[:5] for path, progress in snapshots.items()}, *tables]
+    return fields
 
 
 def test_tables_that_stay_as_they_are_are_not_packed_with_every_batch(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.change.block import RowBlock, pack
 from headrace.change.event import Column, Table, Transaction
 from headrace.errors import DecodeError
+from headrace.sources.mysql.batches import _column
 from headrace.sources.mysql.decode import typecodes as t
 from headrace.sources.mysql.decode.charsets import charset_of, decoder
 from headrace.sources.mysql.decode.columns import (
@@ -24,7 +25,6 @@ from headrace.sources.mysql.decode.decimals import decimal_size, decimals
 from headrace.sources.mysql.decode.layouts import layout, shortest
 from headrace.sources.mysql.decode.values import printed_as, select_expression, text_encoder
 from headrace.sources.mysql.position import MysqlPosition
-from headrace.sources.mysql.snapshot import _column
 
 
 def shown(column: ColumnType, *values: Any) -> list[bytes]:

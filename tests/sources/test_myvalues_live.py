@@ -17,6 +17,7 @@ from headrace.change.block import MARK, BlockRows, RowBlock
 from headrace.change.event import Column, Table
 from headrace.change.record import Records
 from headrace.errors import DecodeError
+from headrace.sources.mysql.batches import RowBatches, SnapshotRows
 from headrace.sources.mysql.catalog import BinlogEnd
 from headrace.sources.mysql.decode.binlog import parse
 from headrace.sources.mysql.decode.charsets import _TABLES, decoder, is_ascii_superset
@@ -24,7 +25,6 @@ from headrace.sources.mysql.decode.columns import DeclaredColumn
 from headrace.sources.mysql.decode.events import UNKNOWN, Event, FormatDescription
 from headrace.sources.mysql.decode.values import select_expression
 from headrace.sources.mysql.resume import DeclaredTable
-from headrace.sources.mysql.snapshot import _RowBatches
 from headrace.testing.mysql import MysqlDatabase
 from tests.effort import times
 from tests.sources.binlogs.reading import parsed, rows, selected, taken_apart
@@ -227,16 +227,17 @@ def expect_block_of(recorded: RecordedTable) -> None:
     table = Table("s", "mysql", "o", "", "shop", "every", columns)
     end = BinlogEnd("binlog.000001", 4, "")
     packets = [b"".join(map(sent, row)) for row in recorded.rows]
-    batches = _RowBatches(table, DeclaredTable(recorded.declared, ("id",)), end, rows=10**6)
+    table_rows = SnapshotRows(table, DeclaredTable(recorded.declared, ("id",)), end)
+    batches = RowBatches(table_rows, most=10**6)
     assert list(batches.take(packets)) == []
-    block = batches.cut()
+    block = batches.cut().changes
     assert isinstance(block, Records)
     [value] = block.encoded
     assert value[0] == MARK
     changes = list(block)
     shared, last = changes[0].transaction, len(packets)
     assert [replace(change, table=table) for change in changes] == [
-        batches._change(packet, shared, ordinal, last=ordinal == last)
+        table_rows._change(packet, shared, ordinal, last=ordinal == last)
         for ordinal, packet in enumerate(packets, 1)
     ]
     rows = BlockRows(RowBlock(value), 1, 0, last)

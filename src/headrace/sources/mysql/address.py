@@ -92,7 +92,7 @@ class OpenConnections:
             self._open.add(connection)
             ended = self._ended
         if ended:
-            _shut(connection)
+            shut(connection)
 
     def end(self) -> None:
         """Close all, so that no thread waits for the server any more."""
@@ -100,10 +100,11 @@ class OpenConnections:
             self._ended = True
             found = list(self._open)
         for connection in found:
-            _shut(connection)
+            shut(connection)
 
 
-def _shut(connection: Any) -> None:
+def shut(connection: Any) -> None:
+    """End what another thread waits for."""
     if connection._sock is not None:
         with suppress(OSError):  # it is closed already
             connection._sock.shutdown(socket.SHUT_RDWR)

@@ -53,10 +53,18 @@ class PendingRows(msgspec.Struct, frozen=True, gc=False):
     data: bytes  # the event as it came
 
     def changes(self, rows: list[Row]) -> list[Change]:
-        """The changes that its rows are."""
+        """The changes that its rows are; RowNotRead: the snapshot of the table begins anew."""
         operation, table, position = _OPERATIONS[self.event.kind], self.table, self.position
         begun = self.begun
         transaction, ordinal = begun.transaction, begun.ordinal
+        if (unread := self.reading.unread) is not None:
+            found = [unread.counted(operation, row) for row in rows]
+            counted = [each for each in found if each is not None]
+            begun.ordinal += len(counted)
+            return [
+                Change(op, table, *row, transaction, at, position)
+                for at, (op, row) in enumerate(counted, ordinal + 1)
+            ]
         begun.ordinal += len(rows)
         # All by position: this is the one statement that runs for every row.
         return [

@@ -31,6 +31,17 @@ class DeclaredTable(msgspec.Struct, frozen=True, array_like=True):
     versioned: bool = False  # WITH SYSTEM VERSIONING: the binary log shows its history as rows
 
 
+KeyBound = tuple[str, ...]
+"""A value for each column of a key; of strings, the hexadecimal digits of their bytes."""
+
+
+class PrimaryKeyRange(msgspec.Struct, frozen=True, array_like=True):
+    """Rows of a table, by their keys."""
+
+    after: KeyBound | None = None  # the first key comes behind it; None: there is none before
+    upto: KeyBound | None = None  # the last key; None: there is none behind
+
+
 class MysqlTableSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """How far the snapshot of one table is."""
 
@@ -39,6 +50,8 @@ class MysqlTableSnapshot(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
     estimated_rows: int = -1
     replaces: bool = False  # rows of an earlier snapshot must be forgotten first
+    # What is not read yet of a snapshot that has begun: what happens to it is not captured.
+    left: tuple[PrimaryKeyRange, ...] = ()
 
 
 class MysqlResume(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from .decode.binlog import parse
 from .decode.events import UNKNOWN, FormatDescription
 from .decode.gtid import MariadbGtids, MysqlGtids
 from .dump import FIRST, BinlogDump, DumpStart, silence_limit
+from .plan import interrupted
 from .resume import MysqlRestart, MysqlResume, MysqlTableSnapshot, file_number, packed
 from .settings import MysqlSettings, matches
 
@@ -193,12 +194,11 @@ def _begin(server: ServerIdentity, end: BinlogEnd, stored: MysqlRestart | None) 
 
 
 def _narrowed(resume: MysqlResume, source: MysqlSettings) -> MysqlResume:
-    """Leave out tables that the config does not name any more; begin unfinished snapshots anew."""
+    """Leave out tables that the config does not name any more; take up unfinished snapshots."""
     gone = [path for path in resume.snapshots if not matches(path, source.tables, source.database)]
+    declared = resume.declared()
     snapshots = {
-        path: MysqlTableSnapshot(replaces=True)
-        if progress.begun and not progress.done
-        else progress
+        path: interrupted(progress, declared.get(path))
         for path, progress in resume.snapshots.items()
         if path not in gone
     }

@@ -30,6 +30,7 @@ class MysqlSettings:
     server_id: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0  # 0: made of the name and the url
     follow: Literal["position", "gtid"] = "position"  # how a position is found again
     snapshot: bool = True  # whether to capture the rows that are there already
+    snapshot_workers: Annotated[int, Meta(ge=1, le=64)] = 2
     snapshot_rows_per_second: Annotated[int, Meta(ge=1)] | None = None  # None: as fast as can be
     xa_memory_mb: Annotated[int, Meta(ge=1)] = 256  # for rows of prepared XA transactions
     heartbeat_seconds: Annotated[float, Meta(gt=0, le=600)] = 10.0

@@ -1,31 +1,31 @@
-"""A snapshot of tables, and the position in the binary log that it shows."""
+"""A snapshot of tables in several sessions, and the position in the binary log that it shows."""
 
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from pymysql.err import MySQLError
 
-from ...change import block
-from ...change.event import BeforeKind, Change, Op, Table, Transaction
-from ...change.printed import Encode, Printed
-from ...change.record import Records
+from ...change.event import Change
 from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
 from ..pace import RowPace
-from .address import MysqlAddress, classify, error_number, quoted, run
+from .address import MysqlAddress, classify, error_number, quoted, run, shut
 from .aside import LOCK_SECONDS
+from .batches import BATCH_ROWS, RowBatches, SnapshotRows
 from .catalog import BinlogEnd, FoundTable, MysqlCatalog
 from .decode.path import TablePath
-from .decode.times import ZERO
-from .decode.values import printed_as, select_expression, text_encoder
+from .decode.values import select_expression
 from .dump import Packets, force_close, refused
-from .position import MysqlPosition
-from .resume import DeclaredTable
+from .keys import KeyOrder
+from .resume import DeclaredTable, KeyBound, PrimaryKeyRange
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
@@ -33,85 +33,244 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RANGE_ROWS = 65_536  # that one session reads of a table while others read on behind them
 _COM_QUERY = 0x03
-_BATCH_ROWS = 8192
-_BATCH_BYTES = 3 << 18  # what comes with the last row still fits into a block, if it is not large
+_ATTEMPTS = 20  # to begin all sessions between two commits
+_HELD_BATCHES = 4  # that are read and not handed over
 _WAIT_SECONDS = 0.5  # between two tests whether it has been closed
 _SILENCE = 3600.0  # seconds
 _ERROR, _EOF = 0xFF, 0xFE
 _LONGEST_EOF = 9
-_label = msgspec.json.Encoder().encode
 
 _SHORT_WAIT = f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}"
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _SNAPSHOT = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 
 
-class MysqlSnapshot:
-    """A session that shows tables as they were at one position of the binary log."""
+@dataclass(frozen=True, slots=True, eq=False)
+class TableTask:
+    """A table to be read, by as many sessions as find a range of it that nobody reads."""
 
-    def __init__(self, connection: Connection[Cursor], end: BinlogEnd) -> None:
-        self._connection = connection
+    path: TablePath
+    declared: DeclaredTable
+    rows: SnapshotRows
+    order: KeyOrder | None  # None: it is read in whatever order the server has
+    todo: list[PrimaryKeyRange]
+    is_long: bool  # whether more than one session should read it
+
+    def statement(self, part: PrimaryKeyRange) -> str:
+        """The statement for the rows of a range."""
+        columns = self.declared.columns
+        chosen = ", ".join(select_expression(each, quoted(each.name)) for each in columns)
+        return f"SELECT {chosen} FROM {self._ordered(part)}"
+
+    def key_statement(self, part: PrimaryKeyRange) -> str:
+        """The statement for the key up to which one session should read a range."""
+        assert self.order is not None
+        ordered = self._ordered(part)
+        return f"SELECT {self.order.bound} FROM {ordered} LIMIT 1 OFFSET {RANGE_ROWS - 1}"
+
+    def _ordered(self, part: PrimaryKeyRange) -> str:
+        name = quoted(*self.path)
+        if self.order is None:
+            return name
+        inside = self.order.inside(part)
+        where = f" WHERE {inside}" if inside else ""
+        return f"{name} FORCE INDEX (PRIMARY){where} ORDER BY {self.order.by}"
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRange:
+    """Rows of a range, and what is left of it."""
+
+    task: TableTask
+    part: PrimaryKeyRange
+    changes: Sequence[Change]
+    left: tuple[PrimaryKeyRange, ...]  # in the order of their keys
+    error: str = ""  # why the table cannot be read
+
+
+class MysqlSnapshot:
+    """Sessions that show tables as they were at one position of the binary log."""
+
+    def __init__(self, sessions: Sequence[_Session], end: BinlogEnd, closed: threading.Event):
+        self._sessions = sessions
         self.end = end
-        self._packets: Packets | None = None
-        self._closed = False
-        self._heard = time.monotonic()
+        self._closed = closed
+        self._taking = threading.Lock()
+        self._read: queue.Queue[CopiedRange | Exception | None] = queue.Queue(_HELD_BATCHES)
 
     @classmethod
     def open(
-        cls, address: MysqlAddress, catalog: MysqlCatalog, tables: Sequence[FoundTable]
+        cls,
+        address: MysqlAddress,
+        catalog: MysqlCatalog,
+        tables: Sequence[FoundTable],
+        *,
+        workers: int,
     ) -> MysqlSnapshot:
         """Begin a snapshot, or keep a table that has none from being written."""
-        connection = address.connect()
-        try:
-            run(connection, _SHORT_WAIT)
-            if all(table.transactional for table in tables):
-                end = _snapshot(connection, address, catalog, tables)
+        transactional = all(table.transactional for table in tables)
+        connections: list[Connection[Cursor]] = []
+        with ExitStack() as stack:
+            for _ in range(workers if transactional else 1):
+                connections.append(address.connect())
+                stack.callback(force_close, connections[-1])
+                run(connections[-1], _SHORT_WAIT)
+            if transactional:
+                connections, end = _snapshot(connections, address, catalog, tables)
             else:
                 # No transaction shows its rows: it must not be written while they are read.
-                names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
-                run(connection, f"LOCK TABLES {names}")
+                names = ", ".join(f"{quoted(*each.path)} READ" for each in tables)
+                run(connections[0], f"LOCK TABLES {names}")
                 end = catalog.exact_end()
             _expect_nothing_prepared(catalog)
-        except Exception:
-            force_close(connection)
-            raise
-        return cls(connection, end)
+            stack.pop_all()
+        closed = threading.Event()
+        return cls([_Session(connection, closed) for connection in connections], end, closed)
 
     def hold(self, table: FoundTable) -> None:
         """Keep a table's definition as it is until the snapshot is done."""
-        run(self._connection, f"SELECT 1 FROM {quoted(table.schema, table.name)} LIMIT 0")
+        self._sessions[0].run(f"SELECT 1 FROM {quoted(*table.path)} LIMIT 0")
 
-    def rows(
-        self, table: Table, declared: DeclaredTable, pace: RowPace
-    ) -> Iterator[Sequence[Change]]:
-        """The rows, some thousands at a time; each time they are a transaction of their own."""
-        batches = _RowBatches(table, declared, self.end, rows=pace.piece(_BATCH_ROWS))
-        answer = self._query(_statement(table, declared))
+    def copy(self, tasks: Sequence[TableTask], pace: RowPace) -> Generator[CopiedRange | None]:
+        """Read every table; None: nothing has come for a moment.
+
+        What comes of one range comes in order, and behind the news that it was cut from another.
+        """
+        threads = [
+            threading.Thread(target=self._work, args=(session, tasks, pace), daemon=True)
+            for session in self._sessions
+        ]
+        for thread in threads:
+            thread.start()
         try:
+            yield from self._collect(len(threads))
+        finally:
+            self.wake()
+            self._drain(threads)
+
+    def _collect(self, working: int) -> Iterator[CopiedRange | None]:
+        while working:
             try:
-                for packets in answer:
-                    yield from batches.take(packets)
-                yield batches.cut()
-            except DecodeError:
-                # The snapshot has other tables to show: the rest of this answer must be gone.
-                for _ in answer:
-                    pass
-                raise
+                copied = self._read.get(timeout=_WAIT_SECONDS)
+            except queue.Empty:
+                yield None
+                continue
+            if isinstance(copied, Exception):
+                raise copied
+            if copied is None:
+                working -= 1
+            else:
+                yield copied
+
+    def _drain(self, threads: list[threading.Thread]) -> None:
+        """Let workers that wait for the server, or to hand something over, come to their end."""
+        for session in self._sessions:
+            session.shut()
+        while any(thread.is_alive() for thread in threads):
+            with suppress(queue.Empty):
+                self._read.get(timeout=0.05)
+
+    def _work(self, session: _Session, tasks: Sequence[TableTask], pace: RowPace) -> None:
+        try:
+            while not self._closed.is_set() and (taken := self._take(session, tasks)):
+                self._read_range(session, *taken, pace)
+            self._read.put(None)
+        except Exception as error:  # noqa: BLE001 - raised again by whoever collects
+            self._read.put(error)
+
+    def _take(
+        self, session: _Session, tasks: Sequence[TableTask]
+    ) -> tuple[TableTask, PrimaryKeyRange] | None:
+        """A range that nobody reads; a long one is cut, and what is behind is left to others."""
+        with self._taking:
+            task = next((task for task in tasks if task.todo), None)
+            if task is None:
+                return None
+            whole = task.todo.pop(0)
+            bound = self._cut(session, task, whole)
+            if bound is None:
+                return task, whole
+            part, rest = PrimaryKeyRange(whole.after, bound), PrimaryKeyRange(bound, whole.upto)
+            task.todo.insert(0, rest)
+            self._read.put(CopiedRange(task, whole, [], (part, rest)))
+            return task, part
+
+    def _cut(self, session: _Session, task: TableTask, whole: PrimaryKeyRange) -> KeyBound | None:
+        """Where one session should end to read; None: a range is not worth cutting."""
+        if len(self._sessions) == 1 or task.order is None or not task.is_long:
+            return None
+        found = session.run(task.key_statement(whole))
+        return tuple(map(str, found[0])) if found else None
+
+    def _read_range(
+        self, session: _Session, task: TableTask, part: PrimaryKeyRange, pace: RowPace
+    ) -> None:
+        batches = RowBatches(task.rows, most=pace.piece(BATCH_ROWS))
+        arriving = session.rows(task.statement(part))
+        try:
+            for packets in arriving:
+                for batch in batches.take(packets):
+                    rest = part
+                    if task.order is not None and task.order.certain:
+                        rest = PrimaryKeyRange(task.order.bound_of(batch.last_key), part.upto)
+                    self._hand_over(CopiedRange(task, part, batch.changes, (rest,)), pace)
+                    part = rest
+            if not self._closed.is_set():
+                self._hand_over(CopiedRange(task, part, batches.cut().changes, ()), pace)
+        except DecodeError as error:
+            with self._taking:
+                task.todo.clear()
+            self._read.put(CopiedRange(task, part, [], (), str(error)))
+            # The session has other ranges to read: the rest of this answer must be gone.
+            for _ in arriving:
+                pass
+
+    def _hand_over(self, copied: CopiedRange, pace: RowPace) -> None:
+        self._closed.wait(pace.delay(len(copied.changes)))
+        self._read.put(copied)
+
+    def wake(self) -> None:
+        """End the snapshot from another thread."""
+        self._closed.set()
+
+    def close(self) -> None:
+        """End the snapshot and its sessions."""
+        self._closed.set()
+        for session in self._sessions:
+            session.close()
+
+
+@dataclass(slots=True)
+class _Session:
+    """One of the sessions of a snapshot."""
+
+    connection: Connection[Cursor]
+    closed: threading.Event
+    _heard: float = field(default_factory=time.monotonic)
+
+    def run(self, statement: str) -> list[tuple[Any, ...]]:
+        """The rows of a statement that has few."""
+        return run(self.connection, statement)
+
+    def rows(self, statement: str) -> Iterator[list[bytes]]:
+        """The rows of a statement as the server sends them."""
+        try:
+            yield from self._rows(statement)
         except OSError as error:
             raise SourceUnavailable("the connection to the server broke in a snapshot") from error
 
-    def _query(self, statement: str) -> Iterator[list[bytes]]:
-        """The rows of a statement as the server sends them."""
-        connection: Any = self._connection
+    def _rows(self, statement: str) -> Iterator[list[bytes]]:
+        connection: Any = self.connection
         try:
             connection._execute_command(_COM_QUERY, statement.encode())
         except MySQLError as error:
             raise classify(error, "the snapshot failed") from error
         self._heard = time.monotonic()
-        packets_of = self._packets = self._packets or Packets(connection)
+        packets_of = Packets(connection)
         head = 2  # the columns come first, then an end, then the rows
-        while not self._closed:
+        while not self.closed.is_set():
             packets = packets_of.receive(_WAIT_SECONDS)
             if packets is None:
                 self._expect_heard()
@@ -134,45 +293,81 @@ class MysqlSnapshot:
         if time.monotonic() - self._heard > _SILENCE:
             raise SourceUnavailable(f"the server has sent no row for {_SILENCE:.0f} s")
 
-    def wake(self) -> None:
-        """End the snapshot from another thread."""
-        self._closed = True
+    def shut(self) -> None:
+        """End whatever waits for the server."""
+        shut(self.connection)
 
     def close(self) -> None:
-        """End the snapshot and its session."""
-        self._closed = True
-        force_close(self._connection)
+        """End the session."""
+        force_close(self.connection)
 
 
 def _snapshot(
-    connection: Connection[Cursor],
+    connections: list[Connection[Cursor]],
     address: MysqlAddress,
     catalog: MysqlCatalog,
     tables: Sequence[FoundTable],
-) -> BinlogEnd:
-    run(connection, _ISOLATION)
+) -> tuple[list[Connection[Cursor]], BinlogEnd]:
+    """Begin a transaction in each session; gives those that show one position."""
+    for connection in connections:
+        run(connection, _ISOLATION)
     if catalog.server().mariadb:
-        run(connection, _SNAPSHOT)
-        return _snapshot_end(connection, catalog)
+        return _snapshot_without_lock(connections, catalog)
     locking = address.connect()
     try:
         _lock(locking, tables)
-        run(connection, _SNAPSHOT)
-        return catalog.end()
+        _begin(connections)
+        return connections, catalog.end()
     finally:
         force_close(locking)  # unlocks
 
 
-def _snapshot_end(connection: Connection[Cursor], catalog: MysqlCatalog) -> BinlogEnd:
-    """MariaDB knows where in the binary log a snapshot stands, so nothing has to be locked."""
+def _begin(connections: Sequence[Connection[Cursor]]) -> None:
+    """Begin a transaction in each session, all within as little time as can be."""
+    try:
+        several: Sequence[Any] = connections
+        for connection in several:
+            connection._execute_command(_COM_QUERY, _SNAPSHOT)
+        for connection in several:
+            connection._read_ok_packet()
+    except (MySQLError, OSError) as error:
+        raise classify(error, "the snapshot failed") from error
+
+
+def _snapshot_without_lock(
+    connections: list[Connection[Cursor]], catalog: MysqlCatalog
+) -> tuple[list[Connection[Cursor]], BinlogEnd]:
+    """MariaDB knows where in the binary log a snapshot stands, so nothing has to be locked.
+
+    Sessions between which another one has committed begin again. Where that happens every time,
+    those that stand at one position are enough.
+    """
+    for _ in range(_ATTEMPTS):
+        _begin(connections)
+        places = [_place(connection) for connection in connections]
+        ((place, count),) = Counter(places).most_common(1)
+        if count == len(connections):
+            break
+    else:
+        logger.warning("the server commits too often sessions=%d of=%d", count, len(connections))
+    agreeing = []
+    for connection, its_place in zip(connections, places, strict=True):
+        if its_place == place:
+            agreeing.append(connection)
+        else:
+            force_close(connection)
+    return agreeing, BinlogEnd(*place, catalog.gtids_at(*place))
+
+
+def _place(connection: Connection[Cursor]) -> tuple[str, int]:
+    """The place in the binary log that a transaction shows."""
     status = {
         str(name).lower(): str(value)
         for name, value in run(connection, "SHOW STATUS LIKE 'binlog_snapshot_%'")
     }
-    file, position = status.get("binlog_snapshot_file", ""), status["binlog_snapshot_position"]
-    if not file:
+    if not status.get("binlog_snapshot_file"):
         raise SourceRefused("the server writes no binary log (log_bin is off)")
-    return BinlogEnd(file, int(position), catalog.gtids_at(file, int(position)))
+    return status["binlog_snapshot_file"], int(status["binlog_snapshot_position"])
 
 
 def _lock(connection: Connection[Cursor], tables: Sequence[FoundTable]) -> None:
@@ -183,7 +378,7 @@ def _lock(connection: Connection[Cursor], tables: Sequence[FoundTable]) -> None:
     query that runs for long of the second, which also holds up later sessions.
     """
     run(connection, _SHORT_WAIT)
-    names = ", ".join(f"{quoted(each.schema, each.name)} READ" for each in tables)
+    names = ", ".join(f"{quoted(*each.path)} READ" for each in tables)
     try:
         run(connection, f"LOCK TABLES {names}")
     except SourceError as error:
@@ -202,122 +397,3 @@ def _expect_nothing_prepared(catalog: MysqlCatalog) -> None:
             raise SourceUnavailable(
                 f"{len(prepared)} XA transactions are prepared: a snapshot waits for their end"
             )
-
-
-class _RowBatches:
-    """Rows of one table, collected into batches."""
-
-    def __init__(self, table: Table, declared: DeclaredTable, end: BinlogEnd, *, rows: int) -> None:
-        self._table = table
-        self._encoders = [text_encoder(column) for column in declared.columns]
-        self._printed = [printed_as(column) for column in declared.columns]
-        self._image = _template([column.name for column in declared.columns])
-        self._keys = [at for at, column in enumerate(table.columns) if column.key]
-        self._key = _template([table.columns[at].name for at in self._keys])
-        self._end = end
-        self._rows = rows  # in a batch
-        self._position = MysqlPosition(end.file, end.position, "", end.position)
-        self._packets: list[bytes] = []
-        self._bytes = 0
-        self._number = 0
-
-    def take(self, packets: list[bytes]) -> Iterator[Sequence[Change]]:
-        """Add rows; gives batches that are full."""
-        for packet in packets:
-            self._packets.append(packet)
-            self._bytes += len(packet)
-            if len(self._packets) >= self._rows or self._bytes >= _BATCH_BYTES:
-                yield self.cut()
-
-    def cut(self) -> Sequence[Change]:
-        """The rows so far, as a transaction."""
-        packets, size, self._packets, self._bytes = self._packets, self._bytes, [], 0
-        if not packets:
-            return []
-        self._number += 1
-        label = TablePath(self._table.schema, self._table.name).label
-        name = f"snapshot-{self._end.file}:{self._end.position}-{label}-{self._number}"
-        now = time.time_ns() // 1000
-        transaction = Transaction(name, now, now)
-        if size <= block.LARGEST and (packed := self._block(packets, transaction)):
-            return packed
-        last = len(packets)
-        return [
-            self._change(packet, transaction, at, last=at == last)
-            for at, packet in enumerate(packets, 1)
-        ]
-
-    def _block(self, packets: list[bytes], transaction: Transaction) -> Records | None:
-        """Rows as one value of the log; None: they must be stored one by one."""
-        width, count, table = len(self._encoders), len(packets), self._table
-        fields = _fields(packets, width)
-        columns = []
-        for at, (printed, encode) in enumerate(zip(self._printed, self._encoders, strict=True)):
-            column = _column(fields[at::width], printed, encode)
-            if column is None:
-                return None
-            columns.append(column)
-        packed = block.pack(table, transaction, (self._position, self._position), columns, count)
-        if len(packed) > block.LARGEST:
-            return None
-        runs = [(table.version, Op.READ.value, transaction.commit_time, count)]
-        return Records([packed], {table.version: table}, runs)
-
-    def _change(
-        self, packet: bytes, transaction: Transaction, ordinal: int, *, last: bool
-    ) -> Change:
-        fields = _fields([packet], len(self._encoders))
-        values = [
-            b"null" if field is None else encode(field)
-            for field, encode in zip(fields, self._encoders, strict=True)
-        ]
-        key = self._key % tuple([values[at] for at in self._keys]) if self._keys else None
-        image = self._image % tuple(values)
-        return Change(Op.READ, self._table, key, None, BeforeKind.NONE, image, None, (),
-                      transaction, ordinal, self._position, last)  # fmt: skip
-
-
-def _fields(packets: list[bytes], width: int) -> list[bytes | None]:
-    """The values of rows of the text protocol, `width` columns each; None: null."""
-    fields: list[bytes | None] = []
-    add, columns = fields.append, range(width)
-    for packet in packets:
-        at = 0
-        for _ in columns:
-            size = packet[at]
-            at += 1
-            if size == 0xFB:
-                add(None)
-                continue
-            if size > 0xFB:
-                width_of_size = {0xFC: 2, 0xFD: 3, 0xFE: 8}[size]
-                size = int.from_bytes(packet[at : at + width_of_size], "little")
-                at += width_of_size
-            end = at + size
-            add(packet[at:end])
-            at = end
-    return fields
-
-
-def _column(
-    values: list[bytes | None], printed: Printed | None, encode: Encode
-) -> block.ColumnText | None:
-    """A column of a block; None: its rows must be stored one by one."""
-    if printed is not None:
-        nulls = values.count(None)
-        found = block.column_text([b"\\N" if value is None else value for value in values], printed)
-        # The server escapes nothing: a backslash that is not ours, or a zero date, is for JSON.
-        zero = found is None or (printed is Printed.TIMESTAMP and ZERO in found.text)
-        if found is not None and not zero and found.text.count(b"\\") == nulls:
-            return found
-    return block.json_text([b"null" if value is None else encode(value) for value in values])
-
-
-def _template(names: Sequence[str]) -> bytes:
-    labels = [_label(name).replace(b"%", b"%%") + b":%b" for name in names]
-    return b"{%b}" % b",".join(labels)
-
-
-def _statement(table: Table, declared: DeclaredTable) -> str:
-    columns = ", ".join(select_expression(each, quoted(each.name)) for each in declared.columns)
-    return f"SELECT {columns} FROM {quoted(table.schema, table.name)}"

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import msgspec
 
-from ...change.event import Batch, Change, Op, Table, Transaction
+from ...change.event import Batch, Change
 from ...errors import DecodeError, SourceError, SourceUnavailable
 from .. import Phase, Register, Status
 from ..pace import RowPace
@@ -26,22 +26,19 @@ from .aside import LOCK_SECONDS, LOCK_TIMEOUT, TablesAside, anyone_waits, reason
 from .catalog import BinlogEnd, FoundTable
 from .decode.path import TablePath
 from .dump import BinlogDump
-from .pending import change_without_row
-from .position import MysqlPosition
+from .plan import MysqlTablePlan, failed, interrupted, plan, progressed
 from .resume import (
     BinlogOffset,
     DeclaredTable,
     MysqlRestart,
     MysqlResume,
-    MysqlTableSnapshot,
     ResumeEncoder,
     file_number,
-    packed,
 )
 from .session import MysqlSession
 from .settings import MysqlSettings
-from .snapshot import MysqlSnapshot
-from .tables import CapturedTables, expect_no_history, schema
+from .snapshot import CopiedRange, MysqlSnapshot, TableTask
+from .tables import CapturedTables
 from .transactions import BinlogAssembler, XaMemory
 
 _PIECE = 8192  # changes; a longer transaction is handed over in pieces
@@ -373,19 +370,20 @@ class _Flow:
         return [path for path in tried if path not in reasons]
 
     def _open_snapshot(self, tables: list[FoundTable]) -> MysqlSnapshot:
-        return MysqlSnapshot.open(self._session.address, self._session.catalog, tables)
+        session, workers = self._session, self._source.snapshot_workers
+        return MysqlSnapshot.open(session.address, session.catalog, tables, workers=workers)
 
     def _leave(self, tables: list[FoundTable], reason: str) -> None:
         for table in tables:
             self._aside.put(table.path, reason)
 
     def _give_way(self, tables: list[FoundTable]) -> None:
-        """Begin a snapshot anew later, once whoever waits behind it has had its turn."""
-        for table in tables:
-            progress = self._resume.snapshots.get(table.path)
-            if progress is not None and progress.begun and not progress.done:
-                again = MysqlTableSnapshot(replaces=True)
-                self._resume = self._resume.with_snapshot(table.path, again)
+        """Go on with a snapshot later, once whoever waits behind it has had its turn."""
+        declared = self._resume.declared()
+        for path, progress in self._resume.snapshots.items():
+            found = interrupted(progress, declared.get(path))
+            if found is not progress:
+                self._resume = self._resume.with_snapshot(path, found)
         left = [table for table in tables if table.path in self._resume.to_snapshot]
         self._leave(left, "its snapshot gave way to a statement that waited; it is taken later")
 
@@ -413,13 +411,26 @@ class _Flow:
     ) -> Iterator[Batch]:
         wanted = [table for table in tables if table.path in self._resume.to_snapshot]
         wanted = [table for table in wanted if self._held(snapshot, table)]
-        declared = {each.path: self._declared(each) for each in wanted}
+        plans: dict[TablePath, MysqlTablePlan] = {}
         for table in wanted:
-            columns = declared[table.path]
-            if columns is None:
+            declared = self._declared(table)
+            if declared is None:
                 self._resume = _without(self._resume, table.path)
             else:
-                yield from self._snapshot_table(snapshot, table, columns)
+                plans[table.path] = self._plan(table, declared, snapshot.end)
+        tasks: list[TableTask] = []
+        for path in list(plans):
+            try:
+                tasks.append(plans[path].task())
+            except DecodeError as error:
+                yield self._begun(plans.pop(path))
+                self._resume = failed(self._resume, path, str(error))
+                yield self._batch([])
+        with closing(snapshot.copy(tasks, self._pace)) as reading:
+            for copied in reading:
+                if copied is not None:
+                    yield from self._copied(copied, plans)
+                self._expect_nobody_waits(self._resume.to_snapshot)
 
     def _held(self, snapshot: MysqlSnapshot, table: FoundTable) -> bool:
         """Whether a table stays as it is until it is read; one that cannot waits."""
@@ -434,58 +445,27 @@ class _Flow:
     def _declared(self, table: FoundTable) -> DeclaredTable | None:
         return self._session.catalog.declared(table.schema, table.name)
 
-    def _snapshot_table(
-        self, snapshot: MysqlSnapshot, found: FoundTable, declared: DeclaredTable
-    ) -> Iterator[Batch]:
-        path = found.path
-        catalog = self._session.catalog
-        table = self._register(catalog.table(found.schema, found.name, declared))
-        progress = self._resume.snapshots[path]
-        changes: list[Change] = []
-        at = MysqlPosition(snapshot.end.file, snapshot.end.position, "", snapshot.end.position)
-        now = time.time_ns() // 1000
-        name = f"snapshot-{snapshot.end.file}:{snapshot.end.position}-{path.label}"
-        transaction = Transaction(name, now, now)
-        if self._resume.versions.get(path) != table.version:
-            changes.append(
-                change_without_row(Op.SCHEMA, table, schema(table), (transaction, 1, at))
-            )
-        if progress.replaces:
-            emptied = {"snapshot": True, "relations": []}
-            where = (transaction, len(changes) + 1, at)
-            changes.append(change_without_row(Op.TRUNCATE, table, emptied, where))
-        if changes:
-            msgspec.structs.force_setattr(changes[-1], "last", True)
-        self._resume = msgspec.structs.replace(
-            self._resume,
-            snapshots=self._resume.snapshots
-            | {path: MysqlTableSnapshot(begun=True, estimated_rows=found.estimated_rows)},
-            versions=self._resume.versions | {path: table.version},
-            catalogue=packed(self._resume.declared() | {path: declared}),
-        )
-        yield self._batch(changes)
-        yield from self._rows(snapshot, table, declared, path)
+    def _plan(self, found: FoundTable, declared: DeclaredTable, end: BinlogEnd) -> MysqlTablePlan:
+        table = self._session.catalog.table(found.schema, found.name, declared)
+        return plan(self._resume, found, self._register(table), declared, end)
 
-    def _rows(
-        self, snapshot: MysqlSnapshot, table: Table, declared: DeclaredTable, path: TablePath
+    def _copied(
+        self, copied: CopiedRange, plans: dict[TablePath, MysqlTablePlan]
     ) -> Iterator[Batch]:
-        try:
-            expect_no_history(declared)
-            for changes in snapshot.rows(table, declared, self._pace):
-                self._closing.wait(self._pace.delay(len(changes)))
-                progress = self._resume.snapshots[path]
-                progress = msgspec.structs.replace(progress, rows=progress.rows + len(changes))
-                self._resume = self._resume.with_snapshot(path, progress)
-                yield self._batch(changes)
-                self._expect_nobody_waits(self._resume.to_snapshot)
-        except DecodeError as error:
-            self._resume = self._resume.with_error(path, str(error))
-        if self._closing.is_set():
-            return
-        self._aside.done(path)
-        progress = msgspec.structs.replace(self._resume.snapshots[path], done=True)
-        self._resume = self._resume.with_snapshot(path, progress)
-        yield self._batch([])
+        path = copied.task.path
+        if path in plans:
+            yield self._begun(plans.pop(path))
+        if self._resume.snapshots[path].done:
+            return  # another range of it cannot be read
+        self._resume = progressed(self._resume, copied)
+        if self._resume.snapshots[path].done:
+            self._aside.done(path)
+        if copied.changes or self._resume.snapshots[path].done:
+            yield self._batch(copied.changes)
+
+    def _begun(self, begins: MysqlTablePlan) -> Batch:
+        self._resume = begins.begun(self._resume)
+        return self._batch(begins.announced)
 
 
 def _round(tables: list[FoundTable]) -> list[FoundTable]:
@@ -497,5 +477,6 @@ def _round(tables: list[FoundTable]) -> list[FoundTable]:
 def _without(resume: MysqlResume, path: TablePath) -> MysqlResume:
     """A table that is not there any more; the stream has its DROP."""
     snapshots = {each: progress for each, progress in resume.snapshots.items() if each != path}
-    former = (*resume.former, path) if resume.snapshots[path].replaces else resume.former
+    progress = resume.snapshots[path]
+    former = (*resume.former, path) if progress.replaces or progress.begun else resume.former
     return msgspec.structs.replace(resume, snapshots=snapshots, former=former)

@@ -21,6 +21,7 @@ from .decode.events import TableMap
 from .decode.path import TablePath
 from .decode.rows import BinlogRowDecoder
 from .decode.statements import DdlStatement, Effect, Verb
+from .keys import KeyOrder, UnreadKeys
 from .resume import BinlogOffset, DeclaredTable, MysqlResume, MysqlTableSnapshot, packed
 from .settings import ANNOTATIONS
 
@@ -73,6 +74,7 @@ class MappedTable(msgspec.Struct, frozen=True):
     table: Table | None = None  # None: not captured
     rows: BinlogRowDecoder | None = None  # None: passed over
     annotates: bool = False
+    unread: UnreadKeys | None = None  # whose changes do not count; None: all do
 
 
 class CapturedTables:
@@ -121,7 +123,7 @@ class CapturedTables:
         events: list[TableEvent] = []
         if event.table == ANNOTATIONS:
             reading = self._annotations(event, path)
-        elif path not in self.state.snapshots or not self.state.snapshots[path].begun:
+        elif not self.counts(path):
             reading = MappedTable(path)
         else:
             reading, events = self._captured(event, path)
@@ -151,10 +153,22 @@ class CapturedTables:
             events += [(Op.SCHEMA, table, schema(table) | ddl) for ddl in later or [{}]]
         if path in self.state.former:
             events.append(self._forgotten(path, table))
-        readable = path not in self.state.errored
-        return MappedTable(
-            path, table, BinlogRowDecoder(table, types) if readable else None
-        ), events
+        rows = BinlogRowDecoder(table, types) if path not in self.state.errored else None
+        return MappedTable(path, table, rows, unread=self._unread(path, table)), events
+
+    def _unread(self, path: TablePath, table: Table) -> UnreadKeys | None:
+        left = self.state.snapshots[path].left
+        order = KeyOrder.of(self._declared[path]) if left else None
+        return None if order is None else UnreadKeys(table, order, left)
+
+    def counts(self, path: TablePath) -> bool:
+        """Whether what happens to a table's rows is captured."""
+        progress = self.state.snapshots.get(path)
+        return progress is not None and progress.begun
+
+    def begin_anew(self, path: TablePath) -> None:
+        """Take the snapshot of a table from its first row."""
+        self._track(path, MysqlTableSnapshot(replaces=True))
 
     def _described(self, event: TableMap, path: TablePath) -> tuple[Table, list[ColumnType]]:
         declared = self._declared.get(path) or DeclaredTable(())
@@ -207,7 +221,7 @@ class CapturedTables:
                 events += self._dropped(path, ddl)
         if self._stayed(statement):
             (effect,) = statement.effects
-            self._track(effect.path, MysqlTableSnapshot(replaces=True))
+            self.begin_anew(effect.path)
             return []
         for effect in statement.effects:
             events += self._effect(effect, ddl, end)
@@ -280,9 +294,12 @@ class CapturedTables:
         before = self._last_known(path) if effect.drops else None
         now = self._catalog.declared(effect.path.schema, effect.path.table)
         self._declare(path, now or known)
-        # By another key the rows that are in the log would not be found again.
-        if effect.loses or (known is not None and now is not None and known.key != now.key):
-            self._track(path, MysqlTableSnapshot(replaces=True))
+        # By another key the rows that are in the log would not be found again; and one snapshot
+        # shows a table either before an ALTER TABLE or behind it.
+        half_read = bool(progress.left) and effect.verb is Verb.ALTER
+        keyed_anew = known is not None and now is not None and known.key != now.key
+        if effect.loses or keyed_anew or half_read:
+            self.begin_anew(path)
         return self._gone(effect, before, end) + self._schema_events(effect, ddl, end)
 
     def _gone(self, effect: Effect, before: Table | None, end: BinlogOffset) -> list[TableEvent]:

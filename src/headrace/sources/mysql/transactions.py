@@ -31,6 +31,7 @@ from .decode.events import (
     Xid,
 )
 from .decode.path import TablePath
+from .decode.rows import Row
 from .decode.statements import (
     ROLLBACK_TO,
     SAVEPOINT,
@@ -42,6 +43,7 @@ from .decode.statements import (
     xid,
 )
 from .dump import FIRST
+from .keys import RowNotRead
 from .pending import OpenTransaction, PendingRows, annotation, change_without_row, decoded
 from .position import MysqlPosition
 from .resume import BinlogOffset, MysqlResume, file_number
@@ -507,12 +509,27 @@ class BinlogAssembler:
                 self._complete()
                 continue
             rows = found.get(at)
+            if each.reading.unread is not None and not self.tables.counts(each.reading.path):
+                continue
             if isinstance(rows, list) and each.reading.path not in self.tables.state.errored:
-                self.open += each.changes(rows)
+                self._add(each, rows)
                 continue
             if isinstance(rows, DecodeError):
                 self._cannot_read(each.reading.path, rows)
             self.open.append(each.undecoded(self.tables.state.errored.get(each.reading.path, "")))
+
+    def _add(self, pending: PendingRows, rows: list[Row]) -> None:
+        path = pending.reading.path
+        try:
+            self.open += pending.changes(rows)
+        except RowNotRead:
+            self.tables.begin_anew(path)
+            self._readings = {
+                number: MappedTable(path) if known.path == path else known
+                for number, known in self._readings.items()
+            }
+            snapshots = self.tables.state.snapshots
+            self.settled = msgspec.structs.replace(self.settled, snapshots=snapshots)
 
     def _cannot_read(self, path: TablePath, error: DecodeError) -> None:
         if path in self.tables.state.errored:
