@@ -20,7 +20,8 @@ from headrace.change.event import Batch, Change, Op
 from headrace.change.replay import Replay, Row, TableName
 from headrace.log import Log
 from headrace.sources.mysql import Mysql, aside, plan, snapshot
-from headrace.sources.mysql.catalog import MysqlCatalog
+from headrace.sources.mysql.address import run
+from headrace.sources.mysql.catalog import BinlogEnd, FoundTable, MysqlCatalog
 from headrace.sources.mysql.decode.columns import DeclaredColumn
 from headrace.sources.mysql.keys import KeyOrder
 from headrace.sources.mysql.resume import (
@@ -30,6 +31,7 @@ from headrace.sources.mysql.resume import (
     decode,
     file_number,
 )
+from headrace.sources.mysql.snapshot import MysqlSnapshot
 from headrace.testing.mysql import MysqlDatabase
 from tests.sources.capturing import driven
 from tests.sources.mycapturing import captured, image, ordered
@@ -162,6 +164,8 @@ class Interrupted:
         assert self.changes(Op.TRUNCATE) == []
         reads = Counter(change.key for change in self.changes(Op.READ))
         assert set(reads.values()) == {1}
+        ends = [change.transaction.id for change in self.changes() if change.last]
+        assert len(ends) == len(set(ends)), "a transaction ends once"
         versions: dict[int, int] = {}
         for change in self.changes(Op.READ, Op.INSERT, Op.UPDATE):
             row = image(change.after)
@@ -444,27 +448,64 @@ def test_a_range_of_a_key_of_several_columns_reads_its_own_rows_alone(
         assert sum(int(value) for _, value in cursor.fetchall()) < 150
 
 
-@pytest.mark.parametrize(
-    ("positions", "kept"),
-    [([[1, 2, 2], [3, 3, 3]], [0, 1, 2]), ([[4, 5, 5]] * 20, [1, 2]), ([[1, 2, 3]] * 20, [0])],
-)
-def test_sessions_that_show_one_position_are_enough(
-    monkeypatch: pytest.MonkeyPatch, positions: list[list[int]], kept: list[int]
+@pytest.mark.parametrize(("busy", "agreeing"), [(0, 3), (3, 3), (1000, 2)])
+def test_sessions_show_one_position_whatever_is_committed_between_them(
+    maria: MysqlDatabase, monkeypatch: pytest.MonkeyPatch, busy: int, agreeing: int
 ) -> None:
-    begun = iter(positions)
-    connections: list[Any] = [MagicMock(), MagicMock(), MagicMock()]
-    shown: dict[int, int] = {}
+    maria.execute("CREATE TABLE users (id int AUTO_INCREMENT PRIMARY KEY)")
+    begin, commits = snapshot._begin, itertools.count()
 
-    def begin(found: list[Any]) -> None:
-        shown.update(zip(map(id, found), next(begun), strict=True))
+    def interleaved(connections: list[Any]) -> None:
+        begin(connections[:1])
+        if next(commits) < busy:
+            maria.execute("INSERT INTO users VALUES ()")
+        begin(connections[1:])
 
-    closed: list[Any] = []
-    monkeypatch.setattr(snapshot, "_begin", begin)
-    monkeypatch.setattr(snapshot, "_place", lambda each: ("mysql-bin.000001", shown[id(each)]))
-    monkeypatch.setattr(snapshot, "force_close", closed.append)
+    monkeypatch.setattr(snapshot, "_begin", interleaved)
+    source = mysql(maria)
+    with closing(MysqlCatalog(source.address.connect(), source="shop")) as catalog:
+        tables = catalog.candidates(source.wants)
+        with closing(MysqlSnapshot.open(source.address, catalog, tables, workers=3)) as found:
+            maria.execute("INSERT INTO users VALUES ()")
+            count = f"SELECT count(*) FROM {maria.name}.users"
+            shown = [session.run(count)[0][0] for session in found._sessions]
+            assert shown == [min(busy, 20)] * agreeing
+            assert found.end.offset < catalog.end().offset
+
+
+def test_sessions_begin_under_a_lock_where_the_server_shows_no_position(
+    maria: MysqlDatabase,
+) -> None:
+    """As on MySQL, with the same statements."""
+    maria.execute("CREATE TABLE users (id int AUTO_INCREMENT PRIMARY KEY)")
+    count, counts = f"SELECT count(*) FROM {maria.name}.users", []
+
+    def end() -> BinlogEnd:
+        counts.append(maria.execute(count)[0][0])
+        return BinlogEnd("mysql-bin.000001", 4, "")
+
     catalog = MagicMock(spec=MysqlCatalog)
-    catalog.gtids_at.return_value = "0-1-1"
-    agreeing, end = snapshot._snapshot_without_lock(connections, catalog)
-    assert agreeing == [connections[at] for at in kept]
-    assert closed == [each for each in connections if each not in agreeing]
-    assert (end.position, next(begun, None)) == (positions[-1][kept[0]], None)
+    catalog.server.return_value.mariadb = False
+    catalog.end.side_effect = end
+    address, ending = mysql(maria).address, threading.Event()
+
+    def writing() -> None:
+        while not ending.is_set():
+            maria.execute("INSERT INTO users VALUES ()")
+
+    threads = [threading.Thread(target=writing) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            connections = [address.connect() for _ in range(4)]
+            tables = [FoundTable(maria.name, "users", True, 0)]
+            snapshot._snapshot(connections, address, catalog, tables)
+            shown = [run(connection, count)[0][0] for connection in connections]
+            for connection in connections:
+                connection.close()
+            assert shown == [counts[-1]] * 4
+    finally:
+        ending.set()
+        for thread in threads:
+            thread.join()

@@ -36,7 +36,10 @@ class RowBatch:
 class SnapshotRows:
     """How the rows of one table become changes; may be used from any thread."""
 
-    def __init__(self, table: Table, declared: DeclaredTable, end: BinlogEnd) -> None:
+    def __init__(
+        self, table: Table, declared: DeclaredTable, end: BinlogEnd, *, known: int = 0
+    ) -> None:
+        """`known`: how many rows have been read already, perhaps at the same place."""
         self._table = table
         self._encoders = [text_encoder(column) for column in declared.columns]
         self._printed = [printed_as(column) for column in declared.columns]
@@ -47,7 +50,7 @@ class SnapshotRows:
         self._in_key_order = [names.index(name) for name in declared.key if name in names]
         self._position = MysqlPosition(end.file, end.position, "", end.position)
         label = TablePath(table.schema, table.name).label
-        self._transactions = f"snapshot-{end.file}:{end.position}-{label}-"
+        self._transactions = f"snapshot-{end.file}:{end.position}-{label}-{known}-"
         self._numbers = count(1)
 
     def batch(self, packets: list[bytes], size: int) -> RowBatch:

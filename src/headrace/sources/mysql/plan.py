@@ -47,10 +47,10 @@ class MysqlTablePlan:
         return TableTask(
             self.found.path,
             self.declared,
-            SnapshotRows(self.table, self.declared, self.end),
+            SnapshotRows(self.table, self.declared, self.end, known=self.progress.rows),
             KeyOrder.of(self.declared),
             list(self.progress.left),
-            is_long=not 0 <= self.found.estimated_rows < RANGE_ROWS,
+            is_long=not 0 < self.found.estimated_rows < RANGE_ROWS,  # 0: it has no statistics yet
         )
 
 
