@@ -34,10 +34,10 @@ from .conform import conformed
 from .fold import Fold, RowKey, Share
 from .keys import Mask, bitmap, row_numbers
 from .lookup import INDEXES, ON_DISK, KeyIndex
-from .parquet import LOOSE, PAST, key_columns, read_rows, write_rows
+from .parquet import LOOSE, PAST, joined, key_columns, read_rows, write_rows
 from .window import KeySearch, Window
 
-_MOST_BYTES = 128_000_000  # of the images of a window
+_MOST_BYTES = 64_000_000  # of the images of a window, and of the rows of a file that it makes
 
 Changes = LogBlock | list[tuple[Any, ...]]
 
@@ -149,7 +149,7 @@ class TableShare:
         if fold.versions or fold.emptied_time is not None:
             window = Window(self.plan, fold)
             window.look_up(self._files, self._dead)
-            for name, rows in window.rows():
+            for name, rows in joined(window.rows(), _MOST_BYTES):
                 self._write(rows, name)
 
     def _write(self, rows: pa.Table, name: str) -> None:

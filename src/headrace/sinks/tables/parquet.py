@@ -1,6 +1,7 @@
 """Rows in a table's files: sorted when they are written, found by their numbers when read."""
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,8 @@ from .conform import conformed
 from .keys import Numbers
 from .lookup import KeyColumns
 
-GROUP_ROWS = 50_000  # of a row group: what is read for one row
+GROUP_ROWS = 50_000  # of a row group: what is read for one row …
+GROUP_BYTES = 16_000_000  # … and what that may take of memory
 
 # What a file's name says of its rows: from a batch, in order with the files of this name, past.
 LOOSE, SORTED, PAST = "rows", "sorted", "past"
@@ -44,6 +46,23 @@ def in_order(rows: pa.Table, order: Sequence[str]) -> pa.Table:
     return rows.take(pc.sort_indices(rows, sort_keys=columns))
 
 
+def joined(
+    pieces: Iterable[tuple[str, pa.Table]], most_bytes: int
+) -> Iterator[tuple[str, pa.Table]]:
+    """Rows by the name of their file, the small pieces of each joined."""
+    held: dict[str, list[pa.Table]] = defaultdict(list)
+    size: dict[str, int] = defaultdict(int)
+    for name, rows in pieces:
+        if rows.num_rows:
+            held[name].append(rows)
+            size[name] += rows.nbytes
+        if size[name] >= most_bytes:
+            yield name, pa.concat_tables(held.pop(name))
+            del size[name]
+    for name, some in held.items():
+        yield name, pa.concat_tables(some)
+
+
 def write_rows(plan: TablePlan, rows: pa.Table, name: str) -> Iterator[tuple[Added, pa.Table]]:
     """New files of rows, and what is in each."""
     rows = in_order(rows, plan.order)
@@ -52,7 +71,9 @@ def write_rows(plan: TablePlan, rows: pa.Table, name: str) -> Iterator[tuple[Add
         for start in range(0, of_partition.num_rows, plan.file_rows):
             part = of_partition.slice(start, plan.file_rows)
             stored = part.drop_columns(list(partition))
-            yield plan.folder.write(stored, name, partition, group_rows=GROUP_ROWS), part
+            fitting = GROUP_BYTES * part.num_rows // max(part.nbytes, 1)
+            group_rows = max(min(fitting, GROUP_ROWS), 1)
+            yield plan.folder.write(stored, name, partition, group_rows=group_rows), part
 
 
 def _text(name: str, value: object) -> str | None:
@@ -70,15 +91,25 @@ def _text(name: str, value: object) -> str | None:
 
 def read_rows(folder: Folder, file: PlannedFile, rows: Numbers, schema: pa.Schema) -> pa.Table:
     """Some rows of a file, by their numbers, with some columns as the table has them now."""
+    parts = list(read_in_groups(folder, file, rows, schema))
+    order = np.concatenate([np.empty(0, dtype=np.int64), *(which for which, _ in parts)])
+    read = pa.concat_tables([schema.empty_table(), *(part for _, part in parts)])
+    return read if np.array_equal(order, np.arange(len(rows))) else read.take(np.argsort(order))
+
+
+def read_in_groups(
+    folder: Folder, file: PlannedFile, rows: Numbers, schema: pa.Schema
+) -> Iterator[tuple[Numbers, pa.Table]]:
+    """The same, row group by row group, and which of the rows each has: they may be large."""
     with folder.open(file.path) as parquet:
         there = set(parquet.schema_arrow.names)
         names = [name for name in schema.names if name in there]
         counts = [parquet.metadata.row_group(at).num_rows for at in range(parquet.num_row_groups)]
         ends = np.cumsum(counts)
         groups = np.searchsorted(ends, rows, side="right")
-        wanted, place = np.unique(groups, return_inverse=True)
-        read = parquet.read_row_groups(wanted.tolist(), columns=names, use_threads=False)
-    begins = (ends - counts)[groups]
-    before = np.concatenate([[0], np.cumsum(np.asarray(counts)[wanted])])[place]
-    # Types of another writer, such as string_view, may not be taken from: first the table's.
-    return conformed(read, schema, file.partition).take(pa.array(rows - begins + before))
+        for group in np.unique(groups).tolist():
+            which = np.flatnonzero(groups == group)
+            read = parquet.read_row_group(group, columns=names, use_threads=False)
+            numbers = pa.array(rows[which] - (ends[group] - counts[group]))
+            # Types of another writer, such as string_view, may not be taken from: first ours.
+            yield which, conformed(read, schema, file.partition).take(numbers)

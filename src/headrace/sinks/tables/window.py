@@ -1,5 +1,6 @@
 """Folded changes beside the files of their table: which rows they replace, what they become."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from .conform import conformed
 from .fold import Fold, Version
 from .keys import Mask, Numbers, bitmap, key_codes, row_numbers
 from .lookup import INDEXES
-from .parquet import LOOSE, PAST, SORTED, key_columns, kind, read_rows
+from .parquet import LOOSE, PAST, SORTED, key_columns, kind, read_in_groups, read_rows
 
 
 class KeySearch:
@@ -150,9 +151,8 @@ class Window:
                 )
                 if version.image is not None and not outdated
             ]
-            alive = [versions[at] for at in keep]
-            if alive:
-                yield LOOSE, self._table(alive, {})
+            for rows in self._tables([versions[at] for at in keep], {}):
+                yield LOOSE, rows
             return
         yield from self._history()
 
@@ -175,70 +175,65 @@ class Window:
             VALID_TO: pa.array(ends, pa.int64()).cast(moment),
             CURRENT: pa.array([end is None for end in ends], pa.bool_()),
         }
-        whole = self._table(rows, own)
-        current = whole[CURRENT]
-        past = pa.concat_tables([*self._closed(), whole.filter(pc.invert(current))])
-        for name, part in ((LOOSE, whole.filter(current)), (PAST, past)):
-            if part.num_rows:
-                yield name, part
+        for old in self._closed():
+            yield PAST, old
+        for whole in self._tables(rows, own):
+            current = whole[CURRENT]
+            yield LOOSE, whole.filter(current)
+            yield PAST, whole.filter(pc.invert(current))
 
     def _closed(self) -> Iterator[pa.Table]:
         """The rows that were current, as they are past."""
         schema = self._plan.schema
         times = np.array([each[0].commit_time for each in self._versions] + [0], dtype=np.int64)
         for file, keys, rows in self._found:
-            old = self._read(file, rows, schema.names)
-            ends = times[keys]
-            if self._emptied is not None:
-                ends = np.where(keys < 0, self._emptied, np.minimum(ends, self._emptied))
-            moments = pa.array(ends, pa.int64()).cast(schema.field(VALID_TO).type)
-            over = pa.array(np.zeros(len(rows), dtype=np.bool_))
-            old = old.set_column(schema.get_field_index(VALID_TO), schema.field(VALID_TO), moments)
-            old = old.set_column(schema.get_field_index(CURRENT), schema.field(CURRENT), over)
-            # Nobody ever saw what a transaction replaced that had made it.
-            yield old.filter(pc.not_equal(old[VALID_FROM], old[VALID_TO]))
+            for which, old in read_in_groups(self._plan.folder, file, rows, schema):
+                ends = times[keys[which]]
+                if self._emptied is not None:
+                    emptied = keys[which] < 0
+                    ends = np.where(emptied, self._emptied, np.minimum(ends, self._emptied))
+                until = pa.array(ends, pa.int64()).cast(schema.field(VALID_TO).type)
+                past = _with(_with(old, VALID_TO, until), CURRENT, pa.repeat(False, len(ends)))
+                # Nobody ever saw what a transaction replaced that had made it.
+                yield past.filter(pc.not_equal(past[VALID_FROM], past[VALID_TO]))
 
-    def _table(self, versions: Sequence[Version], own: dict[str, pa.Array]) -> pa.Table:
-        rows = self._decoded([version.image for version in versions], self._plan.columns)
-        own = {SEQUENCE: pa.array([version.sequence for version in versions], pa.int64()), **own}
-        for name, values in own.items():
-            rows = rows.append_column(name, values)
-        rows = conformed(rows, self._plan.schema)
-        partial = {at: each for at, each in enumerate(versions) if each.absent}
-        return self._completed(rows, partial) if partial else rows
-
-    def _completed(self, rows: pa.Table, partial: dict[int, Version]) -> pa.Table:
-        """The rows with absent columns taken from the rows that the table had."""
-        lacking = {name for version in partial.values() for name in version.absent}
-        names = [name for name in rows.column_names if name in lacking]
-        bases, number = self._base_rows(names)
-        if any(version.base not in number for version in partial.values()):
+    def _tables(self, versions: Sequence[Version], own: dict[str, pa.Array]) -> Iterator[pa.Table]:
+        """The rows of versions: whole ones at once, the others as their old rows are read."""
+        partial: dict[bytes, list[int]] = defaultdict(list)
+        for at, version in enumerate(versions):
+            if version.absent:
+                partial[version.base].append(at)
+        own = {SEQUENCE: pa.array([each.sequence for each in versions], pa.int64()), **own}
+        if whole := [at for at, version in enumerate(versions) if not version.absent]:
+            yield self._table(versions, whole, own)
+        lacking = set().union(*(versions[at].absent for some in partial.values() for at in some))
+        names = [name for name in self._plan.schema.names if name in lacking]
+        for bases, keys in self._base_rows(names) if names else ():
+            pairs = [(number, at) for number, key in enumerate(keys) for at in partial.pop(key, ())]
+            if pairs:
+                numbers, chosen = zip(*pairs, strict=True)
+                rows = self._table(versions, chosen, own)
+                yield _completed(rows, [versions[at] for at in chosen], bases.take(numbers))
+        if partial:
             raise TableFailed("a row came in part, and the table does not have the rest of it")
-        for name in names:
-            sources: list[int | None] = [None] * rows.num_rows
-            for at, version in partial.items():
-                if name in version.absent:
-                    sources[at] = number[version.base]
-            taken = bases[name].take(pa.array(sources, pa.int64()))
-            absent = pa.array([source is not None for source in sources])
-            index = rows.schema.get_field_index(name)
-            whole = pc.if_else(absent, taken, rows[name])
-            rows = rows.set_column(index, rows.schema.field(name), whole)
-        return rows
 
-    def _base_rows(self, names: list[str]) -> tuple[pa.Table, dict[bytes, int]]:
-        """Some columns of the old rows that partial ones need, and which key each has."""
+    def _table(
+        self, versions: Sequence[Version], chosen: Sequence[int], own: dict[str, pa.Array]
+    ) -> pa.Table:
+        rows = self._decoded([versions[at].image for at in chosen], self._plan.columns)
+        for name, values in own.items():
+            rows = rows.append_column(name, values.take(pa.array(chosen, pa.int64())))
+        return conformed(rows, self._plan.schema)
+
+    def _base_rows(self, names: list[str]) -> Iterator[tuple[pa.Table, list[bytes]]]:
+        """Some columns of the old rows that partial ones need, a few at a time, and their keys."""
         wanted = np.array(sorted(self._bases), dtype=np.int64)
-        parts, number, count = [], {}, 0
+        schema = pa.schema([self._plan.schema.field(name) for name in names])
         for file, keys, rows in self._found:
             needed = np.isin(keys, wanted)
-            if needed.any():
-                parts.append(self._read(file, rows[needed], names))
-                for at in keys[needed].tolist():
-                    number[self._texts[at]] = count
-                    count += 1
-        schema = pa.schema([self._plan.schema.field(name) for name in names])
-        return pa.concat_tables([schema.empty_table(), *parts]), number
+            of = keys[needed]
+            for which, bases in read_in_groups(self._plan.folder, file, rows[needed], schema):
+                yield bases, [self._texts[at] for at in of[which].tolist()]
 
     def _read(self, file: PlannedFile, rows: Numbers, names: list[str]) -> pa.Table:
         schema = pa.schema([self._plan.schema.field(name) for name in names])
@@ -248,3 +243,15 @@ class Window:
         names = {column.name for column in columns}
         text = self._plan.as_text & names
         return decode(images, columns, as_text=text, connector=self._plan.connector)
+
+
+def _completed(rows: pa.Table, versions: Sequence[Version], bases: pa.Table) -> pa.Table:
+    """Rows with what each of them lacks taken from its old row."""
+    for name in bases.column_names:
+        absent = pa.array([name in version.absent for version in versions])
+        rows = _with(rows, name, pc.if_else(absent, bases[name], rows[name]))
+    return rows
+
+
+def _with(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    return rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), values)
