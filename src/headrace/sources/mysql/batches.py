@@ -14,7 +14,6 @@ from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...change.printed import Encode, Printed
 from ...change.record import Records, rows_in_block
 from .catalog import BinlogEnd
-from .decode.path import TablePath
 from .decode.times import ZERO
 from .decode.values import printed_as, text_encoder
 from .position import MysqlPosition
@@ -36,10 +35,8 @@ class RowBatch:
 class SnapshotRows:
     """How the rows of one table become changes; may be used from any thread."""
 
-    def __init__(
-        self, table: Table, declared: DeclaredTable, end: BinlogEnd, *, known: int = 0
-    ) -> None:
-        """`known`: how many rows have been read already, perhaps at the same place."""
+    def __init__(self, table: Table, declared: DeclaredTable, end: BinlogEnd, *, name: str) -> None:
+        """`name`: what the names of their transactions begin with."""
         self._table = table
         self._encoders = [text_encoder(column) for column in declared.columns]
         self._printed = [printed_as(column) for column in declared.columns]
@@ -49,8 +46,7 @@ class SnapshotRows:
         self._key = _template([table.columns[at].name for at in self._keys])
         self._in_key_order = [names.index(name) for name in declared.key if name in names]
         self._position = MysqlPosition(end.file, end.position, "", end.position)
-        label = TablePath(table.schema, table.name).label
-        self._transactions = f"snapshot-{end.file}:{end.position}-{label}-{known}-"
+        self._name = name
         self._numbers = count(1)
 
     def batch(self, packets: list[bytes], size: int) -> RowBatch:
@@ -58,7 +54,7 @@ class SnapshotRows:
         if not packets:
             return RowBatch([], ())
         now = time.time_ns() // 1000
-        transaction = Transaction(f"{self._transactions}{next(self._numbers)}", now, now)
+        transaction = Transaction(f"{self._name}-{next(self._numbers)}", now, now)
         changes: Sequence[Change] | None = None
         if size <= block.LARGEST:
             changes = self._block(packets, transaction)

@@ -28,6 +28,7 @@ class MysqlTablePlan:
     table: Table
     declared: DeclaredTable
     end: BinlogEnd
+    name: str  # what the names of its transactions begin with
     announced: list[Change]
     progress: MysqlTableSnapshot
 
@@ -47,7 +48,7 @@ class MysqlTablePlan:
         return TableTask(
             self.found.path,
             self.declared,
-            SnapshotRows(self.table, self.declared, self.end, known=self.progress.rows),
+            SnapshotRows(self.table, self.declared, self.end, name=self.name),
             KeyOrder.of(self.declared),
             list(self.progress.left),
             is_long=not 0 < self.found.estimated_rows < RANGE_ROWS,  # 0: it has no statistics yet
@@ -70,16 +71,17 @@ def plan(
         progress = MysqlTableSnapshot(
             begun=True, estimated_rows=found.estimated_rows, left=(PrimaryKeyRange(),)
         )
-    announced = _announced(found, table, end, contents)
-    return MysqlTablePlan(found, table, declared, end, announced, progress)
+    # With the time: where nothing is written, the next snapshot has the same position.
+    name = f"snapshot-{end.file}:{end.position}-{time.time_ns() // 1000}-{path.label}"
+    announced = _announced(name, table, end, contents)
+    return MysqlTablePlan(found, table, declared, end, name, announced, progress)
 
 
 def _announced(
-    found: FoundTable, table: Table, end: BinlogEnd, contents: list[tuple[Op, dict[str, Any]]]
+    name: str, table: Table, end: BinlogEnd, contents: list[tuple[Op, dict[str, Any]]]
 ) -> list[Change]:
     now = time.time_ns() // 1000
-    name = f"snapshot-{end.file}:{end.position}-{found.path.label}"
-    transaction = Transaction(name, now, now)
+    transaction = Transaction(f"{name}-0", now, now)
     position = MysqlPosition(end.file, end.position, "", end.position)
     changes = [
         change_without_row(op, table, content, (transaction, ordinal, position))
