@@ -30,6 +30,7 @@ from headrace.sources.mysql.resume import (
     PrimaryKeyRange,
     decode,
     file_number,
+    snapshot_again,
 )
 from headrace.sources.mysql.snapshot import MysqlSnapshot
 from headrace.testing.mysql import MysqlDatabase
@@ -156,8 +157,12 @@ class Interrupted:
             reading.until(ends)
         replay = Replay.of(self.changes())
         assert replay.surprises == []
-        found = replay.rows(TableName("shop", self.database.name, "users"))
-        assert plain(found) == table_rows(self.database)
+        there = {name for (name,) in self.database.execute("SHOW TABLES")}
+        for name in ("users", "other"):
+            found = replay.rows(TableName("shop", self.database.name, name))
+            expected = table_rows(self.database, name) if name in there else []
+            assert plain(found) == expected, name
+        assert set(Counter(change.id for change in self.changes()).values()) == {1}
 
     def assert_nothing_came_twice(self) -> None:
         """Every row was read once, and its versions follow one another."""
@@ -181,9 +186,9 @@ def plain(rows: list[Row]) -> list[Row]:
     return ordered([{"seq": row["seq"], "n": row["n"]} for row in rows])
 
 
-def table_rows(database: MysqlDatabase) -> list[Row]:
+def table_rows(database: MysqlDatabase, name: str = "users") -> list[Row]:
     """The same of the table itself."""
-    found = database.execute("SELECT seq, n FROM users")
+    found = database.execute(f"SELECT seq, n FROM {name}")
     return ordered([{"seq": seq, "n": n} for seq, n in found])
 
 
@@ -301,6 +306,44 @@ def test_ddl_between_the_parts_of_a_snapshot(
         image(each.after).get("snapshot", False) for each in interrupted.changes(Op.TRUNCATE)
     ]
     assert any(emptied) == (again and not renamed)
+
+
+@pytest.mark.parametrize("name", ["integer", "text"])
+@pytest.mark.parametrize("statement", ["DROP TABLE users", "RENAME TABLE users TO other"])
+def test_a_table_that_was_half_read_goes_away(
+    interrupted: Interrupted, name: str, statement: str
+) -> None:
+    database = interrupted.database
+    (CERTAIN | UNCERTAIN)[name].create(database)
+    interrupted.copy_some(3)
+    database.execute("UPDATE users SET n = n + 1")
+    database.execute(statement)
+    interrupted.finish()
+    schemas = [image(change.after) for change in interrupted.changes(Op.SCHEMA)]
+    assert [each["ddl_command"] for each in schemas if each.get("dropped")]
+
+
+def test_another_type_of_the_key_that_the_catalogue_shows_early(interrupted: Interrupted) -> None:
+    database = interrupted.database
+    CERTAIN["day"].create(database)
+    interrupted.copy_some(3)
+    database.execute(
+        "CREATE INDEX numbers ON users (n); UPDATE users SET n = n + 1;"
+        "ALTER TABLE users DROP PRIMARY KEY, DROP COLUMN id, ADD COLUMN id bigint;"
+        "UPDATE users SET id = seq, n = n + 1; ALTER TABLE users ADD PRIMARY KEY (id)"
+    )
+    interrupted.finish()
+
+
+def test_snapshots_at_one_position_have_ids_of_their_own(interrupted: Interrupted) -> None:
+    UNCERTAIN["text"].create(interrupted.database)
+    interrupted.copy_some(3)
+    interrupted.copy_some(3)
+    interrupted.finish()
+    again = snapshot_again(interrupted.resume, {f"{interrupted.database.name}.users"})
+    interrupted.log.append("shop", Batch([], again.encode()))
+    interrupted.finish()
+    assert len({change.position for change in interrupted.changes(Op.READ)}) == 1
 
 
 def test_rows_that_are_not_sent_whole_go_on_where_they_were_read(interrupted: Interrupted) -> None:

@@ -334,11 +334,12 @@ class _Flow:
 
     def _take_snapshot(self, *, first: bool) -> Iterator[Batch]:
         """Begin a snapshot, follow the stream up to its position, and read its rows."""
-        found = {
-            table.path: table for table in self._session.catalog.candidates(self._source.wants)
-        }
-        gone = [path for path in self._resume.to_snapshot if path not in found]
-        for path in gone:
+        found = self._found()
+        if not first and not found.keys() >= set(self._resume.to_snapshot):
+            # The stream has the DROP or RENAME, and the log may have rows of such a table.
+            yield from self._follow_up_to(self._session.catalog.end())
+            found = self._found()
+        for path in set(self._resume.to_snapshot) - found.keys():
             self._resume = _without(self._resume, path)
         tables = _round([found[path] for path in self._readable()])
         try:
@@ -360,6 +361,11 @@ class _Flow:
             except _SnapshotYields:
                 self._give_way(tables)
             self._snapshot = None
+
+    def _found(self) -> dict[TablePath, FoundTable]:
+        """The tables that are there."""
+        candidates = self._session.catalog.candidates(self._source.wants)
+        return {table.path: table for table in candidates}
 
     def _readable(self) -> list[TablePath]:
         """Tables to read now; those that cannot be read wait, and keep nobody else waiting."""
@@ -401,10 +407,13 @@ class _Flow:
             )
             yield self._batch([])
             return
+        for batch in self._follow_up_to(end):
+            yield batch
+            self._expect_nobody_waits(self._to_snapshot)
+
+    def _follow_up_to(self, end: BinlogEnd) -> Iterator[Batch]:
         while self._resume.offset < end.offset and not self._closing.is_set():
-            for batch in self._follow(end.offset):
-                yield batch
-                self._expect_nobody_waits(self._to_snapshot)
+            yield from self._follow(end.offset)
 
     def _snapshot_tables(
         self, snapshot: MysqlSnapshot, tables: list[FoundTable]
@@ -475,7 +484,7 @@ def _round(tables: list[FoundTable]) -> list[FoundTable]:
 
 
 def _without(resume: MysqlResume, path: TablePath) -> MysqlResume:
-    """A table that is not there any more; the stream has its DROP."""
+    """A table that is not there any more, whatever the stream has of it."""
     snapshots = {each: progress for each, progress in resume.snapshots.items() if each != path}
     progress = resume.snapshots[path]
     former = (*resume.former, path) if progress.replaces or progress.begun else resume.former

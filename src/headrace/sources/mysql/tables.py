@@ -295,8 +295,9 @@ class CapturedTables:
         now = self._catalog.declared(effect.path.schema, effect.path.table)
         self._declare(path, now or known)
         # By another key the rows that are in the log would not be found again; and one snapshot
-        # shows a table either before an ALTER TABLE or behind it.
-        half_read = bool(progress.left) and effect.verb is Verb.ALTER
+        # shows a table either before an ALTER TABLE, which the catalogue may show early, or behind.
+        same_columns = known is not None and (now is None or known.columns == now.columns)
+        half_read = bool(progress.left) and (effect.verb is Verb.ALTER or not same_columns)
         keyed_anew = known is not None and now is not None and known.key != now.key
         if effect.loses or keyed_anew or half_read:
             self.begin_anew(path)
