@@ -18,6 +18,7 @@ import pytest
 
 from headrace.change.event import Batch, Change, Op
 from headrace.change.replay import Replay, Row, TableName
+from headrace.errors import SourceUnavailable
 from headrace.log import Log
 from headrace.sources.mysql import Mysql, aside, plan, snapshot
 from headrace.sources.mysql.address import run
@@ -514,6 +515,36 @@ def test_sessions_show_one_position_whatever_is_committed_between_them(
             shown = [session.run(count)[0][0] for session in found._sessions]
             assert shown == [min(busy, 20)] * agreeing
             assert found.end.offset < catalog.end().offset
+
+
+@pytest.mark.parametrize(("busy", "begins"), [(0, True), (3, True), (1000, False)])
+def test_a_snapshot_begins_where_no_xa_transaction_has_just_ended(
+    maria: MysqlDatabase, monkeypatch: pytest.MonkeyPatch, busy: int, *, begins: bool
+) -> None:
+    """MariaDB writes XA COMMIT to its binary log before others can see the rows."""
+    maria.execute("CREATE TABLE users (id int AUTO_INCREMENT PRIMARY KEY)")
+    begin, attempts = snapshot._begin, itertools.count()
+
+    def interleaved(connections: list[Any]) -> None:
+        attempt = next(attempts)
+        maria.execute("INSERT INTO users VALUES ()")
+        if attempt < busy:
+            maria.execute(
+                "XA START 'x'; INSERT INTO users VALUES (); XA END 'x'; XA PREPARE 'x';"
+                "XA COMMIT 'x'"
+            )
+        begin(connections)
+
+    monkeypatch.setattr(snapshot, "_begin", interleaved)
+    source = mysql(maria)
+    with closing(MysqlCatalog(source.address.connect(), source="shop")) as catalog:
+        tables = catalog.candidates(source.wants)
+        if begins:
+            MysqlSnapshot.open(source.address, catalog, tables, workers=2).close()
+            assert next(attempts) == busy + 1
+        else:
+            with pytest.raises(SourceUnavailable, match="XA"):
+                MysqlSnapshot.open(source.address, catalog, tables, workers=2)
 
 
 def test_sessions_begin_under_a_lock_where_the_server_shows_no_position(
