@@ -35,6 +35,7 @@ from headrace.sources.mysql.resume import (
 )
 from headrace.sources.mysql.snapshot import MysqlSnapshot
 from headrace.testing.mysql import MysqlDatabase
+from tests.mysqls import mysql_of
 from tests.sources.capturing import driven
 from tests.sources.mycapturing import captured, image, ordered
 from tests.sources.myplaces import mysql
@@ -423,6 +424,36 @@ def test_a_snapshot_that_gave_way_goes_on_where_it_was(
         assert plain(feed.rows("users")) == table_rows(maria)
         assert feed.changes(Op.TRUNCATE) == []
         assert set(Counter(change.key for change in feed.changes(Op.READ)).values()) == {1}
+
+
+def damage(database: MysqlDatabase, table: str) -> None:
+    """Overwrite a page in the middle of a table."""
+    page, server = 16384, database.server
+    server.stop("fast")
+    file = server.data / database.name / f"{table}.ibd"
+    with file.open("r+b") as data:
+        data.seek(20 * page + 100)
+        data.write(b"\xa5" * (page - 200))
+    server.start()
+
+
+def test_a_table_that_is_damaged_in_its_middle_waits_alone(tmp_path: Path) -> None:
+    with mysql_of("mariadb") as server, server.database() as database:
+        NUMBER.create(database, 4000)
+        database.execute("CREATE TABLE whole (id int PRIMARY KEY, n int)")
+        database.execute("INSERT INTO whole SELECT seq, 0 FROM seq_1_to_1000")
+        damage(database, "users")
+        with captured(database, tmp_path, start=False) as feed:
+            feed.start()
+            feed.until(lambda: len(feed.stored(Op.READ, table="whole")) == 1000, "it was read")
+            database.execute("UPDATE whole SET n = 1")
+            feed.until(lambda: len(feed.stored(Op.UPDATE)) == 1000, "the stream goes on")
+            feed.until(lambda: "cannot be read" in str(feed.status.errored), "the reason is shown")
+            reads = Counter(change.key for change in feed.stored(Op.READ, table="users"))
+            assert 0 < len(reads) < 4000
+            database.execute("DROP TABLE users")
+            feed.until(lambda: not feed.status.errored, "nothing is left of it")
+            feed.until(lambda: feed.rows("users") == [], "the log knows that it was dropped")
 
 
 EDGES = {

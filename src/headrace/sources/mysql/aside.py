@@ -15,9 +15,11 @@ LOCK_TIMEOUT = 1205
 LOCK_SECONDS = 1  # for any lock: whoever wants to write waits as long
 
 # What is wrong with one table, and with no other: its tablespace is missing or was discarded, it is
-# damaged, the storage engine does not know it, or it must not be read.
+# damaged, the storage engine does not know it, it must not be read, or it was dropped or altered
+# (1146, 1412) while a snapshot began.
 _OF_ONE_TABLE = frozenset(
-    {1016, 1017, 1030, 1033, 1034, 1142, 1143, 1194, 1195, 1356, 1459, 1812, 1814, 1877, 1932}
+    {1016, 1017, 1030, 1033, 1034, 1142, 1143, 1146, 1194, 1195, 1356, 1412, 1459, 1712, 1812}
+    | {1814, 1877, 1932}
 )
 _FIRST_SECONDS, _LONGEST_SECONDS = 5.0, 60.0
 _WAITING = ("metadata lock", "table level lock", "table flush", "global read lock")

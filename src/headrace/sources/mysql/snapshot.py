@@ -8,22 +8,22 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pymysql.err import MySQLError
+from pymysql.err import MySQLError, raise_mysql_exception
 
 from ...change.event import Change
 from ...errors import DecodeError, SourceError, SourceRefused, SourceUnavailable
 from ..pace import RowPace
 from .address import MysqlAddress, classify, error_number, quoted, run, shut
-from .aside import LOCK_SECONDS
+from .aside import LOCK_SECONDS, reason_of
 from .batches import BATCH_ROWS, RowBatches, SnapshotRows
 from .catalog import BinlogEnd, FoundTable, MysqlCatalog
 from .decode.path import TablePath
 from .decode.values import select_expression
-from .dump import Packets, force_close, refused
+from .dump import Packets, force_close
 from .keys import KeyOrder
 from .resume import DeclaredTable, KeyBound, PrimaryKeyRange
 
@@ -88,6 +88,15 @@ class CopiedRange:
     changes: Sequence[Change]
     left: tuple[PrimaryKeyRange, ...]  # in the order of their keys
     error: str = ""  # why the table cannot be read
+
+
+class UnreadableTable(Exception):
+    """One table of a snapshot cannot be read, and the others can."""
+
+    def __init__(self, path: TablePath, reason: str) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.reason = reason
 
 
 class MysqlSnapshot:
@@ -175,7 +184,8 @@ class MysqlSnapshot:
     def _work(self, session: _Session, tasks: Sequence[TableTask], pace: RowPace) -> None:
         try:
             while not self._closed.is_set() and (taken := self._take(session, tasks)):
-                self._read_range(session, *taken, pace)
+                with _reading(taken[0]):
+                    self._read_range(session, *taken, pace)
             self._read.put(None)
         except Exception as error:  # noqa: BLE001 - raised again by whoever collects
             self._read.put(error)
@@ -201,7 +211,8 @@ class MysqlSnapshot:
         """Where one session should end to read; None: a range is not worth cutting."""
         if len(self._sessions) == 1 or task.order is None or not task.is_long:
             return None
-        found = session.run(task.key_statement(whole))
+        with _reading(task):
+            found = session.run(task.key_statement(whole))
         return tuple(map(str, found[0])) if found else None
 
     def _read_range(
@@ -258,15 +269,14 @@ class _Session:
         """The rows of a statement as the server sends them."""
         try:
             yield from self._rows(statement)
+        except MySQLError as error:
+            raise classify(error, "the snapshot failed") from error
         except OSError as error:
             raise SourceUnavailable("the connection to the server broke in a snapshot") from error
 
     def _rows(self, statement: str) -> Iterator[list[bytes]]:
         connection: Any = self.connection
-        try:
-            connection._execute_command(_COM_QUERY, statement.encode())
-        except MySQLError as error:
-            raise classify(error, "the snapshot failed") from error
+        connection._execute_command(_COM_QUERY, statement.encode())
         self._heard = time.monotonic()
         packets_of = Packets(connection)
         head = 2  # the columns come first, then an end, then the rows
@@ -279,7 +289,7 @@ class _Session:
             rows: list[bytes] = []
             for packet in packets:
                 if packet[0] == _ERROR:
-                    raise refused(packet, "the snapshot failed")
+                    raise_mysql_exception(packet)
                 if packet[0] == _EOF and len(packet) < _LONGEST_EOF:
                     head -= 1
                     if not head:
@@ -300,6 +310,15 @@ class _Session:
     def close(self) -> None:
         """End the session."""
         force_close(self.connection)
+
+
+@contextmanager
+def _reading(task: TableTask) -> Iterator[None]:
+    """Raise UnreadableTable for errors that concern this table alone."""
+    try:
+        yield
+    except SourceError as error:
+        raise UnreadableTable(task.path, reason_of(error)) from error
 
 
 def _snapshot(

@@ -37,7 +37,7 @@ from .resume import (
 )
 from .session import MysqlSession
 from .settings import MysqlSettings
-from .snapshot import CopiedRange, MysqlSnapshot, TableTask
+from .snapshot import CopiedRange, MysqlSnapshot, TableTask, UnreadableTable
 from .tables import CapturedTables
 from .transactions import BinlogAssembler, XaMemory
 
@@ -360,6 +360,9 @@ class _Flow:
                     yield from self._snapshot_tables(snapshot, tables)
             except _SnapshotYields:
                 self._give_way(tables)
+            except UnreadableTable as unread:
+                self._take_up_again()
+                self._aside.put(unread.path, unread.reason)
             self._snapshot = None
 
     def _found(self) -> dict[TablePath, FoundTable]:
@@ -385,13 +388,17 @@ class _Flow:
 
     def _give_way(self, tables: list[FoundTable]) -> None:
         """Go on with a snapshot later, once whoever waits behind it has had its turn."""
+        self._take_up_again()
+        left = [table for table in tables if table.path in self._resume.to_snapshot]
+        self._leave(left, "its snapshot gave way to a statement that waited; it is taken later")
+
+    def _take_up_again(self) -> None:
+        """Another snapshot goes on with what is left of this one."""
         declared = self._resume.declared()
         for path, progress in self._resume.snapshots.items():
             found = interrupted(progress, declared.get(path))
             if found is not progress:
                 self._resume = self._resume.with_snapshot(path, found)
-        left = [table for table in tables if table.path in self._resume.to_snapshot]
-        self._leave(left, "its snapshot gave way to a statement that waited; it is taken later")
 
     def _expect_nobody_waits(self, tables: Iterable[TablePath]) -> None:
         now = time.monotonic()
