@@ -37,7 +37,7 @@ from headrace.sources.mysql.snapshot import MysqlSnapshot
 from headrace.testing.mysql import MysqlDatabase
 from tests.mysqls import mysql_of
 from tests.sources.capturing import driven
-from tests.sources.mycapturing import captured, image, ordered
+from tests.sources.mycapturing import Captured, captured, image, ordered
 from tests.sources.myplaces import mysql
 
 _ROWS = 2000
@@ -346,6 +346,47 @@ def test_snapshots_at_one_position_have_ids_of_their_own(interrupted: Interrupte
     interrupted.log.append("shop", Batch([], again.encode()))
     interrupted.finish()
     assert len({change.position for change in interrupted.changes(Op.READ)}) == 1
+
+
+@pytest.mark.parametrize("moment", ["before its position", "behind its position"])
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "CREATE TABLE other LIKE users; INSERT INTO other SELECT * FROM users",
+        "RENAME TABLE users TO other",
+        "TRUNCATE users",
+        "DROP TABLE users; CREATE TABLE users (id int PRIMARY KEY, n int, seq int);"
+        "INSERT INTO users VALUES (1, 1, 1)",
+    ],
+)
+def test_ddl_while_the_first_snapshot_begins(
+    maria: MysqlDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    statements: str, moment: str,
+) -> None:  # fmt: skip
+    NUMBER.create(maria)
+    begin, hold, runs = snapshot._begin, MysqlSnapshot.hold, iter([statements])
+
+    def begin_later(connections: list[Any]) -> None:
+        if moment == "before its position" and (statement := next(runs, "")):
+            maria.execute(statement)
+        begin(connections)
+
+    def hold_later(found: MysqlSnapshot, table: FoundTable) -> None:
+        if statement := next(runs, ""):
+            maria.execute(statement)
+        hold(found, table)
+
+    monkeypatch.setattr(snapshot, "_begin", begin_later)
+    monkeypatch.setattr(MysqlSnapshot, "hold", hold_later)
+    with captured(maria, tmp_path) as feed:
+        for (name,) in maria.execute("SHOW TABLES"):
+            feed.until(lambda name=name: _in_log(feed, name), "the table is in the log")
+            assert plain(feed.rows(name)) == table_rows(maria, name)
+        assert feed.status.errored == {}
+
+
+def _in_log(feed: Captured, table: str) -> bool:
+    return any(path.table == table and each.done for path, each in feed.resume.snapshots.items())
 
 
 def test_rows_that_are_not_sent_whole_go_on_where_they_were_read(interrupted: Interrupted) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
@@ -51,7 +51,6 @@ class MysqlSession:
             stack.callback(catalog.close)
             server = catalog.server()
             expect_rows(catalog)
-            found = catalog.candidates(source.wants)
             if isinstance(stored, MysqlResume):
                 resume = verified(source, stored, catalog)
                 if resume.file:
@@ -60,6 +59,8 @@ class MysqlSession:
             else:
                 resume = _begin(server, catalog.exact_end(), stored)
                 catalog = catalog.of(resume.origin)
+            # Behind the position, or a table that came between the two would never be seen.
+            found = catalog.candidates(source.wants)
             # Without a snapshot, only what was there before the first start is left out.
             takes_snapshot = source.snapshot or stored is not None
             resume = with_tables(resume, found, takes_snapshot=takes_snapshot)
@@ -211,7 +212,7 @@ def _narrowed(resume: MysqlResume, source: MysqlSettings) -> MysqlResume:
 
 
 def with_tables(
-    resume: MysqlResume, found: Sequence[FoundTable], *, takes_snapshot: bool
+    resume: MysqlResume, found: Iterable[FoundTable], *, takes_snapshot: bool
 ) -> MysqlResume:
     """Add tables that are not known yet."""
     snapshots = dict(resume.snapshots)

@@ -35,7 +35,7 @@ from .resume import (
     ResumeEncoder,
     file_number,
 )
-from .session import MysqlSession
+from .session import MysqlSession, with_tables
 from .settings import MysqlSettings
 from .snapshot import CopiedRange, MysqlSnapshot, TableTask, UnreadableTable
 from .tables import CapturedTables
@@ -162,7 +162,7 @@ class _Flow:
             lag_seconds=max(time.time() - since, 0.0) if self._lag else 0.0,
             heard_at=self._heard_at or self._stored_at,
             stored_at=self._stored_at,
-            errored=self._aside.reasons(self._resume.snapshots)
+            errored=self._aside.reasons(self._resume.to_snapshot)
             | {str(path): why for path, why in self._resume.errored.items()},
             warnings=() if self._resume.snapshots else (nothing_yet(self._source.tables),),
         )
@@ -409,9 +409,11 @@ class _Flow:
 
     def _reach(self, end: BinlogEnd, *, first: bool) -> Iterator[Batch]:
         if first:
-            self._resume = msgspec.structs.replace(
+            resume = msgspec.structs.replace(
                 self._resume, file=end.file, position=end.position, born=0, gtids=end.gtids
             )
+            # The stream begins here: it has no CREATE or RENAME of tables that came until now.
+            self._resume = with_tables(resume, self._found().values(), takes_snapshot=True)
             yield self._batch([])
             return
         for batch in self._follow_up_to(end):
