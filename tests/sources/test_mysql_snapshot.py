@@ -379,14 +379,16 @@ def test_ddl_while_the_first_snapshot_begins(
     monkeypatch.setattr(snapshot, "_begin", begin_later)
     monkeypatch.setattr(MysqlSnapshot, "hold", hold_later)
     with captured(maria, tmp_path) as feed:
-        for (name,) in maria.execute("SHOW TABLES"):
-            feed.until(lambda name=name: _in_log(feed, name), "the table is in the log")
+        names = {str(name) for (name,) in maria.execute("SHOW TABLES")}
+        feed.until(lambda: names <= _done(feed), "the tables are in the log")
+        for name in names:
             assert plain(feed.rows(name)) == table_rows(maria, name)
         assert feed.status.errored == {}
 
 
-def _in_log(feed: Captured, table: str) -> bool:
-    return any(path.table == table and each.done for path, each in feed.resume.snapshots.items())
+def _done(feed: Captured) -> set[str]:
+    """The tables whose snapshots are done."""
+    return {path.table for path, progress in feed.resume.snapshots.items() if progress.done}
 
 
 def test_rows_that_are_not_sent_whole_go_on_where_they_were_read(interrupted: Interrupted) -> None:

@@ -227,7 +227,9 @@ def expect_block_of(recorded: RecordedTable) -> None:
     table = Table("s", "mysql", "o", "", "shop", "every", columns)
     end = BinlogEnd("binlog.000001", 4, "")
     packets = [b"".join(map(sent, row)) for row in recorded.rows]
-    table_rows = SnapshotRows(table, DeclaredTable(recorded.declared, ("id",)), end, name="snapshot")
+    table_rows = SnapshotRows(
+        table, DeclaredTable(recorded.declared, ("id",)), end, name="snapshot"
+    )
     batches = RowBatches(table_rows, most=10**6)
     assert list(batches.take(packets)) == []
     block = batches.cut().changes
