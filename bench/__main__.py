@@ -26,6 +26,8 @@ from . import (
     headrace_run,
     lake,
     lake_costs,
+    lake_executors,
+    lake_transaction,
     lake_whole,
     latency,
     machine,
@@ -67,6 +69,8 @@ class Part(StrEnum):
     LAKE = "lake"
     LAKE_SNAPSHOT = "lake-snapshot"
     LAKE_COSTS = "lake-costs"
+    LAKE_EXECUTORS = "lake-executors"
+    LAKE_TRANSACTION = "lake-transaction"
     LAKE_DELAY = "lake-delay"
     LAKE_IDLE = "lake-idle"
     FORMATS = "formats"
@@ -190,6 +194,19 @@ class Bench:
         console.print("lake-costs: past versions, many tables, readers")
         with temporary_folder() as folder:
             return lake_costs.figures(folder, factor=min(1.0, self.scale.factor))
+
+    def lake_executors(self) -> Section:
+        """Two executors beside one."""
+        console.print("lake-executors: two executors beside one, on a cluster of their own")
+        factor = min(1.0, self.scale.factor)
+        with temporary_folder() as folder:
+            return lake_executors.measure(folder, factor=factor, runs=self.runs, say=console.print)
+
+    def lake_transaction(self) -> Section:
+        """One transaction of many rows."""
+        with temporary_folder() as folder:
+            factor = min(1.0, self.scale.factor)
+            return lake_transaction.measure(folder, factor=factor, say=console.print)
 
     def lake_delay(self) -> Section:
         """From commit to a Delta table."""
@@ -380,6 +397,8 @@ def measure(
             Part.LAKE: bench.lake,
             Part.LAKE_SNAPSHOT: bench.lake_snapshot,
             Part.LAKE_COSTS: bench.lake_costs,
+            Part.LAKE_EXECUTORS: bench.lake_executors,
+            Part.LAKE_TRANSACTION: bench.lake_transaction,
             Part.LAKE_DELAY: bench.lake_delay,
             Part.LAKE_IDLE: bench.lake_idle,
             Part.FORMATS: bench.formats,

@@ -105,6 +105,10 @@ class Peaks:
             held[kind] += peak
         return held
 
+    def largest(self, kind: Kind) -> float:
+        """The highest peak of a single process of a kind, in MB."""
+        return max((peak for (of, _), peak in self._seen.items() if of == kind), default=0.0)
+
     def __enter__(self) -> Self:
         self._thread.start()
         return self

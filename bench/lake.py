@@ -1,4 +1,4 @@
-"""Log → Delta table: random updates of tables of several sizes, beside delta-rs' MERGE.
+"""Log → Delta table: random updates of tables of several sizes, beside delta-rs and pyiceberg.
 
 Every table is filled once by each runner. A run then brings further changes to what is there, so
 the tables of both have the same history, and in the end must be equal.
@@ -7,13 +7,15 @@ the tables of both have the same history, and in the end must be equal.
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
 from . import delta
 from .family import Family, Kind, Peaks
-from .lake_task import BATCH_BYTES, BATCH_SECONDS, BYTES, SLOWEST, Task
+from .lake_task import BATCH_BYTES, BATCH_SECONDS, BYTES, LARGEST, SLOWEST, Task
 from .orders import NAME, PER_TRANSACTION, SCHEMA, Orders, Written
 from .process import MeasurementFailed, Outcome, child, module, next_line
 from .report import Row, Runner
@@ -32,8 +34,8 @@ BATCHES = 10
 WARM_UP = 2  # batches, until the JVM has compiled what runs often
 ROWS_PER_FILLING = 1_000_000  # rows in a batch while a table is filled
 
-HEADRACE, PEER = "Headrace", "delta-rs MERGE"
-PROGRAMS = {HEADRACE: "lake_run", PEER: "lake_peer"}
+HEADRACE, PEER, SLOW_PEER = "Headrace", "delta-rs MERGE", "pyiceberg overwrite"
+PROGRAMS = {HEADRACE: "lake_run", PEER: "lake_peer", SLOW_PEER: "lake_iceberg"}
 _MEMORY: tuple[Kind, ...] = ("driver", "JVM", "workers")
 
 Say = Callable[[str], None]
@@ -46,6 +48,7 @@ class Size:
     rows: int
     batches: tuple[int, ...]  # changes in each batch of a run
     filling: int  # rows in a batch while the table is filled
+    slow: int = 0  # the batches in which the slow peer takes part
 
     @classmethod
     def scaled(cls, rows: int, factor: float) -> "Size":
@@ -53,7 +56,8 @@ class Size:
         batches = (*SMALL, *LARGE) if rows == min(SIZES) else LARGE[:1]
         small = (max(1, round(batch * factor)) for batch in batches)
         filling = max(PER_TRANSACTION, round(ROWS_PER_FILLING * factor))
-        return cls(max(1, round(rows * factor)), tuple(dict.fromkeys(small)), filling)
+        slow = max(1, round(LARGE[0] * factor)) if rows == min(SIZES) else 0
+        return cls(max(1, round(rows * factor)), tuple(dict.fromkeys(small)), filling, slow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Measured:
 
     rows: int
     batch: int
-    runners: Sequence[Runner]  # Headrace, and the peer unless the table is too large for it
+    runners: Sequence[Runner]  # Headrace, and the peers unless this is too much for them
 
     @property
     def ratio(self) -> float | None:
@@ -158,13 +162,19 @@ class _Course:
         self._folder = folder
         self._say = say
         self._orders = Orders(str(folder / "log"))
-        # The peer is left out where it would take hours.
-        self._who = list(PROGRAMS) if size.rows <= max(SIZES) else [HEADRACE]
+        # Peers are left out where they would take hours.
+        self._who = [HEADRACE, PEER] if size.rows <= max(SIZES) else [HEADRACE]
+        self._slow = size.slow if find_spec("pyiceberg") else 0
+        if size.slow and not self._slow:
+            say(f"lake: without {SLOW_PEER}, since pyiceberg is not installed")
+        self._filled = 0  # where the log's updates begin
+        self._reached = 0  # what the slow peer has of the log
 
     def fill(self) -> Mapping[str, Outcome]:
         """Fill the table of everyone."""
         self._say(f"lake: writing a log of {self._size.rows:,} rows")
         written = self._orders.insert(self._size.rows)
+        self._filled = written.upto
         filling = self._size.filling
         return {
             who: self._run(who, self._task(who, written, batch=filling, warm_up=0), "filling")
@@ -174,19 +184,31 @@ class _Course:
     def measured(self, runs: int) -> Iterator[Measured]:
         """Change it; in the end the tables of all must be equal."""
         for batch in self._size.batches:
-            outcomes: dict[str, list[Outcome]] = {who: [] for who in self._who}
+            everyone = [*self._who, *([SLOW_PEER] if batch == self._slow else [])]
+            outcomes: dict[str, list[Outcome]] = {who: [] for who in everyone}
             for run in range(runs):
                 updates = self._orders.update(
                     self._size.rows, batch=batch, batches=BATCHES, warm_up=WARM_UP
                 )
-                for who in self._who:
+                if SLOW_PEER in everyone:
+                    self._catch_up(updates)
+                for who in everyone:
                     task = self._task(who, updates, batch=batch, warm_up=WARM_UP)
                     step = f"batches of {batch:,}, run {run + 1} of {runs}"
                     outcomes[who].append(self._run(who, task, step))
             yield Measured(
                 self._size.rows, batch, [Runner(who, done) for who, done in outcomes.items()]
             )
-        self._expect_equal()
+            self._expect_equal(everyone)
+
+    def _catch_up(self, updates: Written) -> None:
+        """Let the slow peer have all that came before these."""
+        edges = {max(edge, self._reached) for edge in (0, self._filled, updates.after)}
+        for after, upto in pairwise(sorted(edges)):
+            missed = Written(after, upto, upto - after)
+            task = self._task(SLOW_PEER, missed, batch=upto - after, warm_up=0)
+            self._run(SLOW_PEER, task, "catching up")
+        self._reached = updates.upto
 
     def _task(self, who: str, written: Written, *, batch: int, warm_up: int) -> Task:
         folder = self._folder / PROGRAMS[who]
@@ -210,8 +232,8 @@ class _Course:
         )
         return outcome
 
-    def _expect_equal(self) -> None:
-        tables = [self._folder / PROGRAMS[who] / "lake" / SCHEMA / NAME for who in self._who]
+    def _expect_equal(self, everyone: Sequence[str]) -> None:
+        tables = [self._folder / PROGRAMS[who] / "lake" / SCHEMA / NAME for who in everyone]
         first, *others = map(delta.digest, tables)
         if any(other != first for other in others):
             raise MeasurementFailed(f"the tables differ: {first} and {others}")
@@ -222,4 +244,5 @@ def watched(command: list[str]) -> Outcome:
     with child(command) as process, Peaks(Family(process.pid, "driver")) as peaks:
         outcome = msgspec.json.decode(next_line(process), type=Outcome)
     highest = {str(kind): held for kind, held in peaks.highest.items()}
+    highest[LARGEST] = peaks.largest("workers")
     return msgspec.structs.replace(outcome, notes=outcome.notes | highest)

@@ -22,7 +22,7 @@ from .orders import COLUMNS
 from .process import Outcome, answer
 
 _FIELDS = ("sequence", "op", "key", "after")
-_OP = "_op"
+OP = "_op"  # a column beside those of the row
 
 
 def apply(task: Task) -> Outcome:
@@ -30,7 +30,7 @@ def apply(task: Task) -> Outcome:
     fresh = delta.version(task.table) < 0
     laps = [Lap(time.perf_counter(), 0, delta.version(task.table))]
     for after in range(task.after, task.upto, task.batch):
-        changes = _read(task, after, min(after + task.batch, task.upto))
+        changes = changes_of(task, after, min(after + task.batch, task.upto))
         rows = typed(changes if fresh else latest(changes))
         began = time.perf_counter()
         _append(task, rows) if fresh else _merge(task, rows)
@@ -39,7 +39,8 @@ def apply(task: Task) -> Outcome:
     return outcome(task, laps)
 
 
-def _read(task: Task, after: int, upto: int) -> pa.Table:
+def changes_of(task: Task, after: int, upto: int) -> pa.Table:
+    """Changes of the log."""
     log, options = DiskLog(task.log), Options(path=task.log, columns=_FIELDS)
     epoch = log.ranges(0, upto=0).epoch
     return pa.Table.from_batches(list(read(log, SequenceRange(epoch, after, upto), options)))
@@ -54,12 +55,12 @@ def latest(changes: pa.Table) -> pa.Table:
 def typed(changes: pa.Table) -> pa.Table:
     """The rows behind the changes, and what happened to each."""
     images = pc.coalesce(changes["after"], changes["key"])  # a DELETE has only its key
-    return decode(images, COLUMNS, connector="postgres").append_column(_OP, changes["op"])
+    return decode(images, COLUMNS, connector="postgres").append_column(OP, changes["op"])
 
 
 def _append(task: Task, rows: pa.Table) -> None:
     task.table.mkdir(parents=True, exist_ok=True)
-    write_deltalake(str(task.table), rows.drop_columns([_OP]), mode="append")
+    write_deltalake(str(task.table), rows.drop_columns([OP]), mode="append")
 
 
 def _merge(task: Task, rows: pa.Table) -> None:
@@ -67,9 +68,9 @@ def _merge(task: Task, rows: pa.Table) -> None:
     (
         DeltaTable(str(task.table))
         .merge(rows, predicate="t.id = s.id", source_alias="s", target_alias="t")
-        .when_matched_delete(predicate=f"s.{_OP} = 'DELETE'")
+        .when_matched_delete(predicate=f"s.{OP} = 'DELETE'")
         .when_matched_update(values)
-        .when_not_matched_insert(values, predicate=f"s.{_OP} <> 'DELETE'")
+        .when_not_matched_insert(values, predicate=f"s.{OP} <> 'DELETE'")
         .execute()
     )
 

@@ -4,8 +4,11 @@ The clock runs from the end of the last batch of the warm-up to the end of the l
 reducing, merging, committing, maintaining the table, and all that Spark does between two batches.
 """
 
+import secrets
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from headrace.pipeline.query import Batches, PipelineInput, QueryPlan, Stored
 from headrace.pipeline.session import opened_session
 from headrace.sinks import SinkWriter
 from headrace.sinks.tables.sink import Tables
+from headrace.testing import SparkCluster
 
 from . import delta
 from .lake_task import Lap, Task, outcome
@@ -65,11 +69,32 @@ def apply(spark: SparkSession, task: Task) -> Outcome:
     return outcome(task, batches.laps)
 
 
+@contextmanager
+def clustered_session(executors: int, *, journal: Path) -> Iterator[SparkSession]:
+    """Spark on a standalone cluster of its own, as many tasks a batch as there are executors."""
+    secret = secrets.token_hex()
+    settings = {
+        "spark.authenticate.secret": secret,
+        "spark.driver.host": "127.0.0.1",
+        "spark.default.parallelism": str(executors),
+    }
+    with SparkCluster(workers=executors, secret=secret) as cluster:
+        with opened_session(cluster.url, settings, journal=journal) as spark:
+            yield spark
+        if (ran := len(cluster.executors())) != executors:
+            raise MeasurementFailed(f"{ran} executors ran, not {executors}")
+
+
 def main(encoded: str) -> None:
     """Do one task with a Spark of its own, and answer."""
     task = msgspec.json.decode(encoded, type=Task)
     journal = Path(task.folder, "spark.log")
-    with opened_session(MASTER, {}, journal=journal, extra_tasks=1) as spark:
+    session = (
+        clustered_session(task.executors, journal=journal)
+        if task.executors
+        else opened_session(MASTER, {}, journal=journal, extra_tasks=1)
+    )
+    with session as spark:
         answer(apply(spark, task))
 
 

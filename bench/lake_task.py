@@ -1,7 +1,7 @@
 """What a run into a Delta table is asked, and how its batches become figures."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,6 +16,7 @@ BATCH_SECONDS = "seconds a batch"
 SLOWEST = "seconds of the slowest batch"
 BYTES = "bytes written per changed row"
 BATCH_BYTES = "bytes written a batch"
+LARGEST = "MB of the largest worker"
 GROWTH = "seconds of the last tenth of the batches, by those of the first"
 
 
@@ -30,6 +31,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: int  # batches that are not counted
     rows: int  # different ones in each counted batch, added up
     keep: Literal["rows", "history"] = "rows"
+    executors: int = 0  # of a standalone cluster, one core each; 0: Spark is in the driver
 
     def encode(self) -> str:
         """As the argument of a child."""
@@ -51,7 +53,7 @@ class Lap(NamedTuple):
 
     at: float
     changes: int  # of this batch
-    version: int  # of the table
+    version: int  # of the table, or what else tells how much there was
     written: float = 0.0  # seconds in which the batch was stored, all else left out
 
 
@@ -59,8 +61,8 @@ def _tenth(times: Sequence[float]) -> int:
     return max(len(times) // 10, 1)
 
 
-def outcome(task: Task, laps: Sequence[Lap]) -> Outcome:
-    """The batches after the warm-up."""
+def outcome(task: Task, laps: Sequence[Lap], added: Callable[[int], int] | None = None) -> Outcome:
+    """The batches after the warm-up; `added`: the bytes written since a version, if not Delta's."""
     if (total := sum(lap.changes for lap in laps)) != task.upto - task.after:
         raise MeasurementFailed(f"{total} changes came, not {task.upto - task.after}")
     base, *counted = laps[task.warm_up :]
@@ -68,7 +70,7 @@ def outcome(task: Task, laps: Sequence[Lap]) -> Outcome:
         raise MeasurementFailed(f"{len(laps) - 1} batches came, all of them for warming up")
     ends = [lap.at for lap in (base, *counted)]
     times = [end - begin for begin, end in pairwise(ends)]
-    written = delta.bytes_added(task.table, base.version)
+    written = added(base.version) if added else delta.bytes_added(task.table, base.version)
     notes = {
         BATCH_SECONDS: sum(times) / len(times),
         SLOWEST: max(times),

@@ -1,13 +1,14 @@
 """A log of changes of one table, written without a database: first its rows, then updates of them.
 
 The table has eight columns of the kinds that tables have. Rows come as a snapshot's reads, updates
-strike random keys; a transaction has at most 1,000 changes.
+strike random keys; a transaction has at most 1,000 changes, or all of them.
 """
 
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -68,19 +69,27 @@ class Orders:
         # A batch that could not hold a transaction would be larger than it was asked.
         return self._written(Op.UPDATE, keys, math.gcd(batch, PER_TRANSACTION), counted=counted)
 
+    def insert_at_once(self, rows: int) -> Written:
+        """Every row of the table in one transaction."""
+        return self._written(Op.INSERT, np.arange(1, rows + 1), rows, counted=rows)
+
+    def update_at_once(self, rows: int) -> Written:
+        """Every row once in one transaction, in random order."""
+        keys = self._rng.permutation(np.arange(1, rows + 1))
+        return self._written(Op.UPDATE, keys, rows, counted=rows)
+
     def _written(self, op: Op, keys: np.ndarray, per_transaction: int, *, counted: int) -> Written:
         table = Table("bench", "postgres", "bench", "bench", SCHEMA, self._name, COLUMNS)
         with Log.open(self._path) as log:
             table, after = log.register(table), log.latest_sequence
-            for start in range(0, len(keys), _PER_APPEND):
-                some = keys[start : start + _PER_APPEND].tolist()
-                log.append(
-                    "bench", Batch(list(self._changes(op, table, some, per_transaction)), b"bench")
-                )
+            changes = self._changes(op, table, keys, per_transaction)
+            while some := list(islice(changes, _PER_APPEND)):
+                # Until its last change, a transaction has no place to resume after.
+                log.append("bench", Batch(some, b"bench" if some[-1].last else None))
             return Written(after, log.latest_sequence, counted)
 
     def _changes(
-        self, op: Op, table: Table, keys: list[int], per_transaction: int
+        self, op: Op, table: Table, keys: np.ndarray, per_transaction: int
     ) -> Iterator[Change]:
         images = self._images(keys)
         for start in range(0, len(keys), per_transaction):
@@ -105,7 +114,11 @@ class Orders:
                     last=ordinal == len(some),
                 )
 
-    def _images(self, keys: list[int]) -> Iterator[bytes]:
+    def _images(self, keys: np.ndarray) -> Iterator[bytes]:
+        for start in range(0, len(keys), _PER_APPEND):
+            yield from self._some_images(keys[start : start + _PER_APPEND].tolist())
+
+    def _some_images(self, keys: list[int]) -> Iterator[bytes]:
         upper = (100_000, len(_STATUS), 10**6, 100, 10**9, 28, 60, 60, 2)
         drawn = [self._rng.integers(0, bound, len(keys)).tolist() for bound in upper]
         weights = (self._rng.random(len(keys)) * 100).tolist()

@@ -2,16 +2,17 @@
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from bench import delta, formats, lake_peer, lake_run, lake_whole
-from bench.family import Family, Used, spent
+from bench import delta, formats, lake_peer, lake_run, lake_transaction, lake_whole
+from bench.family import Family, Peaks, Used, spent
 from bench.lake import Lake, Measured, Size
-from bench.lake_task import BATCH_BYTES, BATCH_SECONDS, BYTES, SLOWEST, Lap, Task, outcome
+from bench.lake_task import BATCH_BYTES, BATCH_SECONDS, BYTES, LARGEST, SLOWEST, Lap, Task, outcome
 from bench.latency import Reading, figures, percentile
 from bench.orders import Orders, Written
 from bench.process import MeasurementFailed, Outcome
@@ -19,6 +20,7 @@ from bench.report import Figure, Figures, Race, Runner, Target, markdown, termin
 from bench.workload import Scale
 from headrace.formats.catalogue import Formats, names
 from headrace.log import Log
+from headrace.testing import wait_until
 
 
 def race(headrace: float, *, at_least: float = 4.0, aim: float | None = 5.0) -> Race:
@@ -219,8 +221,30 @@ def test_transactions_of_the_lake_fit_into_its_batches(tmp_path: Path, batch: in
     assert {batch, 2 * batch} <= set(ends)
 
 
+@pytest.mark.parametrize("write", [Orders.insert_at_once, Orders.update_at_once])
+def test_a_large_transaction_of_the_lake_is_one(
+    tmp_path: Path, write: Callable[[Orders, int], Written]
+) -> None:
+    rows = 25_000  # more than are appended at once
+    written = write(Orders(str(tmp_path / "log")), rows)
+    with Log.open(tmp_path / "log") as log:
+        changes = log.read(written.after, limit=10**6)
+    assert [change.ordinal for change in changes] == list(range(1, rows + 1))
+    assert [change.last for change in changes] == [False] * (rows - 1) + [True]
+    assert len({change.transaction.id for change in changes}) == 1
+    assert len({change.key for change in changes}) == written.rows == rows
+
+
+def test_memory_is_judged_by_the_largest_worker() -> None:
+    notes = {LARGEST: 1000.0, "driver": 200.0, "JVM": 400.0}
+    worker, *others = lake_transaction.figures("updates", Outcome(10, 2.0, notes))
+    assert worker.met is False
+    assert [other.value for other in others] == [200.0, 400.0, 5.0]
+
+
 def test_the_lake_has_tables_and_batches_of_several_sizes() -> None:
     assert Size.scaled(1_000_000, 1.0).batches == (1, 10, 100, 1_000, 100_000, 250_000)
+    assert Size.scaled(1_000_000, 1.0).slow == 100_000
     assert Size.scaled(10_000_000, 1.0) == Size(10_000_000, (100_000,), 1_000_000)
     assert Size.scaled(1_000_000, 0.001).batches == (1, 100, 250)
 
@@ -260,7 +284,10 @@ def test_a_family_is_known_by_what_started_whom() -> None:
         try:
             members = {of.pid: kind for kind, of in Family(os.getpid(), "server").members()}
             assert members[os.getpid()] == members[process.pid] == "server"
-            assert Family(os.getpid(), "server").peaks()["server", os.getpid()] > 10
+            own = Family(os.getpid(), "server").peaks()
+            assert own["server", os.getpid()] > 10
+            with Peaks(Family(os.getpid(), "server")) as peaks:
+                wait_until(lambda: peaks.highest["server"] > peaks.largest("server") > 10)
         finally:
             process.kill()
 
