@@ -1,8 +1,8 @@
 """A second peer: an Apache Iceberg table, written by pyiceberg on one node.
 
 It reads the same log and decodes it with the same code as the other peer. Rows of the same keys are
-overwritten: what `Table.upsert` does too, after it has compared every value in Python, which takes
-twice as long again.
+overwritten: what `Table.upsert` does too, after it has compared every value in Python, which took
+more than twice as long.
 """
 
 import sys
