@@ -295,6 +295,7 @@ class ApartStream:
         while (frame := inbox.receive()) is not None:
             message = _from.decode(frame)
             size = len(frame) if joined is None else size + len(frame)
+            del frame  # it may have many megabytes, and is in the message
             if not isinstance(message, _Batch):
                 self._heard(message)
             elif joined is None:
