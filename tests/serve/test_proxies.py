@@ -154,7 +154,7 @@ def reading(site: Site, transport: str) -> Iterator[Callable[[], str]]:
         text=True,
     ) as process:
         assert process.stdout is not None
-        giving_up = threading.Timer(40, process.kill)
+        giving_up = threading.Timer(120, process.kill)  # a busy machine starts it slowly
         giving_up.start()
         try:
             yield lambda: process.stdout.readline().strip() if process.stdout else ""

@@ -447,7 +447,8 @@ def test_publications_that_somebody_alters_are_put_right(
         pg.execute("INSERT INTO bare VALUES (1, 0)")
         pg.execute("INSERT INTO parent VALUES (1, 0)")
         feed.until(lambda: published(pg) == right, "the second one is there again")
-        feed.until(lambda: feed.status.phase is Phase.STREAMING, "it has gone on")
+        feed.until(lambda: feed.stored(Op.READ, Op.INSERT, table="bare"), "its row was read")
+        feed.until_streaming()
         feed.assert_replays("keyed", "parent", "bare", surprises=True)
 
 
