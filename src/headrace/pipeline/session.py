@@ -24,6 +24,12 @@ _INSTALL_JAVA = (
     "or set JAVA_HOME to where it is."
 )
 
+# Spark's own choice starts `readlink` and `chmod` about ten times for each file that it writes, and
+# two files a batch: without Hadoop's native library, every look at a link is a process.
+_CHECKPOINT_FILES = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+
 _MOST_REFUSALS = 100
 
 
@@ -74,6 +80,7 @@ def default_settings(master: str, *, extra_tasks: int = 0) -> dict[str, str]:
         "spark.authenticate": "true",  # or every user of the machine could send Spark messages
         "spark.speculation": "false",  # two tasks that send the same events at once
         "spark.scheduler.mode": "FAIR",  # a long batch of one sink must not hold up the others
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
         "spark.sql.streaming.numRecentProgressUpdates": "5",
         "spark.sql.streaming.stopTimeout": "5s",  # a sink that hangs must not keep the rest alive
     }
