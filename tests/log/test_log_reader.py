@@ -12,6 +12,7 @@ from rocksdict import Options, Rdict
 from headrace.change.event import Batch
 from headrace.errors import LogError
 from headrace.log import Log, LogReader
+from headrace.log import reader as log_reader
 from tests.changes import make_table
 from tests.log.transactions import SOURCE, ids, piece, stored
 
@@ -127,3 +128,76 @@ def test_a_reader_refuses_a_log_of_another_layout(tmp_path: Path) -> None:
     db.close()
     with pytest.raises(LogError, match=r"layout 99.*layout 1"):
         LogReader.open(tmp_path)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_reader_misses_nothing_when_the_writer_begins_anew(tmp_path: Path, flush: bool) -> None:
+    log = Log.open(tmp_path)
+    stored(log, 1, 5)
+    with LogReader.open(tmp_path) as reader:
+        for number in (2, 4):
+            stored(log, number, 5)  # not seen before the writer ends
+            if flush:
+                log.reclaim(log.latest_sequence)
+            log.close()
+            log = Log.open(tmp_path)
+            stored(log, number + 1, 5)
+            reader.refresh()
+            found = [change.sequence for change in reader.read(0)]
+            assert found == list(range(1, log.latest_sequence + 1))
+    log.close()
+
+
+def test_a_reader_sees_what_the_writer_has_flushed_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "_OPEN_SECONDS", 0)
+    log = Log.open(tmp_path / "log")
+    stored(log, 1, 5)
+    with LogReader.open(log.path) as reader:
+        stored(log, 2, 5)
+        log.reclaim(10)
+        reader.refresh()
+        assert [change.sequence for change in reader.read(0)] == list(range(1, 11))
+        assert reader.place(10) == log.place(10)
+        stored(log, 3, 5)
+        log.checkpoint(tmp_path / "copy")
+        reader.refresh()
+        assert len(reader.read(0)) == 15
+        stored(log, 4, 5)
+        log.close()
+        reader.refresh()
+        assert len(reader.read(0)) == 20
+
+
+def test_a_reader_opens_seldom_while_a_large_transaction_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    follow = log_reader._follower
+    monkeypatch.setattr(log_reader, "_follower", lambda path: opened.append(path) or follow(path))
+    with Log.open(tmp_path) as log, LogReader.open(tmp_path) as reader:
+        for number in range(1, 6):
+            piece(log, number, 10)
+            log.reclaim(10 * number)
+            reader.refresh()
+            assert reader.read(0) == []
+        assert len(opened) == 2
+        log.append(SOURCE, Batch([], b"1"))
+        reader.refresh()
+        assert len(reader.read(0)) == 50
+
+
+def test_what_is_being_read_is_read_to_its_end(tmp_path: Path) -> None:
+    log = Log.open(tmp_path)
+    stored(log, 1, 50)
+    with LogReader.open(tmp_path) as reader:
+        found = reader.records(0, limit=50)
+        first = next(found)
+        log.close()
+        log = Log.open(tmp_path)
+        stored(log, 2, 50)
+        reader.refresh()
+        assert [sequence for sequence, _ in [first, *found]] == list(range(1, 51))
+        assert len(reader.read(0)) == 100
+    log.close()

@@ -8,11 +8,11 @@ import struct
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import chain, takewhile
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import NamedTuple, Self, cast
 
 import msgspec
 from rocksdict import AccessType, Options, Rdict, ReadOptions
@@ -33,6 +33,7 @@ PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of changes, their b
 _PIECE_BYTES = 512 << 10
 _ROWS = 512  # of a block, turned into records at a time; fewer, where those have many bytes
 _BLOCKS_KEPT = 4  # which were read last: who polls a hundred changes at a time finds them there
+_OPEN_SECONDS = 5.0  # a large transaction is flushed many times before anything of it may be seen
 _POLL_SECONDS = 0.2  # between two looks at a log that another process may write
 _WRITE_BUFFER = 32 << 20  # bytes; up to two of them hold what is not in a table file yet
 
@@ -82,23 +83,18 @@ class LogReader:
         ] = ()  # blocks by first sequence, newest first
         self._latest = 0
         self._first = 1
+        self._manifest = _Manifest("", 0)  # when everything in it was seen
+        self._open_due = 0.0
 
     @classmethod
     def open(cls, path: Path | str) -> LogReader:
         """Follow a log that another process may be writing; `refresh` catches up with it."""
         folder = Path(path)
-        if not (folder / "CURRENT").exists():
+        manifest = _manifest(folder)
+        if not manifest.name:
             raise LogAbsent(f"there is no log in {folder}")
-        scratch = tempfile.mkdtemp(prefix="headrace-reader-")
-        access = AccessType.secondary(scratch)
-        try:
-            db = Rdict(str(folder), options(), {layout.STATE: options()}, access)
-        except Exception as error:
-            raise unopened(folder, error) from error
-        finally:
-            # A follower's own notes: nobody reads them, and a killed process leaves none this way.
-            shutil.rmtree(scratch)
-        reader = cls(db, folder)
+        reader = cls(_follower(folder), folder)
+        reader._manifest = manifest
         try:
             reader._expect_layout()
             reader._expect_state()
@@ -127,8 +123,30 @@ class LogReader:
 
     def refresh(self) -> None:
         """See what the writer has committed since."""
+        known, before = self._manifest, self._latest
+        manifest = _manifest(self.path)
         with reading(self.path):
             self._db.try_catch_up_with_primary()
+        self._look()
+        # A writer that is opened begins another manifest, of which a follower overlooks files
+        # (facebook/rocksdb#7815): changes are then missing in the midst of others.
+        switched = _manifest(self.path).name != known.name
+        # What is flushed, and was not seen before, is hidden until more is written (#14444).
+        hidden = manifest.size != known.size and self._latest == before
+        if manifest.name and (switched or (hidden and time.monotonic() >= self._open_due)):
+            self._open_again()
+        elif not hidden:
+            self._manifest = manifest
+
+    def _open_again(self) -> None:
+        """See the log as one who has not followed it before."""
+        self._manifest, self._open_due = _manifest(self.path), time.monotonic() + _OPEN_SECONDS
+        # What others read from the last one, they may read to its end: nobody closes it.
+        self._db = _follower(self.path)
+        self._state = self._db.get_column_family(layout.STATE)
+        self._look()
+
+    def _look(self) -> None:
         self._first = self._number(layout.FIRST, 1)
         self._latest = self._number(layout.SEQUENCE, 0)
 
@@ -228,6 +246,10 @@ class LogReader:
             return None
         with reading(self.path):
             found = self._holding(sequence)
+        if found is None:
+            self._open_again()  # as in `_stored`
+            with reading(self.path):
+                found = self._holding(sequence)
         if found is None:
             return None
         first, value = found
@@ -351,7 +373,7 @@ class LogReader:
             reached = layout.sequence_of(key) + (row_count(value) - 1 if value else 0)
             if reached >= end:
                 return
-            self.refresh()  # the writer may have moved it to another file
+            self._open_again()  # the writer may have moved it to another file
             if self._first > end:
                 return  # it was trimmed meanwhile
         with reading(self.path):
@@ -421,6 +443,34 @@ class LogReader:
     def _number(self, key: bytes, default: int) -> int:
         stored = self._get(key)
         return default if stored is None else int(stored)
+
+
+def _follower(folder: Path) -> Rdict:
+    """The database of a log that another process may be writing."""
+    scratch = tempfile.mkdtemp(prefix="headrace-reader-")
+    access = AccessType.secondary(scratch)
+    try:
+        return Rdict(str(folder), options(), {layout.STATE: options()}, access)
+    except Exception as error:
+        raise unopened(folder, error) from error
+    finally:
+        # A follower's own notes: nobody reads them, and a killed process leaves none this way.
+        shutil.rmtree(scratch)
+
+
+class _Manifest(NamedTuple):
+    """The file in which RocksDB notes what its files are."""
+
+    name: str  # "": there is none, so no log
+    size: int
+
+
+def _manifest(folder: Path) -> _Manifest:
+    name, size = "", 0
+    with suppress(FileNotFoundError):  # the second may have just been replaced
+        name = (folder / "CURRENT").read_text().strip()
+        size = (folder / name).stat().st_size
+    return _Manifest(name, size)
 
 
 def _rows(first: int, block: RowBlock, start: int, end: int) -> Iterator[tuple[int, bytes]]:

@@ -228,6 +228,9 @@ class Log(LogReader):
     def refresh(self) -> None:
         """The writer always sees everything."""
 
+    def _open_again(self) -> None:
+        """As above."""
+
     def wait(self, after: int, *, timeout: float) -> bool:
         """Block until there is something after `after`; False when the time is over."""
         with self._arrival:
