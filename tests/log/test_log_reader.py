@@ -186,6 +186,10 @@ def test_a_reader_opens_seldom_while_a_large_transaction_is_flushed(
         log.append(SOURCE, Batch([], b"1"))
         reader.refresh()
         assert len(reader.read(0)) == 50
+        stored(log, 6, 10)
+        log.checkpoint(tmp_path / "copy")
+        reader.refresh(60)  # as somebody knows who has seen it
+        assert len(reader.read(0)) == 60
 
 
 def test_what_is_being_read_is_read_to_its_end(tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ class LogReader:
             stack.callback(self._db.close)
             stack.callback(self._state.close)
 
-    def refresh(self) -> None:
-        """See what the writer has committed since."""
+    def refresh(self, upto: int = 0) -> None:
+        """See what the writer has committed since; `upto`: what somebody else has seen of it."""
         known, before = self._manifest, self._latest
         manifest = _manifest(self.path)
         with reading(self.path):
@@ -133,7 +133,8 @@ class LogReader:
         switched = _manifest(self.path).name != known.name
         # What is flushed, and was not seen before, is hidden until more is written (#14444).
         hidden = manifest.size != known.size and self._latest == before
-        if manifest.name and (switched or (hidden and time.monotonic() >= self._open_due)):
+        due = self._latest < upto or (hidden and time.monotonic() >= self._open_due)
+        if manifest.name and (switched or due):
             self._open_again()
         elif not hidden:
             self._manifest = manifest

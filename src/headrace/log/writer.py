@@ -225,7 +225,7 @@ class Log(LogReader):
             self._write_durably(batch)
         return was
 
-    def refresh(self) -> None:
+    def refresh(self, upto: int = 0) -> None:
         """The writer always sees everything."""
 
     def _open_again(self) -> None:

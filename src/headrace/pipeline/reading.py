@@ -73,7 +73,7 @@ class DiskLog:
 
     def pieces(self, wanted: SequenceRange) -> Iterator[Piece]:
         """The changes of a range, those that are still there."""
-        reader, after = _reader(self.path), wanted.after
+        reader, after = _reader(self.path, wanted.upto), wanted.after
         expect_epoch(wanted.epoch, reader.epoch)
         while piece := reader.piece(after, upto=wanted.upto):
             yield piece
@@ -81,7 +81,7 @@ class DiskLog:
 
     def stored(self, wanted: SequenceRange) -> Iterator[Piece | BlockRows]:
         """The same, with blocks of rows as they are."""
-        reader, after = _reader(self.path), wanted.after
+        reader, after = _reader(self.path, wanted.upto), wanted.after
         expect_epoch(wanted.epoch, reader.epoch)
         while part := reader.stored(after, upto=wanted.upto):
             yield part
@@ -89,7 +89,7 @@ class DiskLog:
 
     def spans(self, wanted: SequenceRange) -> list[LogSpan]:
         """What is known of a range without reading it."""
-        reader = _reader(self.path)
+        reader = _reader(self.path, wanted.upto)
         expect_epoch(wanted.epoch, reader.epoch)
         return reader.spans(wanted.after, wanted.upto)
 
@@ -103,18 +103,18 @@ _readers: dict[str, tuple[bytes, LogReader]] = {}
 _opening = threading.Lock()
 
 
-def _reader(path: str) -> LogReader:
-    """The log as it is now; a folder whose log was replaced is opened again."""
+def _reader(path: str, upto: int = 0) -> LogReader:
+    """The log as it is now, `upto` included; a folder whose log was replaced is opened again."""
     with _opening:
-        return _current(path)
+        return _current(path, upto)
 
 
-def _current(path: str) -> LogReader:
+def _current(path: str, upto: int) -> LogReader:
     identity_file = Path(path, "IDENTITY")
     identity = identity_file.read_bytes() if identity_file.exists() else b""
     known, reader = _readers.get(path, (b"", None))
     if reader is not None and identity == known:
-        reader.refresh()
+        reader.refresh(upto)
         return reader
     if reader is not None:
         del _readers[path]
