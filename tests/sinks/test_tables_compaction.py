@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,28 @@ def test_with_deletes_rewrite_compaction_leaves_no_vectors(
         assert len(lake.delta().to_pyarrow_table()) == 20 * (turn + 1)
     assert parquet.SORTED in {parquet.kind(path) for path in lake.target.delta.files}
     assert not any(file.vector for file in lake.target.delta.files.values())
+    assert lake.rows() == lake.expected()
+    lake.log.close()
+
+
+def test_compaction_loses_nothing_of_a_table_that_has_had_vectors(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Somebody has set deletes: rewrite, and that the table gets no more vectors."""
+    lake = Lake(spark, tmp_path)
+    orders = lake.table("orders")
+    for start in range(0, 240, 20):
+        lake.fill(range(start, start + 20))
+    lake.compact()
+    updates = [put(orders, Op.UPDATE, **order(n, "paid")) for n in (30, 100, 150, 200)]
+    lake.commit(*updates, *(remove(orders, id=n) for n in range(20)))
+    lake.write()
+    lake.target.delta.note({"delta.enableDeletionVectors": "false"})
+    lake.sink = replace(lake.sink, deletes="rewrite")
+    lake.open()
+    lake.fill(range(1000, 1001))
+    lake.compact()
+    assert not any(file.vector for file in lake.target.delta.files.values() if file.live < 30)
     assert lake.rows() == lake.expected()
     lake.log.close()
 

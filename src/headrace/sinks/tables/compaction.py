@@ -25,13 +25,18 @@ _MOST_SMALL = 64  # files of a partition that are not in order, before there is 
 _MOST_LOOSE = 2  # files' worth of loose rows that a range takes at once
 
 
-def due(plan: TablePlan, files: Iterable[PlannedFile]) -> Iterator[RewriteWork]:
-    """What is worth doing for a table with these files."""
+def due(
+    plan: TablePlan, files: Iterable[PlannedFile], *, has_vectors: bool = True
+) -> Iterator[RewriteWork]:
+    """What is worth doing for a table with these files.
+
+    Without vectors the rows of a file go all at once: every range that has some of them is done.
+    """
     of_partition: dict[object, list[PlannedFile]] = defaultdict(list)
     for file in files:
         of_partition[file.partition].append(file)
     for found in of_partition.values():
-        yield from _due(plan, found)
+        yield from _due(plan, found, has_vectors=has_vectors)
 
 
 def is_behind(files: Sequence[PlannedFile]) -> bool:
@@ -42,7 +47,9 @@ def is_behind(files: Sequence[PlannedFile]) -> bool:
     return dead * 2 > sum(file.rows for file in files) or len(small) > _MOST_SMALL * len(partitions)
 
 
-def _due(plan: TablePlan, files: Sequence[PlannedFile]) -> Iterator[RewriteWork]:
+def _due(
+    plan: TablePlan, files: Sequence[PlannedFile], *, has_vectors: bool
+) -> Iterator[RewriteWork]:
     past = [file for file in files if kind(file.path) == PAST]
     yield from _joins(plan, past, PAST)
     current = [file for file in files if kind(file.path) != PAST]
@@ -54,7 +61,7 @@ def _due(plan: TablePlan, files: Sequence[PlannedFile]) -> Iterator[RewriteWork]
     rows, loose_rows = (sum(file.rows for file in some) for some in (ordered, loose))
     if are_many(loose) and loose_rows > rows * _UNORDERED:
         yield from _in_order(plan, ordered, loose, every=True)
-    elif any(_half_dead(file) for file in ordered if file.low is not None):
+    elif has_vectors and any(_half_dead(file) for file in ordered if file.low is not None):
         yield from _in_order(plan, ordered, loose, every=False)
     else:
         joins = list(_joins(plan, loose, LOOSE))

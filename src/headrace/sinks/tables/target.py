@@ -321,7 +321,7 @@ class TargetTable:
 
     def compaction(self) -> list[RewriteWork]:
         """The work that is worth doing."""
-        return list(due(*self.layout()))
+        return list(due(*self.layout(), has_vectors=self.delta.has_vectors))
 
     def updated(self, work: RewriteWork) -> RewriteWork:
         """Work that was planned earlier, with the files as they are now."""
