@@ -5,6 +5,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rocksdict import Options, Rdict
@@ -173,16 +174,15 @@ def test_a_reader_sees_what_the_writer_has_flushed_last(
 def test_a_reader_opens_seldom_while_a_large_transaction_is_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[Path] = []
-    follow = log_reader._follower
-    monkeypatch.setattr(log_reader, "_follower", lambda path: opened.append(path) or follow(path))
+    follower = Mock(side_effect=log_reader._follower)
+    monkeypatch.setattr(log_reader, "_follower", follower)
     with Log.open(tmp_path) as log, LogReader.open(tmp_path) as reader:
         for number in range(1, 6):
             piece(log, number, 10)
             log.reclaim(10 * number)
             reader.refresh()
             assert reader.read(0) == []
-        assert len(opened) == 2
+        assert follower.call_count == 2
         log.append(SOURCE, Batch([], b"1"))
         reader.refresh()
         assert len(reader.read(0)) == 50

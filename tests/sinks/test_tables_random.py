@@ -2,6 +2,8 @@
 
 import random
 import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,12 @@ from pyspark.sql import SparkSession
 
 from headrace.change.event import Change, Column, Op, Table
 from headrace.log import writer
+from headrace.sinks.lake import files
+from headrace.sinks.lake.deltalog import DeltaLog
+from headrace.sinks.tables import apply, compaction, parquet, target
 from tests.effort import times
-from tests.sinks.lake import Lake, put, remove, schema, truncate
+from tests.sinks.lake import Lake, Row, Shop, ordered, put, remove, schema, truncate
+from tests.sinks.plain import PlainLake
 
 KEYS = 12
 BASE = [
@@ -36,8 +42,18 @@ def short_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 class History:
     """Makes changes that a database could have made."""
 
-    def __init__(self, lake: Lake, seed: int) -> None:
+    def __init__(
+        self,
+        lake: Shop,
+        seed: int,
+        *,
+        keys: int = KEYS,
+        rare: Sequence[str] = ("truncate", "alter"),
+    ) -> None:
+        """`rare`: what happens now and then beside changes of rows."""
         self._lake = lake
+        self._keys = keys
+        self._rare = rare
         self._random = random.Random(seed)
         self._there: set[int] = set()
         self._columns = list(BASE)
@@ -50,7 +66,7 @@ class History:
 
     def _change(self) -> Change:
         kinds = ["insert"] * 5 + ["update"] * 6 + ["delete"] * 3 + ["move"] * 2
-        kind = self._random.choice([*kinds, "truncate", "alter"])
+        kind = self._random.choice([*kinds, *self._rare])
         if kind == "insert" or (kind in ("update", "delete", "move") and not self._there):
             return self._insert()
         if kind == "truncate":
@@ -65,17 +81,16 @@ class History:
         return self._update(number, move=kind == "move")
 
     def _insert(self) -> Change:
-        free = sorted(set(range(KEYS)) - self._there)
+        free = sorted(set(range(self._keys)) - self._there)
         if not free:
-            self._there.clear()
-            return truncate(self._table)
+            return self._update(self._random.choice(sorted(self._there)), move=False)
         number = self._random.choice(free)
         self._there.add(number)
         op = self._random.choice([Op.INSERT, Op.READ])
         return put(self._table, op, **self._row(number))
 
     def _update(self, number: int, *, move: bool) -> Change:
-        free = sorted(set(range(KEYS)) - self._there)
+        free = sorted(set(range(self._keys)) - self._there)
         target = self._random.choice(free) if move and free else number
         row = self._row(target)
         if self._random.random() < 0.5:
@@ -150,3 +165,87 @@ def test_any_history_in_any_batches_equals_a_naive_replay(
             assert lake.rows() == lake.expected()
         lake.writer.finish()
         lake.log.close()
+
+
+class Killed(BaseException):
+    """The process ends here; nothing catches this."""
+
+
+SMALL: dict[Any, dict[str, tuple[int, ...]]] = {
+    target: {"FILE_ROWS": (8, 20), "WINDOW_KEYS": (5, 1000)},
+    compaction: {"_FEW_ROWS": (0, 2, 5)},
+    files: {"GENERATION": (2, 3)},
+    parquet: {"GROUP_ROWS": (3, 1000), "GROUP_BYTES": (500, 10**7)},
+    apply: {"_MOST_BYTES": (200, 10**7)},
+}
+
+
+@pytest.mark.parametrize("seed", range(times(5, nightly=100)))
+def test_any_batches_beside_any_steps_of_compaction_equal_a_naive_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chosen = random.Random(seed)
+    for module, limits in SMALL.items():
+        for name, values in limits.items():
+            monkeypatch.setattr(module, name, chosen.choice(values))
+    lake = PlainLake(
+        monkeypatch,
+        tmp_path,
+        keep=chosen.choice(["rows", "rows", "history"]),
+        deletes=chosen.choice(["vectors", "vectors", "vectors", "rewrite"]),
+        partition_by=chosen.choice([{}, {"public.orders": ("name",)}]),
+        cluster_by=chosen.choice([{}, {"public.orders": ("big",)}]),
+        vacuum_hours=chosen.choice([0, 24]),
+    )
+    # With `keep: history`, a column that comes back narrower fails the table.
+    rare = [("truncate",), ()] if lake.sink.keep == "history" else [("truncate", "alter"), ()]
+    history = History(lake, seed, keys=40, rare=chosen.choice(rare))
+    ends = [0]
+    for _ in range(60):
+        match chosen.choice(["changes"] * 8 + ["batch"] * 8 + ["compaction"] * 8 + ["log"]):
+            case "changes":
+                for _ in range(chosen.randint(5, 15)):
+                    history.transaction()
+                    ends.append(lake.log.latest_sequence)
+            case "compaction":
+                for _ in range(chosen.randint(1, 4)):
+                    lake.compact()
+            case "log":
+                lake.cut_short(truncate(lake.table("other")), truncate(lake.table("another")))
+            case "batch" if later := [end for end in ends if end > lake.written]:
+                write_perhaps_killed(lake, chosen, later)
+        if lake.written:
+            expect_replayed(lake)
+    lake.log.close()
+
+
+def write_perhaps_killed(lake: PlainLake, chosen: random.Random, ends: list[int]) -> None:
+    """The next batch, whose process may end before or after its commit."""
+    upto, parts, really = chosen.choice(ends), chosen.choice([1, 1, 2]), DeltaLog.put
+
+    def put_and_end(log: DeltaLog, commit: Any) -> bool:
+        if chosen.random() < 0.5:
+            assert really(log, commit)
+        raise Killed
+
+    if chosen.random() < 0.3:
+        with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+            patch.setattr(DeltaLog, "put", put_and_end)
+            lake.write(upto, parts)
+        lake.open()
+    if lake.written < upto:
+        lake.write(upto, parts)
+    if chosen.random() < 0.1:
+        lake.repeat(parts)
+
+
+def expect_replayed(lake: PlainLake) -> None:
+    assert lake.writer.failed_tables() == []
+    names = [column.name for column in BASE]  # history keeps values of others that are gone
+    current = [row for row in lake.rows(own=True) if row.get("_current", True)]
+    expected = lake.expected(upto=lake.written)
+    assert _only(names, current) == _only(names, expected)
+
+
+def _only(names: list[str], rows: list[Row]) -> list[Row]:
+    return ordered([{name: row[name] for name in names} for row in rows])
