@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,8 +11,9 @@ import pytest
 from rocksdict import Options, Rdict
 
 from headrace.change.event import Batch
-from headrace.errors import LogError
+from headrace.errors import LogDamaged, LogError
 from headrace.log import Log, LogReader
+from headrace.log import _layout as layout
 from headrace.log import reader as log_reader
 from tests.changes import make_table
 from tests.log.transactions import SOURCE, ids, piece, stored
@@ -205,3 +206,22 @@ def test_what_is_being_read_is_read_to_its_end(tmp_path: Path) -> None:
         assert [sequence for sequence, _ in [first, *found]] == list(range(1, 51))
         assert len(reader.read(0)) == 100
     log.close()
+
+
+@pytest.mark.requirement("P-09")
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda log: log.read(0),
+        lambda log: log.piece(0, upto=5),
+        lambda log: log.stored(0, upto=5),
+    ],
+    ids=["read", "piece", "stored"],
+)
+def test_a_change_that_is_missing_among_others_is_an_error(
+    log: Log, read: Callable[[LogReader], object]
+) -> None:
+    stored(log, 1, 5)
+    log._db.delete(layout.change_key(3))
+    with pytest.raises(LogDamaged, match="lacks changes before sequence"):
+        read(log)

@@ -197,11 +197,17 @@ class LogReader:
     ) -> Iterator[tuple[int, bytes]]:
         """The next changes as (sequence, record), undecoded."""
         start, end = self._span(after, limit, upto)
+        following = 0
         for key, value in self._stored(start, end):
+            sequence = layout.sequence_of(key)
+            if following:
+                self._expect_next(following, sequence)
             if isinstance(value, RowBlock):
-                yield from _rows(layout.sequence_of(key), value, start, end)
+                yield from _rows(sequence, value, start, end)
+                following = sequence + value.count
             else:
-                yield layout.sequence_of(key), value
+                yield sequence, value
+                following = sequence + 1
 
     def piece(self, after: int, *, upto: int, most: int = 10_000) -> Piece | None:
         """The next changes in one go: at most `most`, and no more once they have a megabyte.
@@ -209,21 +215,24 @@ class LogReader:
         None: nothing follows. It begins later than `after` + 1 where changes were trimmed.
         """
         start, end = self._span(after, most, upto)
-        first, size, records = 0, 0, list[bytes]()
+        first, last, size, records = 0, 0, 0, list[bytes]()
         for key, value in self._stored(start, end):
-            first = first or max(layout.sequence_of(key), start)
             if isinstance(value, RowBlock):
-                for _, record in _rows(layout.sequence_of(key), value, start, end):
+                last = max(layout.sequence_of(key), start) - 1
+                first = first or last + 1
+                for last, record in _rows(layout.sequence_of(key), value, start, end):  # noqa: B007
                     records.append(record)
                     size += len(record)
                     if size >= _PIECE_BYTES:
                         break
             else:
+                first = first or layout.sequence_of(key)
                 records.append(value)
                 size += len(value)
+                last = 0
             if size >= _PIECE_BYTES:
                 break
-        return Piece(first, len(records), b"".join(records)) if records else None
+        return self._whole(first, records, last or layout.sequence_of(key)) if records else None
 
     def stored(self, after: int, *, upto: int, most: int = 10_000) -> Piece | BlockRows | None:
         """The next changes as they are stored: rows of a block, or a piece that ends before one."""
@@ -233,13 +242,22 @@ class LogReader:
             if isinstance(value, RowBlock):
                 if not records:
                     return _shown(layout.sequence_of(key), value, start, min(upto, self._latest))
-                break
+                return self._whole(first, records, layout.sequence_of(key) - 1)
             first = first if records else layout.sequence_of(key)
             records.append(value)
             size += len(value)
             if size >= _PIECE_BYTES:
                 break
-        return Piece(first, len(records), b"".join(records)) if records else None
+        return self._whole(first, records, layout.sequence_of(key)) if records else None
+
+    def _whole(self, first: int, records: list[bytes], last: int) -> Piece:
+        """A piece that lacks nothing between its first and last change."""
+        self._expect_next(first + len(records), last + 1)
+        return Piece(first, len(records), b"".join(records))
+
+    def _expect_next(self, wanted: int, found: int) -> None:
+        if found != wanted:
+            raise LogDamaged(f"the log in {self.path} lacks changes before sequence {found}")
 
     def place(self, sequence: int) -> RecordHead | None:
         """Where a change stands in its transaction; None: it is not in the log."""
@@ -375,8 +393,8 @@ class LogReader:
             if reached >= end:
                 return
             self._open_again()  # the writer may have moved it to another file
-            if self._first > end:
-                return  # it was trimmed meanwhile
+            if self._first > end or self._first > reached + 1 > start:
+                return  # it was trimmed meanwhile; what follows is another piece
         with reading(self.path):
             self._db.get(layout.change_key(reached + 1))  # raises what RocksDB says
         raise LogDamaged(f"the log in {self.path} cannot be read beyond sequence {reached}")
