@@ -154,7 +154,8 @@ def reading(site: Site, transport: str) -> Iterator[Callable[[], str]]:
         text=True,
     ) as process:
         assert process.stdout is not None
-        giving_up = threading.Timer(120, process.kill)  # a busy machine starts it slowly
+        # Before the client connects anew by itself (75 s), which would hide a stream that hangs.
+        giving_up = threading.Timer(60, process.kill)
         giving_up.start()
         try:
             yield lambda: process.stdout.readline().strip() if process.stdout else ""
