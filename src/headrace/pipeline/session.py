@@ -7,10 +7,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from ..errors import PipelineError
@@ -31,6 +32,9 @@ _CHECKPOINT_FILES = (
 )
 
 _MOST_REFUSALS = 100
+
+# Of calls to a JVM that is ending: its connections break a moment before it is seen to be gone.
+_CUT_OFF = (Py4JError, OSError)
 
 
 @contextmanager
@@ -61,7 +65,8 @@ def opened_session(
             yield session
         finally:
             if jvm_lives(session):
-                context.stop()
+                with suppress(*_CUT_OFF):
+                    context.stop()
     finally:
         end(gateway)
 
@@ -116,11 +121,14 @@ def jvm_lives(session: SparkSession) -> bool:
 def rejects_tasks(session: SparkSession) -> bool:
     """Whether tasks are refused over and over, as by an executor that was stopped.
 
-    Spark does not count such failures, and would try for ever.
+    Spark does not count such failures, and would try for ever. A JVM that is ending says nothing.
     """
-    tracker = session.sparkContext.statusTracker()
-    counted = int(session.conf.get("spark.task.maxFailures", "4") or 4)
-    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    try:
+        tracker = session.sparkContext.statusTracker()
+        counted = int(session.conf.get("spark.task.maxFailures", "4") or 4)
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    except _CUT_OFF:
+        return False
     return any(
         stage.numFailedTasks > _MOST_REFUSALS + counted * stage.numTasks
         for stage in stages

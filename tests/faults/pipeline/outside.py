@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -57,7 +58,8 @@ class Outside(Generic[Told]):
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             assert stream
-            stream.close()
+            with suppress(BrokenPipeError):  # an order that it never read
+                stream.close()
 
     def words(self) -> str:
         """What it said, for whoever reads a failed test."""

@@ -55,11 +55,18 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """The same for every point, in whatever order they come: each finds what the last one left."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site = Site(tmp_path_factory.mktemp("kills"), random.getrandbits(32))
     yield site
     site.close()
+
+
+@pytest.fixture
+def site(shared: Site) -> Site:
+    """The same for every point, in whatever order they come: each finds what the last one left."""
+    if shared.runner.process.poll() is not None:  # a test that failed has left it so
+        shared.replace()
+    return shared
 
 
 def grow(trade: Trade) -> None:
