@@ -188,7 +188,7 @@ def test_a_block_takes_its_room_until_its_last_row_is_trimmed(log: Log) -> None:
 def test_a_trim_while_a_block_is_read_hides_nothing_of_it(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = Log._stored
+    find = Log._runs
 
     def trimmed_meanwhile(self: Log, start: int, end: int) -> Iterator[Any]:
         for each in find(self, start, end):
@@ -196,7 +196,7 @@ def test_a_trim_while_a_block_is_read_hides_nothing_of_it(
             log.trim(20, force=True)
             yield each
 
-    monkeypatch.setattr(Log, "_stored", trimmed_meanwhile)
+    monkeypatch.setattr(Log, "_runs", trimmed_meanwhile)
     found = log.stored(5, upto=LAST)
     assert found
     assert (found.first, found.last) == (6, 13)

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self, cast
 import msgspec
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
-from ..change.block import MARK, BlockRows, RowBlock, row_count
+from ..change.block import MARK, BlockRows, RowBlock
 from ..change.event import Change, Table
 from ..change.record import RecordHead, decode, head, head_in
 from ..change.span import LogSpan
@@ -67,6 +67,14 @@ class Piece(msgspec.Struct, frozen=True):
     def packed(self) -> bytes:
         """The piece as it is sent: its head, then the records."""
         return self.head + self.records
+
+
+class _Run(NamedTuple):
+    """A block, or the records of neighbouring changes, half a megabyte of them or a little more."""
+
+    first: int  # sequence
+    last: int
+    found: RowBlock | list[bytes]
 
 
 class LogReader:
@@ -198,16 +206,15 @@ class LogReader:
         """The next changes as (sequence, record), undecoded."""
         start, end = self._span(after, limit, upto)
         following = 0
-        for key, value in self._stored(start, end):
-            sequence = layout.sequence_of(key)
+        for run in self._runs(start, end):
             if following:
-                self._expect_next(following, sequence)
-            if isinstance(value, RowBlock):
-                yield from _rows(sequence, value, start, end)
-                following = sequence + value.count
+                self._expect_next(following, run.first)
+            if isinstance(run.found, RowBlock):
+                yield from _rows(run.first, run.found, start, end)
             else:
-                yield sequence, value
-                following = sequence + 1
+                self._expect_whole(run.first, run.found, run.last)
+                yield from enumerate(run.found, run.first)
+            following = run.last + 1
 
     def piece(self, after: int, *, upto: int, most: int = 10_000) -> Piece | None:
         """The next changes in one go: at most `most`, and no more once they have a megabyte.
@@ -216,44 +223,40 @@ class LogReader:
         """
         start, end = self._span(after, most, upto)
         first, last, size, records = 0, 0, 0, list[bytes]()
-        for key, value in self._stored(start, end):
-            if isinstance(value, RowBlock):
-                last = max(layout.sequence_of(key), start) - 1
-                first = first or last + 1
-                for last, record in _rows(layout.sequence_of(key), value, start, end):  # noqa: B007
+        for run in self._runs(start, end):
+            first = first or max(run.first, start)
+            if isinstance(run.found, RowBlock):
+                last = max(run.first, start) - 1
+                for last, record in _rows(run.first, run.found, start, end):  # noqa: B007
                     records.append(record)
                     size += len(record)
                     if size >= _PIECE_BYTES:
                         break
             else:
-                first = first or layout.sequence_of(key)
-                records.append(value)
-                size += len(value)
-                last = 0
+                last = run.last
+                records += run.found
+                size += sum(map(len, run.found))
             if size >= _PIECE_BYTES:
                 break
-        return self._whole(first, records, last or layout.sequence_of(key)) if records else None
+        return self._whole(first, records, last) if records else None
 
     def stored(self, after: int, *, upto: int, most: int = 10_000) -> Piece | BlockRows | None:
         """The next changes as they are stored: rows of a block, or a piece that ends before one."""
         start, end = self._span(after, most, upto)
-        first, size, records = 0, 0, list[bytes]()
-        for key, value in self._stored(start, end):
-            if isinstance(value, RowBlock):
-                if not records:
-                    return _shown(layout.sequence_of(key), value, start, min(upto, self._latest))
-                return self._whole(first, records, layout.sequence_of(key) - 1)
-            first = first if records else layout.sequence_of(key)
-            records.append(value)
-            size += len(value)
-            if size >= _PIECE_BYTES:
-                break
-        return self._whole(first, records, layout.sequence_of(key)) if records else None
+        run = next(self._runs(start, end), None)
+        if run is None:
+            return None
+        if isinstance(run.found, RowBlock):
+            return _shown(run.first, run.found, start, min(upto, self._latest))
+        return self._whole(run.first, run.found, run.last)
 
     def _whole(self, first: int, records: list[bytes], last: int) -> Piece:
         """A piece that lacks nothing between its first and last change."""
-        self._expect_next(first + len(records), last + 1)
+        self._expect_whole(first, records, last)
         return Piece(first, len(records), b"".join(records))
+
+    def _expect_whole(self, first: int, records: list[bytes], last: int) -> None:
+        self._expect_next(first + len(records), last + 1)
 
     def _expect_next(self, wanted: int, found: int) -> None:
         if found != wanted:
@@ -266,7 +269,7 @@ class LogReader:
         with reading(self.path):
             found = self._holding(sequence)
         if found is None:
-            self._open_again()  # as in `_stored`
+            self._open_again()  # as in `_runs`
             with reading(self.path):
                 found = self._holding(sequence)
         if found is None:
@@ -360,8 +363,8 @@ class LogReader:
         start, latest = max(after + 1, self._first), self._latest
         return start, min(latest if upto is None else min(upto, latest), start + limit - 1)
 
-    def _stored(self, start: int, end: int) -> Iterator[tuple[bytes, bytes | RowBlock]]:
-        """The values that hold these sequences, by key."""
+    def _runs(self, start: int, end: int) -> Iterator[_Run]:
+        """What holds these sequences."""
         if end < start:
             return
         reached = start - 1
@@ -369,12 +372,10 @@ class LogReader:
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(layout.change_key(end + 1))
         for _ in range(2):
-            key, value = layout.change_key(reached), b""
             with reading(self.path):
                 if (recent := self._recent_over(reached + 1)) is not None:
                     reached = recent[0] + recent[1].count - 1
-                    key = layout.change_key(reached)
-                    yield layout.change_key(recent[0]), recent[1]
+                    yield _Run(recent[0], reached, recent[1])
                 if reached < end:
                     wanted = layout.change_key(reached + 1)
                     items = cast(
@@ -384,12 +385,15 @@ class LogReader:
                     following = next(items, None)
                     if following is None or following[0] != wanted:
                         for begun, block in self._block_over(reached + 1):
-                            key = layout.change_key(layout.sequence_of(begun) + block.count - 1)
-                            yield begun, block
-                    for key, value in chain(() if following is None else (following,), items):
-                        yield key, self._block(key, value) if value[0] == MARK else value
+                            first = layout.sequence_of(begun)
+                            reached = first + block.count - 1
+                            yield _Run(first, reached, block)
+                    for run in self._gathered(
+                        chain(() if following is None else (following,), items)
+                    ):
+                        reached = run.last
+                        yield run
             # It ends without an error where a block of a file cannot be read, too.
-            reached = layout.sequence_of(key) + (row_count(value) - 1 if value else 0)
             if reached >= end:
                 return
             self._open_again()  # the writer may have moved it to another file
@@ -398,6 +402,29 @@ class LogReader:
         with reading(self.path):
             self._db.get(layout.change_key(reached + 1))  # raises what RocksDB says
         raise LogDamaged(f"the log in {self.path} cannot be read beyond sequence {reached}")
+
+    def _gathered(self, items: Iterator[tuple[bytes, bytes]]) -> Iterator[_Run]:
+        """Values as they come from RocksDB, in runs."""
+        first = last = b""
+        size, records = 0, list[bytes]()
+        for key, value in items:
+            if value[0] == MARK:
+                if records:
+                    yield _Run(layout.sequence_of(first), layout.sequence_of(last), records)
+                    size, records = 0, []
+                block, begin = self._block(key, value), layout.sequence_of(key)
+                yield _Run(begin, begin + block.count - 1, block)
+                continue
+            if not records:
+                first = key
+            last = key
+            records.append(value)
+            size += len(value)
+            if size >= _PIECE_BYTES:
+                yield _Run(layout.sequence_of(first), layout.sequence_of(last), records)
+                size, records = 0, []
+        if records:
+            yield _Run(layout.sequence_of(first), layout.sequence_of(last), records)
 
     def _holding(self, sequence: int) -> tuple[int, bytes | RowBlock] | None:
         """The value that holds a sequence, and its own first one."""

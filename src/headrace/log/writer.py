@@ -311,11 +311,11 @@ class Log(LogReader):
         for sequence, mark in self._marks():
             if start <= sequence < before:
                 start, total = sequence, mark.total_bytes
-        for key, value in self._stored(start + 1, before - 1):
-            if not isinstance(value, RowBlock):
-                total += len(value)
-            elif layout.sequence_of(key) + value.count <= before:
-                total += len(value.value)
+        for run in self._runs(start + 1, before - 1):
+            if not isinstance(run.found, RowBlock):
+                total += sum(map(len, run.found))
+            elif run.last < before:
+                total += len(run.found.value)
         return total
 
     def _found(self) -> None:
