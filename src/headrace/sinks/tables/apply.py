@@ -10,7 +10,6 @@ of the one before.
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +30,7 @@ from ..lake.plan import (
 )
 from ..lake.storage import Added
 from .conform import conformed
-from .fold import Fold, RowKey, Share
+from .fold import Fold, RowKey, SequencedRecord, Share
 from .keys import Mask, bitmap, row_numbers
 from .lookup import INDEXES, ON_DISK, KeyIndex
 from .parquet import LOOSE, PAST, joined, key_columns, read_rows, write_rows
@@ -39,7 +38,7 @@ from .window import KeySearch, Window
 
 _MOST_BYTES = 64_000_000  # of the images of a window, and of the rows of a file that it makes
 
-Changes = LogBlock | list[tuple[Any, ...]]
+Changes = LogBlock | list[SequencedRecord]
 
 
 class TableShare:
@@ -63,8 +62,8 @@ class TableShare:
         emptied = frozenset(plan.emptied) if plan.keep_history else frozenset[int]()
         return Fold(self._key, self._share, emptied=emptied, every_version=plan.keep_history)
 
-    def extend(self, changes: Sequence[tuple[Any, ...]]) -> None:
-        """Take changes of the table, in order; see `RowChange`."""
+    def extend(self, changes: Sequence[SequencedRecord]) -> None:
+        """Take changes of the table, in order."""
         if changes and not self.plan.after < changes[0][0] <= changes[-1][0] <= self.plan.upto:
             changes = [each for each in changes if self.plan.after < each[0] <= self.plan.upto]
         if self._result.failure or not changes:
@@ -206,12 +205,12 @@ def table_shares(plans: Sequence[TablePlan], share: Share) -> list[TableShare]:
 def log_changes(
     wanted: LogRange, plans: Sequence[TablePlan], shares: Sequence[TableShare]
 ) -> Iterator[tuple[TableShare, Changes]]:
-    """The changes of tables: fields of `RowChange`s, some thousands at a time, or a block.
+    """The changes of tables: records, some thousands at a time, or a block.
 
     Blocks that are appended belong to the task in whose part of the range they begin.
     """
     by_version = {version: share for share in shares for version in share.plan.versions}
-    held: dict[int, list[tuple[Any, ...]]] = {share.at: [] for share in shares}
+    held: dict[int, list[SequencedRecord]] = {share.at: [] for share in shares}
     takers = {version: held[share.at] for version, share in by_version.items()}
     wanted = wanted.beyond(min((plan.after for plan in plans), default=wanted.upto))
     own = wanted.own_part()
@@ -228,9 +227,9 @@ def log_changes(
             first, count, records = part.first, part.count, part.records()
         else:
             first, count, records = part
-        for sequence, row in enumerate(record.rows(records, count), first):
-            if (taker := takers.get(row[0])) is not None:
-                taker.append((sequence, row[1], row[9], row[11], row[12], row[14], row[3]))
+        for each in enumerate(record.rows(records, count), first):
+            if (taker := takers.get(each[1][0])) is not None:
+                taker.append(each)
         for share in shares:
             if held[share.at]:
                 yield share, held[share.at].copy()

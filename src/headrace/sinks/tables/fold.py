@@ -10,7 +10,7 @@ which may be in another share: each does its part.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from zlib import crc32
 
 import msgspec
@@ -21,13 +21,21 @@ from ...errors import TableFailed
 ROW_OPS = frozenset(("INSERT", "READ", "UPDATE", "DELETE"))
 _NEW = frozenset(("INSERT", "READ"))
 _NOTHING: frozenset[str] = frozenset()
+_tuple = tuple.__new__
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _text = msgspec.json.Encoder().encode
 
 
+SequencedRecord = tuple[int, tuple[Any, ...]]
+"""A change as tasks take it: its sequence, and the fields of its record (`record.rows`)."""
+
+# Where a record has what is looked at here.
+_OP, _COMMIT_TIME, _KEY, _BEFORE, _AFTER, _UNCHANGED = 1, 3, 9, 11, 12, 14
+
+
 class RowChange(NamedTuple):
-    """A change as tasks take it, from a record of the log or from a row of a DataFrame."""
+    """What is looked at of a change."""
 
     sequence: int
     op: str
@@ -36,6 +44,19 @@ class RowChange(NamedTuple):
     after: bytes | None
     absent: Sequence[str]  # columns that `after` lacks
     commit_time: int
+
+    @classmethod
+    def of(cls, sequence: int, fields: Sequence[Any]) -> Self:
+        """That of a record."""
+        named = (_OP, _KEY, _BEFORE, _AFTER, _UNCHANGED, _COMMIT_TIME)
+        return cls(sequence, *(fields[at] for at in named))
+
+    def sequenced(self) -> SequencedRecord:
+        """The same as a record, which has nothing else."""
+        fields: list[Any] = [None] * (_UNCHANGED + 1)
+        fields[_OP], fields[_COMMIT_TIME], fields[_KEY] = self.op, self.commit_time, self.key
+        fields[_BEFORE], fields[_AFTER], fields[_UNCHANGED] = self.before, self.after, self.absent
+        return self.sequence, tuple(fields)
 
 
 class Version(NamedTuple):
@@ -133,20 +154,34 @@ class Fold:
         self.versions: dict[bytes, list[Version]] = {}
         self.emptied_time: int | None = None  # the commit time of the first TRUNCATE
         self.moves = False  # a row that is not whole has come from another share
+        self.partial = False  # some version lacks columns
         self.size = 0  # bytes of images, about
 
-    def extend(self, changes: Iterable[tuple[Any, ...]]) -> None:
-        """Take changes of rows in their order, each with the fields of a RowChange."""
-        put, number, of = self._put, self._share.number, self._share.of
-        plain = self._plain
-        for change in changes:
-            sequence, op, key, before, after, absent, commit_time = change
-            if plain and before is None and key is not None and not absent and op in ROW_OPS:
-                # The usual change, and as often as there are changes.
+    def extend(self, changes: Iterable[SequencedRecord]) -> None:
+        """Take changes of rows in their order."""
+        number, of = self._share
+        plain, every, versions = self._plain, self._every, self.versions
+        for sequence, fields in changes:
+            key = fields[_KEY]
+            if (
+                plain
+                and key is not None
+                and fields[_BEFORE] is None
+                and not fields[_UNCHANGED]
+                and (op := fields[_OP]) in ROW_OPS
+            ):
+                # The usual change, and as often as there are changes: a Version without its call.
                 if crc32(key) % of == number:
-                    put(key, Version(sequence, commit_time, None if op == "DELETE" else after))
+                    image = fields[_AFTER] if op != "DELETE" else None
+                    whole = (sequence, fields[_COMMIT_TIME], image, _NOTHING, b"")
+                    version: Version = _tuple(Version, whole)
+                    if every:
+                        self._put(key, version)
+                    else:
+                        versions[key] = [version]
+                        self.size += len(image or b"")
             else:
-                self.add(RowChange(*change))
+                self.add(RowChange.of(sequence, fields))
 
     def add(self, change: RowChange) -> None:
         """Take the next change."""
@@ -212,10 +247,12 @@ class Fold:
         known = self.versions.get(base)
         earlier = known[-1] if known else None
         if earlier is None or earlier.image is None:
+            self.partial = True
             return Version(change.sequence, change.commit_time, after, absent, base)
         values, image = _image(earlier.image), _image(after)
         image.update({name: values[name] for name in absent if name in values})
         lacking = absent & earlier.absent
+        self.partial = self.partial or bool(lacking)
         return Version(change.sequence, change.commit_time, _text(image), lacking, earlier.base)
 
 

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -82,9 +82,13 @@ class Window:
         self._first = np.array([each[0].sequence for each in self._versions], dtype=np.int64)
         self._outdated = np.zeros(len(self._texts), dtype=np.bool_)
         self._found: list[_Found] = []
-        partial = (each.base for each in chain.from_iterable(self._versions) if each.absent)
+        self._bases = self._bases_of_partial() if fold.partial else set[int]()
+        self._partial = fold.partial
+
+    def _bases_of_partial(self) -> set[int]:
+        bases = (each.base for each in chain.from_iterable(self._versions) if each.absent)
         at = {text: number for number, text in enumerate(self._texts)}
-        self._bases = {at[base] for base in partial if base in at}
+        return {at[base] for base in bases if base in at}
 
     # --- the old rows ----------------------------------------------------------------------------
 
@@ -143,15 +147,8 @@ class Window:
     def rows(self) -> Iterator[tuple[str, pa.Table]]:
         """The rows to be written, complete, by what their file is to be called."""
         if not self._plan.keep_history:
-            versions = [each[-1] for each in self._versions]
-            keep = [
-                at
-                for at, (version, outdated) in enumerate(
-                    zip(versions, self._outdated.tolist(), strict=True)
-                )
-                if version.image is not None and not outdated
-            ]
-            for rows in self._tables([versions[at] for at in keep], {}):
+            versions = (each[-1] for each in compress(self._versions, (~self._outdated).tolist()))
+            for rows in self._tables([each for each in versions if each.image is not None], {}):
                 yield LOOSE, rows
             return
         yield from self._history()
@@ -199,30 +196,38 @@ class Window:
 
     def _tables(self, versions: Sequence[Version], own: dict[str, pa.Array]) -> Iterator[pa.Table]:
         """The rows of versions: whole ones at once, the others as their old rows are read."""
+        own = {SEQUENCE: pa.array([each.sequence for each in versions], pa.int64()), **own}
+        if not self._partial:
+            yield self._table(versions, own)
+            return
         partial: dict[bytes, list[int]] = defaultdict(list)
         for at, version in enumerate(versions):
             if version.absent:
                 partial[version.base].append(at)
-        own = {SEQUENCE: pa.array([each.sequence for each in versions], pa.int64()), **own}
         if whole := [at for at, version in enumerate(versions) if not version.absent]:
-            yield self._table(versions, whole, own)
+            yield self._some(versions, whole, own)
         lacking = set().union(*(versions[at].absent for some in partial.values() for at in some))
         names = [name for name in self._plan.schema.names if name in lacking]
         for bases, keys in self._base_rows(names) if names else ():
             pairs = [(number, at) for number, key in enumerate(keys) for at in partial.pop(key, ())]
             if pairs:
                 numbers, chosen = zip(*pairs, strict=True)
-                rows = self._table(versions, chosen, own)
+                rows = self._some(versions, chosen, own)
                 yield _completed(rows, [versions[at] for at in chosen], bases.take(numbers))
         if partial:
             raise TableFailed("a row came in part, and the table does not have the rest of it")
 
-    def _table(
+    def _some(
         self, versions: Sequence[Version], chosen: Sequence[int], own: dict[str, pa.Array]
     ) -> pa.Table:
-        rows = self._decoded([versions[at].image for at in chosen], self._plan.columns)
+        at = pa.array(chosen, pa.int64())
+        taken = {name: values.take(at) for name, values in own.items()}
+        return self._table([versions[each] for each in chosen], taken)
+
+    def _table(self, versions: Sequence[Version], own: dict[str, pa.Array]) -> pa.Table:
+        rows = self._decoded([each.image for each in versions], self._plan.columns)
         for name, values in own.items():
-            rows = rows.append_column(name, values.take(pa.array(chosen, pa.int64())))
+            rows = rows.append_column(name, values)
         return conformed(rows, self._plan.schema)
 
     def _base_rows(self, names: list[str]) -> Iterator[tuple[pa.Table, list[bytes]]]:
