@@ -9,16 +9,21 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
+from headrace.change.block import ColumnText
 from headrace.change.event import Batch, BeforeKind, Change, Column, Op, Table, Transaction
+from headrace.change.printed import Printed
+from headrace.change.record import Records, rows_in_block
 from headrace.log import Log
 from headrace.sources.postgres.position import PostgresPosition
 
 SCHEMA, NAME = "public", "orders"
 PER_TRANSACTION = 1000
 _PER_APPEND = 10_000  # changes that share an fsync
+_PER_BLOCK = 4096  # rows
 
 COLUMNS = (
     Column("id", "bigint", key=True),
@@ -32,10 +37,22 @@ COLUMNS = (
 )
 
 _STATUS = (b"new", b"paid", b"sent", b"done")
+_PAID = (b"false", b"true")
 _IMAGE = (
     b'{"id":%d,"customer_id":%d,"status":"%b","amount":"%d.%02d",'
     b'"note":"note number %d of this order",'
     b'"created_at":"2025-01-%02dT10:%02d:%02d+00:00","paid":%b,"weight":%.6f}'
+)
+# The same as PostgreSQL prints it, by column: how it becomes JSON, and which of the values drawn.
+_PRINTED = (
+    (Printed.PLAIN, b"%d", 0, 1),
+    (Printed.PLAIN, b"%d", 1, 2),
+    (Printed.TEXT, b"%b", 2, 3),
+    (Printed.QUOTED, b"%d.%02d", 3, 5),
+    (Printed.TEXT, b"note number %d of this order", 5, 6),
+    (Printed.TIMESTAMPTZ, b"2025-01-%02d 10:%02d:%02d+00", 6, 9),
+    (Printed.BOOLEAN, b"%.1b", 9, 10),
+    (Printed.FLOAT, b"%.6f", 10, 11),
 )
 
 
@@ -58,8 +75,37 @@ class Orders:
         self._transactions = 0
 
     def insert(self, rows: int) -> Written:
-        """Every row of the table, keys 1, 2, …."""
-        return self._written(Op.READ, np.arange(1, rows + 1), PER_TRANSACTION, counted=rows)
+        """Every row of the table, keys 1, 2, …, in blocks as a snapshot stores them."""
+        with Log.open(self._path) as log:
+            table, after = log.register(self._table), log.latest_sequence
+            for first in range(1, rows + 1, _PER_BLOCK):
+                block = self._block(table, np.arange(first, min(first + _PER_BLOCK, rows + 1)))
+                log.append("bench", Batch(block, b"bench"))
+            return Written(after, log.latest_sequence, rows)
+
+    def _block(self, table: Table, keys: np.ndarray) -> Records:
+        transaction, position = self._begun()
+        values = list(zip(*self._drawn(keys.tolist()), strict=True))
+        columns = [
+            ColumnText(
+                printed, b"\t".join([form % each for each in zip(*values[begin:end], strict=True)])
+            )
+            for printed, form, begin, end in _PRINTED
+        ]
+        block = rows_in_block(table, transaction, (position, position), columns, len(keys))
+        assert block is not None  # it is smaller than the largest
+        return block
+
+    @property
+    def _table(self) -> Table:
+        return Table("bench", "postgres", "bench", "bench", SCHEMA, self._name, COLUMNS)
+
+    def _begun(self) -> tuple[Transaction, PostgresPosition]:
+        """The next transaction, and where it is."""
+        self._transactions += 1
+        now = time.time_ns() // 1000
+        position = PostgresPosition(self._transactions * 16, self._transactions * 16 - 8)
+        return Transaction(str(self._transactions), now, now), position
 
     def update(self, rows: int, *, batch: int, batches: int, warm_up: int) -> Written:
         """Updates of random rows; those of the first `warm_up` batches do not count."""
@@ -79,9 +125,8 @@ class Orders:
         return self._written(Op.UPDATE, keys, rows, counted=rows)
 
     def _written(self, op: Op, keys: np.ndarray, per_transaction: int, *, counted: int) -> Written:
-        table = Table("bench", "postgres", "bench", "bench", SCHEMA, self._name, COLUMNS)
         with Log.open(self._path) as log:
-            table, after = log.register(table), log.latest_sequence
+            table, after = log.register(self._table), log.latest_sequence
             changes = self._changes(op, table, keys, per_transaction)
             while some := list(islice(changes, _PER_APPEND)):
                 # Until its last change, a transaction has no place to resume after.
@@ -94,10 +139,7 @@ class Orders:
         images = self._images(keys)
         for start in range(0, len(keys), per_transaction):
             some = keys[start : start + per_transaction]
-            self._transactions += 1
-            now = time.time_ns() // 1000
-            transaction = Transaction(str(self._transactions), now, now)
-            position = PostgresPosition(self._transactions * 16, self._transactions * 16 - 8)
+            transaction, position = self._begun()
             for ordinal, key in enumerate(some, 1):
                 yield Change(
                     op=op,
@@ -119,12 +161,17 @@ class Orders:
             yield from self._some_images(keys[start : start + _PER_APPEND].tolist())
 
     def _some_images(self, keys: list[int]) -> Iterator[bytes]:
+        return (_IMAGE % each for each in self._drawn(keys))
+
+    def _drawn(self, keys: list[int]) -> Iterator[tuple[Any, ...]]:
+        """The values of rows, a text or number for each place in `_IMAGE`."""
         upper = (100_000, len(_STATUS), 10**6, 100, 10**9, 28, 60, 60, 2)
-        drawn = [self._rng.integers(0, bound, len(keys)).tolist() for bound in upper]
+        customer, status, amount, cents, note, day, minute, second, paid = (
+            self._rng.integers(0, bound, len(keys)).tolist() for bound in upper
+        )
         weights = (self._rng.random(len(keys)) * 100).tolist()
-        for key, weight, *values in zip(keys, weights, *drawn, strict=True):
-            customer, status, amount, cents, note, day, minute, second, paid = values
-            yield _IMAGE % (
-                *(key, customer, _STATUS[status], amount, cents, note),
-                *(day + 1, minute, second, b"true" if paid else b"false", weight),
-            )
+        yield from zip(
+            *(keys, customer, map(_STATUS.__getitem__, status), amount, cents, note),
+            *((each + 1 for each in day), minute, second, map(_PAID.__getitem__, paid), weights),
+            strict=True,
+        )
