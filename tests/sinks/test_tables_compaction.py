@@ -390,3 +390,24 @@ def test_compaction_gives_way_until_too_much_has_gathered() -> None:
     assert not is_behind(files(65, name="sorted"))
     assert not is_behind(files(4, dead=50))
     assert is_behind(files(4, dead=51))
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_full_files_of_a_snapshot_in_order_are_not_written_again(
+    lake: Lake, *, backwards: bool
+) -> None:
+    orders, numbers = lake.table("orders"), [range(at, at + 20) for at in range(0, 400, 20)]
+    for some in reversed(numbers) if backwards else numbers:
+        rows = [order(number) for number in some]
+        lake.snapshot(orders, rows[::-1] if backwards else rows)
+    lake.write()
+    files = set(lake.delta().file_uris())
+    assert kinds(lake) == {"rows" if backwards else "sorted"}
+    lake.compact()
+    assert (set(lake.delta().file_uris()) == files) is not backwards
+    assert kinds(lake) == {"sorted"}
+    assert lake.rows() == lake.expected()
+
+
+def kinds(lake: Lake) -> set[str]:
+    return {parquet.kind(uri) for uri in lake.delta().file_uris()}

@@ -33,7 +33,7 @@ from .conform import conformed
 from .fold import Fold, RowKey, SequencedRecord, Share
 from .keys import Mask, bitmap, row_numbers
 from .lookup import INDEXES, ON_DISK, KeyIndex
-from .parquet import LOOSE, PAST, joined, key_columns, read_rows, write_rows
+from .parquet import LOOSE, PAST, SORTED, is_in_order, joined, key_columns, read_rows, write_rows
 from .window import KeySearch, Window
 
 _MOST_BYTES = 64_000_000  # of the images of a window, and of the rows of a file that it makes
@@ -84,8 +84,9 @@ class TableShare:
         self._first = block.first
         try:
             self._blocks.append(self._columns_of(block))
-            if sum(rows.num_rows for rows in self._blocks) >= self.plan.file_rows:
-                self._append()
+            count = sum(rows.num_rows for rows in self._blocks)
+            if count >= self.plan.file_rows:
+                self._append(count - count % self.plan.file_rows)
         except APPLY_ERRORS as error:
             self._result.failure = failure_of(error, self._first)
 
@@ -99,14 +100,17 @@ class TableShare:
         inside = pa.array((sequences > plan.after) & (sequences <= plan.upto))
         return conformed(rows if pc.all(inside).as_py() else rows.filter(inside), plan.schema)
 
-    def _append(self) -> None:
+    def _append(self, count: int) -> None:
         """Write rows of a snapshot; each key comes once, so it is looked for in earlier files."""
-        rows = pa.concat_tables(self._blocks)
-        self._blocks = []
-        if self.plan.key and self.plan.files:
+        plan, gathered = self.plan, pa.concat_tables(self._blocks)
+        self._blocks = [gathered.slice(count)]
+        rows = gathered.slice(0, count)
+        if plan.key and plan.files:
             rows = rows.filter(pa.array(~self._replaced_by(rows)))
         if rows.num_rows:
-            self._write(rows, LOOSE)
+            # Those that would be written again as they are need not be.
+            done = rows.num_rows >= plan.file_rows / 2 and plan.order and not plan.partition_by
+            self._write(rows, SORTED if done and is_in_order(rows, plan.order) else LOOSE)
 
     def _replaced_by(self, rows: pa.Table) -> Mask:
         """Note the old rows of all keys as dead; returns which rows are older than these."""
@@ -132,7 +136,7 @@ class TableShare:
         if not self._result.failure:
             try:
                 if self._blocks:
-                    self._append()
+                    self._append(sum(rows.num_rows for rows in self._blocks))
                 self._apply()
                 self._tidy()
             except APPLY_ERRORS as error:

@@ -38,12 +38,16 @@ def kind(path: str) -> str:
 def in_order(rows: pa.Table, order: Sequence[str]) -> pa.Table:
     """Rows as they stand in a file."""
     columns = [(name, "ascending") for name in order or (SEQUENCE,)]
-    first = rows[columns[0][0]]
-    # A snapshot has most tables in order already, and to move all values takes long.
-    comparable = pa.types.is_primitive(first.type) and not first.null_count
-    if comparable and pc.all(pc.less(first[:-1], first[1:])).as_py():
+    if is_in_order(rows, order):
         return rows
     return rows.take(pc.sort_indices(rows, sort_keys=columns))
+
+
+def is_in_order(rows: pa.Table, order: Sequence[str]) -> bool:
+    """Whether they are so already, as most of a snapshot's are: to move all values takes long."""
+    first = rows[next(iter(order), SEQUENCE)]
+    comparable = pa.types.is_primitive(first.type) and not first.null_count
+    return comparable and bool(pc.all(pc.less(first[:-1], first[1:])).as_py())
 
 
 def joined(
