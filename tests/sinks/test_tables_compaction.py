@@ -402,11 +402,29 @@ def test_full_files_of_a_snapshot_in_order_are_not_written_again(
         lake.snapshot(orders, rows[::-1] if backwards else rows)
     lake.write()
     files = set(lake.delta().file_uris())
-    assert kinds(lake) == {"rows" if backwards else "sorted"}
+    assert kinds(lake) == {"rows" if backwards else "filled"}
     lake.compact()
     assert (set(lake.delta().file_uris()) == files) is not backwards
-    assert kinds(lake) == {"sorted"}
+    assert kinds(lake) == {"sorted" if backwards else "filled"}
     assert lake.rows() == lake.expected()
+
+
+def test_files_in_order_that_lie_across_one_another_are_put_in_order(lake: Lake) -> None:
+    orders = lake.table("orders")
+    for start in range(6):  # as partitions by hash come, one after the other
+        lake.snapshot(orders, [order(start + 6 * number) for number in range(80)])
+        lake.write()
+    assert kinds(lake) == {"filled"}
+    lake.compact()
+    files = sorted(bounds(lake))
+    assert len(files) > 6
+    assert all(high < low for (_, high), (low, _) in pairwise(files))
+    assert lake.rows() == lake.expected()
+
+
+def bounds(lake: Lake) -> list[tuple[int, int]]:
+    actions = pa.table(lake.delta().get_add_actions(flatten=True)).to_pylist()
+    return [(each["min.id"], each["max.id"]) for each in actions]
 
 
 def kinds(lake: Lake) -> set[str]:

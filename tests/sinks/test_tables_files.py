@@ -10,9 +10,11 @@ from pyspark.sql import SparkSession
 
 from headrace.change.event import Op
 from headrace.sinks.lake.delta import Delta
+from headrace.sinks.tables import apply
 from headrace.sinks.tables import target as targets
 from tests.deltas import stored
 from tests.sinks.lake import ORDERS, Lake, order, put, remove, truncate
+from tests.sinks.plain import PlainLake
 
 
 @pytest.fixture
@@ -192,6 +194,19 @@ def test_the_blocks_of_a_snapshot_are_appended_as_columns(lake: Lake) -> None:
     assert lake.rows() == lake.expected()
     assert len(lake.rows()) == 100
     assert len(lake.delta().file_uris()) == 4  # one of each task and batch
+
+
+def test_blocks_of_large_rows_are_written_before_they_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(apply, "_MOST_APPENDED", 2_000)
+    lake = PlainLake(monkeypatch, tmp_path)
+    orders = lake.table("orders")
+    for start in range(0, 200, 10):
+        lake.snapshot(orders, block_rows(range(start, start + 10)))
+    lake.write(200, parts=2)
+    assert lake.rows() == lake.expected()
+    assert len(lake.delta().file_uris()) == 4
 
 
 def test_a_row_that_a_resumed_snapshot_reads_again_replaces_the_first(lake: Lake) -> None:

@@ -342,6 +342,6 @@ def test_rows_that_no_block_can_hold_are_stored_one_by_one(
     pg.execute("INSERT INTO texts SELECT g, repeat('y', 50000) FROM generate_series(7, 60) g")
     with captured(pg, tmp_path) as feed:
         feed.assert_replays("texts")
-        stored = [value for _, value in feed.log._stored(1, feed.log.latest_sequence)]
-        assert max(len(value.value) for value in stored if isinstance(value, RowBlock)) <= LARGEST
-        assert max(len(value) for value in stored if isinstance(value, bytes)) > 700_000
+        stored = [run.content for run in feed.log._runs(1, feed.log.latest_sequence)]
+        assert max(len(some.value) for some in stored if isinstance(some, RowBlock)) <= LARGEST
+        assert max(len(one) for some in stored if isinstance(some, list) for one in some) > 700_000

@@ -40,6 +40,16 @@ class Record(msgspec.Struct, Generic[_P], frozen=True, array_like=True, gc=False
     unchanged: tuple[str, ...]
 
 
+def _position_of(field: str) -> int:
+    return Record.__struct_fields__.index(field)
+
+
+# Where `rows` has the fields that are asked for most.
+TABLE, OP, COMMIT_TIME, KEY, BEFORE, AFTER, UNCHANGED = map(
+    _position_of, ("table", "op", "commit_time", "key", "before", "after", "unchanged")
+)
+
+
 class RecordHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The first fields of a record, which say where it stands in its transaction."""
 

@@ -74,7 +74,7 @@ class _Run(NamedTuple):
 
     first: int  # sequence
     last: int
-    found: RowBlock | list[bytes]
+    content: RowBlock | list[bytes]
 
 
 class LogReader:
@@ -209,15 +209,15 @@ class LogReader:
         for run in self._runs(start, end):
             if following:
                 self._expect_next(following, run.first)
-            if isinstance(run.found, RowBlock):
-                yield from _rows(run.first, run.found, start, end)
+            if isinstance(run.content, RowBlock):
+                yield from _rows(run.first, run.content, start, end)
             else:
-                self._expect_whole(run.first, run.found, run.last)
-                yield from enumerate(run.found, run.first)
+                self._expect_whole(run.first, run.content, run.last)
+                yield from enumerate(run.content, run.first)
             following = run.last + 1
 
     def piece(self, after: int, *, upto: int, most: int = 10_000) -> Piece | None:
-        """The next changes in one go: at most `most`, and no more once they have a megabyte.
+        """The next changes in one go: at most `most`, and no more once they have half a megabyte.
 
         None: nothing follows. It begins later than `after` + 1 where changes were trimmed.
         """
@@ -225,17 +225,17 @@ class LogReader:
         first, last, size, records = 0, 0, 0, list[bytes]()
         for run in self._runs(start, end):
             first = first or max(run.first, start)
-            if isinstance(run.found, RowBlock):
+            if isinstance(run.content, RowBlock):
                 last = max(run.first, start) - 1
-                for last, record in _rows(run.first, run.found, start, end):  # noqa: B007
+                for last, record in _rows(run.first, run.content, start, end):  # noqa: B007
                     records.append(record)
                     size += len(record)
                     if size >= _PIECE_BYTES:
                         break
             else:
                 last = run.last
-                records += run.found
-                size += sum(map(len, run.found))
+                records += run.content
+                size += sum(map(len, run.content))
             if size >= _PIECE_BYTES:
                 break
         return self._whole(first, records, last) if records else None
@@ -246,9 +246,9 @@ class LogReader:
         run = next(self._runs(start, end), None)
         if run is None:
             return None
-        if isinstance(run.found, RowBlock):
-            return _shown(run.first, run.found, start, min(upto, self._latest))
-        return self._whole(run.first, run.found, run.last)
+        if isinstance(run.content, RowBlock):
+            return _shown(run.first, run.content, start, min(upto, self._latest))
+        return self._whole(run.first, run.content, run.last)
 
     def _whole(self, first: int, records: list[bytes], last: int) -> Piece:
         """A piece that lacks nothing between its first and last change."""
@@ -364,7 +364,7 @@ class LogReader:
         return start, min(latest if upto is None else min(upto, latest), start + limit - 1)
 
     def _runs(self, start: int, end: int) -> Iterator[_Run]:
-        """What holds these sequences."""
+        """What holds these sequences: the first and the last block may reach beyond them."""
         if end < start:
             return
         reached = start - 1
@@ -407,10 +407,14 @@ class LogReader:
         """Values as they come from RocksDB, in runs."""
         first = last = b""
         size, records = 0, list[bytes]()
+
+        def run() -> _Run:
+            return _Run(layout.sequence_of(first), layout.sequence_of(last), records)
+
         for key, value in items:
             if value[0] == MARK:
                 if records:
-                    yield _Run(layout.sequence_of(first), layout.sequence_of(last), records)
+                    yield run()
                     size, records = 0, []
                 block, begin = self._block(key, value), layout.sequence_of(key)
                 yield _Run(begin, begin + block.count - 1, block)
@@ -421,10 +425,10 @@ class LogReader:
             records.append(value)
             size += len(value)
             if size >= _PIECE_BYTES:
-                yield _Run(layout.sequence_of(first), layout.sequence_of(last), records)
+                yield run()
                 size, records = 0, []
         if records:
-            yield _Run(layout.sequence_of(first), layout.sequence_of(last), records)
+            yield run()
 
     def _holding(self, sequence: int) -> tuple[int, bytes | RowBlock] | None:
         """The value that holds a sequence, and its own first one."""

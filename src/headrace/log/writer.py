@@ -312,10 +312,10 @@ class Log(LogReader):
             if start <= sequence < before:
                 start, total = sequence, mark.total_bytes
         for run in self._runs(start + 1, before - 1):
-            if not isinstance(run.found, RowBlock):
-                total += sum(map(len, run.found))
+            if not isinstance(run.content, RowBlock):
+                total += sum(map(len, run.content))
             elif run.last < before:
-                total += len(run.found.value)
+                total += len(run.content.value)
         return total
 
     def _found(self) -> None:

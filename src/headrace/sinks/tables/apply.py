@@ -33,10 +33,11 @@ from .conform import conformed
 from .fold import Fold, RowKey, SequencedRecord, Share
 from .keys import Mask, bitmap, row_numbers
 from .lookup import INDEXES, ON_DISK, KeyIndex
-from .parquet import LOOSE, PAST, SORTED, is_in_order, joined, key_columns, read_rows, write_rows
+from .parquet import FILLED, LOOSE, PAST, is_in_order, joined, key_columns, read_rows, write_rows
 from .window import KeySearch, Window
 
 _MOST_BYTES = 64_000_000  # of the images of a window, and of the rows of a file that it makes
+_MOST_APPENDED = 2 * _MOST_BYTES  # of the rows of a snapshot that make a file
 
 Changes = LogBlock | list[SequencedRecord]
 
@@ -85,7 +86,9 @@ class TableShare:
         try:
             self._blocks.append(self._columns_of(block))
             count = sum(rows.num_rows for rows in self._blocks)
-            if count >= self.plan.file_rows:
+            if sum(rows.nbytes for rows in self._blocks) >= _MOST_APPENDED:
+                self._append(count)
+            elif count >= self.plan.file_rows:
                 self._append(count - count % self.plan.file_rows)
         except APPLY_ERRORS as error:
             self._result.failure = failure_of(error, self._first)
@@ -108,9 +111,9 @@ class TableShare:
         if plan.key and plan.files:
             rows = rows.filter(pa.array(~self._replaced_by(rows)))
         if rows.num_rows:
-            # Those that would be written again as they are need not be.
-            done = rows.num_rows >= plan.file_rows / 2 and plan.order and not plan.partition_by
-            self._write(rows, SORTED if done and is_in_order(rows, plan.order) else LOOSE)
+            large = rows.num_rows >= plan.file_rows / 2 or rows.nbytes >= _MOST_APPENDED / 2
+            ordered = plan.order and not plan.partition_by and is_in_order(rows, plan.order)
+            self._write(rows, FILLED if large and ordered else LOOSE)
 
     def _replaced_by(self, rows: pa.Table) -> Mask:
         """Note the old rows of all keys as dead; returns which rows are older than these."""
@@ -232,7 +235,7 @@ def log_changes(
         else:
             first, count, records = part
         for each in enumerate(record.rows(records, count), first):
-            if (taker := takers.get(each[1][0])) is not None:
+            if (taker := takers.get(each[1][record.TABLE])) is not None:
                 taker.append(each)
         for share in shares:
             if held[share.at]:

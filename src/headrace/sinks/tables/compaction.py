@@ -15,7 +15,7 @@ from typing import Any
 
 from ..lake.files import are_many, of_one_size
 from ..lake.plan import PlannedFile, TablePlan
-from .parquet import LOOSE, PAST, SORTED, kind
+from .parquet import FILLED, LOOSE, PAST, SORTED, kind
 from .rewrite import KeyRange, RewriteWork, samples
 
 _UNORDERED = 0.25  # of the rows that are in order, before all is put in order
@@ -56,23 +56,47 @@ def _due(
     if not plan.order:  # rows without a key stay in the order in which they came
         yield from _joins(plan, current, LOOSE)
         return
-    ordered = [file for file in current if kind(file.path) == SORTED]
-    loose = [file for file in current if kind(file.path) != SORTED]
+    ordered, loose = _divided(current)
     rows, loose_rows = (sum(file.rows for file in some) for some in (ordered, loose))
-    if are_many(loose) and loose_rows > rows * _UNORDERED:
+    much = are_many(loose) or loose_rows > plan.file_rows
+    if much and loose_rows > rows * _UNORDERED:
         yield from _in_order(plan, ordered, loose, every=True)
-    elif has_vectors and any(_half_dead(file) for file in ordered if file.low is not None):
+    elif has_vectors and any(_has_many_dead(file) for file in ordered if file.low is not None):
         yield from _in_order(plan, ordered, loose, every=False)
     else:
         joins = list(_joins(plan, loose, LOOSE))
         joined = {file.path for join in joins for file in join.whole}
         yield from joins
-        for file in current:
-            if file.path not in joined and _half_dead(file):
-                yield RewriteWork(plan=plan, name=kind(file.path) or LOOSE, whole=(file,))
+        for name, some in ((SORTED, ordered), (LOOSE, loose)):
+            for file in some:
+                if file.path not in joined and _has_many_dead(file):
+                    yield RewriteWork(plan=plan, name=name, whole=(file,))
 
 
-def _half_dead(file: PlannedFile) -> bool:
+def _divided(files: Sequence[PlannedFile]) -> tuple[list[PlannedFile], list[PlannedFile]]:
+    """The files that are in order, one after the other, and the others.
+
+    Those that a snapshot has filled are so if they do not lie across any other; bounds may be
+    wider than the values, so those that were put in order stay so whatever their bounds say.
+    """
+    named = [file for file in files if kind(file.path) in (SORTED, FILLED)]
+    across: set[str] = set()
+    last: PlannedFile | None = None  # the one that reaches farthest
+    for file in sorted((file for file in named if file.low is not None), key=_bounds):
+        if last is not None and _bounds(file)[0] < _bounds(last)[1]:
+            across |= {each.path for each in (last, file) if kind(each.path) == FILLED}
+        if last is None or _bounds(file)[1] > _bounds(last)[1]:
+            last = file
+    ordered = [file for file in named if file.path not in across]
+    chosen = {file.path for file in ordered}
+    return ordered, [file for file in files if file.path not in chosen]
+
+
+def _bounds(file: PlannedFile) -> tuple[Any, Any]:
+    return file.low, file.high
+
+
+def _has_many_dead(file: PlannedFile) -> bool:
     dead = file.vector.cardinality if file.vector else 0
     return dead > max(file.rows * _DEAD, _FEW_ROWS)
 
@@ -108,7 +132,7 @@ def _in_order(
     ranges = pairwise([None, *begins, None])
     for at, (group, (low, high)) in enumerate(zip(groups, ranges, strict=True)):
         parts = tuple(file for file, ranges_of in taken if at in ranges_of)
-        if any(map(_half_dead, group)) or (every and parts):
+        if any(map(_has_many_dead, group)) or (every and parts):
             yield RewriteWork(
                 plan=plan,
                 name=SORTED,

@@ -16,12 +16,13 @@ from zlib import crc32
 import msgspec
 
 from ...change.event import Column
+from ...change.record import AFTER, BEFORE, COMMIT_TIME, KEY, OP, UNCHANGED
 from ...errors import TableFailed
 
 ROW_OPS = frozenset(("INSERT", "READ", "UPDATE", "DELETE"))
 _NEW = frozenset(("INSERT", "READ"))
 _NOTHING: frozenset[str] = frozenset()
-_tuple = tuple.__new__
+_new_tuple = tuple.__new__  # past the constructor of a NamedTuple, which takes twice as long
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _text = msgspec.json.Encoder().encode
@@ -29,9 +30,6 @@ _text = msgspec.json.Encoder().encode
 
 SequencedRecord = tuple[int, tuple[Any, ...]]
 """A change as tasks take it: its sequence, and the fields of its record (`record.rows`)."""
-
-# Where a record has what is looked at here.
-_OP, _COMMIT_TIME, _KEY, _BEFORE, _AFTER, _UNCHANGED = 1, 3, 9, 11, 12, 14
 
 
 class RowChange(NamedTuple):
@@ -47,15 +45,15 @@ class RowChange(NamedTuple):
 
     @classmethod
     def of(cls, sequence: int, fields: Sequence[Any]) -> Self:
-        """That of a record."""
-        named = (_OP, _KEY, _BEFORE, _AFTER, _UNCHANGED, _COMMIT_TIME)
-        return cls(sequence, *(fields[at] for at in named))
+        """What a record of the log has of it."""
+        positions = (OP, KEY, BEFORE, AFTER, UNCHANGED, COMMIT_TIME)
+        return cls(sequence, *(fields[at] for at in positions))
 
-    def sequenced(self) -> SequencedRecord:
-        """The same as a record, which has nothing else."""
-        fields: list[Any] = [None] * (_UNCHANGED + 1)
-        fields[_OP], fields[_COMMIT_TIME], fields[_KEY] = self.op, self.commit_time, self.key
-        fields[_BEFORE], fields[_AFTER], fields[_UNCHANGED] = self.before, self.after, self.absent
+    def as_record(self) -> SequencedRecord:
+        """The change of a DataFrame in the form of the log's; fields that nobody reads are None."""
+        fields: list[Any] = [None] * (UNCHANGED + 1)
+        fields[OP], fields[COMMIT_TIME], fields[KEY] = self.op, self.commit_time, self.key
+        fields[BEFORE], fields[AFTER], fields[UNCHANGED] = self.before, self.after, self.absent
         return self.sequence, tuple(fields)
 
 
@@ -162,19 +160,19 @@ class Fold:
         number, of = self._share
         plain, every, versions = self._plain, self._every, self.versions
         for sequence, fields in changes:
-            key = fields[_KEY]
+            key = fields[KEY]
             if (
                 plain
                 and key is not None
-                and fields[_BEFORE] is None
-                and not fields[_UNCHANGED]
-                and (op := fields[_OP]) in ROW_OPS
+                and fields[BEFORE] is None
+                and not fields[UNCHANGED]
+                and (op := fields[OP]) in ROW_OPS
             ):
-                # The usual change, and as often as there are changes: a Version without its call.
+                # The usual change, and as often as there are changes.
                 if crc32(key) % of == number:
-                    image = fields[_AFTER] if op != "DELETE" else None
-                    whole = (sequence, fields[_COMMIT_TIME], image, _NOTHING, b"")
-                    version: Version = _tuple(Version, whole)
+                    image = fields[AFTER] if op != "DELETE" else None
+                    whole = (sequence, fields[COMMIT_TIME], image, _NOTHING, b"")
+                    version: Version = _new_tuple(Version, whole)
                     if every:
                         self._put(key, version)
                     else:

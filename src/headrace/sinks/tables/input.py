@@ -215,5 +215,5 @@ def _sent_to(
         own = changes.filter(pa.array(at == share.at)).drop_columns(["at"])
         for batch in own.to_batches(max_chunksize=10_000):
             columns = [column.to_pylist() for column in batch.columns]
-            changes = zip(*columns, strict=True)
-            yield share, [RowChange(*change).sequenced() for change in changes]
+            rows = zip(*columns, strict=True)
+            yield share, [RowChange(*row).as_record() for row in rows]

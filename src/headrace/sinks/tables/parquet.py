@@ -18,8 +18,9 @@ from .lookup import KeyColumns
 GROUP_ROWS = 50_000  # of a row group: what is read for one row …
 GROUP_BYTES = 16_000_000  # … and what that may take of memory
 
-# What a file's name says of its rows: from a batch, in order with the files of this name, past.
-LOOSE, SORTED, PAST = "rows", "sorted", "past"
+# What a file's name says of its rows: from a batch, in order with the files of this name, large
+# and in order as a snapshot brought them, past.
+LOOSE, SORTED, FILLED, PAST = "rows", "sorted", "filled", "past"
 
 
 def key_columns(plan: TablePlan) -> KeyColumns:
@@ -32,14 +33,14 @@ def key_columns(plan: TablePlan) -> KeyColumns:
 def kind(path: str) -> str:
     """What the name of a file says of its rows; "": it is not one of ours, or an old one."""
     found = path.rpartition("/")[2].partition("-")[0]
-    return found if found in (LOOSE, SORTED, PAST) else ""
+    return found if found in (LOOSE, SORTED, FILLED, PAST) else ""
 
 
 def in_order(rows: pa.Table, order: Sequence[str]) -> pa.Table:
     """Rows as they stand in a file."""
-    columns = [(name, "ascending") for name in order or (SEQUENCE,)]
     if is_in_order(rows, order):
         return rows
+    columns = [(name, "ascending") for name in order or (SEQUENCE,)]
     return rows.take(pc.sort_indices(rows, sort_keys=columns))
 
 

@@ -85,8 +85,8 @@ def _note_block(seen: Summaries, block: LogBlock, wanted: Callable[[Table], bool
 
 def _others(first: int, rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, int, str, bytes]]:
     for sequence, row in enumerate(rows, first):
-        if row[1] not in ROW_OPS:
-            yield row[0], sequence, row[1], row[12]
+        if row[record.OP] not in ROW_OPS:
+            yield row[record.TABLE], sequence, row[record.OP], row[record.AFTER]
 
 
 def scan_rows(changes: "DataFrame") -> tuple[Summaries, set[str]]:

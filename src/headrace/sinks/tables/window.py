@@ -19,7 +19,7 @@ from .conform import conformed
 from .fold import Fold, Version
 from .keys import Mask, Numbers, bitmap, key_codes, row_numbers
 from .lookup import INDEXES
-from .parquet import LOOSE, PAST, SORTED, key_columns, kind, read_in_groups, read_rows
+from .parquet import LOOSE, PAST, key_columns, kind, read_in_groups, read_rows
 
 
 class KeySearch:
@@ -131,7 +131,7 @@ class Window:
         if file.vector is not None:
             gone = gone | vectors.read(self._plan.folder, file.vector)
         alive = ~np.isin(rows, row_numbers(gone))
-        if alive.any() and self._plan.keep_history and kind(file.path) not in (LOOSE, SORTED):
+        if alive.any() and self._plan.keep_history and kind(file.path) in ("", PAST):
             current = self._read(file, rows, [CURRENT])[CURRENT]
             alive &= current.to_numpy(zero_copy_only=False)
         return keys[alive], rows[alive]
@@ -205,19 +205,19 @@ class Window:
             if version.absent:
                 partial[version.base].append(at)
         if whole := [at for at, version in enumerate(versions) if not version.absent]:
-            yield self._some(versions, whole, own)
+            yield self._chosen(versions, whole, own)
         lacking = set().union(*(versions[at].absent for some in partial.values() for at in some))
         names = [name for name in self._plan.schema.names if name in lacking]
         for bases, keys in self._base_rows(names) if names else ():
             pairs = [(number, at) for number, key in enumerate(keys) for at in partial.pop(key, ())]
             if pairs:
                 numbers, chosen = zip(*pairs, strict=True)
-                rows = self._some(versions, chosen, own)
+                rows = self._chosen(versions, chosen, own)
                 yield _completed(rows, [versions[at] for at in chosen], bases.take(numbers))
         if partial:
             raise TableFailed("a row came in part, and the table does not have the rest of it")
 
-    def _some(
+    def _chosen(
         self, versions: Sequence[Version], chosen: Sequence[int], own: dict[str, pa.Array]
     ) -> pa.Table:
         at = pa.array(chosen, pa.int64())
