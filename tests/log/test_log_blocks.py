@@ -292,3 +292,14 @@ def test_a_block_that_is_missing_is_damage(log: Log) -> None:
         log.read(10, limit=100)
     with pytest.raises(LogDamaged):
         log.read(500, limit=10)
+
+
+@pytest.mark.parametrize("gone", [2, 3])  # the last stands right before a block
+def test_a_change_that_is_missing_before_a_block_is_damage(log: Log, gone: int) -> None:
+    log._db.delete(layout.change_key(gone))
+    with pytest.raises(LogDamaged, match="lacks changes before"):
+        log.stored(0, upto=LAST)
+    with pytest.raises(LogDamaged, match="lacks changes before"):
+        log.piece(0, upto=LAST)
+    with pytest.raises(LogDamaged, match="lacks changes before"):
+        log.read(0, limit=LAST)

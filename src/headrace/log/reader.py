@@ -407,16 +407,12 @@ class LogReader:
         """Values as they come from RocksDB, in runs."""
         first = last = b""
         size, records = 0, list[bytes]()
-
-        def run() -> _Run:
-            return _Run(layout.sequence_of(first), layout.sequence_of(last), records)
-
         for key, value in items:
             if value[0] == MARK:
-                if records:
-                    yield run()
-                    size, records = 0, []
                 block, begin = self._block(key, value), layout.sequence_of(key)
+                if records:  # up to the block, so that one who reads the run sees what it lacks
+                    yield _Run(layout.sequence_of(first), begin - 1, records)
+                    size, records = 0, []
                 yield _Run(begin, begin + block.count - 1, block)
                 continue
             if not records:
@@ -425,10 +421,10 @@ class LogReader:
             records.append(value)
             size += len(value)
             if size >= _PIECE_BYTES:
-                yield run()
+                yield _Run(layout.sequence_of(first), layout.sequence_of(last), records)
                 size, records = 0, []
         if records:
-            yield run()
+            yield _Run(layout.sequence_of(first), layout.sequence_of(last), records)
 
     def _holding(self, sequence: int) -> tuple[int, bytes | RowBlock] | None:
         """The value that holds a sequence, and its own first one."""

@@ -22,6 +22,7 @@ _UNORDERED = 0.25  # of the rows that are in order, before all is put in order
 _DEAD = 0.25  # of a file's rows, before they are left out
 _FEW_ROWS = 5_000  # that are not worth it
 _MOST_SMALL = 64  # files of a partition that are not in order, before there is no more waiting
+_TOO_MANY = 1.5  # times the rows that a file should have
 _MOST_LOOSE = 2  # files' worth of loose rows that a range takes at once
 
 
@@ -56,7 +57,7 @@ def _due(
     if not plan.order:  # rows without a key stay in the order in which they came
         yield from _joins(plan, current, LOOSE)
         return
-    ordered, loose = _divided(current)
+    ordered, loose = _divided(current, plan.file_rows)
     rows, loose_rows = (sum(file.rows for file in some) for some in (ordered, loose))
     much = are_many(loose) or loose_rows > plan.file_rows
     if much and loose_rows > rows * _UNORDERED:
@@ -73,14 +74,18 @@ def _due(
                     yield RewriteWork(plan=plan, name=name, whole=(file,))
 
 
-def _divided(files: Sequence[PlannedFile]) -> tuple[list[PlannedFile], list[PlannedFile]]:
+def _divided(
+    files: Sequence[PlannedFile], most: int
+) -> tuple[list[PlannedFile], list[PlannedFile]]:
     """The files that are in order, one after the other, and the others.
 
-    Those that a snapshot has filled are so if they do not lie across any other; bounds may be
-    wider than the values, so those that were put in order stay so whatever their bounds say.
+    Those that a snapshot has filled are so if they do not lie across any other and have not many
+    more than `most` rows, which nobody knew before the first were written. Bounds may be wider
+    than the values, so those that were put in order stay so whatever their bounds say.
     """
     named = [file for file in files if kind(file.path) in (SORTED, FILLED)]
-    across: set[str] = set()
+    filled = [file for file in named if kind(file.path) == FILLED]
+    across = {file.path for file in filled if file.rows > most * _TOO_MANY}
     last: PlannedFile | None = None  # the one that reaches farthest
     for file in sorted((file for file in named if file.low is not None), key=_bounds):
         if last is not None and _bounds(file)[0] < _bounds(last)[1]:
