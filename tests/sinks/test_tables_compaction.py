@@ -28,6 +28,7 @@ from headrace.sinks.tables.maintenance import run_rewrites
 from headrace.sinks.tables.rewrite import RewriteWork, Rewritten
 from headrace.sinks.tables.sink import TablesWriter
 from tests.sinks.lake import Lake, order, put, remove, truncate
+from tests.sinks.plain import PlainLake
 
 
 @pytest.fixture(autouse=True)
@@ -429,3 +430,21 @@ def bounds(lake: Lake) -> list[tuple[int, int]]:
 
 def kinds(lake: Lake) -> set[str]:
     return {parquet.kind(uri) for uri in lake.delta().file_uris()}
+
+
+@pytest.mark.parametrize("deletes", ["vectors", "rewrite"])
+def test_compaction_keeps_nan_which_no_statistics_know_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deletes: str
+) -> None:
+    monkeypatch.setattr(targets, "FILE_ROWS", 8)
+    lake = PlainLake(monkeypatch, tmp_path, deletes=deletes)
+    table = lake.table("orders", [Column("id", "double precision", key=True)])
+    for start in range(0, 64, 4):
+        last = "NaN" if not start else start + 3  # beside the lowest values
+        lake.commit(*(put(table, id=each) for each in (start, start + 1, start + 2, last)))
+        lake.write(lake.log.latest_sequence, 1)
+    for _ in range(100):
+        lake.compact()
+    assert len(lake.rows()) == 64
+    assert {parquet.kind(path) for path in lake.delta().file_uris()} == {"sorted"}
+    lake.log.close()

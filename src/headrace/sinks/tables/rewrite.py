@@ -147,11 +147,15 @@ def _groups(parquet: pq.ParquetFile, column: str, within: KeyRange) -> list[int]
     at = _column_at(metadata, column)
     if at is None:
         return list(range(metadata.num_row_groups))
+    # Statistics say nothing of NaN, which the last range has.
+    bounded = within.high is not None or not pa.types.is_floating(
+        parquet.schema_arrow.field(column).type
+    )
     found = []
     for number in range(metadata.num_row_groups):
         known = metadata.row_group(number).column(at).statistics
         sure = known is not None and known.has_min_max and not known.null_count
-        if sure and within.low is not None and known.max < within.low:
+        if sure and bounded and within.low is not None and known.max < within.low:
             continue
         if sure and within.high is not None and known.min >= within.high:
             continue
