@@ -96,8 +96,8 @@ def default_settings(master: str, *, extra_tasks: int = 0) -> dict[str, str]:
             "spark.master": f"local[{cores + extra_tasks}]" if extra_tasks else master,
             "spark.default.parallelism": str(cores),
             "spark.sql.shuffle.partitions": str(2 * cores),
-            # Rows stay in Python: Java only plans and waits, and its better compiler would take
-            # longer to compile that than it ever saves.
+            # The rows of most sinks stay in Python: Java plans and waits, and its better compiler
+            # would take longer to compile that than it ever saves.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",

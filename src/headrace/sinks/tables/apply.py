@@ -214,7 +214,8 @@ def log_changes(
 ) -> Iterator[tuple[TableShare, Changes]]:
     """The changes of tables: records, some thousands at a time, or a block.
 
-    Blocks that are appended belong to the task in whose part of the range they begin.
+    Blocks that are appended belong to the task in whose part of the range they begin; where nothing
+    else is in the batch, a part may begin within one.
     """
     by_version = {version: share for share in shares for version in share.plan.versions}
     held: dict[int, list[SequencedRecord]] = {share.at: [] for share in shares}
