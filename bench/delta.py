@@ -13,7 +13,7 @@ from headrace.sinks.lake.plan import SEQUENCE
 
 from .orders import COLUMNS
 
-_NONE = np.zeros(0, dtype=np.int64)
+NONE = np.zeros(0, dtype=np.int64)
 _NUMBERS = ("bigint", "integer", "numeric(12,2)", "double precision")
 
 
@@ -63,7 +63,7 @@ def dead_rows(table: Path) -> float:
 def sequences(table: Path) -> Any:
     """The changes that the rows of the newest version come from."""
     found: Any = DeltaTable(str(table)).scan(columns=[SEQUENCE])
-    return np.concatenate([pa.array(batch.column(0)).to_numpy() for batch in found] or [_NONE])
+    return np.concatenate([pa.array(batch.column(0)).to_numpy() for batch in found] or [NONE])
 
 
 def rows(table: Path) -> int:

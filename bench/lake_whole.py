@@ -46,20 +46,20 @@ class Server:
         self._process = process
         self.folder = folder
         self.pid = process.pid
-        self._seen = (-1, 0)  # version of the table, and its rows
+        self._seen: tuple[int, Any] = (-1, delta.NONE)  # version of the table, and its sequences
 
     @property
     def table(self) -> Path:
         """The Delta table of the copied table."""
         return self.folder.joinpath("lake", *workload.COPY_TABLE.split("."))
 
-    def rows(self) -> int:
-        """How many rows are in the Delta table."""
+    def rows(self, after: int = 0) -> int:
+        """How many rows of the Delta table come from changes after a sequence."""
         self._expect_alive()
         # Asked a hundred times a second, so a version is read once: it is others who are measured.
         if (version := delta.version(self.table)) != self._seen[0]:
-            self._seen = version, delta.rows(self.table)
-        return self._seen[1]
+            self._seen = version, delta.sequences(self.table)
+        return int((self._seen[1] > after).sum())
 
     def followed(self, rows: int) -> bool:
         """Whether every sink has stored so many changes, and nothing is left to do."""
@@ -136,7 +136,7 @@ def _again(server: Server, rows: int) -> float:
     command = [_program(), "snapshot", "bench", workload.COPY_TABLE]
     subprocess.run(command, cwd=server.folder, check=True, capture_output=True)
     wait_until(
-        lambda: int((delta.sequences(server.table) > last).sum()) >= rows,
+        lambda: server.rows(after=last) >= rows,
         timeout=_SNAPSHOT_LIMIT,
         message="every row arrives again",
     )
