@@ -56,7 +56,8 @@ class TableShare:
         self._first = 0
         self._result = ShareResult(at=at)
         self._fold = self._new_fold()
-        self._blocks: list[pa.Table] = []
+        self._blocks: list[pa.Table] = []  # rows of a snapshot that are not written yet …
+        self._block_rows = self._block_bytes = 0  # … and how much they are
 
     def _new_fold(self) -> Fold:
         plan = self.plan
@@ -84,9 +85,9 @@ class TableShare:
             return
         self._first = block.first
         try:
-            self._blocks.append(self._columns_of(block))
-            count = sum(rows.num_rows for rows in self._blocks)
-            if sum(rows.nbytes for rows in self._blocks) >= _MOST_APPENDED:
+            self._hold(self._columns_of(block))
+            count = self._block_rows
+            if self._block_bytes >= _MOST_APPENDED:
                 self._append(count)
             elif count >= self.plan.file_rows:
                 self._append(count - count % self.plan.file_rows)
@@ -103,10 +104,16 @@ class TableShare:
         inside = pa.array((sequences > plan.after) & (sequences <= plan.upto))
         return conformed(rows if pc.all(inside).as_py() else rows.filter(inside), plan.schema)
 
+    def _hold(self, rows: pa.Table) -> None:
+        self._blocks.append(rows)
+        self._block_rows += rows.num_rows
+        self._block_bytes += rows.nbytes
+
     def _append(self, count: int) -> None:
         """Write rows of a snapshot; each key comes once, so it is looked for in earlier files."""
         plan, gathered = self.plan, pa.concat_tables(self._blocks)
-        self._blocks = [gathered.slice(count)]
+        self._blocks, self._block_rows, self._block_bytes = [], 0, 0
+        self._hold(gathered.slice(count))
         rows = gathered.slice(0, count)
         if plan.key and plan.files:
             rows = rows.filter(pa.array(~self._replaced_by(rows)))
@@ -138,8 +145,8 @@ class TableShare:
         """Apply what is left."""
         if not self._result.failure:
             try:
-                if self._blocks:
-                    self._append(sum(rows.num_rows for rows in self._blocks))
+                if self._block_rows:
+                    self._append(self._block_rows)
                 self._apply()
                 self._tidy()
             except APPLY_ERRORS as error:
