@@ -35,6 +35,7 @@ from .serve.service import Service
 from .sinks.report import PipelineFolder
 from .sinks.requests import Requests
 from .sources import Phase, Source, Status
+from .sources.redact import stored_tables
 from .sources.worker import Apart
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ def check_model(config: Config) -> None:
     """Compare the model with the tables there are; a ConfigError names all that is not there."""
     if config.model == Model():
         return  # there is nothing to compare, so no source is read
-    config.model.check([t for source in config.sources for t in source.captured_tables()])
+    config.model.check([table for source in config.sources for table in stored_tables(source)])
 
 
 @contextmanager

@@ -110,9 +110,10 @@ def pipeline(
         raise ConfigError("the config has no section pipeline", hint="See docs/pipeline.md.")
     from ..log.folder import make_private
     from ..operate.show import SinkProgress
+    from ..pipeline.executors import packages_of, prepared
     from ..pipeline.reload import PipelineReload, plans_of
     from ..pipeline.run import Pipeline, alone_in, announce, extra_tasks
-    from ..pipeline.session import opened_session
+    from ..pipeline.session import ends_in_time, opened_session
     from ..run import formats, traced
     from ..sinks.lake.modes import umask_of
 
@@ -141,9 +142,10 @@ def pipeline(
     with alone, traced(settings, "headrace-pipeline"):
         announce(queries, folder)
         with (
-            session as spark,
+            prepared(session, stopping, packages_of(section.sinks)) as spark,
             Pipeline(spark, queries, folder=folder) as running,
             SinkProgress(console) as progress,
+            ends_in_time(spark),
         ):
 
             def look() -> None:

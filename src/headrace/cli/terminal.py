@@ -80,12 +80,23 @@ def stop_on_signals(*, with_parent: bool = False) -> "Event":
 
     stopping = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+        signal.signal(number, lambda *_: _set(stopping))
     if with_parent:
         from ..run import end_with_parent
 
         end_with_parent()
     return stopping
+
+
+def _set(event: "Event") -> None:
+    """Set an event in a handler of signals.
+
+    The handler interrupts the main thread, which may hold the event's lock: it is in `wait` most of
+    the time. To set it there would wait for that lock for ever.
+    """
+    import _thread
+
+    _thread.start_new_thread(event.set, ())
 
 
 def reload_on_hangup(stopping: "Event") -> "Event":
@@ -103,9 +114,9 @@ def reload_on_hangup(stopping: "Event") -> "Event":
             if attended:
                 os.tcgetpgrp(sys.stderr.fileno())
         except OSError:
-            stopping.set()
+            _set(stopping)
         else:
-            reloading.set()
+            _set(reloading)
 
     signal.signal(signal.SIGHUP, hang_up)
     return reloading

@@ -1,11 +1,14 @@
 """Spark for a pipeline: the Java it needs, its settings, and a terminal that it leaves alone."""
 
+import faulthandler
 import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +20,8 @@ from pyspark.sql import SparkSession
 from ..errors import PipelineError
 from ..sources import Finding
 from .gateway import end, launched, started
+
+logger = logging.getLogger(__name__)
 
 JAVA_VERSION = 17  # the oldest that Spark 4 runs on
 
@@ -31,7 +36,19 @@ _CHECKPOINT_FILES = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
 
+_REDACTION = "spark.redaction.regex"
+_SECRETS = "(?i)secret|password|token|access[.]?key|credential"
+
+END_SECONDS = 60.0  # that the end of a pipeline may take: more than its sinks are given
+_KILLED_SECONDS = 10.0  # for what is left to do without Spark
 _MOST_REFUSALS = 100
+_TELL_ERRORS = (
+    "org.apache.spark.api.python",
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler.TaskSetManager",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    "org.apache.spark.sql.execution.streaming.runtime.StreamExecution",
+)
 
 # Of calls to a JVM that is ending: its connections break a moment before it is seen to be gone.
 _CUT_OFF = (Py4JError, OSError)
@@ -55,12 +72,18 @@ def opened_session(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = settings.get(
         "spark.pyspark.python", os.environ.get("PYSPARK_PYTHON", sys.executable)
     )
+    if local_cores(master):
+        # Nothing else keeps Spark's pages from being open to the network.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     _quieten_py4j()
-    chosen = {**default_settings(master, extra_tasks=extra_tasks), **settings}
+    defaults = default_settings(master, extra_tasks=extra_tasks)
+    chosen = {**defaults, _REDACTION: redaction(settings), **settings}
     gateway = launched(chosen, journal)
     try:
         context = started(chosen, gateway)
         session = SparkSession.builder.getOrCreate()
+        if pages := context.uiWebUrl:
+            logger.info("spark ui=%s", pages)
         try:
             yield session
         finally:
@@ -71,12 +94,41 @@ def opened_session(
         end(gateway)
 
 
+def hide_task_errors(session: SparkSession) -> None:
+    """Keep errors of tasks out of Spark's log: those of a statement show values of rows."""
+    log4j: Any = session.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    for name in _TELL_ERRORS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+
+
+@contextmanager
+def ends_in_time(session: SparkSession, seconds: float = END_SECONDS) -> Iterator[None]:
+    """After the block the process ends within a time, whatever hangs: a JVM may never answer."""
+
+    def enforce() -> None:
+        logger.error("not ended after seconds=%d, so Spark is killed; no batch is lost", seconds)
+        faulthandler.dump_traceback(all_threads=True)  # what it waits for
+        gateway: Any = session.sparkContext._gateway
+        if gateway is not None:
+            gateway.proc.kill()  # which ends every call to it
+        time.sleep(_KILLED_SECONDS)
+        os._exit(1)
+
+    try:
+        yield
+    finally:
+        timer = threading.Timer(seconds, enforce)
+        timer.daemon = True
+        timer.start()
+
+
 def default_settings(master: str, *, extra_tasks: int = 0) -> dict[str, str]:
     """What a pipeline needs unless its config says otherwise."""
     settings = {
         "spark.master": master,
         "spark.app.name": "headrace",
-        "spark.ui.enabled": "false",
+        "spark.ui.enabled": "false",  # a cluster's own pages are for its operators to choose
+        "spark.ui.killEnabled": "false",  # pages are for reading
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.hadoop.fs.permissions.umask-mode": "077",  # of the files in checkpoints
@@ -101,8 +153,27 @@ def default_settings(master: str, *, extra_tasks: int = 0) -> dict[str, str]:
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.host": "127.0.0.1",
+            # For this machine alone, see `opened_session`; they remember less than Spark lets them.
+            "spark.ui.enabled": "true",
+            "spark.port.maxRetries": "100",  # Spark does not start where all are taken
+            "spark.ui.retainedJobs": "200",
+            "spark.ui.retainedStages": "200",
+            "spark.ui.retainedTasks": "2000",
+            "spark.sql.ui.retainedExecutions": "100",
         }
     return settings
+
+
+def redaction(settings: Mapping[str, str]) -> str:
+    r"""A pattern of the settings whose values no page of Spark shows: secrets, and all given ones.
+
+    Those of Hadoop are shown a second time, under their own names.
+
+    >>> redaction({"spark.hadoop.fs.s3a.key": "x"}).partition("|^")[2]
+    '(spark\\.hadoop\\.)?fs\\.s3a\\.key$'
+    """
+    names = (re.escape(name.removeprefix("spark.hadoop.")) for name in settings)
+    return "|".join([_SECRETS, *(rf"^(spark\.hadoop\.)?{name}$" for name in names)])
 
 
 def local_cores(master: str) -> int:
