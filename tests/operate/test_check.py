@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from headrace.change.event import Table
+from headrace.change.event import Column, Reference, Table
 from headrace.config import parse
 from headrace.operate.check import CheckReport, check_everything
 from headrace.plugins import Finding
@@ -174,7 +175,8 @@ def test_a_master_elsewhere_is_asked(tmp_path: Path) -> None:
         (f"spark://127.0.0.1:{free_port()}", False),
         ("spark://", False),
     ):
-        assert found(report(tmp_path, files, master=master), "pipeline")["master"].ok is ok, master
+        seen = report(tmp_path, files, master=master, shared_disk=True)
+        assert found(seen, "pipeline")["master"].ok is ok, master
 
 
 def test_the_same_comes_as_json(tmp_path: Path) -> None:
@@ -199,3 +201,76 @@ def test_a_lake_that_others_may_read_is_warned_of(tmp_path: Path) -> None:
     )
     [warning] = warned.warnings
     assert warning.startswith(f"sink lake: {tmp_path}/lake is open to other users (mode 0755)")
+
+
+def test_transforms_are_tried_on_the_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = (Column("id", "bigint", key=True), Column("email", "text"), Column("n", "integer"))
+    users = Table("shop", "postgres", "o", "db", "public", "users", columns)
+    notes = msgspec.structs.replace(users, name="notes")
+    monkeypatch.setattr(Postgres, "captured_tables", lambda _: [users, notes])
+    transforms = {
+        "public.users": {
+            "select": ["id", "email"],
+            "mask": {"email": {"hmac": "a key of sixteen or more"}},
+            "where": "n > 1",
+        },
+        "public.*": {"mask": {"email": None, "fax": None}},
+        "public.none": {"where": "id = 1"},
+    }
+    sinks = {
+        "good": {"type": "tables", "path": "a", "transforms": transforms},
+        "bad": {
+            "type": "tables",
+            "path": "b",
+            "keys": {"public.users": ["email"]},
+            "transforms": {
+                "public.users": {"mask": {"email": None}},
+                "public.notes": {"where": "m = 1"},
+            },
+        },
+    }
+    seen = report(tmp_path, sinks)
+    good, bad = found(seen, "sink good"), found(seen, "sink bad")
+    assert good["transforms public.users"].ok
+    assert good["transforms public.users"].detail == "id int64, email string masked where n > 1"
+    assert good["transforms public.notes"].detail == "id int64, email string null, n int32"
+    assert good["transforms public.*"].detail == "mask names fax, which no table has"
+    assert good["transforms public.none"].detail == "no table gets it"
+    assert "mask makes email null, which is of the key" in bad["transforms public.users"].detail
+    assert "there is no column m" in bad["transforms public.notes"].detail
+    assert not any(each.ok for each in bad.values() if each.name.startswith("transforms"))
+    assert "sixteen" not in str(seen)
+
+
+def test_columns_that_a_source_hides_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = (Column("id", "bigint", key=True), Column("email", "text"))
+    users = Table("shop", "postgres", "o", "db", "public", "users", columns)
+    monkeypatch.setattr(Postgres, "captured_tables", lambda _: [users])
+    monkeypatch.setattr(Postgres, "check", lambda _: [])
+
+    def findings(**settings: Any) -> list[tuple[bool, str]]:
+        source = {"type": "postgres", "url": NOWHERE, **settings}
+        config = parse({"sources": {"shop": source}}, folder=tmp_path, environment={})
+        seen = check_everything(config, lambda: Finding("java", True, ""))
+        return [(each.ok, each.detail) for each in seen.findings["shop"]]
+
+    assert findings() == []
+    assert findings(mask={"users.email": None}) == [(True, "left out or masked in 1 of 1 tables")]
+    lost = findings(exclude_columns=["emial"], mask={"email": None})
+    assert lost[0] == (False, "no column matches emial")
+    orders = Table("shop", "postgres", "o", "db", "public", "orders", (Column("buyer", "text"),))
+    buyer = (Reference(("buyer",), "public", "users", ("email",)),)
+    both = [users, msgspec.structs.replace(orders, references=buyer)]
+    monkeypatch.setattr(Postgres, "captured_tables", lambda _: both)
+    copied = findings(mask={"email": None})
+    assert copied[0] == (
+        False,
+        "public.orders.buyer has values of public.users.email, which is left out or masked",
+    )
+    assert len(findings(mask={"email": None, "buyer": "keep"})) == 1
+    [(ok, detail)] = findings(mask={"id": None})
+    assert (ok, "takes id away" in detail) == (False, True)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace.change.event import Column
+from headrace.change.event import Column, Op
 from headrace.errors import ConfigError, LogReplaced, SinkFenced, SinkRefused, SinkUnavailable
 from headrace.log import Log
 from headrace.pipeline.options import Options
@@ -22,6 +22,7 @@ from headrace.sinks import LogRange, Progress, SinkPhase
 from headrace.sinks.destination import LEDGER, DestinationSink, DestinationWriter, _opened
 from headrace.testing import wait_until
 from headrace.testing.sinks import LocalBatch
+from headrace.transforms import TableTransform
 from tests.sinks.destinations import calls, stored
 from tests.sinks.lake import Shop, put, remove, truncate
 
@@ -288,3 +289,14 @@ def test_on_spark_a_worker_killed_between_call_and_ledger_calls_again(
     assert len(stored(site.file)["users"]) == 20
     assert run() is SinkPhase.STOPPED
     assert len(calls(site.file)) == 2
+
+
+def test_a_destination_gets_what_transforms_leave(site: Site) -> None:
+    rule = TableTransform(mask={"name": None}, where="id < 3 AND name <> 'gone'")
+    site.reopen(transforms={"public.users": rule})
+    site.users((1, "a"), (2, "gone"), (3, "c"))
+    table = site.table("users", USERS)
+    site.commit(put(table, Op.UPDATE, id=1, name="gone"), put(table, Op.UPDATE, id=2, name="b"))
+    assert site.write() == 5
+    assert stored(site.file) == {"users": {2: None}}
+    assert site.writer.progress() == Progress(site.log.epoch, 5)

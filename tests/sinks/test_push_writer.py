@@ -56,6 +56,8 @@ class Frame:
     def __init__(self, rows: list[pa.RecordBatch], task: Any = None) -> None:
         self._rows = rows
         self._task = task
+        self.rdd = SimpleNamespace(getNumPartitions=lambda: len(rows))
+        self.sparkSession = Here()
 
     def mapInArrow(self, task: Any, schema: str) -> Frame:  # noqa: N802
         return Frame(self._rows, task)

@@ -1,4 +1,4 @@
-"""The commands for sinks that send events; each loads only what it needs, as all commands do."""
+"""The commands for what sinks get and send; each loads only what it needs, as all commands do."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -169,7 +169,40 @@ def verify(
         raise typer.Exit(1)
 
 
-# --- both ----------------------------------------------------------------------------------------
+# --- preview -------------------------------------------------------------------------------------
+
+
+def preview(
+    name: SinkName,
+    table: Annotated[str, typer.Argument(help="The table: schema.table.", metavar="TABLE")],
+    limit: Annotated[int, typer.Option(help="How many rows.", min=1, max=1000)] = 10,
+    config: ConfigFile = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Show a table's newest changes as a sink sees them, after its transforms.
+
+    Nothing is stored or sent, and the sink may be running.
+    """
+    import msgspec
+
+    from ..config import load
+    from ..operate.show import preview_table, terminal
+    from ..pipeline.options import Options
+    from ..pipeline.preview import preview as looking
+    from ..pipeline.remote import reading
+
+    settings = load(config)
+    sink = _sink(settings, name, lambda _: True, "")
+    address = settings.log_address
+    log = reading(Options.read(address))
+    found = looking(sink, log, table, limit=limit, address=address)
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+    else:
+        terminal().print(preview_table(found))
+
+
+# --- all -----------------------------------------------------------------------------------------
 
 
 def _sink(settings: "Config", name: str, can: "Callable[[Sink], bool]", otherwise: str) -> "Sink":

@@ -4,6 +4,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,8 +18,14 @@ from ..run import check_model, server_settings
 from ..sinks import Sink
 from ..sinks.lake.disk import check_folder
 from ..sinks.lake.modes import difference
+from ..sources import Source
+from ..sources.redact import ColumnRules, stored_tables
+from ..transforms.rules import Selected
 from .commands import connect
 from .parts import sink_named
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _AT_ONCE = 8
 _CONNECT_SECONDS = 5.0
@@ -39,7 +46,7 @@ def check_everything(config: Config, check_java: Callable[[], Finding]) -> Check
     """Look at this machine, every source, the model, the pipeline and every sink."""
     parts: dict[str, Callable[[], list[Finding]]] = {"this machine": lambda: _machine(config)}
     for source in config.sources:
-        parts[source.name] = source.check
+        parts[source.name] = _source_check(source)
     if config.model != Model():
         parts["model"] = lambda: _model(config)
     if (section := config.pipeline) is not None:
@@ -47,6 +54,8 @@ def check_everything(config: Config, check_java: Callable[[], Finding]) -> Check
         tables = _captured(config)
         for sink in section.sinks:
             parts[f"sink {sink.name}"] = _sink_check(config, sink, tables)
+        if tables and any(each.computes for s in section.sinks for each in s.transforms.values()):
+            parts["transforms"] = lambda: _computed(section.sinks, tables)
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         waiting = {name: threads.submit(_found, look) for name, look in parts.items()}
     findings = {name: each.result() for name, each in waiting.items()}
@@ -125,13 +134,44 @@ def _refusal(address: str) -> str:
     return ""
 
 
+# --- sources -------------------------------------------------------------------------------------
+
+
+def _source_check(source: Source) -> Callable[[], list[Finding]]:
+    def look() -> list[Finding]:
+        return [*_found(source.check), *_found(lambda: list(_columns(source)))]
+
+    return look
+
+
+def _columns(source: Source) -> Iterator[Finding]:
+    """Whether what a source leaves out or masks is there, and its tables stay tables."""
+    rules = ColumnRules.of_source(source)
+    if not rules:
+        return
+    tables = source.captured_tables()
+    hidden = [table for table in tables if rules.of(table).stored.hidden]
+    for pattern in rules.unmatched(tables):
+        yield Finding("columns", ok=False, detail=f"no column matches {pattern}", fix="Correct it.")
+    for column, parent in rules.copies(tables):
+        yield Finding(
+            "columns",
+            ok=False,
+            detail=f"{column} has values of {parent}, which is left out or masked",
+            fix=f"Add it to exclude_columns or mask of {source.name}, or `{column}: keep` to mask.",
+        )
+    yield Finding(
+        "columns", ok=True, detail=f"left out or masked in {len(hidden)} of {len(tables)} tables"
+    )
+
+
 # --- sinks ---------------------------------------------------------------------------------------
 
 
 def _captured(config: Config) -> list[Table] | None:
     """The tables of all sources; None: a database does not answer, which is its own finding."""
     try:
-        return [table for source in config.sources for table in source.captured_tables()]
+        return [table for source in config.sources for table in stored_tables(source)]
     except HeadraceError:
         return None
 
@@ -141,7 +181,7 @@ def _sink_check(
 ) -> Callable[[], list[Finding]]:
     def look() -> list[Finding]:
         found = _found(sink_named(config, sink.name).check)
-        return [*found, *_globs(sink, tables)]
+        return [*found, *_globs(sink, tables), *_transforms(sink, tables)]
 
     return look
 
@@ -158,6 +198,68 @@ def _globs(sink: Sink, tables: Sequence[Table] | None) -> Iterator[Finding]:
         yield Finding("tables", ok=False, detail=f"no table matches {', '.join(lost)}", fix=fix)
     else:
         yield Finding("tables", ok=True, detail="every pattern matches a table")
+
+
+def _transforms(sink: Sink, tables: Sequence[Table] | None) -> Iterator[Finding]:
+    """What each transform makes of the columns of its tables."""
+    if not sink.shaping:
+        return
+    # Only here: pyarrow comes with a pipeline.
+    from ..transforms.shape import fitted, result_schema  # noqa: PLC0415
+
+    wanted = [
+        table
+        for table in tables or ()
+        if not sink.tables or any(table.matches(glob) for glob in sink.tables)
+    ]
+    used: dict[str, set[str]] = {pattern: set() for pattern in sink.transforms}
+    for table in wanted:
+        found = sink.shaping.of(table.schema, table.name)
+        if found is None:
+            continue
+        name = f"transforms {table.schema}.{table.name}"
+        used[found[0]].add("")
+        if found[1].computes:
+            continue  # see `_computed`
+        try:
+            columns = sink.keyed(f"{table.schema}.{table.name}", table.columns)
+            selected = fitted(sink.shaping, table.schema, table.name, columns, table.connector)
+        except HeadraceError as error:
+            yield Finding(name, ok=False, detail=str(error), fix=error.hint)
+            used[found[0]] |= set(found[1].mask)  # it is reported already
+            continue
+        assert selected
+        used[found[0]] |= set(selected.masks)
+        yield Finding(
+            name, ok=True, detail=_shown(selected, result_schema(selected, table.connector))
+        )
+    for pattern, masks in used.items() if tables else ():
+        lost = [
+            each
+            for each in sink.transforms[pattern].mask
+            if each.lower() not in map(str.lower, masks)
+        ]
+        if not masks or lost:
+            what = f"mask names {lost[0]}, which no table has" if masks else "no table gets it"
+            fix = (
+                "Correct the name; the name of a table comes before a pattern, then the first one."
+            )
+            yield Finding(f"transforms {pattern}", ok=False, detail=what, fix=fix)
+
+
+def _computed(sinks: Sequence[Sink], tables: Sequence[Table]) -> list[Finding]:
+    """What Spark makes of the tables that it is to compute."""
+    # Only here: to start Spark takes a while, and most configs have no such transform.
+    from ..pipeline.computed import check_computed  # noqa: PLC0415
+
+    return check_computed(sinks, tables)
+
+
+def _shown(selected: Selected, schema: "pa.Schema") -> str:
+    """The columns that a transform leaves, and what happens to them."""
+    masks = {name: " masked" if mask else " null" for name, mask in selected.masks.items()}
+    columns = ", ".join(f"{each.name} {each.type}{masks.get(each.name, '')}" for each in schema)
+    return f"{columns} where {selected.rule.where}" if selected.rule.where else columns
 
 
 # --- the server ----------------------------------------------------------------------------------

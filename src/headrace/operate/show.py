@@ -23,9 +23,12 @@ from ..sources import CopyProgress, Finding, Phase, Removal, Status
 from .commands import Overview
 
 if TYPE_CHECKING:
-    # Both load what Spark's tasks need, and most commands need none of it.
+    from ..pipeline.preview import Preview
+
+    # They load what Spark's tasks need, and most commands need none of it.
     from ..pipeline.verify import Verified
     from ..sinks.push.redrive import RedriveResult
+    from .erase import Erasure
 
 _PHASE_STYLES = {
     Phase.STREAMING: "green",
@@ -272,6 +275,43 @@ def sinks_table(statuses: Sequence[SinkStatus]) -> RenderableType:
         )
         notes += [Text(line, style="red") for line in sink_complaints(status)]
     return Group(table, *notes)
+
+
+def erasure_parts(done: "Erasure") -> Iterator[RenderableType]:
+    """What an erasure did, place by place, and what it could not do."""
+    yield f"{done.table} {done.key}: {done.state}"
+    yield f"searched for the row by its key, and for {done.values} of its values byte by byte" + (
+        f"; {done.common} more are short or not its own alone" if done.common else ""
+    )
+    table = Table("place", "searched", "rewritten", "left", box=None, pad_edge=False)
+    for place in done.places:
+        left = str(len(place.left)) if place.left or place.searched else "-"
+        table.add_row(place.place, place.searched or "-", str(place.rewritten), left)
+    yield table
+    for place in done.places:
+        yield from (f"left: {place.place}: {left}" for left in place.left)
+        yield from (f"{place.place}: {note}" for note in place.notes)
+    yield from (f"note: {note}" for note in done.notes)
+    if not done.complete:
+        yield "values are left, or may be"
+    elif done.found:
+        yield "no value of the row is left"
+    else:
+        yield "nothing has such a row: look whether the key is right"
+
+
+def preview_table(found: "Preview") -> RenderableType:
+    """Changes as a sink sees them; values as JSON, so that they cannot move the cursor."""
+    header = ("op", "sequence", *(f"{name}\n{kind}" for name, kind in found.columns.items()))
+    table = Table(*header, box=None, pad_edge=False)
+    for row in found.rows:
+        values = [
+            Text(msgspec.json.encode(row[name]).decode() if name in row else "")
+            for name in found.columns
+        ]
+        table.add_row(row["op"], f"{row['sequence']:,}", *values)
+    left = [Text(f"{found.hidden:,} of the changes that were read are not for the sink")]
+    return Group(table, *(left if found.hidden else ()))
 
 
 def sink_line(status: SinkStatus) -> str:

@@ -37,6 +37,7 @@ from ..errors import (
 from ..formats.etl import Destination, Etl, Event, decode
 from ..plugins import Finding
 from ..retry import Backoff
+from ..transforms.rules import TableTransform, expect_not_computed
 from . import DeliveryStatus, LogBatch, LogRange, Progress, Sink, SinkWriter, Takes
 from .lake.disk import move_aside, sync_names
 
@@ -65,10 +66,12 @@ class DestinationSink(Sink):
     retry_longest_seconds: float = 60.0  # … up to this
     retry_jitter: float = 0.1  # by which share a wait is longer or shorter, at random
     max_changes_per_batch: int | None = None  # None: the pipeline's
+    transforms: Mapping[str, TableTransform] = field(default_factory=dict)  # by table
     # Where the sink keeps its ledger; the pipeline sets it.
     folder: str = field(default="", repr=False, metadata={"setting": False})
 
     def __post_init__(self) -> None:
+        expect_not_computed(self.transforms)
         if not _NAME.fullmatch(self.class_):
             raise ConfigError(f"class must be module:Name, not {self.class_}")
         if self.batch_size < 1:
@@ -324,12 +327,13 @@ class HandOver:
         stream = Etl().open()
         changes: list[Change] = []
         events: list[Event] = []
-        for change in chain.from_iterable(chain.from_iterable(wanted.transactions())):
+        for change, seen in self._shaped(wanted):
             if not changes and change.sequence == wanted.after + 1:
                 self._see_earlier(stream, wanted, change)
             changes.append(change)
             if self.sink.source in ("", change.table.source):
-                events += map(decode, stream.encode(change, wanted=self._wants(change)))
+                wants = seen and self._wants(change)
+                events += map(decode, stream.encode(change, wanted=wants))
             if len(events) >= self.sink.batch_size:
                 yield changes, events
                 changes, events = [], []
@@ -342,8 +346,18 @@ class HandOver:
         if begin == first.sequence:
             return
         earlier = replace(wanted, after=begin - 1, upto=wanted.after)
-        for change in chain.from_iterable(chain.from_iterable(earlier.transactions())):
-            stream.see(change, wanted=self._wants(change))
+        for change, seen in self._shaped(earlier):
+            stream.see(change, wanted=seen and self._wants(change))
+
+    def _shaped(self, wanted: LogRange) -> Iterator[tuple[Change, bool]]:
+        """The changes of a range as the destination may see them, and whether it may."""
+        transactions = chain.from_iterable(wanted.transactions())
+        if not self.sink.shaping:
+            return ((change, True) for change in chain.from_iterable(transactions))
+        # Only here: it needs pyarrow.
+        from ..transforms.changes import ShapedChanges  # noqa: PLC0415
+
+        return chain.from_iterable(map(ShapedChanges(self.sink.shaping).each, transactions))
 
     def _wants(self, change: Change) -> bool:
         tables = self.sink.tables

@@ -9,9 +9,10 @@ In a cluster each stream has a transaction of its own: a stream is on one node, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -105,6 +106,8 @@ class RedisSentinel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redis(BrokerSettings):
     """Events in streams of Redis: a server, a cluster, or what sentinels watch."""
+
+    task_packages: ClassVar[Mapping[str, str]] = MappingProxyType({"redis": "redis"})
 
     servers: str = ""  # host:port, with commas between; the first primary is taken
     username: str = "default"

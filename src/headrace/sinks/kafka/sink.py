@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 from ...errors import ConfigError
 from ...secret import Secret
@@ -63,6 +64,10 @@ _BY_KEY = ("murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kafka(PushSettings):
     """Events in topics of an Apache Kafka cluster."""
+
+    task_packages: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"confluent-kafka": "confluent_kafka"}
+    )
 
     servers: str  # host:port of some brokers, with commas between
     topic: Template = _TOPIC

@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import ClassVar
 
 from ...errors import ConfigError
 from ...plugins import Finding
@@ -27,6 +29,8 @@ _UNFIT = re.compile(r"[\s*>]")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nats(BrokerSettings):
     """Events in streams of NATS JetStream."""
+
+    task_packages: ClassVar[Mapping[str, str]] = MappingProxyType({"cryptography": "cryptography"})
 
     subject: Template = _SUBJECT
     token: Secret | None = None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -23,8 +23,12 @@ from ...change.event import BeforeKind, Change, Op, Position, Table, change_id
 from ...formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from ...formats.catalogue import Formats
 from ...formats.key import joined, previous_primary_key
+from ...transforms.rules import NO_TRANSFORMS, Transforms
 from .. import LogRange
 from .contract import Event
+
+if TYPE_CHECKING:
+    from ...transforms.changes import ShapedChanges
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _text = msgspec.json.Encoder().encode
@@ -53,6 +57,7 @@ class EventRendering:
     tables: tuple[str, ...] = ()  # globs of those whose changes events may stand for; none: all
     splits_keys: bool = False  # a key that changes: DELETE of the old one, INSERT of the new one
     adds_tombstones: bool = False  # an event without payload after each DELETE
+    transforms: Transforms = NO_TRANSFORMS  # what happens to rows before
 
     def events(self, wanted: LogRange) -> Iterator[Chunk]:
         """The events of the rows of a part."""
@@ -63,14 +68,16 @@ class EventRendering:
         return self._one_by_one(format, wanted)
 
     def _whole_transactions(self, format: TransactionFormat, wanted: LogRange) -> Iterator[Chunk]:
+        shaped = self._shaped()
         for transactions in wanted.transactions():
-            events = self._of_transactions(format, transactions)
+            seen = [shaped(each) for each in transactions] if shaped else transactions
+            events = self._of_transactions(format, filter(None, seen))
             own = [each for each in events if part_of(each.row, wanted.parts) == wanted.part]
             first, last = transactions[0][0].sequence, transactions[-1][-1].sequence
             yield Chunk(wanted.epoch, last - first + 1, first, last, own)
 
     def _one_by_one(self, format: Format, wanted: LogRange) -> Iterator[Chunk]:
-        rows = _Rows(wanted, self._wants, splits_keys=self.splits_keys)
+        rows = _Rows(wanted, self._wants, self._shaped(), splits_keys=self.splits_keys)
         for first, count, records in wanted.pieces():
             before = rows.count
             events = [
@@ -88,7 +95,9 @@ class EventRendering:
         return isinstance(self.formats.named(self.format), TransactionFormat)
 
     def _of_transactions(
-        self, format: TransactionFormat, transactions: Iterable[Sequence[Change]]
+        self,
+        format: TransactionFormat,
+        transactions: Iterable[Sequence[Change]],
     ) -> list[Event]:
         events: list[Event] = []
         namers = _Namers()
@@ -106,6 +115,14 @@ class EventRendering:
 
     def _wants(self, table: Table) -> bool:
         return not self.tables or any(map(table.matches, self.tables))
+
+    def _shaped(self) -> ShapedChanges | None:
+        if not self.transforms:
+            return None
+        # Only here: it needs pyarrow.
+        from ...transforms.changes import ShapedChanges  # noqa: PLC0415
+
+        return ShapedChanges(self.transforms)
 
 
 @lru_cache(maxsize=64)
@@ -191,16 +208,26 @@ class _Rows:
     """Picks the changes whose events a task sends."""
 
     def __init__(
-        self, wanted: LogRange, wants: Callable[[Table], bool], *, splits_keys: bool
+        self,
+        wanted: LogRange,
+        wants: Callable[[Table], bool],
+        shaped: ShapedChanges | None,
+        *,
+        splits_keys: bool,
     ) -> None:
         self.count = 0  # changes of wanted tables, whichever task sends them
         self._part, self._parts = wanted.part, wanted.parts
         self._tables, self._wants = wanted.tables(), wants
         self._namers: dict[int, _Namer | None] = {}  # by version; None: of no interest
         self._splits_keys = splits_keys
+        self._shaped = shaped
+        self._shaped_namers = _Namers()
 
     def own(self, first: int, records: Iterable[record.Record[Position]]) -> Iterator[Named]:
         """Those among neighbouring changes, from sequence `first` on."""
+        if self._shaped is not None:
+            yield from self._own_shaped(first, records, self._shaped)
+            return
         part, parts, namers, splits = self._part, self._parts, self._namers, self._splits_keys
         crc32, made = zlib.crc32, record.change  # called for every change
         for sequence, each in enumerate(records, first):
@@ -220,6 +247,27 @@ class _Rows:
                         yield change, _at(change), namer, name
             elif own:
                 yield made(sequence, each, namer.table), 0, namer, name
+
+    def _own_shaped(
+        self, first: int, records: Iterable[record.Record[Position]], shaped: ShapedChanges
+    ) -> Iterator[Named]:
+        changes: list[Change] = []
+        for sequence, each in enumerate(records, first):
+            if each.table not in self._namers:
+                self._namers[each.table] = self._namer(each.table)
+            if (namer := self._namers[each.table]) is None:
+                continue
+            self.count += 1
+            # Where no key changes or is masked, others need not be looked at.
+            sure = each.before is None and shaped.keeps_key(namer.table)
+            if not sure or part_of(namer.row(each.key), self._parts) == self._part:
+                changes.append(record.change(sequence, each, namer.table))
+        seen: Iterable[Change] = shaped(changes)
+        for change in _split(seen) if self._splits_keys else seen:
+            namer = self._shaped_namers(change.table)
+            name = namer.row(change.key)
+            if part_of(name, self._parts) == self._part:
+                yield change, _at(change), namer, name
 
     def _namer(self, version: int) -> _Namer | None:
         table = self._tables[version]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -14,11 +15,14 @@ from ...formats import TransactionFormat
 from ...formats.catalogue import Formats
 from ...plugins import Finding
 from ...retry import Backoff
+from ...transforms.rules import TableTransform, expect_not_computed
 from .. import SentEvents, SettledRange, Sink, Takes
+from ..erasing import ErasedPlace, ErasedRow
 from ..lake.delta import Delta
 from ..lake.disk import move_aside
+from ..lake.erasure import EventEraser, FileForm, erase_rows
 from ..lake.shape import expect_format
-from ..lake.storage import Folder
+from ..lake.storage import Folder, is_local
 from . import deadletters, ledger, redrive
 from .contract import Channel
 from .delivery import Policy
@@ -58,13 +62,17 @@ class PushSettings(Sink):
     parallelism: int | None = None  # tasks that send; None: as many as there are cores, up to 8
     max_event_bytes: int = 0  # a larger event is not sent as it is; 0: any is
     oversize: Literal["dead_letter", "reference"] = "dead_letter"  # what becomes of it
+    transforms: Mapping[str, TableTransform] = field(default_factory=dict)  # by table
     dead_letters: str = ""  # the folder of their Delta table; "": below the checkpoint's
+    # Options for s3://, az://, gs:// there; they may be secret, so they do not print.
+    dead_letters_storage: Mapping[str, str] = field(default_factory=dict, repr=False)
     formats: Formats = field(default=Formats(), repr=False, metadata={"setting": False})
     # Where the sink keeps its ledger; the pipeline says it.
     folder: str = field(default="", repr=False, metadata={"setting": False})
 
     def __post_init__(self) -> None:
         expect_format(self.format, self.formats, "a sink that sends events")
+        expect_not_computed(self.transforms)
         for name in ("batch_size", "batch_bytes", "attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -74,6 +82,10 @@ class PushSettings(Sink):
         for name in ("patience_seconds", "max_event_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must not be below 0")
+        if self.transforms and self.oversize == "reference":
+            raise ConfigError(
+                "oversize: reference leads to a change as the log has it, which transforms hide"
+            )
         if not 0 <= self.retry_jitter < 1:
             raise ConfigError(f"retry_jitter must be from 0 up to 1, not {self.retry_jitter}")
         for name in ("max_changes_per_batch", "parallelism"):
@@ -109,7 +121,12 @@ class PushSettings(Sink):
     def rendering(self) -> EventRendering:
         """How changes become events."""
         return EventRendering(
-            self.formats, self.format, self.tables, self.splits_keys, self.adds_tombstones
+            self.formats,
+            self.format,
+            self.tables,
+            self.splits_keys,
+            self.adds_tombstones,
+            self.shaping,
         )
 
     @property
@@ -132,9 +149,26 @@ class PushSettings(Sink):
         )
 
     @property
+    def local_folders(self) -> Mapping[str, str]:
+        """That of the dead letters, which tasks write."""
+        folder = self.dead_letters or "the default, below checkpoint_dir,"
+        return {"dead_letters": folder} if is_local(folder) else {}
+
+    @property
     def letters(self) -> Folder:
         """The folder of the dead letters."""
-        return Folder.of(self.dead_letters or f"{self.folder}/{_DEAD_LETTERS}", {})
+        folder = self.dead_letters or f"{self.folder}/{_DEAD_LETTERS}"
+        return Folder.of(folder, self.dead_letters_storage)
+
+    def erase(self, row: ErasedRow) -> list[ErasedPlace]:
+        """Remove the row's dead letters; what was sent cannot be recalled."""
+        sent = ("what it has sent cannot be recalled: erase the row there too",)
+        eraser = EventEraser(row, row.key_in(self.shaping))
+        place, texts = f"sink {self.name}: dead letters", sorted(row.texts)
+        found = erase_rows(place, self.letters, eraser, FileForm(), texts)
+        removed = (f"{found.rewritten} dead letters removed: they will never be sent",)
+        notes = (*found.notes, *(removed if found.rewritten else ()), *sent)
+        return [msgspec.structs.replace(found, notes=notes)]
 
     def sent(self) -> SentEvents:
         """What was sent and what waits, from the ledger and the dead letters."""

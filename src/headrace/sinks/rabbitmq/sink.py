@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar
 
 from ...errors import ConfigError
 from ..push import BrokerSettings, Template
@@ -26,6 +28,8 @@ _NOT_ASCII = re.compile(r"[^ -~]")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rabbitmq(BrokerSettings):
     """Events to exchanges of RabbitMQ, or another server of AMQP 0-9-1 with confirms."""
+
+    task_packages: ClassVar[Mapping[str, str]] = MappingProxyType({"pamqp": "pamqp"})
 
     username: str = "guest"
     virtual_host: str = "/"

@@ -1,0 +1,157 @@
+"""Transforms that Spark computes, in a running pipeline, in a history, in `check` and `preview`."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from headrace.change.event import Column, Op, Table
+from headrace.errors import ConfigError
+from headrace.pipeline.computed import check_computed
+from headrace.pipeline.options import Options
+from headrace.pipeline.preview import preview
+from headrace.pipeline.remote import reading
+from headrace.sinks import SinkPhase
+from headrace.sinks.files.sink import Files
+from headrace.sinks.history import History
+from headrace.sinks.tables.sink import Tables
+from headrace.transforms.rules import TableTransform
+from tests.deltas import stored
+from tests.pipeline.sites import Site
+
+LOUD = "SELECT _sequence, id, upper(name) AS name FROM changes WHERE name <> 'hidden'"
+
+
+@pytest.fixture
+def site(tmp_path: Path, spark: SparkSession) -> Site:
+    return Site(tmp_path, spark)
+
+
+def loud(sql: str = LOUD) -> dict[str, TableTransform]:
+    return {"public.users": TableTransform(sql=sql)}
+
+
+def test_a_pipeline_stores_what_the_statement_makes_of_the_log(site: Site) -> None:
+    lake = Tables(name="lake", path=str(site.folder / "lake"), transforms=loud())
+    with site.writing() as writer:
+        writer.put("users", "1", name="ann")
+        writer.put("users", "2", name="hidden")
+        writer.put("other", "3", name="bob")
+    site.once(lake)
+    with site.writing() as writer:
+        writer.put("users", "1", Op.UPDATE, name="eve")
+        writer.put("users", "2", Op.UPDATE, name="joe")
+    status = site.once(lake)["lake"]
+    assert (status.phase, status.failed_tables) == (SinkPhase.STOPPED, ())
+    assert _rows(site, "lake/public/users", "id", "name") == [("1", "EVE"), ("2", "JOE")]
+    assert _rows(site, "lake/public/other", "id", "name") == [("3", "bob")]
+
+
+def test_a_history_keeps_what_the_statement_makes_of_each_change(site: Site) -> None:
+    audit = History(name="audit", path=str(site.folder / "audit"), transforms=loud())
+    with site.writing() as writer:
+        writer.put("users", "1", name="ann")
+        writer.put("users", "2", name="hidden")
+        writer.put("other", "3", name="bob")
+        writer.put("users", "1", Op.UPDATE, name="hidden")
+        writer.delete("users", "1")
+    site.once(audit)
+    shown = _rows(site, "audit", "sequence", "op", "key", "before", "after")
+    assert shown == [
+        (1, "INSERT", '{"id":"1"}', None, '{"id":"1","name":"ANN"}'),
+        (3, "INSERT", '{"id":"3"}', None, '{"id":"3","name":"bob"}'),
+        (4, "DELETE", '{"id":"1"}', None, None),
+        (5, "DELETE", '{"id":"1"}', '{"id":"1"}', None),
+    ]
+
+
+def _rows(site: Site, folder: str, *columns: str) -> list[tuple[Any, ...]]:
+    rows = stored(DeltaTable(str(site.folder / folder))).select(list(columns))
+    return sorted(tuple(row.values()) for row in rows.to_pylist())
+
+
+def test_sinks_that_read_the_log_themselves_take_none() -> None:
+    said = "transforms.public.users: sql and function are for sinks of type tables and history"
+    with pytest.raises(ConfigError, match=said):
+        Files(name="f", path="f", transforms=loud())
+    with pytest.raises(ConfigError, match=said):
+        History(name="h", path="h", format="debezium", transforms=loud())
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"sql": "DROP TABLE changes"}, "sql is a query: it begins with SELECT, WITH or FROM"),
+        ({"sql": LOUD, "where": "id > 1"}, "a transform is select, mask and where, or sql, or"),
+        ({"sql": LOUD, "function": "a:b"}, "a transform is select, mask and where, or sql, or"),
+        ({"function": "shop.rules"}, "function must be module:name, not shop.rules"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(rule: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TableTransform(**rule)
+
+
+USERS = Table(
+    "shop",
+    "postgres",
+    "origin",
+    "shop",
+    "public",
+    "users",
+    (Column("id", "bigint", key=True), Column("name", "text"), Column("at", "timestamptz")),
+)
+
+
+def test_check_shows_the_columns_that_come_out(spark: SparkSession) -> None:
+    sinks = [
+        Tables(name="good", path="x", transforms=loud()),
+        Tables(name="bad", path="x", transforms=loud("SELECT nmae FROM changes")),
+        Tables(name="lost", path="x", transforms={"*": TableTransform(function="no_such:rule")}),
+        Tables(name="plain", path="x"),
+    ]
+
+    @contextmanager
+    def session() -> Iterator[SparkSession]:
+        yield spark
+
+    good, bad, lost = check_computed(sinks, [USERS], session)
+    assert (good.name, good.ok) == ("good: public.users", True)
+    assert good.detail == "id bigint, name text"
+    assert not bad.ok
+    assert bad.detail.startswith("bad.transforms.public.users: sql: [UNRESOLVED_COLUMN")
+    assert lost.detail == ("function: no_such:rule cannot be imported: No module named 'no_such'")
+    assert lost.fix.startswith("Install its package")
+
+
+def test_preview_shows_the_newest_rows_that_come_out(site: Site) -> None:
+    lake = Tables(name="lake", path="lake", transforms=loud())
+    with site.writing() as writer:
+        for number in range(5):
+            writer.put("users", f"{number}", name="hidden" if number == 3 else f"n{number}")
+    address = {"path": str(site.log)}
+
+    @contextmanager
+    def session() -> Iterator[SparkSession]:
+        yield site.spark
+
+    found = preview(
+        lake,
+        reading(Options.read(address)),
+        "users",
+        limit=2,
+        address=address,
+        session=session,
+    )
+    assert found.columns == {"id": "text", "name": "text"}
+    assert json.dumps(found.rows) == json.dumps(
+        [
+            {"op": "INSERT", "sequence": 3, "id": "2", "name": "N2"},
+            {"op": "INSERT", "sequence": 5, "id": "4", "name": "N4"},
+        ]
+    )
