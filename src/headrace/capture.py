@@ -9,13 +9,15 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from .change.event import Batch
+from .change.event import Batch, Table
 from .errors import HeadraceError, LogError, SourceUnavailable
 from .log import Log
 from .log.files import HINT, is_exhausted
 from .retry import Backoff
 from .sources import Phase, Source, Status, Stream
+from .sources.redact import ColumnRules
 from .sources.retained import RetainedWatch
+from .sources.worker import Apart
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +59,8 @@ class Capture:
         self._status = Status(source=source.name, phase=Phase.STARTING)
         self._failure: HeadraceError | None = None  # of the last attempt
         self._retained = RetainedWatch(source)
+        settings = source.source if isinstance(source, Apart) else source
+        self._rules = ColumnRules.of_source(settings)
         self._stopping = threading.Event()
         self._waking = threading.Event()  # whoever waits has something to do
         self._paused_at = 0  # microseconds since 1970; 0: it is not paused
@@ -177,7 +181,7 @@ class Capture:
         """One connection, from opening to its end."""
         name = self.source.name
         self._begin_copies()
-        stream = self.source.open(self._log.resume(name), self._log.register)
+        stream = self.source.open(self._log.resume(name), self._register)
         self._stream = stream
         try:
             if self._stopping.is_set() or self._copies or self._paused_at:
@@ -190,6 +194,11 @@ class Capture:
             self._stream = None
             stream.close()
             self._log.abandon(name)
+
+    def _register(self, table: Table) -> Table:
+        if self._rules:
+            self._rules.expect_no_rename(self._log.tables(), table)
+        return self._log.register(table)
 
     def _rest(self) -> None:
         """Stay paused until something is requested."""

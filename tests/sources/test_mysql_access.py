@@ -184,7 +184,8 @@ def test_a_table_that_cannot_be_read_fails_alone(maria: MysqlDatabase, tmp_path:
         assert "error 1814" in feed.status.errored[f"{maria.name}.broken"]
         maria.execute("INSERT INTO users VALUES (2)")
         feed.until(lambda: ids(feed, "users") == [1, 2], "the others go on")
-        assert feed.status.phase is Phase.STREAMING
+        # The snapshot itself may have had the second row.
+        feed.until(lambda: feed.status.phase is Phase.STREAMING, "the snapshot ends")
         feed.restart()
         maria.execute("INSERT INTO users VALUES (3)")
         feed.until(lambda: ids(feed, "users") == [1, 2, 3], "also from a start")

@@ -58,7 +58,7 @@ def capture(shop: PostgresDatabase, log: Log) -> Iterator[Capture]:
 def children() -> list[int]:
     """The processes that capture for this one."""
     listed = subprocess.run(
-        ["ps", "--ppid", str(os.getpid()), "-o", "pid=,args="],
+        ["ps", "-ww", "--ppid", str(os.getpid()), "-o", "pid=,args="],
         capture_output=True,
         text=True,
         check=False,

@@ -22,9 +22,11 @@ import struct
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import TracebackType
 from typing import IO, Any
 
 import msgspec
@@ -34,6 +36,7 @@ from ..change.record import ChangeRun, Records, encode_runs
 from ..errors import HeadraceError, SourceUnavailable
 from ..observe.lines import LineParts, parts_of
 from . import Finding, Phase, Register, Removal, Source, Status, Stream
+from .redact import ColumnRules, open_redacted, unexpected
 from .retained import RetainedLook, RetainingSource
 
 logger = logging.getLogger(__name__)
@@ -86,6 +89,10 @@ class _Logged(msgspec.Struct, tag=True):
     message: str
     fields: dict[str, Any]
 
+
+ExceptionInfo = (
+    tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+)
 
 _To = _Open | _Registered | _Ack
 _From = _Batch | _Register | _State | _Failed | _Logged
@@ -363,14 +370,14 @@ class ApartStream:
 class _Worker:
     """The far end: runs the stream and sends what comes of it."""
 
-    def __init__(self, near: _Inbox, far: _Outbox, opening: _Open) -> None:
+    def __init__(self, near: _Inbox, far: _Outbox, source: Source, resume: bytes | None) -> None:
         self._near = near
         self._far = far
         self._registered: queue.SimpleQueue[Table | None] = queue.SimpleQueue()
         self._registering = threading.Lock()
         self._versions: dict[tuple[str, str], Table] = {}  # the latest of each table
-        source: Source = pickle.loads(opening.source)
-        self._stream = source.open(opening.resume, self._register)
+        self._rules = ColumnRules.of_source(source)
+        self._stream = open_redacted(source, resume, self._register)
 
     def run(self) -> None:
         """Until the stream ends, fails or is closed."""
@@ -387,7 +394,8 @@ class _Worker:
         except BrokenPipeError:
             return  # nobody is left to send it to
         except Exception as error:  # noqa: BLE001 - raised again at the near end
-            self._fail(HeadraceError(f"unexpected {error!r} in the capturing process"))
+            what = unexpected(error, self._rules)
+            self._fail(HeadraceError(f"unexpected {what} in the capturing process"))
 
     def _fail(self, error: HeadraceError) -> None:
         self._far.send(_State(self._stream.status()))
@@ -436,6 +444,7 @@ class _LogToNear(logging.Handler):
 
     def __init__(self, far: _Outbox) -> None:
         super().__init__()
+        self.private = False  # whether the text of an error may show what must not be stored
         self._far = far
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -445,9 +454,15 @@ class _LogToNear(logging.Handler):
             for key, value in fields.items()
         }
         if record.exc_info:
-            plain["exception"] = logging.Formatter().formatException(record.exc_info)
+            plain["exception"] = self._exception(record.exc_info)
         with suppress(BrokenPipeError, ValueError):  # nobody is left to send it to
             self._far.send(_Logged(record.name, record.levelno, message, plain))
+
+    def _exception(self, error: ExceptionInfo) -> str:
+        if not self.private:
+            return logging.Formatter().formatException(error)
+        kind, _, frames = error
+        return "".join([*traceback.format_tb(frames), kind.__name__ if kind else ""])
 
 
 def main() -> None:
@@ -462,7 +477,11 @@ def main() -> None:
     opening = _to.decode(frame)
     assert isinstance(opening, _Open)
     outbox = _Outbox(far)
-    logging.basicConfig(handlers=[_LogToNear(outbox)], level=logging.WARNING)
+    handler = _LogToNear(outbox)
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("headrace").setLevel(opening.level)
     sys.excepthook = lambda *error: logger.critical("the capturing process ended", exc_info=error)
-    _Worker(near, outbox, opening).run()
+    threading.excepthook = lambda ended: logger.critical("a thread ended", exc_info=ended.exc_value)
+    source: Source = pickle.loads(opening.source)
+    handler.private = bool(ColumnRules.of_source(source))  # before anything can show a value
+    _Worker(near, outbox, source, opening.resume).run()

@@ -47,6 +47,8 @@ _READ_SECONDS = 600  # the catalogue of very many tables takes long
 
 # 1401: the user may not list prepared XA transactions.
 _DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1143, 1227, 1370, 1401, 1698, 1820, 1862, 3118})
+# Duplicate, truncated, incorrect and overflowing values, which the server quotes.
+_ABOUT_VALUES = frozenset({1062, 1264, 1265, 1292, 1366, 1406, 1411, 1690, 3140, 3141, 4025})
 _BINLOG = frozenset({1236, 4052})  # 4052: MariaDB's, of another reader with our server_id
 _LOST = (
     "could not find first log file name",
@@ -228,6 +230,8 @@ def quoted(*names: str) -> str:
 def classify(error: Exception, what: str) -> SourceError:
     """Our error for one of the server's."""
     code, message = _code_and_message(error)
+    if code in _ABOUT_VALUES:
+        message = f"error {code} of the server, whose text may have a value"
     return error_for(code, f"{what}: {message}")
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
 from ...change.event import Reference
 from .. import CopyProgress, Phase, Status
+from ..redact import ColumnRules
 from .decode.columns import DeclaredColumn
 from .decode.path import TablePath
 
@@ -109,6 +111,27 @@ class MysqlResume(msgspec.Struct, frozen=True):
     def with_error(self, path: TablePath, reason: str) -> MysqlResume:
         """The same with one table in the errored state."""
         return msgspec.structs.replace(self, errored=self.errored | {path: reason})
+
+    def without_values(self, rules: ColumnRules) -> MysqlResume:
+        """The same without what these rules keep out of the log: masked keys, and DDL text.
+
+        A snapshot whose place is such a key begins anew when it is interrupted.
+        """
+        snapshots = {
+            path: MysqlTableSnapshot(replaces=True, estimated_rows=each.estimated_rows)
+            for path, each in self.snapshots.items()
+            if any(part != PrimaryKeyRange() for part in each.left)
+            and rules.masks_key(path.schema, path.table, _keys(self.catalogue)[path])
+        }
+        pending = {
+            path: [{"ddl_type": ddl["ddl_type"]} for ddl in several]
+            for path, several in self.pending_ddl.items()
+        }
+        return msgspec.structs.replace(
+            self,
+            snapshots=self.snapshots | snapshots if snapshots else self.snapshots,
+            pending_ddl=pending or self.pending_ddl,
+        )
 
     def declared(self) -> dict[TablePath, DeclaredTable]:
         """The tables' columns at its position."""
@@ -238,6 +261,12 @@ def packed(tables: Mapping[TablePath, DeclaredTable]) -> bytes:
 def unpacked(data: bytes) -> dict[TablePath, DeclaredTable]:
     """What `packed` wrote."""
     return _tables.decode(zlib.decompress(data))
+
+
+@lru_cache(maxsize=8)
+def _keys(catalogue: bytes) -> Mapping[TablePath, tuple[str, ...]]:
+    """The key of each table; every batch asks, and the catalogue seldom changes."""
+    return {path: table.key for path, table in unpacked(catalogue).items()}
 
 
 def _compressed(value: object) -> bytes:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from ...errors import ConfigError
 from ...secret import Secret
+from ..redact import ColumnMask
 from .address import MysqlAddress
 from .decode.path import TablePath
 
@@ -27,6 +28,9 @@ class MysqlSettings:
     name: str
     url: Secret
     tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("*",)
+    # What never reaches the log: patterns of schema.table.column.
+    exclude_columns: tuple[str, ...] = ()
+    mask: Mapping[str, ColumnMask] = field(default_factory=dict)
     server_id: Annotated[int, Meta(ge=0, lt=1 << 32)] = 0  # 0: made of the name and the url
     follow: Literal["position", "gtid"] = "position"  # how a position is found again
     snapshot: bool = True  # whether to capture the rows that are there already

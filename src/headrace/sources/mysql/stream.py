@@ -20,6 +20,7 @@ from ...change.event import Batch, Change
 from ...errors import DecodeError, SourceError, SourceUnavailable
 from .. import Phase, Register, Status
 from ..pace import RowPace
+from ..redact import ColumnRules
 from ..stream import nothing_yet
 from .address import OpenConnections, TruncatedBinlog, error_number
 from .aside import LOCK_SECONDS, LOCK_TIMEOUT, TablesAside, anyone_waits, reason_of, unreadable
@@ -112,6 +113,7 @@ class _Flow:
         self._phase = Phase.STARTING
         self._resume = session.resume
         self._encoder = ResumeEncoder()
+        self._rules = ColumnRules.of_source(session.source)
         self._snapshot: MysqlSnapshot | None = None
         self._pace = RowPace(session.source.snapshot_rows_per_second)
         self._aside = TablesAside()
@@ -173,7 +175,8 @@ class _Flow:
         return [path for path in self._resume.to_snapshot if path not in self._aside]
 
     def _batch(self, changes: Sequence[Change]) -> Batch:
-        return Batch(changes, self._encoder.encode(self._resume))
+        resume = self._resume.without_values(self._rules) if self._rules else self._resume
+        return Batch(changes, self._encoder.encode(resume))
 
     # -- streaming ------------------------------------------------------------------------------
 

@@ -34,6 +34,9 @@ _NETWORK = {
 _UNDEFINED = "42704"
 _DUPLICATE = "42710"
 _SNAPSHOT_GONE = ("22023", _UNDEFINED)  # the session that exported it has ended
+_NO_SNAPSHOT = "invalid snapshot identifier"
+# Data exceptions, violated constraints, what functions raise: a row filter or a policy may fail.
+_ABOUT_VALUES = ("22", "23", "P0")
 _NOT_NOW = ("08", "53", "57", "58", "40", "25006", "55006", "55P03", "XX")
 # What a server says while it cannot take a session but will.
 _BUSY = (
@@ -112,15 +115,18 @@ def host_of(url: Secret) -> str:
 
 def classify(error: psycopg.Error, what: str) -> SourceError:
     """Our error for one of PostgreSQL's to a query."""
-    message = f"{what}: {_first_line(error)}"
-    if error.sqlstate == _UNDEFINED and "publication" in message:
+    text = _first_line(error)
+    if error.sqlstate == _UNDEFINED and "publication" in text:
         # Somebody dropped it while the catalogs were read; the next session creates it.
-        return SourceUnavailable(message)
-    return error_for(error.sqlstate or "08000", message)
+        return SourceUnavailable(f"{what}: {text}")
+    return error_for(error.sqlstate or "08000", what, text)
 
 
-def error_for(sqlstate: str, message: str) -> SourceError:
-    """Our error for a code and message of PostgreSQL's."""
+def error_for(sqlstate: str, what: str, text: str) -> SourceError:
+    """Our error for a code and text of PostgreSQL's; `what` failed."""
+    if sqlstate.startswith(_ABOUT_VALUES) and not text.startswith(_NO_SNAPSHOT):
+        text = f"error {sqlstate} of the server; its text, in the server's log, may have a value"
+    message = f"{what}: {text}"
     if "replication slot" in message and (sqlstate == _UNDEFINED or "can no longer" in message):
         return PositionLost(message)
     if sqlstate == _UNDEFINED and "publication" in message:

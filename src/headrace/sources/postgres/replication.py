@@ -17,8 +17,8 @@ from ...errors import SourceError, SourceUnavailable
 _LOOK_SECONDS = 0.2
 _LINES_BYTES = 1 << 16  # of COPY, handed over together
 
-ErrorFor = Callable[[str, str], SourceError]
-"""Our error for a code and message of PostgreSQL's."""
+ErrorFor = Callable[[str, str, str], SourceError]
+"""Our error for a code of PostgreSQL's, what failed, and PostgreSQL's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ class Replication:
 
     def _failure(self, result: pq.abc.PGresult, what: str) -> SourceError:
         sqlstate = _text(result.error_field(pq.DiagnosticField.SQLSTATE)) or "08000"
-        message = result.get_error_message().strip().partition("\n")[0]
-        return self._error_for(sqlstate, f"{what}: {message}")
+        text = result.get_error_message().strip().partition("\n")[0]
+        return self._error_for(sqlstate, what, text)
 
 
 def copy_lines(connection: pq.abc.PGconn, statement: bytes) -> Iterator[list[bytes]]:

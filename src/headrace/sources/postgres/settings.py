@@ -1,12 +1,13 @@
 """The settings of a PostgreSQL source."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
 from ...secret import Secret
+from ..redact import ColumnMask
 from .address import Address, check_url, host_of
 
 SlotName = Annotated[str, Meta(pattern="^[a-z0-9_]{0,63}$")]  # what PostgreSQL allows, or nothing
@@ -19,6 +20,9 @@ class PostgresSettings:
     name: str
     url: Secret
     tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("public.*",)
+    # What never reaches the log: patterns of schema.table.column.
+    exclude_columns: tuple[str, ...] = ()
+    mask: Mapping[str, ColumnMask] = field(default_factory=dict)
     slot: SlotName = ""  # "": headrace_<name>
     publication: str = ""  # "": headrace_<name>
     ddl: bool = False  # whether to install the event trigger that reports DDL

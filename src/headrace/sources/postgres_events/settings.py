@@ -1,7 +1,7 @@
 """The settings of a PostgreSQL source that is captured by triggers and an event table."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from msgspec import Meta
@@ -10,6 +10,7 @@ from ...errors import ConfigError
 from ...secret import Secret
 from ..postgres.address import Address, check_url, host_of
 from ..postgres.catalog import matches
+from ..redact import ColumnMask
 from .outbox import Outbox
 
 SchemaName = Annotated[str, Meta(pattern="^[a-z_][a-z0-9_]{0,40}$")]
@@ -22,6 +23,9 @@ class PostgresEventsSettings:
     name: str
     url: Secret
     tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("public.*",)
+    # What never reaches the log: patterns of schema.table.column.
+    exclude_columns: tuple[str, ...] = ()
+    mask: Mapping[str, ColumnMask] = field(default_factory=dict)
     schema: SchemaName = "headrace"  # where the event table and its functions are
     install: bool = True  # whether to put triggers on tables that have none
     trim: bool = True  # whether events are removed once the log has them

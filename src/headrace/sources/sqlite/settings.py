@@ -1,9 +1,12 @@
 """The settings of a SQLite source."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from msgspec import Meta
+
+from ..redact import ColumnMask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +16,9 @@ class SqliteSettings:
     name: str
     path: Annotated[str, Meta(min_length=1)]
     tables: Annotated[tuple[str, ...], Meta(min_length=1)] = ("main.*",)
+    # What never reaches the log: patterns of schema.table.column.
+    exclude_columns: tuple[str, ...] = ()
+    mask: Mapping[str, ColumnMask] = field(default_factory=dict)
     snapshot: bool = True  # whether to copy the rows that are there already
     snapshot_rows_per_second: Annotated[int, Meta(ge=1)] | None = None  # None: as fast as can be
     poll_seconds: Annotated[float, Meta(gt=0)] = 0.02
