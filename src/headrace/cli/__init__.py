@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import HeadraceError
-from . import data, demo, init, inspect, keys, parts, postgres, run, sinks, sqlite
+from . import data, demo, erase, init, inspect, keys, parts, postgres, run, sinks, sqlite
 from .terminal import keep_files_private, log_error
 
 
@@ -41,7 +41,7 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=F
 # In the order in which people need them; `--help` shows them so.
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Begin": (demo.demo, init.init, inspect.check, run.run),
-    "Look": (inspect.status, inspect.tail, parts.sinks, sinks.verify),
+    "Look": (inspect.status, inspect.tail, parts.sinks, sinks.verify, sinks.preview),
     "Operate": (
         parts.pause,
         parts.resume,
@@ -53,6 +53,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         data.backup,
         data.restore,
         data.remove,
+        erase.erase,
         run.pipeline,
     ),
 }

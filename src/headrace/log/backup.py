@@ -23,7 +23,7 @@ from .writer import Log
 MANIFEST = "backup.json"
 FORMAT = 1
 _LOG, _SINKS, _DATA = "log", "sinks", "data"
-_STAGE = "backup-"
+STAGE = "backup-"
 _NOTED = ("commits", "offsets")  # of Spark's checkpoints, in the order in which they are copied
 _LEDGER = "sent.jsonl"  # before the dead letters that it counts
 _LOCK = "backup.lock"  # in data_dir
@@ -74,9 +74,9 @@ def alone(data: Path) -> Iterator[None]:
 
 def stage(log: Log, folders: BackupFolders) -> Path:
     """Set aside everything as it is now; returns the folder, which whoever copies it removes."""
-    for stale in folders.data.glob(f"{_STAGE}*"):
+    for stale in folders.data.glob(f"{STAGE}*"):
         shutil.rmtree(stale, ignore_errors=True)
-    folder = folders.data / f"{_STAGE}{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+    folder = folders.data / f"{STAGE}{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
     try:
         make_private(folder)
         sinks = _stage_sinks(folders, folder / _SINKS)
@@ -179,7 +179,7 @@ def _stage_files(folders: BackupFolders, target: Path) -> None:
     """What is in data_dir besides the log and the sinks, such as who is paused."""
     others = (folders.data / _LOG, folders.sinks, *folders.left_out)
     for file in _in_order(folders.data, others):
-        if not file.relative_to(folders.data).parts[0].startswith((_STAGE, "log.")):
+        if not file.relative_to(folders.data).parts[0].startswith((STAGE, "log.")):
             _set_aside(file, target / file.relative_to(folders.data))
 
 

@@ -43,6 +43,8 @@ class Ranges(msgspec.Struct, frozen=True):
     ends: list[int]  # in order; none: there is nothing to read
     removed: str = ""  # why what follows `after` is gone, to be added to a sentence
     ancestors: list[Ancestor] = []
+    left_since: int = 0  # when the first change beyond the ends was captured (µs); 0: none is left
+    since: int = 0  # the first sequence captured at a time or after it, where one was given
 
     def shared_upto(self, epoch: str) -> int | None:
         """Up to which sequence a position in the log `epoch` holds in this one; None: nowhere."""
@@ -66,7 +68,9 @@ def plan(
     if limit is not None and end - after > limit:
         end = min(cuts.near(after + limit, after), end)
     ends = cuts.split(after, end, parts) if end > after else []
-    return Ranges(log.epoch, first, latest, ends, removed, log.ancestors)
+    left = log.place(end + 1) if ends and end < latest else None
+    left_since = left.captured_at if left else 0
+    return Ranges(log.epoch, first, latest, ends, removed, log.ancestors, left_since)
 
 
 class _Cuts:

@@ -277,6 +277,22 @@ class LogReader:
         first, value = found
         return head_in(value, sequence - first) if isinstance(value, RowBlock) else head(value)
 
+    def since(self, moment: int) -> int:
+        """The first sequence captured at a time (microseconds since 1970) or after it.
+
+        What was committed later was captured later, so nothing of it comes before; what was
+        committed a little earlier may follow. Beyond the last one when there is none.
+        """
+        low, high = self._first, self._latest + 1
+        while low < high:
+            middle = (low + high) // 2
+            found = self.place(middle)
+            if found is not None and found.captured_at < moment:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
     def ranges(
         self, after: int, *, limit: int | None = None, upto: int | None = None, parts: int = 1
     ) -> Ranges:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from rocksdict import Checkpoint, Rdict, WriteBatch
+from rocksdict import (
+    BottommostLevelCompaction,
+    Checkpoint,
+    CompactOptions,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+)
 
 from ..change import record
 from ..change.block import MARK, RowBlock, row_count
@@ -40,6 +48,7 @@ from .reader import LogReader, options
 
 _MARK_CHANGES = 1024
 _MARK_MICROSECONDS = 60_000_000
+_TOGETHER = 10_000  # changes; what lies so close together is in one file, or nearly
 
 
 class Trimmed(msgspec.Struct, frozen=True):
@@ -177,6 +186,61 @@ class Log(LogReader):
         # RocksDB would do so by itself only when enough new changes push it to.
         # A block that ends in the range may begin before it.
         self._db.compact_range(layout.change_key(0), layout.change_key(upto))
+
+    def rewrite(self, values: Mapping[int, bytes]) -> None:
+        """Put other values in the place of stored ones, by the sequence under which each stands.
+
+        They must stand for the same changes. The disk keeps copies of the old ones until `purge`.
+        The sizes that retention counts stay those of what was captured.
+        """
+        batch = WriteBatch(raw_mode=True)
+        for sequence, value in values.items():
+            batch.put(layout.change_key(sequence), value)
+        with self._turn, self._failing():
+            self._write_durably(batch)
+            self._recent = ()
+
+    def purge(self, sequences: Iterable[int]) -> None:
+        """Leave no copy on the disk of what was rewritten here, trimmed, or replaced in the state.
+
+        RocksDB would keep them until a compaction of its own comes by.
+        """
+        whole = CompactOptions()
+        whole.set_bottommost_level_compaction(BottommostLevelCompaction.force())
+        with self._turn, self._failing():
+            # A write-ahead log goes when the tables of all families have what it holds.
+            self._db.flush()
+            self._state.flush()
+            self._state.compact_range(b"\x00", b"\xff" * 32, whole)
+            self._db.compact_range(layout.change_key(0), layout.change_key(self._first), whole)
+            for first, last in _neighbours(sorted(set(sequences))):
+                self._db.compact_range(layout.change_key(first), layout.change_key(last), whole)
+
+    def replaced_copies(self, sequences: Iterable[int]) -> list[int]:
+        """Those of these sequences of which the disk may have an older value, or a trimmed one.
+
+        There is none where exactly one file covers a key, and has as many entries as keys.
+        """
+        begun = next(
+            (run.first for run in self._runs(self._first, min(self._first, self._latest))),
+            self._first,
+        )
+        first = layout.change_key(begun)
+        files = [each for each in self._db.live_files() if each["start_key"][:11] == first[:11]]
+        found = {self._first} if any(each["start_key"] < first for each in files) else set()
+        for sequence in sequences:
+            key = layout.change_key(sequence)
+            over = [each for each in files if each["start_key"] <= key <= each["end_key"]]
+            if len(over) != 1 or not self._is_plain(over[0]):
+                found.add(sequence)
+        return sorted(found)
+
+    def _is_plain(self, file: Mapping[str, Any]) -> bool:
+        """Whether a file has one value for each key in its range."""
+        bounds = ReadOptions()
+        bounds.set_iterate_upper_bound(file["end_key"] + b"\x00")
+        keys = sum(1 for _ in self._db.keys(from_key=file["start_key"], read_opt=bounds))
+        return not file["num_deletions"] and bool(file["num_entries"] == keys)
 
     def _cursor_holders(self) -> list[Holder]:
         return cursor_holders(self.cursors(), self.keys(), now=time.time_ns() // 1000)
@@ -366,6 +430,18 @@ class Log(LogReader):
             self._turn.notify_all()  # whoever waits for a transaction that will not end
             hint = HINT if is_exhausted(error) else ""
             raise LogFailed(f"the log in {self.path} could not be written", hint=hint) from error
+
+
+def _neighbours(sequences: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Ranges with all of these, those together that are not far apart: each is compacted once."""
+    first = last = 0
+    for sequence in sequences:
+        if first and sequence - last > _TOGETHER:
+            yield first, last
+            first = 0
+        first, last = first or sequence, sequence
+    if first:
+        yield first, last
 
 
 def _same_name(one: Table, other: Table) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +22,15 @@ from ...change.arrow import frame
 from ...errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from ...formats.catalogue import Formats
 from ...plugins import Finding
+from ...transforms.rules import TableTransform, expect_not_computed
 from .. import Progress, SentEvents, SettledRange, SinkWriter
+from ..erasing import ErasedPlace, ErasedRow
 from ..lake.disk import check_folder, move_aside
 from ..lake.modes import PRIVATE, expect_mode, make_folder
 from ..lake.shape import DAY, TENANT, Shaped
 from ..push.events import EventRendering
 from ..results import results
+from .erasure import erase_in_files
 from .ledger import File, FilesEntry, FileSettings, FilesLedger, WrittenRange, added
 from .stage import Compression, Kind, Stage, Staged, Style, final
 
@@ -50,10 +54,17 @@ class Files(Shaped):
     file_mb: float = 128.0  # of events that a file has at most, before compression
     batch_seconds: float = 2.0  # how often to look for new changes, and so to begin new files
     mode: str = PRIVATE  # of the folder, when it is made; "0755": all users may read it
+    transforms: Mapping[str, TableTransform] = field(default_factory=dict)  # by table
     formats: Formats = field(default=Formats(), repr=False, metadata={"setting": False})
+
+    @property
+    def local_folders(self) -> Mapping[str, str]:
+        """Its folder."""
+        return {"path": self.path}
 
     def __post_init__(self) -> None:
         expect_mode(self.mode)
+        expect_not_computed(self.transforms)
         if "://" in self.path:
             raise ConfigError(
                 f"path: {self.path} is no folder; an object storage cannot rename files, so use "
@@ -84,7 +95,8 @@ class Files(Shaped):
     @property
     def rendering(self) -> EventRendering:
         """How changes become events; all fields of each change are as many as in canonical."""
-        return EventRendering(self.formats, self.format or "canonical", self.tables)
+        kept = self.format or "canonical"
+        return EventRendering(self.formats, kept, self.tables, transforms=self.shaping)
 
     def sent(self) -> SentEvents:
         """What the files have, by the ledger beside them."""
@@ -118,6 +130,10 @@ class Files(Shaped):
     def reset(self, writer: str) -> None:
         """Move the folder aside, with its ledger."""
         move_aside(Path(os.path.abspath(self.path)))
+
+    def erase(self, row: ErasedRow) -> list[ErasedPlace]:
+        """Write the files anew that have events of the row."""
+        return [erase_in_files(self, row)]
 
 
 class FilesWriter(SinkWriter["DataFrame"]):
