@@ -5,8 +5,6 @@ with KafkaServer() as server:
 """
 
 import functools
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +13,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from .jvm import LOGS_LITTLE, STARTS_SOON, java
 from .processes import ServerFailed, ServerProcess, free_port
 
 HINT = "Run `scripts/setup.sh kafka`; it takes Java 17, Maven and a way to Maven Central."
@@ -22,8 +21,6 @@ HINT = "Run `scripts/setup.sh kafka`; it takes Java 17, Maven and a way to Maven
 _CLUSTER = "aGVhZHJhY2UtdGVzdHMtMQ"  # 16 bytes in Base64, as Kafka wants them
 _PLAIN = "PLAIN"  # the listener of clients without a password
 _OWN = "CONTROLLER"  # the listener that the process talks to itself on
-_STARTS_SOON = ("-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-_LOGS_LITTLE = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 
 DEFAULT_SETTINGS: Mapping[str, str] = {
     "process.roles": "broker,controller",
@@ -47,12 +44,7 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 def kafka_jars() -> Path | None:
     """The folder with the broker's jars; None: they were not fetched, or Java is missing."""
     jars = Path(sys.prefix, "kafka")
-    return jars if jars.is_dir() and _java() is not None else None
-
-
-def _java() -> str | None:
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home, "bin", "java")) if home else shutil.which("java")
+    return jars if jars.is_dir() and java() is not None else None
 
 
 class KafkaServer(ServerProcess):
@@ -63,7 +55,7 @@ class KafkaServer(ServerProcess):
         *,
         listeners: Mapping[str, str] | None = None,
         settings: Mapping[str, str] | None = None,
-        options: Sequence[str] = _STARTS_SOON,
+        options: Sequence[str] = STARTS_SOON,
     ) -> None:
         """Describe it: `listeners` are further ones, by name, each with its protocol.
 
@@ -73,7 +65,7 @@ class KafkaServer(ServerProcess):
         if jars is None:
             raise ServerFailed("Apache Kafka's jars are not there", hint=HINT)
         super().__init__()
-        self._java = [_java() or "java", *options, _LOGS_LITTLE, "-cp", f"{jars}/*"]
+        self._java = [java() or "java", *options, LOGS_LITTLE, "-cp", f"{jars}/*"]
         self._protocols = {**(listeners or {}), _PLAIN: "PLAINTEXT", _OWN: "PLAINTEXT"}
         self._ports = {name: free_port() for name in self._protocols} | {_PLAIN: self.port}
         self._settings = dict(settings or {})

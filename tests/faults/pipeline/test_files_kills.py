@@ -11,7 +11,8 @@ import pytest
 
 from headrace.formats.catalogue import Formats
 from headrace.sinks import SinkPhase
-from tests.faults.pipeline.filer import Point, Run, Told
+from tests.faults.pipeline.dying import Run, Told
+from tests.faults.pipeline.filer import Point
 from tests.faults.pipeline.outside import Outside
 from tests.sinks.files_harness import DAY, Cabinet
 
