@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from headrace.change.event import BeforeKind, Change, Column, Op, Table
 from headrace.errors import ConfigError, SinkFenced
 from headrace.pipeline import apply_changes
-from headrace.pipeline.apply import writer_of
+from headrace.pipeline.checkpoint import writer_of
 from headrace.sinks.tables.sink import Tables
 from tests.sinks.lake import Lake, Row, change, put, remove
 

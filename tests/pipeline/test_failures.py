@@ -6,6 +6,7 @@ from pyspark.errors import StreamingQueryException
 from headrace.errors import (
     ChangesLost,
     ConfigError,
+    ExecutorUnprepared,
     HeadraceError,
     LogAbsent,
     QueryFailed,
@@ -71,6 +72,30 @@ LATE = [
         "Timed out while waiting for the Python worker to connect back"
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "[STREAM_FAILED] Query terminated with exception: Job aborted due to stage failure: "
+            "Lost task 0.3 in stage 1.0 (TID 7): org.apache.spark.api.python.PythonException: "
+            "Traceback (most recent call last):\n    return cloudpickle.loads(obj)\n"
+            "ModuleNotFoundError: No module named 'headrace.sinks'\n\n\tat org.apache.spark.api",
+            "the Python of an executor has no module headrace",
+        ),
+        (
+            "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python "
+            "in worker has different version: 3.12 than that in driver: 3.11, PySpark cannot run",
+            "the Python of an executor is 3.12, and the driver's 3.11",
+        ),
+    ],
+)
+def test_what_an_executor_lacks_halts_and_is_named(text: str, message: str) -> None:
+    error = understood(StreamingQueryException(text))
+    assert type(error) is ExecutorUnprepared
+    assert str(error) == message
+    assert not passing(error)
 
 
 @pytest.mark.parametrize("error", LATE)

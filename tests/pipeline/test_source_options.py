@@ -6,7 +6,7 @@ import pytest
 
 from headrace.change.arrow.frame import FIELDS
 from headrace.errors import ConfigError
-from headrace.pipeline.options import _KNOWN, Options
+from headrace.pipeline.options import _KNOWN, INTERNAL, Options
 
 LOG = {"path": "/data/log"}
 
@@ -19,7 +19,7 @@ def test_names_are_taken_in_any_case() -> None:
             "TABLES": "public.*, orders",
             "columns": "op,sequence",
             "startingSequence": "LATEST",
-            "maxchangesperbatch": "10",
+            "maxchangespertrigger": "10",
             "minPartitions": "8",
             "failOnDataLoss": "False",
         }
@@ -28,7 +28,7 @@ def test_names_are_taken_in_any_case() -> None:
         url="https://shop.example:3000/feed",
         api_key_env="SHOP_KEY",
         tables=("public.*", "orders"),
-        columns=("op", "sequence"),
+        chosen=("op", "sequence"),
         starting="latest",
         most=10,
         parts=8,
@@ -51,6 +51,10 @@ def test_a_path_means_the_same_to_every_process(path: str) -> None:
     ("given", "message"),
     [
         (LOG | {"startingSequnce": "1"}, "did you mean startingSequence"),
+        (
+            LOG | {"where": "id > 1"},
+            "the options source, asText and where go with the option table",
+        ),
         (LOG | {"zzz": "1"}, "there is no option 'zzz'; there are: path, url"),
         (LOG | {"apiKey": "cdc_secret"}, "options are shown in query plans"),
         (LOG | {"url": "http://x:1"}, "exactly one of the options path and url"),
@@ -82,9 +86,10 @@ def test_every_option_and_every_column_is_documented() -> None:
     listed = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `")]
     defaults = {names.strip(" `"): default.strip(" `") for names, default in listed}
     named = {name.strip(" `") for names, _ in listed for name in names.split(",")}
-    assert {*_KNOWN, *FIELDS} <= named
+    assert {*_KNOWN, *FIELDS} - INTERNAL <= named
+    assert not INTERNAL & named
     standard = Options(path="x")
-    assert int(defaults["maxChangesPerBatch"]) == standard.most
+    assert int(defaults["maxChangesPerTrigger"]) == standard.most
     assert int(defaults["minPartitions"]) == standard.parts
     assert defaults["startingSequence"] == standard.starting
     assert defaults["endingSequence"] == standard.ending

@@ -133,7 +133,7 @@ def test_a_table_that_came_later_is_known(shop: Shop, reading: LogAccess) -> Non
 
 def test_only_requested_tables_are_read(shop: Shop, reading: LogAccess) -> None:
     fill(shop.writer)
-    options = Options(path="x", tables=("us*",), columns=("sequence",))
+    options = Options(path="x", tables=("us*",), chosen=("sequence",))
     assert sequences(reading, shop.all(), options) == [1, 12_002]
 
 
@@ -157,7 +157,7 @@ def test_a_range_that_was_trimmed_whole_is_noticed(shop: Shop, reading: LogAcces
 
 def test_retention_that_passes_a_reader_is_noticed(shop: Shop) -> None:
     shop.writer.put_many("users", 20_000)
-    batches = read(shop.disk, shop.all(), Options(path="x", columns=("sequence",)))
+    batches = read(shop.disk, shop.all(), Options(path="x", chosen=("sequence",)))
     next(batches)
     shop.log.trim(20_000)
     shop.disk.ranges(0)  # another task of the same process catches up with the writer

@@ -152,9 +152,27 @@ def test_a_value_without_a_place_fails_unless_it_is_kept_as_text(spark: SparkSes
     assert kept.select("born").collect() == [Row(born="0044-03-15 BC")]
 
 
+def test_rows_have_the_columns_of_the_last_change_unless_others_are_given(
+    spark: SparkSession,
+) -> None:
+    later = msgspec.structs.replace(USERS, columns=(*USERS.columns, Column("age", "integer")))
+    changes = frame(
+        spark,
+        change(2, "INSERT", {"id": 2}, after={"id": 2, "age": 7}, row_schema=row_schema(later)),
+        change(1, "INSERT", {"id": 1}, after={"id": 1, "name": "Ann"}),
+        change(3, "INSERT", {"id": 3}, after={"id": 3}, table="others"),
+    )
+    found = rows(changes, "public.users").orderBy("id").select("id", "name", "age").collect()
+    assert [tuple(row) for row in found] == [(1, "Ann", None), (2, None, 7)]
+
+
 def test_rows_of_unknown_columns_are_refused(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match=r"public\.users"):
+    with pytest.raises(ConfigError, match=r"no change of public\.users is here"):
         rows(frame(spark), "public.users")
+    stream = spark.readStream.format("rate").load()
+    with pytest.raises(ConfigError, match="a stream has no last change") as raised:
+        rows(stream, "public.users")
+    assert "log_table(" in raised.value.hint
 
 
 # --- changelog -----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The log as it is stored, over HTTP: where to cut it, its records, its tables."""
 
 import struct
+import time
 
 import msgspec
 
@@ -26,6 +27,8 @@ def test_ranges_end_with_transactions(site: Site) -> None:
     for _ in range(3):
         site.writer.put_many("users", 4)
     asked = site.get("/v1/ranges", after=0, limit=9).json()
+    left_since = asked.pop("left_since")
+    assert abs(time.time() - left_since / 1e6) < 600
     assert asked == {
         "epoch": site.log.epoch,
         "first_sequence": 1,
@@ -33,7 +36,10 @@ def test_ranges_end_with_transactions(site: Site) -> None:
         "ends": [8],
         "removed": "",
         "ancestors": [],
+        "since": 0,
     }
+    assert site.get("/v1/ranges", after=0, since=0).json()["since"] == 1
+    assert site.get("/v1/ranges", after=0, since=2**62).json()["since"] == 13
     assert site.get("/v1/ranges", after=8, limit=1).json()["ends"] == [12]
     assert site.get("/v1/ranges", after=12).json()["ends"] == []
     assert site.get("/v1/ranges", after=8, upto=10).json()["ends"] == [10]

@@ -13,7 +13,7 @@ same template that every other image is made with.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -169,6 +169,16 @@ class RowBlock:
         column, start = self._starts[name]
         return ColumnText(column.printed, self.value[start : start + column.size])
 
+    def packed_with(self, columns: Sequence[tuple[BlockColumn, ColumnText]]) -> bytes:
+        """The same rows with other columns."""
+        described = tuple(
+            msgspec.structs.replace(column, printed=printed, size=len(text))
+            for column, (printed, text) in columns
+        )
+        head = _pack(msgspec.structs.replace(self.head, columns=described))
+        start = _START.pack(MARK, self.count, len(head))
+        return b"".join([start, head, *(text for _, (_, text) in columns)])
+
     def images(self, names: Sequence[str], begin: int, end: int) -> list[bytes]:
         """Some columns of the rows from `begin` to before `end` (from 0) as JSON objects."""
         known = [name for name in names if name in self._starts]
@@ -200,6 +210,24 @@ class RowBlock:
             fields = (last, True, head.last_position, keys[-1], _NONE, None, images[-1], None, ())
             records[-1] = start + write(fields)[1:]
         return records
+
+    def without_values(self, rows: Collection[int], stays: Collection[str] = ()) -> bytes:
+        """The block with null in every column of these rows (from 0) that is not of the key.
+
+        What `stays` names is left as it is.
+        """
+        columns, texts = list[BlockColumn](), list[bytes]()
+        for column in self.head.columns:
+            start = self._starts[column.name][1]
+            text = self.value[start : start + column.size]
+            if not column.key and column.name not in stays:
+                null = b"null" if column.printed is Printed.JSON else _NULL
+                values = text.split(b"\t")
+                text = b"\t".join(null if at in rows else v for at, v in enumerate(values))
+            columns.append(BlockColumn(column.name, column.key, column.printed, len(text)))
+            texts.append(text)
+        head = _pack(msgspec.structs.replace(self.head, columns=tuple(columns)))
+        return b"".join([_START.pack(MARK, self.count, len(head)), head, *texts])
 
     def _column(self, name: str) -> tuple[bytes, list[bytes]]:
         """How a template holds a column's values, and what it is filled with; worked out once."""

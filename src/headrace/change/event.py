@@ -71,6 +71,7 @@ class Table(msgspec.Struct, frozen=True):
     relation: int = 0  # the source's number for the table; 0 where it has none
     version: int = 0  # given by the log, unique in it and increasing; 0 until then
     references: tuple[Reference, ...] = ()  # its foreign keys
+    hidden: tuple[str, ...] = ()  # columns that its source leaves out or masks
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -45,8 +45,9 @@ def _position_of(field: str) -> int:
 
 
 # Where `rows` has the fields that are asked for most.
-TABLE, OP, COMMIT_TIME, KEY, BEFORE, AFTER, UNCHANGED = map(
-    _position_of, ("table", "op", "commit_time", "key", "before", "after", "unchanged")
+TABLE, OP, COMMIT_TIME, ORDINAL = map(_position_of, ("table", "op", "commit_time", "ordinal"))
+KEY, BEFORE_KIND, BEFORE, AFTER, CHANGED, UNCHANGED = map(
+    _position_of, ("key", "before_kind", "before", "after", "changed", "unchanged")
 )
 
 

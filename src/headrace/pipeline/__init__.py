@@ -7,17 +7,18 @@ from ..plugins import require_spark
 
 if TYPE_CHECKING:
     from .apply import apply_changes
-    from .transforms import as_changelog, entities, latest_per_key, rows
+    from .transforms import as_changelog, entities, latest_per_key, log_table, rows
 
 require_spark(__name__)
 
-__all__ = ["apply_changes", "as_changelog", "entities", "latest_per_key", "rows"]
+__all__ = ["apply_changes", "as_changelog", "entities", "latest_per_key", "log_table", "rows"]
 
 _MODULES = {
     "apply_changes": "apply",
     "as_changelog": "transforms",
     "entities": "transforms",
     "latest_per_key": "transforms",
+    "log_table": "transforms",
     "rows": "transforms",
 }
 

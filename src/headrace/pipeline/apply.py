@@ -4,8 +4,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, cast
-from urllib.parse import urlsplit
-from uuid import NAMESPACE_URL, uuid5
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
@@ -15,6 +13,7 @@ from ..change.arrow.frame import expect
 from ..errors import ConfigError, HeadraceError
 from ..sinks import Takes
 from ..sinks.tables.sink import Tables, TablesWriter
+from .checkpoint import writer_of
 from .query import Batches, Stored
 
 logger = logging.getLogger(__name__)
@@ -67,35 +66,42 @@ def apply_changes(
     more = cast("Settings", settings)
     sink = Tables(name=table or "tables", path=os.fspath(into), keys=_keys(keys, table), **more)
     _expect_columns(changes, sink.fields)
-    writer = TablesWriter(sink, writer_of(checkpoint), adopt=adopt, takes=Takes.ROWS)
-    batches = _HintingBatches(writer, sink.name, _note)
+    batches = _ApplyBatches(sink, writer_of(checkpoint), adopt=adopt)
+    if hasattr(changes.sparkSession, "sparkContext"):
+        # What is wrong shows now, and not in a batch; with Spark Connect, only the server may be
+        # able to reach the tables.
+        batches.open()
     if table:
         changes = changes.where(_is_of(table))
     stream = changes.select(*sink.fields).writeStream.foreachBatch(batches)
     return stream.option("checkpointLocation", os.fspath(checkpoint)).trigger(**trigger).start()
 
 
-def writer_of(checkpoint: str | os.PathLike[str]) -> str:
-    """The name under which the tables know a query.
+class _ApplyBatches:
+    """What Spark calls with each batch, perhaps on another machine: it can be pickled.
 
-    It follows from where the checkpoint is, which may be a storage that only Spark can reach. A
-    query whose checkpoint was deleted then still owns its tables, and since these know which
-    changes they have, it may begin at the log's first one again.
+    Its errors say what to do, also in the text that Spark makes of them.
     """
-    place = os.fspath(checkpoint)
-    if not (address := urlsplit(place)).scheme:
-        place = os.path.abspath(place)
-    elif address.scheme == "file":
-        place = os.path.abspath(address.path)
-    return f"apply-{uuid5(NAMESPACE_URL, place.rstrip('/'))}"
 
+    def __init__(self, sink: Tables, writer: str, *, adopt: bool) -> None:
+        self._sink = sink
+        self._writer = writer
+        self._adopt = adopt
+        self._batches: Batches | None = None
 
-class _HintingBatches(Batches):
-    """Batches whose errors say what to do, also in the text that Spark makes of them."""
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_batches": None}
+
+    def open(self) -> Batches:
+        """Begin to write, where this process does that."""
+        if self._batches is None:
+            writer = TablesWriter(self._sink, self._writer, adopt=self._adopt, takes=Takes.ROWS)
+            self._batches = Batches(writer, self._sink.name, _note)
+        return self._batches
 
     def __call__(self, changes: DataFrame, batch_id: int) -> None:
         try:
-            super().__call__(changes, batch_id)
+            self.open()(changes, batch_id)
         except HeadraceError as error:
             if error.hint:
                 error.add_note(error.hint)

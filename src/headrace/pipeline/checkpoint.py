@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
-from uuid import uuid4
+from urllib.parse import urlsplit
+from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from ..errors import CheckpointUnreadable, PipelineInUse
 from ..log.folder import locked
@@ -166,3 +167,18 @@ def _read_entry(file: Path, *, lines: int) -> None:
     for line in rest:
         if line != "-":
             json.loads(line)
+
+
+def writer_of(checkpoint: str | os.PathLike[str]) -> str:
+    """The name under which the tables know a query of somebody's own.
+
+    It follows from where the checkpoint is, which may be a storage that only Spark can reach. A
+    query whose checkpoint was deleted then still owns its tables, and since these know which
+    changes they have, it may begin at the log's first one again.
+    """
+    place = os.fspath(checkpoint)
+    if not (address := urlsplit(place)).scheme:
+        place = os.path.abspath(place)
+    elif address.scheme == "file":
+        place = os.path.abspath(address.path)
+    return f"apply-{uuid5(NAMESPACE_URL, place.rstrip('/'))}"

@@ -9,20 +9,25 @@ from collections.abc import Iterator
 
 from pyspark.errors import PySparkException
 
-from .. import errors
 from ..errors import (
+    ExecutorUnprepared,
     HeadraceError,
     LogAbsent,
     QueryFailed,
     ServerAbsent,
     SinkUnavailable,
     WorkerLate,
+    own_error,
 )
 from ..sinks.lake.refusal import refusal
 
-_OURS = re.compile(r"\bheadrace\.errors\.(?P<kind>\w+): (?P<message>[^\n]*)")
 # Spark waits 10 s for a source's process and 60 s for a task's; no setting changes that.
 _LATE = re.compile(r"Python worker (?:failed )?to connect back")
+# Of a task: only its own process lacks what this one has loaded.
+_MISSING = re.compile(r"^ModuleNotFoundError: No module named '(?P<name>[\w.]+)'", re.MULTILINE)
+_OTHER_PYTHON = re.compile(
+    r"PYTHON_VERSION_MISMATCH\] .*?(?P<theirs>\d+\.\d+)\b.*?(?P<ours>\d+\.\d+)\b", re.DOTALL
+)
 _ANY = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception)): ", re.MULTILINE)
 
 
@@ -33,8 +38,11 @@ def understood(error: BaseException) -> HeadraceError:
         if isinstance(cause, HeadraceError):
             return cause
     for cause in causes:
-        if ours := _own_error(str(cause)):
+        if ours := own_error(str(cause)):
             return ours
+    for cause in causes:
+        if unprepared := _unprepared(str(cause)):
+            return unprepared
     if any(_LATE.search(str(cause)) for cause in causes):
         return WorkerLate("a Python process of Spark was not ready in time")
     if isinstance(error, OSError):
@@ -58,11 +66,14 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _own_error(text: str) -> HeadraceError | None:
-    for found in reversed(list(_OURS.finditer(text))):
-        kind = getattr(errors, found["kind"], None)
-        if isinstance(kind, type) and issubclass(kind, HeadraceError):
-            return kind(found["message"].strip())
+def _unprepared(text: str) -> ExecutorUnprepared | None:
+    if found := _OTHER_PYTHON.search(text):
+        return ExecutorUnprepared(
+            f"the Python of an executor is {found['theirs']}, and the driver's {found['ours']}"
+        )
+    if found := _MISSING.search(text):
+        package = found["name"].partition(".")[0]
+        return ExecutorUnprepared(f"the Python of an executor has no module {package}")
     return None
 
 

@@ -2,10 +2,11 @@
 
 import gc
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from ..change.arrow.frame import REQUIRED
+from ..change.event import Table
 from ..errors import ConfigError, HeadraceError, LogReplaced, PipelineError, TableFailed
 from ..log import Ranges
 from ..sinks import (
@@ -27,6 +30,8 @@ from ..sinks import (
     Takes,
 )
 from ..sinks.results import result, texts
+from ..transforms.computed import computed_tables, is_of
+from ..transforms.frames import ShapedFrames
 from .checkpoint import QueryCheckpoint
 from .options import Options
 from .reading import PipelineLog
@@ -38,6 +43,7 @@ logger = logging.getLogger(__name__)
 # queries that fill it at once spoil it, and then no task can be sent until Java is started anew.
 _starting = threading.Lock()
 _LOOK_SECONDS = 0.02
+_PLAIN = re.compile(r"\w+\.\w+")  # the name of a table that is a pattern for itself alone
 _MOST_PARTS = 8  # each reads everything: with more of them, reading costs more than sending
 
 
@@ -226,10 +232,12 @@ class QueryPlan:
     def batch_of(self) -> Callable[[DataFrame, int], Any]:
         """What makes of Spark's rows what the sink takes."""
         if self.sink.takes is not Takes.LOG_RANGE:
-            return lambda changes, _: changes
+            return lambda changes, _: shaped_rows(changes, self.sink)
         options = Options.read(self.feed.address)
         log = PipelineLog(reading(options), options)
-        return lambda ranges, batch: RangesBatch(ranges, log, self._range_of(log, batch))
+        return lambda ranges, batch: RangesBatch(
+            ranges, log, self._range_of(log, batch), address=self.feed.address
+        )
 
     def _range_of(self, log: ReadableLog, batch: int) -> LogRange | None:
         """The whole of a batch, if Spark's own notes say which it is."""
@@ -248,12 +256,30 @@ class QueryPlan:
             "pauseMilliseconds": str(max(1, round(pause * 1000))),
         }
         if self.sink.fields:
-            options["columns"] = ",".join(self.sink.fields)
+            needed = REQUIRED if self.sink.shaping else ()
+            options["columns"] = ",".join(dict.fromkeys((*self.sink.fields, *needed)))
         if self.sink.tables and not self.sink.whole_transactions:
             options["tables"] = ",".join(self.sink.tables)
         if starting is not None:
             options["startingSequence"] = str(starting)
         return options
+
+
+def shaped_rows(changes: DataFrame, sink: Sink) -> DataFrame:
+    """Changes as the transforms of a sink let it see them."""
+    if not sink.shaping:
+        return changes
+    fields = sink.fields or tuple(changes.columns)
+    shaped: Any = ShapedFrames(sink.shaping, fields)
+    computed = computed_tables(changes, sink.shaping)
+    rest = changes
+    for each in computed:
+        rest = rest.where(~is_of(each.table))
+    result = rest.mapInArrow(shaped, changes.select(*fields).schema)
+    for each in computed:
+        own = each.changes(changes.where(is_of(each.table)))
+        result = result.unionByName(own.select(*fields))
+    return result
 
 
 def parts_of(sink: Sink, cores: int) -> int:
@@ -263,30 +289,43 @@ def parts_of(sink: Sink, cores: int) -> int:
     return sink.parallelism or min(cores, _MOST_PARTS)
 
 
-@dataclass(frozen=True, slots=True)
 class RangesBatch(LogBatch):
     """A batch of which Spark has only the log ranges, one a task."""
 
-    ranges: DataFrame  # with the columns of `source.LOG_RANGES`
-    log: ReadableLog
-    known: LogRange | None = None  # what the ranges are together; None: Spark must be asked
+    def __init__(
+        self,
+        ranges: DataFrame,
+        log: ReadableLog,
+        known: LogRange | None = None,
+        *,
+        address: Mapping[str, str] | None = None,
+    ) -> None:
+        """`ranges` has the columns of `source.LOG_RANGES`; `known` is what they are together.
+
+        `address` says to the source where the log is.
+        """
+        self._ranges = ranges
+        self._log = log
+        self._address = address or {}
+        self._known = known
+        self._counted = False  # whether Spark has read, and so counted, the rows
 
     @property
     def spark(self) -> SparkSession:
         """Where its tasks run."""
-        return self.ranges.sparkSession
+        return self._ranges.sparkSession
 
     @property
     def whole(self) -> LogRange | None:
         """All of it, for the driver to look at; None: the batch is empty."""
-        if self.known is not None:
-            return self.known if self.known.upto > self.known.after else None
-        # Not `first`: a task that is not read to its end takes its Python process with it, and the
-        # next one has to import everything again.
-        rows = self.ranges.collect()
-        if not rows:
-            return None
-        return LogRange(self.log, rows[0]["epoch"], rows[0]["after"], rows[0]["upto"])
+        if self._known is None:
+            # Not `first`: a task that is not read to its end takes its Python process with it, and
+            # the next one has to import everything again.
+            rows = self._ranges.collect()
+            self._counted = True
+            found = (rows[0][name] for name in ("epoch", "after", "upto")) if rows else ("", 0, 0)
+            self._known = LogRange(self._log, *found)
+        return self._known if self._known.upto > self._known.after else None
 
     @property
     def upto(self) -> int:
@@ -295,7 +334,28 @@ class RangesBatch(LogBatch):
 
     def run(self, task: Callable[[LogRange], msgspec.Struct | None]) -> Sequence[str]:
         """Run `task` in Spark, once for each part."""
-        return texts(self.ranges, _RangeTask(self.log, task))
+        if not self._counted:
+            self._counted = True
+            return texts(self._ranges, _RangeTask(self._log, task))
+        return self._run_again(task)
+
+    def changes_of(self, table: Table) -> DataFrame:
+        """Its changes of one table, with all columns of `change.arrow.frame`."""
+        options = dict(self._address)
+        if (whole := self.whole) is not None:
+            options |= {"startingSequence": f"{whole.after + 1}", "endingSequence": f"{whole.upto}"}
+        if _PLAIN.fullmatch(name := f"{table.schema}.{table.name}"):
+            options["tables"] = name
+        changes = self.spark.read.format("headrace").options(**options).load()
+        return changes.where(is_of(table))
+
+    def _run_again(self, task: Callable[[LogRange], msgspec.Struct | None]) -> Sequence[str]:
+        """Without reading the rows once more: Spark would count them as further input."""
+        if (whole := self.whole) is None:
+            return []
+        count = self._ranges.rdd.getNumPartitions()
+        numbers = self.spark.range(count, numPartitions=count)
+        return texts(numbers, _PartTask(replace(whole, parts=count), task))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +366,23 @@ class _RangeTask:
     run: Callable[[LogRange], msgspec.Struct | None]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for wanted in (row for batch in batches for row in batch.to_pylist()):
-            if (value := self.run(LogRange(self.log, **wanted))) is not None:
+        for batch in batches:
+            for wanted in batch.filter(batch["epoch"].is_valid()).to_pylist():
+                if (value := self.run(LogRange(self.log, **wanted))) is not None:
+                    yield result(value)
+        _freeze()
+
+
+@dataclass(frozen=True, slots=True)
+class _PartTask:
+    """What a task does with the parts whose numbers it gets."""
+
+    whole: LogRange
+    run: Callable[[LogRange], msgspec.Struct | None]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for part in (number for batch in batches for number in batch["id"].to_pylist()):
+            if (value := self.run(replace(self.whole, part=part))) is not None:
                 yield result(value)
         _freeze()
 

@@ -16,6 +16,7 @@ from ..change.span import LogSpan
 from ..errors import ChangesLost, LogReplaced, PipelineError
 from ..log import LogReader, Piece, Ranges
 from .options import Options
+from .typed import TypedTable
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,14 @@ class LogAccess(Protocol):
         """A version of a table's columns."""
         ...
 
+    def tables(self) -> list[Table]:
+        """Every version of every table's columns that there is now, oldest first."""
+        ...
+
+    def since(self, moment: int) -> int:
+        """The first sequence that was captured at a time or after it; see `LogReader.since`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DiskLog:
@@ -97,6 +106,14 @@ class DiskLog:
         """A version of a table's columns; it was written before the changes that follow it."""
         return _readers[self.path][1].table(version)
 
+    def tables(self) -> list[Table]:
+        """Every version of every table's columns that there is now."""
+        return _reader(self.path).tables()
+
+    def since(self, moment: int) -> int:
+        """The first sequence that was captured at a time or after it."""
+        return _reader(self.path).since(moment)
+
 
 # One for each log in a process, refreshed when it is used: opening one takes a tenth of a second.
 _readers: dict[str, tuple[bytes, LogReader]] = {}
@@ -122,6 +139,14 @@ def _current(path: str, upto: int) -> LogReader:
     reader = LogReader.open(path)
     _readers[path] = (identity, reader)
     return reader
+
+
+def read_typed(
+    reading: LogAccess, wanted: SequenceRange, options: Options, table: TypedTable
+) -> Iterator[pa.RecordBatch]:
+    """The changes of one table in a range, with its own columns."""
+    parts = _complete(reading.stored(wanted), reading, wanted, options)
+    return table.batches(parts, _Tables(reading, wanted.epoch))
 
 
 def read(reading: LogAccess, wanted: SequenceRange, options: Options) -> Iterator[pa.RecordBatch]:

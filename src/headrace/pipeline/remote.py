@@ -103,6 +103,14 @@ class RemoteLog:
             raise LogError(f"the log at {self.url} has no table version {version}")
         return known[version - 1]
 
+    def tables(self) -> list[Table]:
+        """Every version of every table's columns that there is now."""
+        return self._get("/v1/tables", {"after": 0}, RemoteTables).tables
+
+    def since(self, moment: int) -> int:
+        """The first sequence that was captured at a time or after it."""
+        return self._get("/v1/ranges", {"after": 0, "upto": 0, "since": moment}, Ranges).since
+
     def hold(self, name: str, sequence: int) -> None:
         """Keep what follows a sequence from being removed, by a named cursor on the server."""
         http = HttpTransport(self.url, self._key, self._tls)

@@ -17,7 +17,7 @@ from ..sinks import Sink, SinkPhase, SinkStatus, informed, report
 from .checkpoint import QueryCheckpoint, alone_in
 from .lag import LogEnd, starting
 from .query import PipelineInput, QueryPlan, parts_of
-from .session import jvm_lives, local_cores, rejects_tasks
+from .session import hide_task_errors, jvm_lives, local_cores, rejects_tasks
 from .supervise import Supervised
 
 __all__ = [
@@ -57,6 +57,8 @@ class Pipeline:
         self._due = self._tasks_due = 0.0
 
     def __enter__(self) -> Self:
+        if any(each.computes for s in self._sinks for each in s.plan.sink.transforms.values()):
+            hide_task_errors(self._spark)
         self._end.__enter__()
         for sink in self._sinks:
             sink.start()

@@ -4,8 +4,9 @@ An offset is {"epoch": the log's, "sequence": the last one read}. The driver onl
 transactions end; rows go from the log to the executors.
 """
 
+import sys
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,7 +14,13 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
     InputPartition,
+    LessThan,
+    LessThanOrEqual,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -23,8 +30,9 @@ from ..change.arrow import frame
 from ..errors import ConfigError
 from ..log import Ranges
 from .options import EARLIEST, LATEST, Options
-from .reading import LogAccess, SequenceRange, expect_shared, lose, read
+from .reading import LogAccess, SequenceRange, expect_shared, lose, read, read_typed
 from .remote import reading
+from .typed import TypedTable
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -32,6 +40,9 @@ if TYPE_CHECKING:
 _IDLE_SECONDS = 0.1  # a log that had nothing new is not read again before
 _STOP_SECONDS = 0.2  # a query that is to stop waits at most so long for an answer
 _SMALLEST_PART = 5_000  # changes; fewer are not worth a task
+_NULL_ROWS = 10_000  # in a batch of Arrow's
+_NO_END = 2**63 - 1
+PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"  # whom Spark asks if it pushes filters
 
 LOG_RANGES = pa.schema(
     [
@@ -42,7 +53,11 @@ LOG_RANGES = pa.schema(
         ("parts", pa.int32()),
     ]
 )
-"""One row a task, for sinks whose tasks read the log: the fields of a `SequenceRange`."""
+"""The first row of a task, for sinks whose tasks read the log: the fields of a `SequenceRange`.
+
+The rows that follow have no values: there are as many rows as changes, so that a query's progress
+says how many changes came.
+"""
 
 Offset = dict[str, Any]
 
@@ -60,21 +75,42 @@ class ChangeSource(DataSource):
         return "headrace"
 
     def schema(self) -> StructType:
-        """The columns of `change.arrow.frame`, or those that were chosen."""
+        """The columns of `change.arrow.frame` or of one table, or those that were chosen."""
         options = self._options
         if options.log_ranges:
             return from_arrow_schema(LOG_RANGES)
+        if options.table:
+            return _spark_schema(self._versions()[-1])
         return from_arrow_schema(frame.schema(options.columns))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
-        return ChangeReader(self._options)
+        # Where Spark does not push filters, a reader that could take them is an error.
+        kind = FilteredReader if PUSHDOWN in sys.modules else ChangeReader
+        return kind(self._options, self._typed(schema))
+
+    def _versions(self) -> list[TypedTable]:
+        return TypedTable.versions(self._options, reading(self._options).tables())
+
+    def _typed(self, schema: StructType) -> TypedTable | None:
+        """The table as it was when Spark asked for its columns; None: no table was chosen."""
+        if not self._options.table:
+            return None
+        for found in reversed(self._versions()):
+            if _spark_schema(found) == schema:
+                return found
+        raise ConfigError(
+            f"the table {self._options.table} never had the columns of this schema",
+            hint="Leave out `schema(…)`: the option table brings the columns.",
+        )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A streaming read."""
-        if self._options.ending != LATEST:
-            raise ConfigError("the option endingSequence is for spark.read, a stream has no end")
-        return ChangeStreamReader(self._options)
+        options = self._options
+        if options.ending != LATEST or options.ending_time is not None:
+            name = "endingSequence" if options.ending_time is None else "endingTimestamp"
+            raise ConfigError(f"the option {name} is for spark.read, a stream has no end")
+        return ChangeStreamReader(options, self._typed(schema))
 
 
 class RangePartition(InputPartition):
@@ -87,29 +123,58 @@ class RangePartition(InputPartition):
 class ChangeReader(DataSourceReader):
     """Reads what the log holds now."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, table: TypedTable | None = None) -> None:
         self._options = options
+        self._table = table
         self._reading = reading(options)
+        self._least, self._most = 0, _NO_END  # sequences that a query asks for
 
     def partitions(self) -> list[InputPartition]:
         """Ranges that end with transactions; none when there is nothing to read."""
         options, now = self._options, self._reading.ranges(0, upto=0)
-        after = _after(options, now)
+        after = _after(options, now, self._reading)
         upto = now.latest_sequence if isinstance(options.ending, str) else options.ending
-        upto = min(upto, now.latest_sequence)
+        if options.ending_time is not None:
+            upto = self._reading.since(options.ending_time) - 1
+        after, upto = max(after, self._least - 1), min(upto, now.latest_sequence, self._most)
         begin, end = _offset(now.epoch, after), _offset(now.epoch, upto)
         return _partitions(self._reading, options, begin, end)
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
         """The changes of a range, on an executor."""
-        return _read(self._reading, partition, self._options)
+        return _read(self._reading, partition, self._options, self._table)
+
+
+class FilteredReader(ChangeReader):
+    """The same for part of the log, where `spark.sql.python.filterPushdown.enabled` is set."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Pass over the sequences that nobody wants; Spark still looks at what is left."""
+        for each in filters:
+            # A table may have a column `sequence` of its own.
+            own = "sequence" if self._table is None else "_sequence"
+            if getattr(each, "attribute", None) != (own,):
+                continue
+            match each:
+                case EqualTo(value=int(value)):
+                    self._least, self._most = max(self._least, value), min(self._most, value)
+                case GreaterThan(value=int(value)):
+                    self._least = max(self._least, value + 1)
+                case GreaterThanOrEqual(value=int(value)):
+                    self._least = max(self._least, value)
+                case LessThan(value=int(value)):
+                    self._most = min(self._most, value - 1)
+                case LessThanOrEqual(value=int(value)):
+                    self._most = min(self._most, value)
+        return filters
 
 
 class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads what the log holds, then what comes."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, table: TypedTable | None = None) -> None:
         self._options = options
+        self._table = table
         self._reading = reading(options)
         self._initial: Offset | None = None
         self._opening = options.starting == LATEST
@@ -121,7 +186,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint begins; the same for as long as this process lives."""
         if self._initial is None:
             now = self._reading.ranges(0, upto=0)
-            self._initial = _offset(now.epoch, _after(self._options, now))
+            self._initial = _offset(now.epoch, _after(self._options, now, self._reading))
         return self._initial
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -143,7 +208,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         now = self._reading.ranges(start["sequence"], limit=most, upto=self._target)
-        self._latest = _offset(now.epoch, now.latest_sequence)
+        self._latest = _latest(start, now)
         self._check(start, now)
         looked, pause = time.monotonic(), self._options.pause / 1000
         if now.ends:
@@ -162,7 +227,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return time.monotonic() < self._due
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """How far the log reached at the last look: lag, in the query's progress."""
+        """How far the log reached at the last look, and the lag: for the query's progress."""
         return self._latest
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
@@ -175,7 +240,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
         """The changes of a range, on an executor."""
-        return _read(self._reading, partition, self._options)
+        return _read(self._reading, partition, self._options, self._table)
 
     def _check(self, start: Offset, now: Ranges) -> None:
         expect_shared(start["epoch"], start["sequence"], now)
@@ -188,8 +253,25 @@ def _offset(epoch: str, sequence: int) -> Offset:
     return {"epoch": epoch, "sequence": sequence}
 
 
-def _after(options: Options, now: Ranges) -> int:
+def _latest(start: Offset, now: Ranges) -> Offset:
+    """How far the log reaches, and what of it a batch leaves to the next ones."""
+    end = now.ends[-1] if now.ends else max(start["sequence"], now.first_sequence - 1)
+    left = max(now.latest_sequence - end, 0)
+    reported = _offset(now.epoch, now.latest_sequence) | {"changesBehindLatest": left}
+    if not left or now.left_since:
+        age = time.time() - now.left_since / 1e6 if left else 0.0
+        reported["secondsBehindLatest"] = round(max(age, 0.0), 3)
+    return reported
+
+
+def _spark_schema(table: TypedTable) -> StructType:
+    return from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
+
+
+def _after(options: Options, now: Ranges, log: LogAccess) -> int:
     """The sequence that a first read goes on after."""
+    if options.starting_time is not None:
+        return log.since(options.starting_time) - 1
     if options.starting == EARLIEST:
         return now.first_sequence - 1
     if isinstance(options.starting, str):
@@ -230,13 +312,24 @@ def _partitions(
 
 
 def _read(
-    reading: LogAccess, partition: InputPartition, options: Options
+    reading: LogAccess, partition: InputPartition, options: Options, table: TypedTable | None
 ) -> Iterator["RecordBatch"]:
     # A batch read without any range gets a partition of Spark's own, with no value.
     if not isinstance(partition, RangePartition):
         return iter(())
     wanted: SequenceRange = partition.value
     if options.log_ranges:
-        values = [[getattr(wanted, name)] for name in LOG_RANGES.names]
-        return iter([pa.record_batch(values, LOG_RANGES)])
+        return _counted(wanted)
+    if table is not None:
+        return read_typed(reading, wanted, options, table)
     return read(reading, wanted, options)
+
+
+def _counted(wanted: SequenceRange) -> Iterator["RecordBatch"]:
+    """A range, and a null row for each further change of its part: Spark counts rows."""
+    yield pa.record_batch([[getattr(wanted, name)] for name in LOG_RANGES.names], LOG_RANGES)
+    size = wanted.upto - wanted.after
+    begin, end = (size * at // wanted.parts for at in (wanted.part, wanted.part + 1))
+    for at in range(begin + 1, end, _NULL_ROWS):
+        count = min(_NULL_ROWS, end - at)
+        yield pa.record_batch([pa.nulls(count, field.type) for field in LOG_RANGES], LOG_RANGES)

@@ -1,6 +1,7 @@
 """Changes as DataFrames of rows, for whoever writes their own Spark job.
 
     rows            a table's typed columns, one row a change
+    log_table       a table as the log knows it, for `rows` of a stream
     as_changelog    the same in Spark's words: _change_type, _commit_version, _commit_timestamp
     latest_per_key  what the changes of a batch add up to
     entities        what happened to entities: the events of whole transactions
@@ -21,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 from pyspark.sql.types import StructField, StructType
 
-from ..change.arrow import arrow_schema, decode
+from ..change.arrow import arrow_schema, columns_of, decode
 from ..change.arrow.frame import expect
 from ..change.event import Column, Table, piece_begin
 from ..errors import ConfigError
@@ -30,6 +31,9 @@ from ..formats.facts import Facts
 from ..model import Model
 from . import _entities
 from ._latest import BUCKET, MOVED_FROM, PLACE, Latest, split
+from .options import Options
+from .remote import reading
+from .typed import TypedTable
 
 Json = Literal["string", "variant"]
 Batches = Iterator[pa.RecordBatch]
@@ -75,6 +79,12 @@ class _Shape:
         return table.withColumns({name: _variant(name) for name in documents})
 
 
+def log_table(name: str, **options: str) -> Table:
+    """A table as the log knows it now; the options are those of `format("headrace")`."""
+    given = Options.read({**options, "table": name})
+    return TypedTable.versions(given, reading(given).tables())[-1].table
+
+
 def rows(
     changes: DataFrame,
     table: Table | str,
@@ -87,12 +97,14 @@ def rows(
     """One row for each change of a table's rows: `_sequence`, `_op`, `_commit_timestamp`, `_absent`
     and the table's columns.
 
-    `table` is a table as the log knows it, or `schema.table` together with its `columns`, whose
+    `table` is `schema.table`, or a table as the log knows it (`log_table`), which a stream needs.
+    Its columns are those of its last change in the batch, unless they are given as `columns`, whose
     types are then `connector`'s. The values are the new ones, for DELETE the old ones as far as
     the source sent them; `_absent` names the columns that were not sent, which is not null. The
     types are those of `headrace.change.arrow.arrow_type`; a value that its type cannot hold fails
     the query with DecodeError, unless `as_text` names its column.
     """
+    known = _known(changes, table, columns, connector)
     image = F.when(F.col("op") == "DELETE", _old_image()).otherwise(F.col("after"))
     images = _of_table(changes, table).select(
         F.col("sequence").alias("_sequence"),
@@ -101,7 +113,7 @@ def rows(
         F.col("unchanged").alias("_absent"),
         image.alias(_IMAGE),
     )
-    return _shape(table, columns, as_text, json, connector).typed(images)
+    return _Shape(*known, as_text, json).typed(images)
 
 
 def as_changelog(
@@ -120,13 +132,14 @@ def as_changelog(
     the transaction: all its changes share it, and it grows in commit order. `_sequence` tells the
     changes of a transaction apart; `_absent` and the rest are as in `rows`.
     """
+    known = _known(changes, table, columns, connector)
     images = _of_table(changes, table).select(
         F.col("sequence").alias("_sequence"),
         (F.col("sequence") - F.col("transaction.ordinal") + 1).alias("_commit_version"),
         F.col("transaction.commit_time").alias("_commit_timestamp"),
         F.inline(_change_types()),
     )
-    return _shape(table, columns, as_text, json, connector).typed(images)
+    return _Shape(*known, as_text, json).typed(images)
 
 
 def latest_per_key(changes: DataFrame) -> DataFrame:
@@ -197,23 +210,28 @@ def _of_table(changes: DataFrame, table: Table | str) -> DataFrame:
     return changes.where(row & there & (F.col("table") == table.name))
 
 
-def _columns(table: Table | str, columns: Sequence[Column]) -> tuple[Column, ...]:
-    known = tuple(columns) or (() if isinstance(table, str) else table.columns)
-    if known:
-        return known
-    raise ConfigError(
-        f"the columns of {table if isinstance(table, str) else table.name} are not known",
-        hint="Give them as `columns`; `columns_of` of `headrace.change.arrow` "
-        "reads a change's row_schema.",
+def _known(
+    changes: DataFrame, table: Table | str, columns: Sequence[Column], connector: str
+) -> tuple[tuple[Column, ...], str]:
+    """The columns of a table, and whose types they have."""
+    if not isinstance(table, str):
+        return tuple(columns) or table.columns, table.connector
+    if columns:
+        return tuple(columns), connector
+    if changes.isStreaming:
+        raise ConfigError(
+            f"the columns of {table} are not known: a stream has no last change",
+            hint='Read it with option("table", …), which brings them, or name it by '
+            "`log_table(table, path=…)`.",
+        )
+    newest = _of_table(changes, table).select(
+        F.max_by("row_schema", "sequence").alias("row_schema"),
+        F.max_by("connector", "sequence").alias("connector"),
     )
-
-
-def _shape(
-    table: Table | str, columns: Sequence[Column], as_text: frozenset[str], json: Json, named: str
-) -> _Shape:
-    # `named` is the connector of a table that does not say so itself.
-    connector = named if isinstance(table, str) else table.connector
-    return _Shape(_columns(table, columns), connector, as_text, json)
+    found = newest.first()
+    if found is None or found["row_schema"] is None:
+        raise ConfigError(f"no change of {table} is here to tell its columns")
+    return columns_of(found["row_schema"]), found["connector"]
 
 
 def _old_image() -> Expression:

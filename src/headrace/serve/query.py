@@ -146,6 +146,10 @@ class RangesQuery(msgspec.Struct, frozen=True, kw_only=True):
         int | None, Integer(1, UINT64, "at most so many changes, unless one transaction has more")
     ] = None
     parts: Annotated[int, Integer(1, 10_000, "at most so many ranges")] = 1
+    since: Annotated[
+        int | None,
+        Integer(0, UINT64, "microseconds since 1970; `since` is the first sequence captured then"),
+    ] = None
 
 
 class RecordsQuery(msgspec.Struct, frozen=True, kw_only=True):

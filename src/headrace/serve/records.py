@@ -35,13 +35,18 @@ async def ranges(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Where readers may cut the log: the ends of ranges, each the end of a transaction."""
     log = Service.of(request).log
     query = read_query(request, RangesQuery)
-    find = functools.partial(
-        log.ranges, query.after, limit=query.limit, upto=query.upto, parts=query.parts
-    )
+    find = functools.partial(_ranges, log, query)
     # Mostly there is nothing to look for.
-    idle = query.after >= log.latest_sequence
+    idle = query.after >= log.latest_sequence and query.since is None
     found = find() if idle else await aside(find)
     return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+def _ranges(log: Log, query: RangesQuery) -> Ranges:
+    found = log.ranges(query.after, limit=query.limit, upto=query.upto, parts=query.parts)
+    if query.since is None:
+        return found
+    return msgspec.structs.replace(found, since=log.since(query.since))
 
 
 @get(

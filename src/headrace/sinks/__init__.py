@@ -9,20 +9,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from ..change import record
 from ..change.block import BlockRows
-from ..change.event import Change, Table, Transaction, piece_begin
+from ..change.event import Change, Column, Table, Transaction, piece_begin
 from ..change.span import LogSpan
 from ..errors import ConfigError, LogReplaced
 from ..plugins import Finding
+from ..transforms.rules import TableTransform, Transforms
+from .erasing import ErasedPlace, ErasedRow
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from .push.events import EventRendering
     from .push.redrive import RedriveResult
@@ -295,6 +298,10 @@ class LogBatch(Protocol):
         """Run `task` in Spark, once for each part; returns the JSON of what they returned."""
         ...
 
+    def changes_of(self, table: Table) -> "DataFrame":
+        """Its changes of one table, with all columns of `change.arrow.frame`."""
+        ...
+
 
 # --- the sink ------------------------------------------------------------------------------------
 
@@ -371,6 +378,8 @@ class Sink(ABC):
     tasks_aside: ClassVar[int] = 0  # that run beside those of a batch, and give way to them
     keeps_dead_letters: ClassVar[bool] = False  # so that a redrive can be requested
     needs_every_row: ClassVar[bool] = False  # it equals its sources, so it cannot begin just now
+    # The distributions that its tasks import beside those of every pipeline, each with its module.
+    task_packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     if TYPE_CHECKING:  # frozen fields of derived classes
 
@@ -392,6 +401,29 @@ class Sink(ABC):
     def fields(self) -> tuple[str, ...]:
         """The fields of a change that it looks at, see `change.arrow.frame`; none: all."""
         return ()
+
+    @property
+    def transforms(self) -> Mapping[str, TableTransform]:
+        """What happens to rows on their way to it, by schema.table or a pattern."""
+        return {}
+
+    @property
+    def shaping(self) -> Transforms:
+        """The same, to be asked for a table."""
+        return Transforms(self.transforms, self.name)
+
+    def keyed(self, table: str, columns: tuple[Column, ...]) -> tuple[Column, ...]:
+        """The columns of a table (`schema.table`), with the key that the sink's settings choose."""
+        return columns
+
+    def text_columns(self, table: str) -> frozenset[str]:
+        """The columns of a table (`schema.table`) whose values it gets as their exact text."""
+        return frozenset()
+
+    @property
+    def local_folders(self) -> Mapping[str, str]:
+        """The folders on a machine's own disk that its tasks write to, by their settings."""
+        return {}
 
     @property
     def whole_transactions(self) -> bool:
@@ -453,6 +485,14 @@ class Sink(ABC):
         No query runs. A call that was interrupted comes again, with the same writer or another.
         """
         raise ConfigError(f"the sink {self.name} is of a type that cannot begin again by itself")
+
+    def erase(self, row: ErasedRow) -> list[ErasedPlace]:
+        """Take one row's values out of what is stored, and search for them afterwards.
+
+        No query runs. A call that was interrupted comes again.
+        """
+        left = "its type has no method `erase`: what it has stored of the row is as it was"
+        return [ErasedPlace(place=f"sink {self.name}", left=(left,))]
 
     def redrive_requested(self) -> bool:
         """Whether a halted sink is to go on, because its dead letters are to be sent again."""

@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..change.arrow import frame
-from ..errors import ConfigError, LogReplaced, PipelineError
+from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
 from ..plugins import Finding
+from ..transforms.rules import TableTransform, expect_not_computed
 from . import Progress, SinkWriter
-from .lake.append import Append, Appended, Join, Joined, due
+from .erasing import ErasedPlace, ErasedRow
+from .lake.append import Append, Appended, Join, Joined, due, epoch_of
 from .lake.delta import EPOCH, KEEP, Delta, Marks
+from .lake.erasure import FileForm, erase_rows
 from .lake.modes import PRIVATE, expect_mode, make_folder
 from .lake.shape import DAY, TENANT, Shaped
-from .lake.storage import Folder
+from .lake.storage import Folder, is_local
 from .results import results
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ class History(Shaped):
     format: str = ""  # what a change is kept as; "": all its fields
     vacuum_hours: float = 24.0  # files that are replaced stay so long, for those who read them
     mode: str = PRIVATE  # of the folder, when it is made; "0755": all users may read it
+    transforms: Mapping[str, TableTransform] = field(default_factory=dict)  # by table
     # Options for s3://, az://, gs://; they may be secret, so they do not print.
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
     formats: Formats = field(default=Formats(), repr=False, metadata={"setting": False})
@@ -55,6 +59,13 @@ class History(Shaped):
         if self.vacuum_hours < 0:
             raise ConfigError("vacuum_hours must not be below 0")
         self.expect_shape("a history")
+        if self.format:
+            expect_not_computed(self.transforms)
+
+    @property
+    def local_folders(self) -> Mapping[str, str]:
+        """Its folder, unless that is an object storage."""
+        return {"path": self.path} if is_local(self.path) else {}
 
     @property
     def folder(self) -> Folder:
@@ -86,6 +97,12 @@ class History(Shaped):
         """Empty the table."""
         if delta := Delta.open(self.folder, writer, adopt=True, restart=True):
             delta.empty(delta.properties.get(EPOCH, ""))
+
+    def erase(self, row: ErasedRow) -> list[ErasedPlace]:
+        """Take the values out of the row's changes; of events in a format, leave the row's out."""
+        eraser = self.eraser(row)
+        place = f"sink {self.name}"
+        return [erase_rows(place, self.folder, eraser, FileForm(), sorted(row.texts))]
 
 
 class HistoryWriter(SinkWriter["DataFrame"]):
@@ -125,7 +142,9 @@ class HistoryWriter(SinkWriter["DataFrame"]):
                 f"{self._sink.name}` to begin a new one with all that is still in the log.",
             )
         appended = self._appended(batch)
-        epoch = self._epoch(appended)
+        epoch = epoch_of(
+            appended, self._known.epoch, adopt=self._adopt, place=self._sink.folder.uri
+        )
         delta = self._delta = self._delta or self._created(epoch)
         if epoch != self._known.epoch:
             self._turn_to(delta, epoch)
@@ -150,20 +169,6 @@ class HistoryWriter(SinkWriter["DataFrame"]):
         sink = self._sink
         task = Append(sink.folder, sink.partition_by, sink.shape, *self._known)
         return results(changes.select(*frame.FIELDS), task, Appended)
-
-    def _epoch(self, appended: list[Appended]) -> str:
-        """The log that the batch comes from."""
-        epochs = set().union(*(each.epochs for each in appended))
-        if len(epochs) > 1:
-            raise PipelineError(
-                "the batch holds changes of several logs, and their sequences have no common order",
-                hint="Give each log a history of its own.",
-            )
-        known = self._known.epoch
-        epoch = epochs.pop() if epochs else known
-        if known not in ("", epoch) and not self._adopt:
-            raise LogReplaced(f"the history in {self._sink.folder.uri} comes from another log")
-        return epoch
 
     def _created(self, epoch: str) -> Delta:
         sink = self._sink

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...change.arrow import frame
+from ...errors import LogReplaced, PipelineError
 from .. import Progress
 from ..results import result
 from . import vectors
@@ -26,9 +27,9 @@ from .shape import RowShape
 from .storage import Added, Folder
 
 FILE_BYTES = 32_000_000  # about the size that files grow to
-_HELD_BYTES = 128_000_000  # of changes in a task's memory before they are written
+HELD_BYTES = 128_000_000  # of changes in a task's memory before they are written
 _NAME = "changes"
-_IN_ORDER = [("epoch", "ascending"), ("sequence", "ascending")]
+IN_ORDER = [("epoch", "ascending"), ("sequence", "ascending")]
 
 
 class ChangesRead(msgspec.Struct):
@@ -70,7 +71,7 @@ class Append:
         for rows in self.shape(fresh(met, batches, Progress(self.epoch, self.applied))):
             held.append(rows)
             size += rows.nbytes
-            if size >= _HELD_BYTES:
+            if size >= HELD_BYTES:
                 met.added += self._written(held)
                 held, size = [], 0
         met.added += self._written(held)
@@ -84,7 +85,7 @@ class Append:
 
     def _file(self, changes: pa.Table, group: dict[str, Any]) -> Added:
         partition = {name: None if value is None else str(value) for name, value in group.items()}
-        rows = changes.drop_columns(list(group)).sort_by(_IN_ORDER)
+        rows = changes.drop_columns(list(group)).sort_by(IN_ORDER)
         return self.folder.write(rows, _NAME, partition)
 
 
@@ -105,6 +106,20 @@ def fresh(
         yield changes.filter(pc.invert(there))
 
 
+def epoch_of(met: Iterable[ChangesRead], known: str, *, adopt: bool, place: str) -> str:
+    """The log that a batch comes from; `known` is the one so far, "" being none."""
+    epochs = {epoch for each in met for epoch in each.epochs}
+    if len(epochs) > 1:
+        raise PipelineError(
+            "the batch holds changes of several logs, and their sequences have no common order",
+            hint="Give each log a history of its own.",
+        )
+    epoch = epochs.pop() if epochs else known
+    if known not in ("", epoch) and not adopt:
+        raise LogReplaced(f"the history in {place} comes from another log")
+    return epoch
+
+
 @dataclass(frozen=True, slots=True)
 class Join:
     """What a task does with files that are to become one."""
@@ -122,7 +137,7 @@ class Join:
         # Older files may lack a field that changes have now.
         files = [live_rows(self.folder, part) for part in parts]
         rows = pa.concat_tables(files, promote_options="default")
-        added = self.folder.write(rows.sort_by(_IN_ORDER), _NAME, dict(parts[0].partition))
+        added = self.folder.write(rows.sort_by(IN_ORDER), _NAME, dict(parts[0].partition))
         return Joined([part.path for part in parts], [added])
 
 

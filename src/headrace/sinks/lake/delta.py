@@ -145,7 +145,7 @@ class Delta:
     @property
     def schema(self) -> pa.Schema:
         """The table's columns."""
-        return pa.schema(Schema.from_json(self._state.metadata.schema_string).to_arrow())
+        return self._state.schema
 
     @property
     def partition_by(self) -> tuple[str, ...]:

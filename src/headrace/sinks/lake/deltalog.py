@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake.schema import Schema
 
 from ...errors import TableFailed
 from .objects import LEFTOVER
@@ -278,6 +279,11 @@ class TableState:
     files: Mapping[str, DataFile]
     transactions: Mapping[str, int]
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The table's columns."""
+        return pa.schema(Schema.from_json(self.metadata.schema_string).to_arrow())
+
     def after(self, commits: Sequence[DeltaCommit]) -> "TableState":
         """The state that these commits lead to."""
         if not commits:
@@ -377,6 +383,18 @@ class DeltaLog:
                     gone.update(paths)
                 hours.add(hour)
             self.folder.objects.delete(sorted(gone))
+        return len(gone)
+
+    def forget(self, before: int) -> int:
+        """Delete every commit and checkpoint of earlier versions; returns how many files.
+
+        The version itself must have a checkpoint.
+        """
+        with self.folder.reached(FOLDER):
+            paths = [each.path for each in self.folder.objects.entries(FOLDER)]
+            gone = [path for path in paths if path.startswith(f"{FOLDER}/{LEFTOVER}")]
+            gone += [p for p in paths if (found := _file(p)) and int(found["version"]) < before]
+            self.folder.objects.delete(gone)
         return len(gone)
 
     def _hint(self) -> int:

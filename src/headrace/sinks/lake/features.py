@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ...errors import TableFailed
+from ...errors import ConfigError, TableFailed
 from .deltalog import Metadata, ProtocolVersions
 
 VECTORS = "deletionVectors"
@@ -75,6 +75,23 @@ def expect_writable(uri: str, protocol: ProtocolVersions, metadata: Metadata) ->
             hint="Take it away with the tool that set it (ALTER TABLE … DROP CONSTRAINT, UNSET "
             "TBLPROPERTIES or DROP FEATURE), then run `headrace snapshot SOURCE TABLE`; or set "
             "another path.",
+        )
+
+
+def expect_readable(uri: str, protocol: ProtocolVersions, metadata: Metadata) -> None:
+    """Raise ConfigError if rows would be read wrongly by whoever knows only files and vectors."""
+    listed = set(protocol.reader_features or ())
+    found = sorted(listed - _READ)
+    if metadata.configuration.get("delta.columnMapping.mode", "none") != "none":
+        found.append("column mapping")
+    if '"variant"' in metadata.schema_string:
+        found.append("a variant column")
+    if protocol.min_reader_version > _NEEDED_VERSIONS[0]:
+        found.append(f"reader version {protocol.min_reader_version}")
+    if found:
+        raise ConfigError(
+            f"the Delta table {uri} has what Headrace does not read: {', '.join(found)}",
+            hint="Read it with the tool that has written it.",
         )
 
 

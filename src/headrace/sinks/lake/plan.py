@@ -9,6 +9,7 @@ import pyarrow as pa
 from ...change.arrow import arrow_type
 from ...change.event import Column
 from ...errors import HeadraceError, TableFailed
+from ...transforms.rules import Selected
 from .storage import Added, Folder
 from .vectors import VectorRef
 
@@ -73,6 +74,7 @@ class TablePlan:
     window_keys: int = 1 << 31  # that are applied at once
     order: tuple[str, ...] = ()  # columns by which the rows of a file are sorted
     partition_by: tuple[str, ...] = ()
+    shape: Selected | None = None  # what rows become before they are stored
 
     @property
     def key(self) -> tuple[Column, ...]:

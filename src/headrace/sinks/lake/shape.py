@@ -6,7 +6,7 @@ transaction whole within one task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +20,10 @@ from ...change.event import Change, Table
 from ...errors import ConfigError, nearest
 from ...formats import AnyFormat, Format, Rendered, StreamFormat, TransactionFormat
 from ...formats.catalogue import Formats, event_names, names
+from ...transforms.rules import TableTransform
 from .. import Sink
+from ..erasing import ErasedRow
+from .erasure import ChangeEraser, EventEraser, RowEraser
 
 DAY = "day"
 TENANT = "tenant"
@@ -60,7 +63,7 @@ class WholeChanges:
         """Each change as it is."""
         for batch in batches:
             changes = pa.Table.from_batches([batch])
-            days = _commit_times(changes).cast(pa.date32())
+            days = commit_times(changes).cast(pa.date32())
             partitions = (days, tenants(changes, self.tenant))
             yield pa.table([*changes.columns, *partitions], schema=self.schema)
 
@@ -106,7 +109,7 @@ class FormattedEvents:
     def _rows(self, changes: pa.Table, at: pa.Array, events: Sequence[bytes]) -> pa.Table:
         # Events of whole transactions are about entities, and name their tenant.
         of_entities = isinstance(self.formats.named(self.format), TransactionFormat)
-        times = _commit_times(changes).take(at)
+        times = commit_times(changes).take(at)
         arrays = [
             *(changes[name].take(at) for name in _EVENT_FIELDS),
             times,
@@ -146,6 +149,11 @@ class Shaped(Sink):
             return WholeChanges(self.tenant)
         return FormattedEvents(self.formats, self.format, self.tenant, self.tables)
 
+    def eraser(self, row: ErasedRow) -> RowEraser:
+        """How a row is taken out of what is kept."""
+        key = row.key_in(self.shaping)
+        return EventEraser(row) if self.format else ChangeEraser(row, key)
+
     def expect_shape(self, taker: str) -> None:
         """Refuse a format that cannot be kept, and a tenant that it does not go with."""
         if self.format:
@@ -154,6 +162,18 @@ class Shaped(Sink):
             raise ConfigError(
                 f"tenant: {self.tenant} does not go with format: {self.format}; leave it out, the "
                 "model says whose an entity is"
+            )
+        expect_tenant(self.tenant, self.transforms)
+
+
+def expect_tenant(column: str, transforms: Mapping[str, TableTransform]) -> None:
+    """Refuse transforms that hide whose a row is."""
+    for table, rule in transforms.items() if column else ():
+        hidden = rule.select and column not in rule.select
+        if hidden or (column in rule.mask and rule.mask[column] is None):
+            raise ConfigError(
+                f"transforms.{table}: {column} says whose a row is (tenant), so it cannot be left "
+                "out or made null"
             )
 
 
@@ -191,7 +211,8 @@ def _render(formats: Formats, name: str, epoch: str) -> Render:
     return renderer(formats.of_log(epoch).named(name))
 
 
-def _commit_times(changes: pa.Table) -> pa.ChunkedArray:
+def commit_times(changes: pa.Table) -> pa.ChunkedArray:
+    """When each change was committed."""
     return pc.struct_field(changes["transaction"], "commit_time")
 
 

@@ -54,6 +54,15 @@ class Added(msgspec.Struct, frozen=True):
     partition: dict[str, str | None] = {}
 
 
+def is_local(path: str) -> bool:
+    """Whether a path is on a machine's own disk, and not the address of a storage.
+
+    >>> is_local("lake"), is_local("file:///lake"), is_local("s3://lake")
+    (True, True, False)
+    """
+    return "://" not in path or path.startswith("file://")
+
+
 @dataclass(frozen=True)
 class Folder:
     """A folder of a table's files; can be sent to Spark's tasks."""

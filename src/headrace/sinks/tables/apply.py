@@ -17,8 +17,11 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from ...change import record
+from ...change.event import Column
+from ...transforms.shape import shaped, verdicts
 from .. import LogBlock, LogRange
 from ..lake import vectors
+from ..lake.conform import conformed
 from ..lake.plan import (
     APPLY_ERRORS,
     SEQUENCE,
@@ -29,8 +32,7 @@ from ..lake.plan import (
     failure_of,
 )
 from ..lake.storage import Added
-from .conform import conformed
-from .fold import Fold, RowKey, SequencedRecord, Share
+from .fold import ROW_OPS, Fold, RowKey, SequencedRecord, Share
 from .keys import Mask, bitmap, row_numbers
 from .lookup import INDEXES, ON_DISK, KeyIndex
 from .parquet import FILLED, LOOSE, PAST, is_in_order, joined, key_columns, read_rows, write_rows
@@ -73,11 +75,41 @@ class TableShare:
         if not self._fold.versions:
             self._first = changes[0][0]
         try:
-            self._fold.extend(changes)
+            self._fold.extend(self._visible(changes))
             if len(self._fold.versions) >= self.plan.window_keys or self._fold.size >= _MOST_BYTES:
                 self._apply()
         except APPLY_ERRORS as error:
             self._result.failure = failure_of(error, self._first)
+
+    def _visible(self, changes: Sequence[SequencedRecord]) -> Sequence[SequencedRecord]:
+        """Without changes of rows that `where` hides, where several rows may have one key."""
+        shape = self.plan.shape
+        if not self.plan.chosen_key or shape is None or not shape.rule.where:
+            return changes
+        after, before = (
+            verdicts(shape, *self._images(changes, name), self.plan.connector)
+            for name in (record.AFTER, record.BEFORE)
+        )
+        kept = []
+        for (sequence, fields), now, was in zip(changes, after, before, strict=True):
+            op, full = fields[record.OP], fields[record.BEFORE_KIND] == "full"
+            hidden = full and was is False  # before this change
+            if op in ("INSERT", "READ") or (op == "UPDATE" and hidden):
+                if now is False:
+                    continue
+                kept.append((sequence, (*fields[: record.OP], "INSERT", *fields[record.OP + 1 :])))
+            elif op != "DELETE" or not hidden:
+                kept.append((sequence, fields))
+        return kept
+
+    def _images(
+        self, changes: Sequence[SequencedRecord], name: int
+    ) -> tuple[list[bytes | None], list[Sequence[str]]]:
+        """An image of each change of a row, and what it lacks."""
+        rows = [fields if fields[record.OP] in ROW_OPS else None for _, fields in changes]
+        images = [fields[name] if fields else None for fields in rows]
+        lacks = name == record.AFTER  # what an update does not send
+        return images, [fields[record.UNCHANGED] if fields and lacks else () for fields in rows]
 
     def append(self, block: LogBlock) -> None:
         """Take rows of a snapshot; no other change of the table is in the batch."""
@@ -97,12 +129,21 @@ class TableShare:
     def _columns_of(self, block: LogBlock) -> pa.Table:
         plan = self.plan
         there = {column.name for column in block.described.columns}
-        names = [column.name for column in plan.columns if column.name in there]
-        rows = block.columns(names, as_text=plan.as_text & there)
+
+        def decoder(columns: Sequence[Column], as_text: frozenset[str]) -> pa.Table:
+            names = [column.name for column in columns if column.name in there]
+            return block.columns(names, as_text=as_text & there)
+
+        kept = [column for column in plan.columns if column.name in there]
+        if plan.shape is None:
+            rows, verdict = decoder(kept, plan.as_text), None
+        else:
+            rows, verdict = shaped(plan.shape, kept, plan.as_text, decoder)
         sequences = np.arange(block.first, block.last + 1, dtype=np.int64)
         rows = rows.append_column(SEQUENCE, pa.array(sequences))
         inside = pa.array((sequences > plan.after) & (sequences <= plan.upto))
-        return conformed(rows if pc.all(inside).as_py() else rows.filter(inside), plan.schema)
+        wanted = inside if verdict is None else pc.and_(inside, verdict)
+        return conformed(rows if pc.all(wanted).as_py() else rows.filter(wanted), plan.schema)
 
     def _hold(self, rows: pa.Table) -> None:
         self._blocks.append(rows)

@@ -1,13 +1,15 @@
 """A batch as the tables sink gets it: a range of the log, or a DataFrame of changes.
 
 Both are scanned before the tasks begin, and both run the same tasks: one for each share of keys.
+`staged` is a third one, which needs no Spark.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -17,7 +19,14 @@ import pyarrow.compute as pc
 from ...change.arrow.frame import pack, unpack
 from ...change.event import Table
 from .. import LogBatch
-from ..lake.plan import APPLY_ERRORS, ShareResult, ShareResults, TablePlan
+from ..lake.plan import (
+    APPLY_ERRORS,
+    ShareResult,
+    ShareResults,
+    TableFailure,
+    TablePlan,
+    TableRef,
+)
 from ..results import RESULT_DDL, result
 from .apply import ApplyTask, Changes, TableShare, applied, table_shares
 from .fold import ROW_OPS, RowChange, RowKey, Share, share_of
@@ -33,8 +42,8 @@ class BatchInput(Protocol):
     """A batch, whatever it comes from."""
 
     @property
-    def spark(self) -> SparkSession:
-        """Where its tasks run."""
+    def spark(self) -> SparkSession | None:
+        """Where its tasks run; None: in this process."""
         ...
 
     def scan(self) -> Summaries:
@@ -44,6 +53,11 @@ class BatchInput(Protocol):
     @property
     def epochs(self) -> set[str]:
         """The logs that it comes from; known after `scan`."""
+        ...
+
+    @property
+    def failures(self) -> Mapping[TableRef, TableFailure]:
+        """The tables that `scan` has left out, because they cannot be followed."""
         ...
 
     def run(self, plans: Sequence[TablePlan]) -> dict[int, list[ShareResult]]:
@@ -58,6 +72,7 @@ class LogInput:
         self._batch = batch
         self._wanted = wanted
         self.epochs: set[str] = set()
+        self.failures: Mapping[TableRef, TableFailure] = {}
 
     @property
     def spark(self) -> SparkSession:
@@ -83,6 +98,7 @@ class RowsInput:
     def __init__(self, changes: DataFrame) -> None:
         self._changes = changes
         self.epochs: set[str] = set()
+        self.failures: Mapping[TableRef, TableFailure] = {}
 
     @property
     def spark(self) -> SparkSession:
@@ -96,11 +112,26 @@ class RowsInput:
 
     def run(self, plans: Sequence[TablePlan]) -> dict[int, list[ShareResult]]:
         """Two stages: every change goes to the share of its key, and to that which it leaves."""
-        shares = self.spark.sparkContext.defaultParallelism
+        shares = _parallelism(self.spark)
         sent = self._changes.mapInArrow(_Send(tuple(plans), shares), "share int, packed binary")
         task: Any = _ApplySent(tuple(plans), shares)
         rows = sent.repartitionById(shares, "share").mapInArrow(task, RESULT_DDL).collect()
         return _by_plan([row["result"] for row in rows])
+
+
+def _parallelism(spark: SparkSession) -> int:
+    """How many tasks run at once: with dynamic allocation, of the executors that are there now."""
+    if hasattr(spark, "sparkContext"):
+        return int(spark.sparkContext.defaultParallelism)
+    return _parallelism_of_connect(spark)
+
+
+@lru_cache(maxsize=1)
+def _parallelism_of_connect(spark: SparkSession) -> int:
+    # Spark Connect does not say; but it cuts a range into so many parts. It is a job, so once.
+    from pyspark.sql.functions import spark_partition_id  # noqa: PLC0415  # loads Spark
+
+    return spark.range(10_000).select(spark_partition_id()).distinct().count()
 
 
 def _by_plan(texts: Sequence[str]) -> dict[int, list[ShareResult]]:
@@ -129,7 +160,7 @@ _TAKEN = pa.schema(
 )
 
 
-def _row_changes(batch: pa.RecordBatch) -> Iterator[tuple[int, RowChange]]:
+def row_changes(batch: pa.RecordBatch) -> Iterator[tuple[int, RowChange]]:
     """The version of each change, and the change."""
     rows = batch.select(list(_COLUMNS)).to_pylist()
     times = [0] * batch.num_rows
@@ -159,7 +190,7 @@ class _Send:
         keys = [RowKey(plan.key, chosen=plan.chosen_key) for plan in self.plans]
         for batch in batches:
             sent: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-            for version, change in _row_changes(batch):
+            for version, change in row_changes(batch):
                 if (at := versions.get(version)) is not None:
                     for share in self._shares_of(change, self.plans[at], keys[at]):
                         sent[share].append((at, *change))

@@ -21,9 +21,9 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
+from ..lake.conform import conformed
 from ..lake.plan import PlannedFile
 from ..lake.storage import Folder
-from .conform import conformed
 from .keys import KeyCodes, Numbers, is_exact, key_codes
 
 ON_DISK = 50_000  # rows; a smaller file's index is kept in the process alone

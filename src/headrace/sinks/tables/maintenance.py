@@ -34,11 +34,13 @@ _NICE = 10  # of the tasks: what a core that others want gives them is a tenth
 
 
 def run_rewrites(
-    spark: SparkSession, work: Sequence[RewriteWork], *, aside: bool = False
+    spark: SparkSession | None, work: Sequence[RewriteWork], *, aside: bool = False
 ) -> list[Rewritten]:
-    """Do some work, each piece in a task; `aside`: other tasks go first."""
+    """Do some work, each piece in a task, or without Spark here; `aside`: other tasks go first."""
     if not work:
         return []
+    if spark is None:
+        return [rewrite(each) for each in work]
     numbers = spark.range(len(work), numPartitions=len(work))
     return results(numbers, _Rewriting(tuple(work), aside), Rewritten)
 
@@ -82,7 +84,7 @@ class Maintenance:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def begin(self, spark: SparkSession, work: MaintenanceWork) -> bool:
+    def begin(self, spark: SparkSession | None, work: MaintenanceWork) -> bool:
         """Do this; False: it is closed, or the last work is still under way."""
         if self._closed or (self._thread is not None and self._thread.is_alive()):
             return False
@@ -101,7 +103,7 @@ class Maintenance:
         with self._committing:
             self._closed = True
 
-    def _run(self, spark: SparkSession, work: MaintenanceWork) -> None:
+    def _run(self, spark: SparkSession | None, work: MaintenanceWork) -> None:
         for target in work.compacts:
             try:
                 while not self._closed and self._compact(spark, target):
@@ -115,7 +117,7 @@ class Maintenance:
             except Exception as error:  # noqa: BLE001 - as above
                 _warn(target, "vacuumed", error)
 
-    def _compact(self, spark: SparkSession, target: TargetTable) -> bool:
+    def _compact(self, spark: SparkSession | None, target: TargetTable) -> bool:
         """One round; True: there may be more to do."""
         if not target.delta.has_vectors:
             with self._between_batches:

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import TableFailed
+from ..lake.conform import conformed
 from ..lake.files import by_partition
 from ..lake.plan import SEQUENCE, PlannedFile, TablePlan
 from ..lake.storage import Added, Folder
-from .conform import conformed
 from .keys import Numbers
 from .lookup import KeyColumns
 

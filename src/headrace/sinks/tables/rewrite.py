@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap
 
 from ..lake import vectors
+from ..lake.conform import conformed
 from ..lake.plan import CURRENT, PlannedFile, TablePlan
 from ..lake.storage import Added
-from .conform import conformed
 from .keys import Numbers, bitmap, row_numbers
 from .parquet import PAST, write_rows
 

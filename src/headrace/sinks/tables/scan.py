@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -100,24 +101,34 @@ def scan_rows(changes: "DataFrame") -> tuple[Summaries, set[str]]:
         F.count("*").alias("changes"),
         *(F.max(name).alias(name) for name in names),
     )
-    rows = versions.collect()
-    seen = {
-        row["schema_version"]: VersionSummary(
-            ref=TableRef(row["source"], row["schema"], row["table"]),
-            connector=row["connector"],
-            version=row["schema_version"],
-            columns=columns_of(row["row_schema"]),
-            first_sequence=row["first"],
-            last_sequence=row["last"],
-            changes=row["changes"],
-        )
-        for row in rows
-        if row["table"]
-    }
-    others = changes.where(~F.col("op").isin(*ROW_OPS)).orderBy("sequence")
+    rows = [row.asDict() for row in versions.collect()]
+    others = changes.where(~F.col("op").isin(*ROW_OPS))
     found = others.select("schema_version", "sequence", "op", "after").collect()
-    _note_others(seen, (tuple(row) for row in found))
-    return seen, {row["epoch"] for row in rows}
+    return summed(rows, [tuple(row) for row in found]), {row["epoch"] for row in rows}
+
+
+def summed(versions: Iterable[Mapping[str, Any]], others: Iterable[tuple[Any, ...]]) -> Summaries:
+    """What parts of a batch come to; `others` are the changes that are no change of a row."""
+    seen: Summaries = {}
+    for row in versions:
+        if not row["table"]:
+            continue
+        known = seen.get(row["schema_version"])
+        if known is None:
+            known = seen[row["schema_version"]] = VersionSummary(
+                ref=TableRef(row["source"], row["schema"], row["table"]),
+                connector=row["connector"],
+                version=row["schema_version"],
+                columns=columns_of(row["row_schema"]),
+                first_sequence=row["first"],
+                last_sequence=row["last"],
+                changes=0,
+            )
+        known.first_sequence = min(known.first_sequence, row["first"])
+        known.last_sequence = max(known.last_sequence, row["last"])
+        known.changes += row["changes"]
+    _note_others(seen, sorted(others, key=itemgetter(1)))
+    return seen
 
 
 def _summary(seen: Summaries, table: Table, first: int) -> VersionSummary:

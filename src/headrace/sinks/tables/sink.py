@@ -21,18 +21,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 
-from ...change.event import Table
+from ...change.event import Column, Table
 from ...errors import ConfigError, LogReplaced, PipelineError, TableFailed
 from ...plugins import Finding
+from ...transforms.rules import TableTransform
 from .. import FailedTable, Progress, Sink, SinkWriter, Takes
+from ..erasing import ErasedPlace, ErasedRow
 from ..lake.delta import EPOCH, Delta, Marks
 from ..lake.modes import PRIVATE, expect_mode, make_folder
-from ..lake.plan import ShareResult, TableFailure, TablePlan, TableRef, VersionSummary
-from ..lake.storage import Folder
+from ..lake.plan import (
+    ShareResult,
+    TableFailure,
+    TablePlan,
+    TableRef,
+    VersionSummary,
+    failure_of,
+)
+from ..lake.storage import Folder, is_local
+from .erasure import erase_in_table
+from .fold import rekeyed
 from .input import BatchInput, LogInput, RowsInput
 from .ledger import TablesLedger
 from .maintenance import Maintenance, MaintenanceWork, run_rewrites
 from .scan import Summaries
+from .staged import StagedInput
 from .target import Opening, TargetTable
 
 if TYPE_CHECKING:
@@ -92,6 +104,8 @@ class Tables(Sink):
     file_mb: float = 128.0  # about the largest size of a file
     vacuum_hours: float = 24.0  # files that are replaced stay so long, for those who read them
     mode: str = PRIVATE  # of the folder, when it is made; "0755": all users may read it
+    # By schema.table or a pattern: what happens to rows before they are stored.
+    transforms: Mapping[str, TableTransform] = field(default_factory=dict)
     # Options for s3://, az://, gs://; they may be secret, so they do not print.
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -108,6 +122,22 @@ class Tables(Sink):
     def fields(self) -> tuple[str, ...]:
         """What it looks at; only versions need to know when they begin."""
         return (*FIELDS, "transaction") if self.keep == "history" else FIELDS
+
+    def keyed(self, table: str, columns: tuple[Column, ...]) -> tuple[Column, ...]:
+        """The columns of a table, with the key that `keys` chooses."""
+        chosen = self.keys.get(table)
+        return rekeyed(columns, chosen) if chosen else columns
+
+    def text_columns(self, table: str) -> frozenset[str]:
+        """The columns of a table that `as_text` names."""
+        prefix = f"{table}."
+        paths = (path for path in self.as_text if path.startswith(prefix))
+        return frozenset(path.removeprefix(prefix) for path in paths)
+
+    @property
+    def local_folders(self) -> Mapping[str, str]:
+        """Its folder, unless that is an object storage."""
+        return {"path": self.path} if is_local(self.path) else {}
 
     @property
     def folder(self) -> Folder:
@@ -157,8 +187,12 @@ class Tables(Sink):
                     delta.empty(delta.properties.get(EPOCH, ""))
         ledger.begin_again()
 
+    def erase(self, row: ErasedRow) -> list[ErasedPlace]:
+        """Take the row out of its Delta table and the table's earlier versions."""
+        return erase_in_table(self, row)
 
-class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
+
+class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
     """The tables of a sink while a query writes them."""
 
     def __init__(
@@ -173,7 +207,7 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
         if adopt:
             self._take_over()
         self._targets: dict[TableRef, TargetTable] = {}
-        self._spark: SparkSession | None = None
+        self._spark: SparkSession | None = None  # None: the work is done in this process
         self._vacuum_due = time.monotonic()
         self._between_batches = threading.Lock()  # who commits
         self._maintenance = Maintenance(self._between_batches)
@@ -205,16 +239,18 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
         """The tables that are not followed any more."""
         return self._ledger.failed_tables()
 
-    def write(self, batch: LogBatch | DataFrame, batch_id: int) -> int:
+    def write(self, batch: LogBatch | DataFrame | StagedInput, batch_id: int) -> int:
         """Make every table equal its source as of the batch's end."""
         with self._between_batches:
             return self._write(batch, batch_id)
 
-    def _write(self, batch: LogBatch | DataFrame, batch_id: int) -> int:
+    def _write(self, batch: LogBatch | DataFrame | StagedInput, batch_id: int) -> int:
         self._expect_tables(batch_id)
         changes = self._input(batch)
         self._spark = changes.spark
         seen = changes.scan()
+        for ref, failure in changes.failures.items():
+            self._give_up(ref, failure)
         marks = self._marks(changes, seen, batch_id)
         waiting = self._followed(seen, marks.epoch)
         for _ in range(_MOST_ROUNDS):
@@ -237,7 +273,7 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
             try:
                 plan = target.plan(seen, partial(self._rewrite, changes.spark))
             except TableFailed as error:
-                self._give_up(ref, _first(seen), error)
+                self._give_up(ref, failure_of(error, _first(seen)))
                 continue
             if plan is not None:
                 planned.append((target, plan))
@@ -263,11 +299,11 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
                     if plan.upto < max(each.last_sequence for each in seen):
                         again[target.ref] = seen
             except TableFailed as error:
-                self._give_up(target.ref, _first(seen), error)
+                self._give_up(target.ref, failure_of(error, _first(seen)))
         self._commit(changes.spark, settled, marks)
         return {ref: seen for ref, seen in again.items() if ref in self._targets}
 
-    def _commit(self, spark: SparkSession, settled: Sequence[Settled], marks: Marks) -> None:
+    def _commit(self, spark: SparkSession | None, settled: Sequence[Settled], marks: Marks) -> None:
         rewrite = partial(run_rewrites, spark)
         with ThreadPoolExecutor(_COMMITS_AT_ONCE) as threads:
             # Every one is tried, and the first error raised.
@@ -282,12 +318,24 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
             try:
                 each.result()
             except TableFailed as error:
-                self._give_up(target.ref, marks.sequence, error)
+                self._give_up(target.ref, failure_of(error, marks.sequence))
 
     def _input(self, batch: Any) -> BatchInput:
-        if self._takes is Takes.LOG_RANGE:
-            return LogInput(batch, self._wants)
-        return RowsInput(batch.select(*self._sink.fields))
+        if isinstance(batch, StagedInput):
+            return batch
+        if self._takes is not Takes.LOG_RANGE:
+            return RowsInput(batch.select(*self._sink.fields))
+        if any(each.computes for each in self._sink.transforms.values()):
+            # Only here: it brings pyspark, which who reads the config can do without.
+            from .computed import ComputedInput  # noqa: PLC0415
+
+            return ComputedInput(batch, self._sink, self._wants, self._follows)
+        return LogInput(batch, self._wants)
+
+    def _follows(self, ref: TableRef, seen: Sequence[VersionSummary]) -> bool:
+        """Whether a table is followed, or a full snapshot makes up for why it is not."""
+        failure = self._ledger.failure(ref)
+        return failure is None or _emptied(seen) > failure.sequence
 
     def _wants(self, table: Table) -> bool:
         globs = self._sink.tables
@@ -327,15 +375,14 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
                 if not self._opened(ref, found[ref], epoch):
                     del found[ref]
             except TableFailed as error:
-                self._give_up(ref, _first(found.pop(ref)), error)
+                self._give_up(ref, failure_of(error, _first(found.pop(ref))))
         return found
 
     def _opened(self, ref: TableRef, seen: Sequence[VersionSummary], epoch: str) -> bool:
         """Whether a table that changes for the first time is followed from now on."""
-        failure = self._ledger.failure(ref)
-        emptied = max((at for each in seen for at in each.emptied), default=0)
-        if failure and emptied <= failure.sequence:
+        if not self._follows(ref, seen):
             return False
+        failure, emptied = self._ledger.failure(ref), _emptied(seen)
         target = TargetTable.open(
             self._sink,
             ref,
@@ -355,22 +402,24 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
         self._targets[ref] = target
         return True
 
-    def _give_up(self, ref: TableRef, first: int, error: TableFailed) -> None:
-        logger.error("a table is not followed any more table=%s reason=%s", ref, error)
+    def _give_up(self, ref: TableRef, failure: TableFailure) -> None:
+        logger.error("a table is not followed any more table=%s reason=%s", ref, failure.reason)
         self._targets.pop(ref, None)
-        self._ledger.note(ref, TableFailure(first, str(error), error.hint))
+        self._ledger.note(ref, failure)
 
     # --- files written anew ----------------------------------------------------------------------
 
-    def _rewrite(self, spark: SparkSession, target: TargetTable, schema: pa.Schema) -> None:
+    def _rewrite(self, spark: SparkSession | None, target: TargetTable, schema: pa.Schema) -> None:
         """All files of a table with other columns."""
         target.take_over(run_rewrites(spark, target.rewrites(schema)), schema)
 
-    def maintain(self) -> None:
-        """Let files be compacted beside the stream, and now and then unused ones be deleted."""
-        if self._spark is None:
-            return
-        vacuums = list(self._targets.values()) if time.monotonic() >= self._vacuum_due else []
+    def maintain(self, *, vacuum: bool | None = None) -> None:
+        """Let files be compacted beside the stream, and now and then unused ones be deleted.
+
+        `vacuum` says whether the latter is to be; None: when an hour has passed.
+        """
+        due = time.monotonic() >= self._vacuum_due if vacuum is None else vacuum
+        vacuums = list(self._targets.values()) if due else []
         compacts = [self._targets[ref] for ref in self._changed if ref in self._targets]
         work = MaintenanceWork(compacts, vacuums, self._sink.vacuum_hours)
         if self._maintenance.begin(self._spark, work):
@@ -386,6 +435,10 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame"]):
     def close(self) -> None:
         """Commit nothing from now on beside the stream."""
         self._maintenance.close()
+
+
+def _emptied(seen: Sequence[VersionSummary]) -> int:
+    return max((at for each in seen for at in each.emptied), default=0)
 
 
 def _first(seen: Sequence[VersionSummary]) -> int:

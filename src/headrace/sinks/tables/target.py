@@ -14,6 +14,8 @@ from pyroaring import BitMap
 from ...change.arrow import widened
 from ...change.event import Column
 from ...errors import LogReplaced, TableFailed
+from ...transforms.rules import Selected, TransformNote
+from ...transforms.shape import fitted
 from ..lake import vectors
 from ..lake.delta import EPOCH, KEEP, SOURCE, Delta, Marks
 from ..lake.deltalog import DataFile
@@ -29,7 +31,6 @@ from ..lake.plan import (
 )
 from ..lake.storage import Added, Folder
 from .compaction import due
-from .fold import rekeyed
 from .keys import bitmap, row_numbers, united
 from .lookup import INDEXES, KeyColumns
 from .parquet import LOOSE, PAST, kind, read_rows
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEY = "headrace.key"
+TRANSFORM = "headrace.transform"
 # Writes all files of a table anew, with other columns.
 Rewrite = Callable[["TargetTable", pa.Schema], None]
 RunRewrites = Callable[[Sequence[RewriteWork]], Sequence[Rewritten]]
@@ -90,6 +92,8 @@ class TargetTable:
                 raise TableFailed(f"the Delta table {folder.uri} is gone")
             delta = cls._created(sink, ref, first, epoch, folder, writer)
         _check(sink, ref, delta)
+        _, shape = shaped_columns(sink, ref, first.columns, first.connector)
+        _follow_transform(sink, ref, delta, shape, restart=restart)
         if sink.deletes == "vectors":
             delta.enable_vectors()
         if (before := delta.properties.get(EPOCH, "")) != epoch:
@@ -105,13 +109,14 @@ class TargetTable:
     def _created(
         sink: Tables, ref: TableRef, first: VersionSummary, epoch: str, folder: Folder, writer: str
     ) -> Delta:
-        columns = _keyed(sink, ref, first.columns)
-        schema = _schema(sink, ref, columns, first.connector)
+        columns, shape = shaped_columns(sink, ref, first.columns, first.connector)
+        schema = _schema(sink, ref, columns, shape, first.connector)
         properties = {
             SOURCE: ref.source,
             KEEP: sink.keep,
             EPOCH: epoch,
             KEY: _key_note(columns),
+            TRANSFORM: _transform_note(sink, ref, shape),
         }
         vectors = sink.deletes == "vectors"
         partition_by = _partition_by(sink, ref, schema)
@@ -154,12 +159,13 @@ class TargetTable:
     def _planned(self, fresh: Sequence[VersionSummary], rewrite: Rewrite) -> TablePlan:
         segment, upto = self._segment(fresh)
         newest = max(segment, key=lambda each: each.last_sequence)
-        columns = _keyed(self._sink, self.ref, newest.columns)
+        columns, shape = shaped_columns(self._sink, self.ref, newest.columns, newest.connector)
         history = self._sink.keep == "history"
         emptied = sorted(at for each in segment for at in each.emptied if self.applied < at <= upto)
         after = emptied[-1] if emptied and not history else self.applied
-        schema = _schema(self._sink, self.ref, columns, newest.connector)
+        schema = _schema(self._sink, self.ref, columns, shape, newest.connector)
         self._note_columns(columns)
+        _follow_transform(self._sink, self.ref, self.delta, shape, restart=after > self.applied)
         lost = [name for name in self.delta.partition_by if name not in schema.names]
         if lost and not history:
             raise TableFailed(
@@ -183,7 +189,7 @@ class TargetTable:
             after=after,
             upto=upto,
             emptied=tuple(emptied),
-            as_text=as_text(self._sink, self.ref),
+            as_text=texts_of(self._sink, self.ref, shape),
             chosen_key=str(self.ref) in self._sink.keys,
             keep_history=history,
             appends=not history
@@ -195,6 +201,7 @@ class TargetTable:
             window_keys=WINDOW_KEYS,
             order=self._order(columns, schema),
             partition_by=self.delta.partition_by,
+            shape=shape,
         )
 
     def _file_rows(self) -> int:
@@ -435,12 +442,6 @@ def _typed(value: object, of: pa.DataType) -> object:
     return None if value is None else pa.scalar(value).cast(of).as_py()
 
 
-def as_text(sink: Tables, ref: TableRef) -> frozenset[str]:
-    """The columns of a table that the sink keeps as text."""
-    prefix = f"{ref}."
-    return frozenset(path.removeprefix(prefix) for path in sink.as_text if path.startswith(prefix))
-
-
 def _check(sink: Tables, ref: TableRef, delta: Delta) -> None:
     noted = delta.properties
     if noted.get(SOURCE) != ref.source:
@@ -483,16 +484,56 @@ def _partition_by(sink: Tables, ref: TableRef, schema: pa.Schema) -> tuple[str, 
     return names
 
 
-def _schema(sink: Tables, ref: TableRef, columns: Sequence[Column], connector: str) -> pa.Schema:
-    return delta_schema(
-        columns, as_text(sink, ref), connector=connector, keep_history=sink.keep == "history"
+def _schema(
+    sink: Tables,
+    ref: TableRef,
+    columns: Sequence[Column],
+    shape: Selected | None,
+    connector: str,
+) -> pa.Schema:
+    texts, history = texts_of(sink, ref, shape), sink.keep == "history"
+    return delta_schema(columns, texts, connector=connector, keep_history=history)
+
+
+def texts_of(sink: Tables, ref: TableRef, shape: Selected | None) -> frozenset[str]:
+    """The columns that are read as text: to be kept so, or to be coded."""
+    return sink.text_columns(str(ref)) | (shape.coded if shape else frozenset())
+
+
+def shaped_columns(
+    sink: Tables, ref: TableRef, columns: tuple[Column, ...], connector: str
+) -> tuple[tuple[Column, ...], Selected | None]:
+    """The columns of a table as the sink stores them, and what their rows go through before."""
+    keyed = sink.keyed(str(ref), columns)
+    shape = fitted(sink.shaping, ref.schema, ref.table, keyed, connector)
+    return (shape.columns if shape else keyed), shape
+
+
+def _transform_note(sink: Tables, ref: TableRef, shape: Selected | None) -> str:
+    computed = sink.shaping.computed(ref.schema, ref.table)
+    noted = shape.note if shape else computed[1].computed_note if computed else TransformNote()
+    return "" if noted == TransformNote() else msgspec.json.encode(noted).decode()
+
+
+def _follow_transform(
+    sink: Tables, ref: TableRef, delta: Delta, shape: Selected | None, *, restart: bool
+) -> None:
+    """Rows that another transform has made do not go with those of this one."""
+    before = delta.properties.get(TRANSFORM, "")
+    if before == (wanted := _transform_note(sink, ref, shape)):
+        return
+    noted, now = (
+        msgspec.json.decode(text or "{}", type=TransformNote) for text in (before, wanted)
     )
-
-
-def _keyed(sink: Tables, ref: TableRef, columns: tuple[Column, ...]) -> tuple[Column, ...]:
-    """The columns, with the key that the sink's settings choose."""
-    chosen = sink.keys.get(str(ref))
-    return rekeyed(columns, chosen) if chosen else columns
+    # A snapshot replaces rows, but not what is past.
+    replaced = restart and sink.keep != "history"
+    if delta.files and not replaced and noted.differs(now, delta.schema.names):
+        raise TableFailed(
+            f"{delta.folder.uri} was filled with another transform than {sink.name}.transforms has "
+            f"for {ref}",
+            hint=f"Run `headrace reset {sink.name}`: it fills the tables again.",
+        )
+    delta.note({TRANSFORM: wanted})
 
 
 def _first_failure(fresh: Sequence[VersionSummary], applied: int) -> TableFailure | None:

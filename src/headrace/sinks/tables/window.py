@@ -13,9 +13,10 @@ from pyroaring import BitMap
 from ...change.arrow import decode
 from ...change.event import Column
 from ...errors import TableFailed
+from ...transforms.shape import Decoder, masked, passing, shaped, verdicts
 from ..lake import vectors
+from ..lake.conform import conformed
 from ..lake.plan import CURRENT, SEQUENCE, VALID_FROM, VALID_TO, PlannedFile, TablePlan
-from .conform import conformed
 from .fold import Fold, Version
 from .keys import Mask, Numbers, bitmap, key_codes, row_numbers
 from .lookup import INDEXES
@@ -78,12 +79,25 @@ class Window:
         self._plan = plan
         self._emptied = fold.emptied_time
         self._texts = list(fold.versions)
-        self._versions = list(fold.versions.values())
+        self._versions = [*fold.versions.values()]
+        if fold.partial:
+            self._versions = [list(map(self._without_unneeded, each)) for each in self._versions]
         self._first = np.array([each[0].sequence for each in self._versions], dtype=np.int64)
         self._outdated = np.zeros(len(self._texts), dtype=np.bool_)
         self._found: list[_Found] = []
         self._bases = self._bases_of_partial() if fold.partial else set[int]()
         self._partial = fold.partial
+
+    def _without_unneeded(self, version: Version) -> Version:
+        """A version that lacks no more than what is stored or looked at."""
+        shape = self._plan.shape
+        if shape is None or not version.absent:
+            return version
+        needed = {column.name for column in (*shape.columns, *shape.conditions)}
+        needed -= {name for name, mask in shape.masks.items() if mask is None} - {
+            column.name for column in shape.conditions
+        }
+        return version._replace(absent=version.absent & needed)
 
     def _bases_of_partial(self) -> set[int]:
         bases = (each.base for each in chain.from_iterable(self._versions) if each.absent)
@@ -95,7 +109,8 @@ class Window:
     def look_up(self, files: Sequence[PlannedFile], dead: dict[str, BitMap]) -> None:
         """Find the old rows of all keys, and note them as dead."""
         plan = self._plan
-        search = KeySearch(plan, self._decoded(self._texts, plan.key)) if plan.key else None
+        keys = self._masked(self._decoded(self._texts, plan.key)) if plan.key else None
+        search = None if keys is None else KeySearch(plan, keys)
         for file in files:
             if search:
                 self._note(file, *search.rows_in(file), dead)
@@ -201,34 +216,74 @@ class Window:
             yield self._table(versions, own)
             return
         partial: dict[bytes, list[int]] = defaultdict(list)
-        for at, version in enumerate(versions):
-            if version.absent:
-                partial[version.base].append(at)
+        for at in self._passing_in_part(versions):
+            partial[versions[at].base].append(at)
         if whole := [at for at, version in enumerate(versions) if not version.absent]:
-            yield self._chosen(versions, whole, own)
+            yield self._table(*_chosen(versions, whole, own))
         lacking = set().union(*(versions[at].absent for some in partial.values() for at in some))
         names = [name for name in self._plan.schema.names if name in lacking]
         for bases, keys in self._base_rows(names) if names else ():
             pairs = [(number, at) for number, key in enumerate(keys) for at in partial.pop(key, ())]
             if pairs:
                 numbers, chosen = zip(*pairs, strict=True)
-                rows = self._chosen(versions, chosen, own)
-                yield _completed(rows, [versions[at] for at in chosen], bases.take(numbers))
+                some, taken = _chosen(versions, chosen, own)
+                yield self._completed_table(some, taken, bases.take(numbers))
         if partial:
-            raise TableFailed("a row came in part, and the table does not have the rest of it")
-
-    def _chosen(
-        self, versions: Sequence[Version], chosen: Sequence[int], own: dict[str, pa.Array]
-    ) -> pa.Table:
-        at = pa.array(chosen, pa.int64())
-        taken = {name: values.take(at) for name, values in own.items()}
-        return self._table([versions[each] for each in chosen], taken)
+            raise self._lacking()
 
     def _table(self, versions: Sequence[Version], own: dict[str, pa.Array]) -> pa.Table:
-        rows = self._decoded([each.image for each in versions], self._plan.columns)
+        """The rows of versions that are whole, those that pass."""
+        images, plan = [each.image for each in versions], self._plan
+        if plan.shape is None:
+            return self._with_own(self._decoded(images, plan.columns), own)
+        rows, verdict = shaped(plan.shape, plan.columns, plan.as_text, self._decoder(images))
+        rows = self._with_own(rows, own)
+        return rows if verdict is None else rows.filter(verdict)
+
+    def _with_own(self, rows: pa.Table, own: dict[str, pa.Array]) -> pa.Table:
         for name, values in own.items():
             rows = rows.append_column(name, values)
         return conformed(rows, self._plan.schema)
+
+    def _completed_table(
+        self, versions: Sequence[Version], own: dict[str, pa.Array], bases: pa.Table
+    ) -> pa.Table:
+        """The rows of versions with what they lack, those that pass."""
+        images, shape = [each.image for each in versions], self._plan.shape
+        rows = self._with_own(self._masked(self._decoded(images, self._plan.columns)), own)
+        rows = _completed(rows, versions, bases)
+        if shape is None or not shape.rule.where:
+            return rows
+        looked_at = self._decoder(images)(shape.conditions, frozenset())
+        known = [name for name in bases.column_names if name in looked_at.column_names]
+        looked_at = _completed(looked_at, versions, bases.select(known))
+        return rows.filter(passing(shape, looked_at))
+
+    def _passing_in_part(self, versions: Sequence[Version]) -> list[int]:
+        """Those that lack columns, without those that cannot pass whatever these are."""
+        partial = [at for at, version in enumerate(versions) if version.absent]
+        shape = self._plan.shape
+        if shape is None or not shape.rule.where:
+            return partial
+        looked_at = {column.name for column in shape.conditions}
+        images = [versions[at].image for at in partial]
+        absent = [versions[at].absent for at in partial]
+        found = verdicts(shape, images, absent, self._plan.connector)
+        left = [at for at, verdict in zip(partial, found, strict=True) if verdict is not False]
+        stored = {column.name for column in shape.columns} - shape.coded - self._plan.as_text
+        if any(versions[at].absent & looked_at - stored for at in left):
+            raise self._lacking()
+        return left
+
+    def _lacking(self) -> TableFailed:
+        if self._plan.shape is None or not self._plan.shape.rule.where:
+            return TableFailed("a row came in part, and the table does not have the rest of it")
+        return TableFailed(
+            "a row came in part, and the rest of it, which where needs or had left out, is not "
+            "stored",
+            hint="Run `ALTER TABLE … REPLICA IDENTITY FULL` on the server, then "
+            "`headrace snapshot SOURCE TABLE`.",
+        )
 
     def _base_rows(self, names: list[str]) -> Iterator[tuple[pa.Table, list[bytes]]]:
         """Some columns of the old rows that partial ones need, a few at a time, and their keys."""
@@ -244,10 +299,25 @@ class Window:
         schema = pa.schema([self._plan.schema.field(name) for name in names])
         return read_rows(self._plan.folder, file, rows, schema)
 
-    def _decoded(self, images: Sequence[bytes | None], columns: tuple[Column, ...]) -> pa.Table:
-        names = {column.name for column in columns}
-        text = self._plan.as_text & names
-        return decode(images, columns, as_text=text, connector=self._plan.connector)
+    def _decoded(self, images: Sequence[bytes | None], columns: Sequence[Column]) -> pa.Table:
+        return self._decoder(images)(columns, self._plan.as_text)
+
+    def _decoder(self, images: Sequence[bytes | None]) -> Decoder:
+        def decoder(columns: Sequence[Column], as_text: frozenset[str]) -> pa.Table:
+            text = as_text & {column.name for column in columns}
+            return decode(images, columns, as_text=text, connector=self._plan.connector)
+
+        return decoder
+
+    def _masked(self, rows: pa.Table) -> pa.Table:
+        return rows if self._plan.shape is None else masked(rows, self._plan.shape)
+
+
+def _chosen(
+    versions: Sequence[Version], chosen: Sequence[int], own: dict[str, pa.Array]
+) -> tuple[list[Version], dict[str, pa.Array]]:
+    at = pa.array(chosen, pa.int64())
+    return [versions[each] for each in chosen], {name: of.take(at) for name, of in own.items()}
 
 
 def _completed(rows: pa.Table, versions: Sequence[Version], bases: pa.Table) -> pa.Table:
