@@ -36,6 +36,7 @@ def test_a_cluster_carries_the_log_into_its_sinks(tmp_path: Path) -> None:
                 "pipeline": {
                     "master": cluster.url,
                     "url": server.url,
+                    "shared_disk": True,
                     "spark": {
                         "spark.executor.memory": "512m",
                         "spark.driver.host": "127.0.0.1",

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.testing.iceberg import IcebergServer
+from tests.needs import expect_iceberg
 from tests.sinks.lake import Lake
 
 
@@ -15,3 +17,11 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
     made = Lake(spark, tmp_path)
     yield made
     made.log.close()
+
+
+@pytest.fixture(scope="module")
+def iceberg_server() -> Iterator[IcebergServer]:
+    """A catalog for all tests of a module; each has a namespace of its own."""
+    expect_iceberg()
+    with IcebergServer() as started:
+        yield started

@@ -122,7 +122,7 @@ class Lake(Shop):
     def __init__(self, spark: SparkSession, folder: Path, **settings: Any) -> None:
         super().__init__(folder)
         self.spark = spark
-        self.sink = Tables(name="lake", path=str(self.path), **settings)
+        self.sink = Tables(**{"name": "lake", "path": str(self.path), **settings})
         self.written = 0  # the last sequence that a batch has brought to the sink
         self.batches = 0
         self.writer = self.open()
@@ -139,7 +139,8 @@ class Lake(Shop):
         rows = self.spark.sparkContext.parallelize(ranges if upto > after else [], parts)
         path = str(self.log.path)
         log = PipelineLog(DiskLog(path), Options(path=path))
-        return RangesBatch(self.spark.createDataFrame(rows, schema), log)
+        ranged = self.spark.createDataFrame(rows, schema)
+        return RangesBatch(ranged, log, address={"path": path})
 
     def fill(self, numbers: range) -> None:
         """A batch of new orders."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headrace.change.event import Batch, Change
+from headrace.change.event import Batch, Change, Table
 from headrace.log import Log
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import DiskLog, PipelineLog
@@ -41,6 +41,10 @@ class PlainBatch:
         ]
         done = [pickle.loads(pickle.dumps(task))(each) for each in ranges]
         return [msgspec.json.encode(each).decode() for each in done]
+
+    def changes_of(self, table: Table) -> Any:
+        """There is no Spark to compute anything of them."""
+        raise NotImplementedError(table.name)
 
 
 def rewritten(_: object, work: Sequence[RewriteWork], *, aside: bool = False) -> list[Rewritten]:

@@ -6,15 +6,19 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from pyiceberg.catalog.rest import RestCatalog
 from pyspark.sql import SparkSession
 
 from headrace.sinks.destination import DestinationSink, _opened
 from headrace.sinks.files.sink import Files
 from headrace.sinks.history import History
+from headrace.sinks.iceberg import IcebergHistory
 from headrace.sinks.tables.sink import Tables
 from headrace.testing import SinkContract, SinkTrial
+from headrace.testing.iceberg import IcebergServer
 from tests.deltas import stored as delta_rows
 from tests.sinks.destinations import stored as rows_in
 from tests.sinks.socket_sink import Courier, opened_office
@@ -43,6 +47,23 @@ class TestHistory(SinkContract):
                 yield row["table"], json.loads(row["key"])["id"]
 
         return SinkTrial(History(name="audit", path=str(folder)), stored, spark)
+
+
+class TestIcebergHistory(SinkContract):
+    @pytest.fixture
+    def trial(self, spark: SparkSession, iceberg_server: IcebergServer) -> SinkTrial:
+        uri = iceberg_server.uri
+        namespace = f"audit_{uuid4().hex[:8]}"
+
+        def stored() -> Iterator[tuple[str, int]]:
+            catalog = RestCatalog("reader", uri=uri)
+            for name in catalog.list_tables(namespace):
+                for row in catalog.load_table(name).scan().to_arrow().to_pylist():
+                    if row["op"] == "INSERT":
+                        yield row["table"], row["row"]["id"]
+
+        sink = IcebergHistory(name="audit", uri=uri, namespace=namespace)
+        return SinkTrial(sink, stored, spark)
 
 
 class TestFiles(SinkContract):

@@ -202,7 +202,7 @@ def test_a_day_is_one_of_utc_wherever_spark_runs(tmp_path: Path) -> None:
 def test_a_large_part_of_a_batch_is_written_as_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.sinks.lake.append._HELD_BYTES", 1)
+    monkeypatch.setattr("headrace.sinks.lake.append.HELD_BYTES", 1)
     rows = [{"sequence": n, "op": "MESSAGE", "epoch": "e", "unchanged": []} for n in range(1, 5)]
     batches = pa.Table.from_pylist(rows, frame_schema()).to_batches(max_chunksize=1)
     task = Append(Folder.of(str(tmp_path), {}), ("day",), WholeChanges(""), "e", 1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from headrace.change.arrow.frame import Framing
 from headrace.change.event import Op
 from headrace.sinks.lake.plan import ShareResult, TablePlan
-from headrace.sinks.tables.input import LogInput, _ApplySent, _by_plan, _Send
+from headrace.sinks.tables.input import LogInput, _ApplySent, _by_plan, _parallelism, _Send
 from headrace.sinks.tables.sink import TablesWriter
 from tests.sinks.lake import order, ordered, put, remove, truncate
 from tests.sinks.plain import PlainLake
@@ -62,3 +63,17 @@ def test_one_batch_has_changes_of_several_tables(
             kept = [{key: row[key] for key in row if not key.startswith("_")} for row in current]
             assert ordered(kept) == lake.expected(name)
     lake.log.close()
+
+
+def test_executors_that_come_and_go_are_counted_anew_for_each_batch() -> None:
+    class Cluster:
+        defaultParallelism = 2  # noqa: N815 - as Spark calls it
+
+        @property
+        def sparkContext(self) -> "Cluster":  # noqa: N802
+            return self
+
+    spark: Any = Cluster()
+    assert _parallelism(spark) == 2
+    spark.defaultParallelism = 40
+    assert _parallelism(spark) == 40

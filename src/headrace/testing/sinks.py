@@ -68,6 +68,10 @@ class LocalBatch(LogBatch):
         result = pickle.loads(pickle.dumps(task))(self.wanted)
         return [] if result is None else [msgspec.json.encode(result).decode()]
 
+    def changes_of(self, table: Table) -> Any:
+        """Only a sink that Spark computes tables for asks for them."""
+        raise NotImplementedError(f"the changes of {table.name} as a DataFrame")
+
 
 class SinkRun:
     """A query of a sink: a log, and batches of it."""

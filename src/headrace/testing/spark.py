@@ -22,6 +22,7 @@ class _SparkDaemon(ServerProcess):
 
     program: ClassVar[str]
     settings: Mapping[str, str] = MappingProxyType({})
+    variables: Mapping[str, str] = MappingProxyType({})
     ORPHAN_SIGNAL: ClassVar[str] = "TERM"  # a worker then ends its executors
 
     def __init__(self, directory: Path, *arguments: object) -> None:
@@ -59,7 +60,10 @@ class _SparkDaemon(ServerProcess):
             return None
         finally:
             connection.close()
-        state: dict[str, object] = msgspec.json.decode(content)
+        try:
+            state: dict[str, object] = msgspec.json.decode(content)
+        except msgspec.DecodeError:
+            return None  # a page that is not complete yet
         return state
 
 
@@ -87,6 +91,10 @@ class _SparkWorker(_SparkDaemon):
         super().__init__(directory, "--cores", 1, "--memory", memory, "--work-dir", directory, url)
         self._master = master
 
+    def environment(self) -> dict[str, str]:
+        # Executors are its children: what they spill goes to its own folder too.
+        return {**super().environment(), "SPARK_LOCAL_DIRS": str(self.directory), **self.variables}
+
     def answers(self) -> bool:
         return self.port in self._master.workers()
 
@@ -95,12 +103,21 @@ class SparkCluster:
     """A standalone master and its workers; nothing of them outlives this process.
 
     Workers run what the driver names in PYSPARK_PYTHON, with the environment of this process.
+    Each has a folder of its own, in which its executors run and to which they spill.
     """
 
-    def __init__(self, *, workers: int = 2, memory: str = "1g", secret: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        workers: int = 2,
+        memory: str = "1g",
+        secret: str = "",
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Describe the cluster; `memory` is what each worker may give to executors.
 
-        With a `secret` it takes nothing from whoever does not have it.
+        With a `secret` it takes nothing from whoever does not have it. `variables` are added to the
+        environment of the workers.
         """
         self._directory = temporary_directory()
         self._master = _SparkMaster(self._directory / "master")
@@ -108,6 +125,8 @@ class SparkCluster:
             _SparkWorker(self._directory / f"worker-{number}", self._master, memory=memory)
             for number in range(workers)
         ]
+        for worker in self._workers:
+            worker.variables = variables
         if secret:
             settings = {"spark.authenticate": "true", "spark.authenticate.secret": secret}
             for process in (self._master, *self._workers):
