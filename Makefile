@@ -6,7 +6,7 @@ ARGS ?=
 WORKERS ?= 3
 BIN := .venv/bin
 SETUP := PYTHON=$(PYTHON) scripts/setup.sh
-SERVERS := postgresql mariadb spark chromium ws proxies kafka rabbitmq nats redis promtool
+SERVERS := postgresql mariadb spark chromium ws proxies kafka iceberg rabbitmq nats redis promtool
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test faults nightly check format docs protos bench soak clean
@@ -33,11 +33,11 @@ test: .venv/.installed-dev
 	@$(PYTEST) -m 'not faults and not nightly' $(ARGS)
 
 faults: .venv/.installed-dev
-	@$(SETUP) $(SERVERS)
+	@$(SETUP) $(SERVERS) delta
 	@$(PYTEST) -m 'faults and not nightly' $(ARGS)
 
 nightly: .venv/.installed-dev
-	@$(SETUP) $(SERVERS)
+	@$(SETUP) $(SERVERS) delta
 	@HEADRACE_NIGHTLY=1 $(PYTEST) $(ARGS)
 
 check: .venv/.installed-dev

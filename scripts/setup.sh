@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Makes sure that what is not Python's is there: scripts/setup.sh NEED...
-# (python, postgresql, mariadb, java, spark, chromium, ws, proxies, kafka, rabbitmq, nats, redis,
-# promtool)
+# (python, postgresql, mariadb, java, spark, chromium, ws, proxies, kafka, iceberg, rabbitmq, nats,
+# redis, promtool, delta)
 #
 # On Debian, as root or with passwordless sudo, a missing package is installed. Elsewhere one line
 # says what to install, and the script fails. Outside CI, PostgreSQL 15, MariaDB, the Java that Spark
-# needs, Chromium, the Node package ws, nginx, Caddy, Kafka, RabbitMQ, NATS, Redis and promtool may be
-# missing: the tests that need them are then skipped, and the demo goes without Spark.
+# needs, Chromium, the Node package ws, nginx, Caddy, Kafka, Iceberg's REST catalog, RabbitMQ, NATS,
+# Redis, promtool and delta-spark may be missing: the tests that need them are then skipped, and the
+# demo goes without Spark.
 set -euo pipefail
 
 PYTHON=${PYTHON:-python3}
@@ -214,22 +215,26 @@ need_promtool() {
         "(Debian: apt-get install prometheus)" >&2
 }
 
-# The test kit looks for the broker's jars there.
+# The test kit looks for the jars of servers there.
 KAFKA_FOLDER=.venv/kafka
+ICEBERG_FOLDER=.venv/iceberg
 
-found_kafka() {
-    [ -d "$KAFKA_FOLDER" ] && return
+found_maven() {
     found_java || return 1
-    if ! command -v mvn >/dev/null; then
-        may_install && install_package maven || return 1
-    fi
-    echo "setup: fetching Apache Kafka's jars with Maven into $KAFKA_FOLDER"
+    if command -v mvn >/dev/null; then return; fi
+    may_install && install_package maven
+}
+
+found_jars() { # found_jars NAME POM FOLDER: has Maven fetch what the POM names
+    [ -d "$3" ] && return
+    found_maven || return 1
+    echo "setup: fetching the jars of $1 with Maven into $3"
     local fetched output
-    fetched=$(mktemp -d "$PWD/.venv/kafka.XXXXXX")
+    fetched=$(mktemp -d "$PWD/$3.XXXXXX")
     # Only what came whole gets the name under which it is looked for.
-    if output=$(mvn -q -B -f scripts/kafka.pom.xml dependency:copy-dependencies \
+    if output=$(mvn -q -B -f "$2" dependency:copy-dependencies \
         -DincludeScope=runtime "-DoutputDirectory=$fetched" 2>&1); then
-        mv "$fetched" "$KAFKA_FOLDER"
+        mv "$fetched" "$3"
         return
     fi
     rm -rf "$fetched"
@@ -237,12 +242,49 @@ found_kafka() {
     return 1
 }
 
-need_kafka() {
-    if found_kafka; then return; fi
-    echo "setup: Apache Kafka's jars cannot be fetched; that takes Java 17, Maven (Debian:" \
+need_jars() { # need_jars NAME POM FOLDER
+    if found_jars "$@"; then return; fi
+    echo "setup: the jars of $1 cannot be fetched; that takes Java 17, Maven (Debian:" \
         "apt-get install maven) and a way to Maven Central" >&2
     if [ -n "${CI:-}" ]; then return 1; fi
-    echo "setup: the tests on Kafka are skipped" >&2
+    echo "setup: the tests on $1 are skipped" >&2
+}
+
+need_kafka() { need_jars "Apache Kafka" scripts/kafka.pom.xml "$KAFKA_FOLDER"; }
+need_iceberg() { need_jars "Apache Iceberg" scripts/iceberg.pom.xml "$ICEBERG_FOLDER"; }
+
+# The tests look for them there: a Spark that delta-spark knows, and its jars.
+DELTA_FOLDER=.venv/delta-spark
+DELTA_SPARK=4.2.0
+
+found_delta() {
+    [ -d "$DELTA_FOLDER" ] && return
+    found_maven || return 1
+    echo "setup: fetching Spark $DELTA_SPARK and delta-spark's jars into $DELTA_FOLDER"
+    local fetched output
+    fetched=$(mktemp -d "$PWD/.venv/delta-spark.XXXXXX")
+    # Only what came whole gets the name under which it is looked for.
+    if output=$({
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+            --target "$fetched/python" "pyspark==$DELTA_SPARK" \
+            && mvn -q -B -f scripts/delta.pom.xml dependency:copy-dependencies \
+                -DincludeScope=runtime -DincludeGroupIds=io.delta,io.unitycatalog \
+                "-DoutputDirectory=$fetched/jars"
+    } 2>&1); then
+        mv "$fetched" "$DELTA_FOLDER"
+        return
+    fi
+    rm -rf "$fetched"
+    echo "$output" | tail -n 5 >&2
+    return 1
+}
+
+need_delta() {
+    if found_delta; then return; fi
+    echo "setup: delta-spark cannot be fetched; that takes Java 17, Maven (Debian: apt-get install" \
+        "maven) and a way to PyPI and Maven Central" >&2
+    if [ -n "${CI:-}" ]; then return 1; fi
+    echo "setup: the tests beside delta-spark are skipped" >&2
 }
 
 # The packages would start servers of their own; the tests run theirs.
@@ -264,12 +306,12 @@ need_server() { # need_server PACKAGE NAME PROGRAM
 for need in "$@"; do
     case $need in
         python | postgresql | mariadb | java | spark | chromium | ws | proxies | kafka | \
-            rabbitmq | nats | redis | promtool)
+            iceberg | rabbitmq | nats | redis | promtool | delta)
             "need_$need"
             ;;
         *)
             echo "setup: no such need: $need; there are: python, postgresql, mariadb, java, spark," \
-                "chromium, ws, proxies, kafka, rabbitmq, nats, redis, promtool" >&2
+                "chromium, ws, proxies, kafka, iceberg, rabbitmq, nats, redis, promtool, delta" >&2
             exit 2
             ;;
     esac

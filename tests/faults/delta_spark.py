@@ -1,6 +1,6 @@
-"""Runs SQL on Delta tables with delta-spark, in a Python of its own; lines in, lines of JSON out.
+"""Runs SQL on Delta tables with delta-spark, on a Spark that it knows; lines in, lines of JSON out.
 
-PYTHON tests/faults/delta_spark.py JARS
+PYTHONPATH=…/python python tests/faults/delta_spark.py JARS
 """
 
 import json
@@ -19,8 +19,15 @@ def main() -> None:
         "spark.jars": sys.argv[1],
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.databricks.delta.snapshotPartitions": "1",
+        # Or VACUUM has 10,000 tasks.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "1",
+        # The tables are small: compiling takes longer than everything else.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
     }

@@ -25,7 +25,8 @@ class Environment:
         _link_packages(environment.packages, hidden={"headrace", *without})
         pip = [sys.executable, "-m", "pip", "--python", str(environment.python), "install"]
         options = ["--quiet", "--no-deps", "--no-index"]
-        subprocess.run([*pip, *options, *map(str, wheels)], check=True)
+        if wheels:
+            subprocess.run([*pip, *options, *map(str, wheels)], check=True)
         return environment
 
     @property

@@ -113,7 +113,7 @@ def test_what_needs_spark_says_in_a_line_how_to_install_it(site: Site) -> None:
         assert line.endswith(MISSING), command
     printed = site.printed("headrace", "demo", "--source", "sqlite", code=1)
     assert printed == f"error: a demo with Delta tables (without them: --no-lake) {MISSING}\n"
-    for module in ("headrace.pipeline", "pyspark_headrace"):
+    for module in ("headrace.pipeline", "pyspark_headrace", "pyspark_headrace_tables"):
         printed = site.printed("python", "-c", f"import {module}", code=1)
         assert printed.endswith(f"headrace.pipeline {MISSING}\n")
 

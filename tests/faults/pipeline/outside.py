@@ -20,17 +20,21 @@ Told = TypeVar("Told")
 class Outside(Generic[Told]):
     """A module of this folder at work; it answers each order with a line, unless it dies of it."""
 
-    def __init__(self, module: str, argument: str, folder: Path, told: type[Told]) -> None:
+    def __init__(
+        self, module: str, argument: str, folder: Path, told: type[Told], *more: str
+    ) -> None:
+        """Start it; `more` are further arguments of its command."""
         self._told = told
         self._errors = folder / f"{module}.errors"
+        paths = (str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", ""))
         with self._errors.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", f"tests.faults.pipeline.{module}", argument],
+                [sys.executable, "-m", f"tests.faults.pipeline.{module}", argument, *more],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
         self._ready = False
 

@@ -288,6 +288,11 @@ def test_nor_a_wrong_one_that_lets_nobody_in(
         works.put("wrong", [f"{number}" for number in range(30)])
         for each in town:
             works.await_status(each, phase="waiting")
+        wait_until(
+            lambda: "401" in works.status(town.hooks)["error"],
+            timeout=PATIENCE,
+            message="it says why",
+        )
         told = works.ask("status") + works.ask("status", "--json")
         for each in town:
             assert each.count("wrong") == 0

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from deltalake import DeltaTable
 
 from headrace.change.event import Change, Op, Transaction
@@ -98,6 +99,8 @@ class Works:
             if self._started and self._started[-1].poll() is None:
                 self._started[-1].send_signal(signal.SIGTERM)
                 self._started[-1].wait(120)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"it does not end; it said:\n{(self.folder / 'output.txt').read_text()}")
         finally:
             for each in self._started:
                 with suppress(ProcessLookupError):
