@@ -14,12 +14,9 @@ import os
 import sys
 
 import duckdb
-import pyarrow as pa
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession
 
-from headrace.change.arrow import columns_of
 from headrace.model import Model
 from headrace.pipeline import apply_changes, as_changelog, entities, rows
 
@@ -45,17 +42,18 @@ kinds.show()
 # %% [markdown]
 # ## One table, typed
 #
-# Every change carries the columns that its table had then. The newest ones do for all of them: a
-# column that was not there yet is null.
+# The source knows the columns of a table: the newest ones, for all changes. A column that was not
+# there yet is null. `where` chooses changes before Spark sees them.
 
 # %%
-of_table = changes.where(F.concat_ws(".", "schema", "table") == TABLE)
-newest = of_table.orderBy(F.desc("sequence")).select("row_schema").first()
-if newest is None:
-    sys.exit(f"the log has no change of {TABLE}")
-columns = columns_of(newest["row_schema"])
+of_table = spark.read.format("headrace").options(**source).option("table", TABLE)
+of_table.option("where", "_change_type <> 'insert'").load().orderBy("_sequence").show()
 
-typed = rows(changes, TABLE, columns=columns)
+# %% [markdown]
+# `rows` does the same with changes that were read already, for several tables or after a filter.
+
+# %%
+typed = rows(changes, TABLE)
 typed.orderBy("_sequence").show()
 
 # %% [markdown]
@@ -63,7 +61,7 @@ typed.orderBy("_sequence").show()
 # `update_preimage` before it where the database sent the old row.
 
 # %%
-changelog = as_changelog(changes, TABLE, columns=columns)
+changelog = as_changelog(changes, TABLE)
 changelog.groupBy("_change_type").count().orderBy("_change_type").show()
 
 # %% [markdown]
@@ -97,21 +95,14 @@ query.awaitTermination()
 # %% [markdown]
 # ## Asking the tables
 #
-# Whatever reads Delta reads them, here DuckDB and Spark SQL. Spark needs no jar for a table that
-# fits into the driver's memory: delta-rs reads it as Arrow.
+# Whatever reads Delta reads them, here DuckDB and Spark SQL, which needs no jar for it.
 
 # %%
 table = DeltaTable(os.path.join(LAKE, *TABLE.split(".")))
 current = table.scan()
 print(duckdb.sql("SELECT count(*) AS rows, max(_sequence) AS last_change FROM current"))
 
-
 # %%
-def delta(folder: DeltaTable) -> DataFrame:
-    """A Delta table's rows as a DataFrame."""
-    rows = pa.table(folder.scan())
-    return spark.createDataFrame(rows.cast(pa.schema(folder.schema())))
-
-
-delta(table).createOrReplaceTempView("current_rows")
+in_spark = spark.read.format("headrace.tables").option("table", TABLE).load(LAKE)
+in_spark.createOrReplaceTempView("current_rows")
 spark.sql("SELECT * FROM current_rows ORDER BY _sequence DESC LIMIT 10").show()
