@@ -26,8 +26,8 @@ from . import (
     headrace_run,
     lake,
     lake_costs,
-    lake_executors,
     lake_transaction,
+    lake_variants,
     lake_whole,
     latency,
     machine,
@@ -70,6 +70,8 @@ class Part(StrEnum):
     LAKE_SNAPSHOT = "lake-snapshot"
     LAKE_COSTS = "lake-costs"
     LAKE_EXECUTORS = "lake-executors"
+    LAKE_TRANSFORM = "lake-transform"
+    LAKE_SQL = "lake-sql"
     LAKE_TRANSACTION = "lake-transaction"
     LAKE_DELAY = "lake-delay"
     LAKE_IDLE = "lake-idle"
@@ -198,9 +200,24 @@ class Bench:
     def lake_executors(self) -> Section:
         """Two executors beside one."""
         console.print("lake-executors: two executors beside one, on a cluster of their own")
+        return self._compared(lake_variants.EXECUTORS)
+
+    def lake_transform(self) -> Section:
+        """A transform beside none."""
+        console.print("lake-transform: some columns and rows beside all of them")
+        return self._compared(lake_variants.TRANSFORM)
+
+    def lake_sql(self) -> Section:
+        """Rows that Spark computes beside those that it does not."""
+        console.print("lake-sql: a statement beside none")
+        return self._compared(lake_variants.SQL)
+
+    def _compared(self, compared: lake_variants.Comparison) -> Section:
         factor = min(1.0, self.scale.factor)
         with temporary_folder() as folder:
-            return lake_executors.measure(folder, factor=factor, runs=self.runs, say=console.print)
+            return lake_variants.measure(
+                compared, folder, factor=factor, runs=self.runs, say=console.print
+            )
 
     def lake_transaction(self) -> Section:
         """One transaction of many rows."""
@@ -398,6 +415,8 @@ def measure(
             Part.LAKE_SNAPSHOT: bench.lake_snapshot,
             Part.LAKE_COSTS: bench.lake_costs,
             Part.LAKE_EXECUTORS: bench.lake_executors,
+            Part.LAKE_TRANSFORM: bench.lake_transform,
+            Part.LAKE_SQL: bench.lake_sql,
             Part.LAKE_TRANSACTION: bench.lake_transaction,
             Part.LAKE_DELAY: bench.lake_delay,
             Part.LAKE_IDLE: bench.lake_idle,

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.expressions import In
+from pyiceberg.expressions import In, Reference
 from pyiceberg.table import Table as IcebergTable
 
 from .lake_peer import OP, changes_of, latest, typed
@@ -67,7 +67,8 @@ def _append(table: IcebergTable, rows: pa.Table) -> None:
 
 def _overwrite(table: IcebergTable, rows: pa.Table) -> None:
     alive = rows.filter(pc.not_equal(rows[OP], "DELETE"))
-    table.overwrite(alive.drop_columns([OP]), overwrite_filter=In("id", rows["id"].to_pylist()))
+    replaced = In(term=Reference("id"), values=rows["id"].to_pylist())
+    table.overwrite(alive.drop_columns([OP]), overwrite_filter=replaced)
 
 
 def _copy(table: IcebergTable, task: Task) -> None:

@@ -41,7 +41,7 @@ def apply(task: Task) -> Outcome:
 
 def changes_of(task: Task, after: int, upto: int) -> pa.Table:
     """Changes of the log."""
-    log, options = DiskLog(task.log), Options(path=task.log, columns=_FIELDS)
+    log, options = DiskLog(task.log), Options(path=task.log, chosen=_FIELDS)
     epoch = log.ranges(0, upto=0).epoch
     return pa.Table.from_batches(list(read(log, SequenceRange(epoch, after, upto), options)))
 

@@ -21,9 +21,11 @@ from headrace.pipeline.session import opened_session
 from headrace.sinks import SinkWriter
 from headrace.sinks.tables.sink import Tables
 from headrace.testing import SparkCluster
+from headrace.transforms import TableTransform
 
 from . import delta
 from .lake_task import Lap, Task, outcome
+from .orders import NAME, SCHEMA
 from .process import MeasurementFailed, Outcome, answer
 
 MASTER = "local[2]"
@@ -54,7 +56,7 @@ class Timed(Batches):
 def apply(spark: SparkSession, task: Task) -> Outcome:
     """All that the log has, from where the last run ended."""
     plan = QueryPlan(
-        sink=Tables(name="lake", path=str(task.lake), keep=task.keep),
+        sink=Tables(name="lake", path=str(task.lake), keep=task.keep, transforms=_transforms(task)),
         feed=PipelineInput(address={"path": task.log}, max_changes_per_batch=task.batch),
         checkpoint=QueryCheckpoint("lake", Path(task.folder, "checkpoints")),
         once=True,
@@ -67,6 +69,13 @@ def apply(spark: SparkSession, task: Task) -> Outcome:
     if writer.failed_tables():
         raise MeasurementFailed(f"the sink gave up: {writer.failed_tables()}")
     return outcome(task, batches.laps)
+
+
+def _transforms(task: Task) -> dict[str, TableTransform]:
+    if not (task.select or task.where or task.sql):
+        return {}
+    transform = TableTransform(select=task.select, where=task.where, sql=task.sql)
+    return {f"{SCHEMA}.{NAME}": transform}
 
 
 @contextmanager

@@ -31,6 +31,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     warm_up: int  # batches that are not counted
     rows: int  # different ones in each counted batch, added up
     keep: Literal["rows", "history"] = "rows"
+    select: tuple[str, ...] = ()  # the columns that are stored; none: all
+    where: str = ""  # the rows
+    sql: str = ""  # or a statement that Spark computes them with
     executors: int = 0  # of a standalone cluster, one core each; 0: Spark is in the driver
 
     def encode(self) -> str:
