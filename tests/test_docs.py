@@ -27,6 +27,7 @@ MANY_PARAMETERS: frozenset[str] = frozenset(
     {
         "headrace.cli.demo.demo",  # a command has an option for each thing one may set
         "headrace.cli.data.trim",  # as above
+        "headrace.cli.erase.erase",  # as above
         "headrace.cli.init.init",  # as above
         "headrace.cli.inspect.tail",  # as above
         "headrace.cli.keys.create",  # as above

@@ -26,11 +26,13 @@
     │   ├── CheckpointUnreadable  a query's checkpoint is damaged; what its sink holds is not
     │   ├── QueryFailed        Spark gave up for a reason of its own; it is tried a few times
     │   ├── WorkerLate         nobody: a busy machine starts Python slowly, and it is tried again
+    │   ├── ExecutorUnprepared  whoever sets up the cluster: an executor lacks a package
     │   ├── LogUnreachable     nobody: the query requests it from the server again
     │   ├── SinkUnavailable    nobody: the batch is tried again
     │   ├── SinkRefused        whoever runs what a sink sends to, or its settings; it halts
     │   ├── SinkFenced         another pipeline writes to the same place
     │   ├── TableMoved         nobody: a batch is applied again to the files that are there now
+    │   ├── ColumnsChanged     a table has other columns than the query that reads it
     │   └── TableFailed        one table cannot follow its source; the others go on
     ├── SignatureInvalid       whoever got a webhook request that its sender did not sign so
     └── DecodeError            one value or message cannot be read; its table stops, others go on
@@ -39,6 +41,7 @@ The message is the only required argument, so errors survive pickling between pr
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -216,6 +219,16 @@ class WorkerLate(PipelineError):
     )
 
 
+class ExecutorUnprepared(PipelineError):
+    """An executor of Spark does not have what tasks need."""
+
+    hint = (
+        "Install the driver's headrace[spark] for the Python of every executor, which "
+        "spark.pyspark.python names, or send a packed environment along in spark.archives: see "
+        "docs/clusters.md."
+    )
+
+
 class LogUnreachable(PipelineError):
     """The server that a query reads from does not answer now and may answer later."""
 
@@ -247,6 +260,10 @@ class TableMoved(PipelineError):
     retry = True
 
 
+class ColumnsChanged(PipelineError):
+    """A table has other columns now than a query that reads it with its columns."""
+
+
 class TableFailed(PipelineError):
     """One table cannot follow its source any more."""
 
@@ -270,3 +287,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]}?"
     return f"; there are: {', '.join(names)}" if names else "; there are none"
+
+
+_WRITTEN = re.compile(r"\bheadrace\.errors\.(?P<kind>\w+): (?P<message>[^\n]*)")
+
+
+def own_error(text: str) -> HeadraceError | None:
+    """The last error of ours in a traceback: what is left of one that was raised elsewhere."""
+    for found in reversed(list(_WRITTEN.finditer(text))):
+        kind = globals().get(found["kind"])
+        if isinstance(kind, type) and issubclass(kind, HeadraceError):
+            return kind(found["message"].strip())
+    return None

@@ -235,6 +235,53 @@ def test_spark_reads_the_log_by_path_only_on_this_machine(
     assert loaded.log_address == expected
 
 
+@pytest.mark.requirement("P-25")
+@pytest.mark.parametrize("kind", ["tables", "history", "files"])
+def test_a_local_folder_is_refused_on_a_cluster(config: Load, kind: str) -> None:
+    def loaded(path: str, **settings: object) -> object:
+        sinks = {"lake": {"type": kind, "path": path}}
+        return config(with_pipeline(sinks=sinks, master="spark://host:7077", **settings))
+
+    with pytest.raises(ConfigError, match=r"sinks\.lake\.path: .*lake is another folder on every"):
+        loaded("lake")
+    assert loaded("lake", shared_disk=True)
+    if kind != "files":
+        assert loaded("s3://bucket/lake")
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/checkpoints", "abfss://c@a.net/x", "file:///x"])
+@pytest.mark.usefixtures("folder_sink")
+def test_folders_of_this_machine_are_no_addresses(config: Load, address: str) -> None:
+    for setting, given in (
+        ("headrace: data_dir", f"data_dir: {address}\n{SOURCE}"),
+        ("pipeline: checkpoint_dir", with_pipeline(checkpoint_dir=address)),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            config(given)
+        assert f"{setting}: {address} is an address" in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.requirement("P-25")
+@pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "local-cluster[1,1,1024]"])
+def test_dead_letters_on_a_local_disk_are_refused_on_a_cluster(config: Load, master: str) -> None:
+    def loaded(**settings: object) -> object:
+        sink = {"type": "webhook", "url": "https://example.org/hook", **settings}
+        return config(with_pipeline(sinks={"hook": sink}, master=master))
+
+    with pytest.raises(ConfigError, match=r"sinks\.hook\.dead_letters: the default, below"):
+        loaded()
+    with pytest.raises(ConfigError, match=r"sinks\.hook\.dead_letters: letters is another folder"):
+        loaded(dead_letters="letters")
+    assert loaded(dead_letters="s3://bucket/letters")
+
+
+@pytest.mark.usefixtures("folder_sink")
+def test_where_spark_runs_is_said_once(config: Load) -> None:
+    with pytest.raises(ConfigError, match=r"spark\.master is set as master"):
+        config(with_pipeline(spark={"spark.master": "spark://host:7077"}))
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [

@@ -103,6 +103,21 @@ class CdcSection(Selection, frozen=True, kw_only=True):
         storage.check(self.storage)
 
 
+_CLUSTERS = ("spark://", "yarn", "k8s://", "local-cluster[")
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has one slash of two
+
+
+def _expect_local(setting: str, folder: Path | None) -> None:
+    """ValueError when a folder that this machine must have is the address of a storage."""
+    if folder and (found := _ADDRESS.match(str(folder))):
+        slashes = "///" if found[1].lower() == "file" else "//"
+        address = f"{found[1]}:{slashes}{str(folder)[found.end() :]}"
+        raise ValueError(
+            f"{setting}: {address} is an address, and what is kept there needs a file system with "
+            "locks and renames; set a folder on a disk of this machine (in a container: a volume)"
+        )
+
+
 class PipelineSection(msgspec.Struct, frozen=True, kw_only=True):
     """The section `pipeline`: what Spark carries from the log to where."""
 
@@ -114,7 +129,23 @@ class PipelineSection(msgspec.Struct, frozen=True, kw_only=True):
     url: str | None = None
     api_key_env: str | None = None
     api_key_file: Path | None = None
+    shared_disk: bool = False  # driver and executors have the same folders at the same paths
     sinks: tuple[Sink, ...] = ()
+
+    def __post_init__(self) -> None:
+        if "spark.master" in self.spark:
+            raise ValueError("spark: spark.master is set as master")
+        _expect_local("checkpoint_dir", self.checkpoint_dir)
+        if self.shared_disk or not self.master.startswith(_CLUSTERS):
+            return
+        for sink in self.sinks:
+            for setting, folder in sink.local_folders.items():
+                raise ValueError(
+                    f"sinks.{sink.name}.{setting}: {folder} is another folder on every machine of "
+                    f"{self.master}, and the driver would look for files that executors wrote to "
+                    "their own disks; write it as s3://bucket/folder, or set shared_disk: true "
+                    "where all of them have the same disk there"
+                )
 
     @property
     def local(self) -> bool:
@@ -156,6 +187,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: TelemetrySection | None = None  # None: nothing is traced
     warnings: tuple[str, ...] = ()  # settings that the file gives under their old names
     remote: RemoteServer | None = None  # a command talks to this one, and to no log on disk
+
+    def __post_init__(self) -> None:
+        _expect_local("data_dir", self.data_dir)
 
     @property
     def log_dir(self) -> Path:
