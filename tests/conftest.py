@@ -187,3 +187,15 @@ def _seconds(item: pytest.Item) -> float:
     if "spark" in getattr(item, "fixturenames", ()):
         return 3
     return 0.5 if item.get_closest_marker("live") else 0.1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Give `caplog` back pytest's own format.
+
+    pytest adds its handler to every logger that does not propagate; a logger of PySpark is one,
+    and makes each handler that it is given write JSON.
+    """
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    assert plugin is not None
+    plugin.caplog_handler.setFormatter(plugin.formatter)
