@@ -189,6 +189,16 @@ def append(table: Written) -> None:
     write_deltalake(str(table.path), numbers(500), mode="append")
 
 
+def append_and_compact(table: Written) -> None:
+    append(table)
+    compact(table)
+
+
+def append_and_delete(table: Written) -> None:
+    write_deltalake(str(table.path), numbers(500, 501), mode="append")
+    opened(table).delete("id = 501")
+
+
 def overwrite(table: Written) -> None:
     write_deltalake(str(table.path), numbers(500), mode="overwrite")
 
@@ -243,6 +253,8 @@ NOT_UNDERSTOOD: list[tuple[Other, str]] = [
     (append_as_no_change, "WRITE by Tool/1 .* added or changed rows"),
     (undelete, "added or changed rows"),
     (append, r"WRITE by delta-rs.* at 20\d\d-.* UTC added or changed rows.*\(version 3\)"),
+    (append_and_compact, r"WRITE by delta-rs.* added or changed rows.*\(version 3\)"),
+    (append_and_delete, r"WRITE by delta-rs.* added or changed rows.*\(version 3\)"),
     (overwrite, "added or changed rows"),
     (update, "UPDATE by .* added or changed rows"),
     (merge, "MERGE by .* added or changed rows"),

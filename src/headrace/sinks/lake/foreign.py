@@ -13,7 +13,7 @@ Everything else fails: rows that were added or changed, other columns, features 
 not write. Another Headrace that has taken over fences this one off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -35,6 +35,7 @@ def judge(uri: str, before: TableState, commits: Sequence[DeltaCommit], owner: s
     state, added = before, dict[str, DeltaCommit]()
     for commit in commits:
         _expect_not_ours(uri, commit)
+        added |= _moved(before, commit, added)
         added |= dict.fromkeys(_new_rows(before, state, commit), commit)
         state = state.after([commit])
     writer = state.metadata.configuration.get(WRITER)
@@ -117,6 +118,18 @@ def _new_rows(before: TableState, state: TableState, commit: DeltaCommit) -> lis
     if sum(file.live for file in fresh) > most:
         new += fresh
     return [file.path for file in new]
+
+
+def _moved(
+    before: TableState, commit: DeltaCommit, added: Mapping[str, DeltaCommit]
+) -> dict[str, DeltaCommit]:
+    """The files into which a commit may have moved rows that an earlier one has added."""
+    paths = (DataFile.path_of(each.path) for each in commit.removes)
+    origin = next((added[path] for path in paths if path in added), None)
+    if origin is None:
+        return {}
+    files = [DataFile.of(each) for each in commit.adds]
+    return {file.path: origin for file in files if not _less(before.files.get(file.path), file)}
 
 
 def _less(before: DataFile | None, now: DataFile) -> bool:
