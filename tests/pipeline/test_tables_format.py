@@ -5,18 +5,22 @@ import shutil
 import time
 from collections.abc import Iterator
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.datasource import EqualTo
 
 from headrace.change.event import Column, Op
 from headrace.errors import ConfigError
 from headrace.pipeline.table_options import _KNOWN, _SPARKS, TableOptions
+from headrace.pipeline.table_reader import FilteredTableReader
 from headrace.sinks.lake.storage import Folder
 from headrace.sinks.tables.sink import Tables
 from headrace.sinks.tables.staged import ChangeStage, StagedInput
@@ -266,6 +270,16 @@ def test_filters_pass_over_files_where_they_are_pushed(lake: Lake) -> None:
             read(lake).where("id > 50").collect()
     finally:
         lake.spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+def test_a_filter_finds_decimals_whose_bounds_another_tool_has_rounded(tmp_path: Path) -> None:
+    most = Decimal(2**64 - 1)
+    rows = pa.table({"id": pa.array([Decimal(1), most], pa.decimal128(20))})
+    write_deltalake(str(tmp_path), rows)
+    reader = FilteredTableReader(TableOptions.read({"path": str(tmp_path)}))
+    list(reader.pushFilters([EqualTo(("id",), most)]))
+    found = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert most in pa.Table.from_batches(found)["id"].to_pylist()
 
 
 def test_every_option_is_documented() -> None:

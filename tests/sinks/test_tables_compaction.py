@@ -448,3 +448,31 @@ def test_compaction_keeps_nan_which_no_statistics_know_of(
     assert len(lake.rows()) == 64
     assert {parquet.kind(path) for path in lake.delta().file_uris()} == {"sorted"}
     lake.log.close()
+
+
+@pytest.mark.parametrize("deletes", ["vectors", "rewrite"])
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [
+        ("timestamp with time zone", "2025-01-15T10:30:00.123{:03d}+00:00"),
+        ("numeric(38,0)", "9223372036854776{:03d}"),
+    ],
+)
+def test_compaction_keeps_rows_beyond_the_bounds_that_other_tools_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, moment: str, deletes: str
+) -> None:
+    """They cut times off after the milliseconds, and write decimals as doubles."""
+    monkeypatch.setattr(targets, "FILE_ROWS", 8)
+    lake = PlainLake(monkeypatch, tmp_path, deletes=deletes)
+    table = lake.table("orders", [Column("id", kind, key=True)])
+    for start in range(2):
+        lake.commit(*(put(table, id=moment.format(n)) for n in range(start, 40, 2)))
+        lake.write(lake.log.latest_sequence, 1)
+    lake.delta().optimize.compact()
+    lake.commit(put(table, id=moment.format(40)))
+    lake.write(lake.log.latest_sequence, 1)
+    for _ in range(20):
+        lake.compact()
+    assert lake.rows() == lake.expected()
+    assert {parquet.kind(path) for path in lake.delta().file_uris()} == {"sorted"}
+    lake.log.close()

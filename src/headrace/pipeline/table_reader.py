@@ -6,8 +6,6 @@ has when the read is planned.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +32,7 @@ from ..sinks.lake.conform import conformed
 from ..sinks.lake.deltalog import DataFile, DeltaLog, TableState
 from ..sinks.lake.features import expect_readable
 from ..sinks.lake.storage import Folder
+from ..sinks.tables.bounds import column_bounds
 from ..sinks.tables.keys import row_numbers
 from .table_options import TableOptions
 
@@ -108,11 +107,10 @@ class TableScan:
     def may_have(self, file: DataFile) -> bool:
         """Whether a file may hold rows that the query wants, by what the log says of it."""
         for name, bounds in self.wanted:
-            found = file.bounds(name)
-            if found is None or not _comparable(self.schema, name):
+            if not _comparable(self.schema, name):
                 continue
-            least, most = (_typed(each, self.schema.field(name).type) for each in found)
-            if type(least) is type(_any(bounds)) and not bounds.meets(least, most):
+            found = column_bounds(file, name, self.schema.field(name).type)
+            if found and type(found[0]) is type(_any(bounds)) and not bounds.meets(*found):
                 return False
         return True
 
@@ -242,11 +240,3 @@ def _comparable(schema: pa.Schema, name: str) -> bool:
             pa.types.is_decimal,
         )
     )
-
-
-def _typed(value: Any, kind: pa.DataType) -> Any:
-    if pa.types.is_date32(kind) and isinstance(value, str):
-        return date.fromisoformat(value)
-    if pa.types.is_decimal(kind) and isinstance(value, int):
-        return Decimal(value)
-    return value

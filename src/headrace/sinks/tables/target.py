@@ -30,6 +30,7 @@ from ..lake.plan import (
     delta_schema,
 )
 from ..lake.storage import Added, Folder
+from .bounds import column_bounds
 from .compaction import due
 from .keys import bitmap, row_numbers, united
 from .lookup import INDEXES, KeyColumns
@@ -425,7 +426,7 @@ def planned(file: DataFile, column: str, schema: pa.Schema, *, exact: bool = Tru
     low = high = None
     kinds = _BOUNDED if exact else (*_BOUNDED, pa.types.is_timestamp, pa.types.is_decimal)
     if column and any(bounded(of := schema.field(column).type) for bounded in kinds):
-        low, high = (_typed(each, of) for each in file.bounds(column) or (None, None))
+        low, high = column_bounds(file, column, of) or (None, None)
     return PlannedFile(
         file.path,
         file.rows,
@@ -436,10 +437,6 @@ def planned(file: DataFile, column: str, schema: pa.Schema, *, exact: bool = Tru
         vector=file.vector,
         partition=file.partition,
     )
-
-
-def _typed(value: object, of: pa.DataType) -> object:
-    return None if value is None else pa.scalar(value).cast(of).as_py()
 
 
 def _check(sink: Tables, ref: TableRef, delta: Delta) -> None:
