@@ -194,6 +194,14 @@ def test_a_changelog_has_the_whole_old_row_where_it_is_known(spark: SparkSession
         ),
         change(4, "DELETE", {"id": 1}, before={"id": 1}, before_kind="key", ordinal=3),
         change(5, "INSERT", {"id": 2}, after={"id": 2, "name": "d"}),
+        change(
+            6,
+            "UPDATE",
+            {"id": 3},
+            before={"id": 2},
+            before_kind="key",
+            after={"id": 3, "name": "d"},
+        ),
     )
     table = as_changelog(changes, USERS).drop("_commit_timestamp", "doc")
     names = ("_sequence", "_commit_version", "_change_type", "_absent", "id", "name")
@@ -204,6 +212,8 @@ def test_a_changelog_has_the_whole_old_row_where_it_is_known(spark: SparkSession
         (3, 2, "update_postimage", [], 1, "c"),
         (4, 2, "delete", [], 1, None),
         (5, 5, "insert", [], 2, "d"),
+        (6, 6, "update_preimage", ["name", "doc"], 2, None),
+        (6, 6, "update_postimage", [], 3, "d"),
     ]
     assert table.columns == list(names)
     assertDataFrameEqual(table, spark.createDataFrame(expected, table.schema))

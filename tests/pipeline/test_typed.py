@@ -91,6 +91,15 @@ def test_an_update_has_the_row_before_it_where_the_source_sent_all_of_it(shop: S
     ]
 
 
+def test_an_update_of_the_key_says_which_row_is_gone(shop: Shop) -> None:
+    orders = shop.table("orders")
+    shop.commit(put(orders, Op.UPDATE, was={"id": 1}, **order(2)))
+    [before, after] = rows(shop)
+    assert (before["_change_type"], before["id"]) == ("update_preimage", 1)
+    assert before["_absent"] == ["status", "amount", "note"]
+    assert (after["_change_type"], after["id"], after["_absent"]) == ("update_postimage", 2, [])
+
+
 def test_rows_of_a_snapshot_are_inserts_of_one_commit(shop: Shop) -> None:
     orders = shop.table("orders")
     shop.snapshot(orders, [order(number) for number in range(3)])

@@ -127,17 +127,18 @@ def as_changelog(
 ) -> DataFrame:
     """A table's changes in Spark's words: `_change_type`, `_commit_version`, `_commit_timestamp`.
 
-    A READ is an insert. An UPDATE gives an update_preimage where the source sent the whole old
-    row, and an update_postimage always. `_commit_version` is the sequence of the first change of
-    the transaction: all its changes share it, and it grows in commit order. `_sequence` tells the
-    changes of a transaction apart; `_absent` and the rest are as in `rows`.
+    A READ is an insert. An UPDATE gives an update_preimage where the source sent the old row, or
+    the key that it had if that is another, and an update_postimage always. `_commit_version` is
+    the sequence of the first change of the transaction: all its changes share it, and it grows in
+    commit order. `_sequence` tells the changes of a transaction apart; `_absent` and the rest are
+    as in `rows`.
     """
     known = _known(changes, table, columns, connector)
     images = _of_table(changes, table).select(
         F.col("sequence").alias("_sequence"),
         (F.col("sequence") - F.col("transaction.ordinal") + 1).alias("_commit_version"),
         F.col("transaction.commit_time").alias("_commit_timestamp"),
-        F.inline(_change_types()),
+        F.inline(_change_types([column.name for column in known[0] if not column.key])),
     )
     return _Shape(*known, as_text, json).typed(images)
 
@@ -238,7 +239,7 @@ def _old_image() -> Expression:
     return F.coalesce("before", "key")
 
 
-def _change_types() -> Expression:
+def _change_types(beside_key: Sequence[str]) -> Expression:
     """What a change says in Spark's words, with the image of each."""
 
     def image_of(change_type: str, image: Expression, absent: Expression) -> Expression:
@@ -251,12 +252,13 @@ def _change_types() -> Expression:
     after, unchanged = F.col("after"), F.col("unchanged")
     none = F.array().cast("array<string>")
     updated = image_of("update_postimage", after, unchanged)
-    whole = (F.col("before_kind") == "full") & F.col("before").isNotNull()
+    rest = F.array(*map(F.lit, beside_key)).cast("array<string>")
+    lacking = F.when(F.col("before_kind") == "full", none).otherwise(rest)
     return (
         F.when(F.col("op") == "DELETE", F.array(image_of("delete", _old_image(), unchanged)))
         .when(F.col("op") != "UPDATE", F.array(image_of("insert", after, unchanged)))
-        .when(whole, F.array(image_of("update_preimage", F.col("before"), none), updated))
-        .otherwise(F.array(updated))
+        .when(F.col("before").isNull(), F.array(updated))
+        .otherwise(F.array(image_of("update_preimage", F.col("before"), lacking), updated))
     )
 
 

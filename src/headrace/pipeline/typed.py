@@ -235,8 +235,9 @@ def _images(row: tuple[Any, ...], table: Table) -> Iterator[_Shown]:
         whole = row[record.BEFORE_KIND] == "full"
         yield "delete", before or row[record.KEY], () if whole else _beside_key(table)
     elif op == "UPDATE":
-        if before is not None and row[record.BEFORE_KIND] == "full":
-            yield "update_preimage", before, ()
+        if before is not None:  # all of it, or the key that the row has had
+            whole = row[record.BEFORE_KIND] == "full"
+            yield "update_preimage", before, () if whole else _beside_key(table)
         yield "update_postimage", after, absent
     elif op == "TRUNCATE":
         yield "truncate", None, ()
