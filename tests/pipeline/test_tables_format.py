@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from datetime import date
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pyspark.sql.datasource import EqualTo
 from headrace.change.event import Column, Op
 from headrace.errors import ConfigError
 from headrace.pipeline.table_options import _KNOWN, _SPARKS, TableOptions
-from headrace.pipeline.table_reader import FilteredTableReader
+from headrace.pipeline.table_reader import FilteredTableReader, TableReader
 from headrace.sinks.lake.storage import Folder
 from headrace.sinks.tables.sink import Tables
 from headrace.sinks.tables.staged import ChangeStage, StagedInput
@@ -280,6 +280,17 @@ def test_a_filter_finds_decimals_whose_bounds_another_tool_has_rounded(tmp_path:
     list(reader.pushFilters([EqualTo(("id",), most)]))
     found = [batch for part in reader.partitions() for batch in reader.read(part)]
     assert most in pa.Table.from_batches(found)["id"].to_pylist()
+
+
+def test_times_that_spark_wrote_in_its_own_way_are_read(tmp_path: Path) -> None:
+    times = [datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)]
+    rows = pa.table({"at": pa.array(times, pa.timestamp("us", tz="UTC"))})
+    write_deltalake(str(tmp_path), rows)
+    [file] = tmp_path.glob("*.parquet")
+    pa.parquet.write_table(rows, file, use_deprecated_int96_timestamps=True)
+    reader = TableReader(TableOptions.read({"path": str(tmp_path)}))
+    found = [batch for part in reader.partitions() for batch in reader.read(part)]
+    assert pa.Table.from_batches(found) == rows
 
 
 def test_every_option_is_documented() -> None:

@@ -98,7 +98,11 @@ class Folder:
     @contextmanager
     def open(self, path: str) -> Iterator[pq.ParquetFile]:
         """A file, to read parts of it."""
-        with self.reached(path), pq.ParquetFile(path, filesystem=self.files) as file:
+        # Spark's own times (INT96) as nanoseconds would end in the year 2262.
+        with (
+            self.reached(path),
+            pq.ParquetFile(path, filesystem=self.files, coerce_int96_timestamp_unit="us") as file,
+        ):
             yield file
 
     def read(self, path: str, columns: list[str] | None = None) -> pa.Table:
