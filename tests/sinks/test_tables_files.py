@@ -1,5 +1,6 @@
 """The files of Delta tables: what a batch writes, how they are laid out and written anew."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from headrace.change.event import Op
+from headrace.errors import PipelineError, SinkUnavailable
 from headrace.sinks.lake.delta import Delta
+from headrace.sinks.lake.plan import TableFailure, TableRef
+from headrace.sinks.lake.storage import Folder
 from headrace.sinks.tables import apply
 from headrace.sinks.tables import target as targets
+from headrace.sinks.tables.ledger import TablesLedger
 from tests.deltas import stored
 from tests.sinks.lake import ORDERS, Lake, order, put, remove, truncate
 from tests.sinks.plain import PlainLake
@@ -275,3 +280,50 @@ def test_partition_by_counts_when_a_table_is_made(
     assert lake.writer.failed_tables() == []
     assert lake.rows() == lake.expected()
     lake.log.close()
+
+
+def test_what_was_put_back_from_an_older_copy_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = PlainLake(monkeypatch, tmp_path)
+    orders, other = lake.table("orders"), lake.table("other")
+
+    def fill(*numbers: int) -> None:
+        lake.commit(*(put(table, **order(n)) for n in numbers for table in (orders, other)))
+        lake.write(lake.log.latest_sequence, 1)
+
+    fill(1, 2)
+    shutil.copytree(lake.path, tmp_path / "copy")
+    fill(3)
+    shutil.rmtree(lake.path / "public" / "orders")
+    shutil.copytree(tmp_path / "copy" / "public" / "orders", lake.path / "public" / "orders")
+    lake.open()
+    fill(4)
+    [failed] = lake.writer.failed_tables()
+    assert "has changes up to 3, but had them up to 5" in failed.reason
+    assert lake.rows("other") == lake.expected("other")
+    lake.commit(truncate(orders, snapshot=True), put(orders, **order(5)))
+    lake.write(lake.log.latest_sequence, 1)
+    assert not lake.writer.failed_tables()
+    shutil.rmtree(lake.path)
+    shutil.copytree(tmp_path / "copy", lake.path)
+    lake.open()
+    with pytest.raises(PipelineError, match=r"has changes up to 4, but .* up to 10") as raised:
+        fill(6)
+    assert "headrace reset lake" in raised.value.hint
+    lake.log.close()
+
+
+def test_a_job_does_not_forget_what_another_beside_it_has_noted(tmp_path: Path) -> None:
+    folder, orders = Folder(str(tmp_path)), TableRef("shop", "public", "orders")
+    one, other = (TablesLedger.open(folder, "jobs", adopt=False) for _ in range(2))
+    one.note(orders, TableFailure(7, "it cannot be followed"))
+    one.save()
+    other.note(TableRef("shop", "public", "customers"), None)
+    with pytest.raises(SinkUnavailable, match="at the same time"):
+        other.save()
+    again = TablesLedger.open(folder, "jobs", adopt=False)
+    assert again.failure(orders)
+    again.reach("epoch", 9)
+    again.save()
+    again.save()

@@ -69,6 +69,11 @@ class ComputedInput:
         """The logs that it comes from."""
         return self._log.epochs
 
+    @property
+    def covered(self) -> tuple[int, int] | None:
+        """The range."""
+        return self._log.covered
+
     def scan(self) -> Summaries:
         """What the log has, with the columns of what is computed; what fails is left out."""
         seen = self._log.scan()

@@ -56,6 +56,11 @@ class BatchInput(Protocol):
         ...
 
     @property
+    def covered(self) -> tuple[int, int] | None:
+        """After which sequence and up to which it has all changes; None: that is not known."""
+        ...
+
+    @property
     def failures(self) -> Mapping[TableRef, TableFailure]:
         """The tables that `scan` has left out, because they cannot be followed."""
         ...
@@ -79,6 +84,12 @@ class LogInput:
         """Where its tasks run."""
         return self._batch.spark
 
+    @property
+    def covered(self) -> tuple[int, int] | None:
+        """The range."""
+        whole = self._batch.whole
+        return (whole.after, whole.upto) if whole else None
+
     def scan(self) -> Summaries:
         """Ask the log what it has, and look at the heads of the records where it cannot tell."""
         whole = self._batch.whole
@@ -94,6 +105,8 @@ class LogInput:
 
 class RowsInput:
     """A DataFrame of changes, whose rows are sent to the task of their key."""
+
+    covered: tuple[int, int] | None = None  # a person may have left some out
 
     def __init__(self, changes: DataFrame) -> None:
         self._changes = changes

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ...errors import PipelineError, SinkFenced
+from ...errors import PipelineError, SinkFenced, SinkUnavailable
 from .. import FailedTable, Progress
 from ..lake.plan import TableFailure, TableRef
 from ..lake.storage import Folder
@@ -15,12 +15,14 @@ class TableEntry(msgspec.Struct):
 
     ref: TableRef = msgspec.field(name="place")
     failure: TableFailure | None = msgspec.field(default=None, name="trouble")
+    applied: int = 0  # the table has had everything up to this sequence; 0: that is not noted
 
 
 class _Content(msgspec.Struct):
     writer: str
     epoch: str = ""
     sequence: int = 0
+    upto: int = 0  # the end of the last batch, whatever it was about; 0: that is not noted
     tables: list[TableEntry] = []
 
 
@@ -31,7 +33,7 @@ class TablesLedger:
         self._folder = folder
         self._content = content
         self._entries = {entry.ref: entry for entry in content.tables}
-        self._written = b""
+        self._seen: str | None = None  # what was in the file when it was last read or written
         self._owners = {content.writer}  # whose name may stand in the file
         self.absent = False  # there was none when it was opened
 
@@ -43,6 +45,7 @@ class TablesLedger:
         if content.writer != writer and not adopt:
             raise SinkFenced(f"another pipeline writes to {folder.uri}")
         ledger = cls(folder, content)
+        ledger._seen = text
         ledger._take_over(writer)
         ledger.absent = text is None
         return ledger
@@ -75,6 +78,20 @@ class TablesLedger:
         entry = self._entries.get(ref)
         return entry.failure if entry else None
 
+    @property
+    def upto(self) -> int:
+        """The sequence at which the last batch has ended; 0: not known."""
+        return self._content.upto
+
+    def applied(self, ref: TableRef) -> int:
+        """The sequence up to which the table has had everything; 0: not known."""
+        entry = self._entries.get(ref)
+        return entry.applied if entry else 0
+
+    def note_applied(self, ref: TableRef, sequence: int) -> None:
+        """Remember how far a table has come that is known here."""
+        self._entries[ref].applied = sequence
+
     def failed_tables(self) -> list[FailedTable]:
         """Every table that is not followed."""
         found = [entry for entry in self._content.tables if entry.failure]
@@ -98,15 +115,19 @@ class TablesLedger:
 
     def begin_again(self) -> None:
         """Forget how far every table is, and which tables there were; they are empty now."""
-        self._content.epoch, self._content.sequence = "", 0
+        self._content.epoch, self._content.sequence, self._content.upto = "", 0, 0
         self._content.tables, self._entries = [], {}
         self.save()
 
-    def reach(self, epoch: str, sequence: int) -> None:
-        """Remember that every change up to this one has arrived."""
-        if epoch != self._content.epoch:
-            self._content.epoch, self._content.sequence = epoch, 0
-        self._content.sequence = max(self._content.sequence, sequence)
+    def reach(self, epoch: str, sequence: int, upto: int = 0) -> None:
+        """Remember that every change up to this one has arrived, with a batch that ends there."""
+        content = self._content
+        if epoch != content.epoch:
+            content.epoch, content.sequence, content.upto = epoch, 0, 0
+            for entry in content.tables:
+                entry.applied = 0
+        content.sequence = max(content.sequence, sequence)
+        content.upto = max(content.upto, upto)
 
     def continue_in(self, epoch: str) -> None:
         """Remember the same place under the name of a restored log."""
@@ -115,18 +136,24 @@ class TablesLedger:
 
     def save(self) -> None:
         """Write it down, if anything changed."""
-        text = msgspec.json.encode(self._content)
-        if text != self._written:
+        text = msgspec.json.encode(self._content).decode()
+        if text != self._seen:
             self._expect_ours()
-            self._folder.write_text(_PATH, text.decode())
-            self._written = text
+            self._folder.write_text(_PATH, text)
+            self._seen = text
             self.absent = False
 
     def _expect_ours(self) -> None:
         """Whoever was taken over from may be at work with tables that the other did not touch."""
         text = self._folder.read_text(_PATH)
-        if text is not None and _read(text, self._folder).writer not in self._owners:
+        writer = None if text is None else _read(text, self._folder).writer
+        if writer is not None and writer not in self._owners:
             raise SinkFenced(f"another pipeline has taken over {self._folder.uri}")
+        if writer == self._content.writer and text != self._seen:
+            # A job beside this one, or a copy of this query: what it has noted must not be lost.
+            raise SinkUnavailable(
+                f"another has just written to {self._folder.uri} at the same time"
+            )
         self._owners = {self._content.writer}
 
 

@@ -252,6 +252,8 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
         for ref, failure in changes.failures.items():
             self._give_up(ref, failure)
         marks = self._marks(changes, seen, batch_id)
+        after, upto = changes.covered or (0, 0)
+        self._expect_no_gap(marks.epoch, after)
         waiting = self._followed(seen, marks.epoch)
         for _ in range(_MOST_ROUNDS):
             if not waiting:
@@ -261,7 +263,7 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
             raise PipelineError(
                 f"batch {batch_id} reads differently each time: {next(iter(waiting))}"
             )
-        self._ledger.reach(marks.epoch, marks.sequence)
+        self._ledger.reach(marks.epoch, marks.sequence, upto)
         self._ledger.save()
         return sum(each.changes for each in seen.values())
 
@@ -317,6 +319,7 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
         for (target, _, _), each in zip(settled, waiting, strict=True):
             try:
                 each.result()
+                self._ledger.note_applied(target.ref, target.delta.applied(marks.epoch))
             except TableFailed as error:
                 self._give_up(target.ref, failure_of(error, marks.sequence))
 
@@ -349,6 +352,16 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
                 f"the tables in {self._sink.folder.uri} are gone, and {batch_id} batches with them",
                 hint="Bring them back from a copy, or run `headrace pipeline --adopt "
                 f"{self._sink.name}` to make them anew of all that is still in the log.",
+            )
+
+    def _expect_no_gap(self, epoch: str, after: int) -> None:
+        """Refuse a batch that does not follow the last one that the tables are known to have."""
+        upto = self._ledger.upto
+        if upto and epoch == self._ledger.epoch and after > upto and not self._adopt:
+            raise PipelineError(
+                f"{self._sink.folder.uri} has changes up to {upto}, but the query has brought them "
+                f"up to {after}: the folder was put back from an older copy",
+                hint=self._sink.lost_changes_hint(),
             )
 
     def _marks(self, changes: BatchInput, seen: Summaries, batch_id: int) -> Marks:
@@ -395,6 +408,12 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
                 restart=failure is not None,
             ),
         )
+        had = self._ledger.applied(ref) if epoch == self._ledger.epoch else 0
+        if target.applied < had and not (failure or emptied):
+            raise TableFailed(
+                f"{target.delta.folder.uri} has changes up to {target.applied}, but had them up to "
+                f"{had}: the Delta table was put back from an older copy"
+            )
         if failure:
             logger.info("a full snapshot has come, so the table goes on table=%s", ref)
             target.start_at(emptied)

@@ -191,6 +191,7 @@ class StagedInput:
     """What the tasks of a batch have stored; a `BatchInput`."""
 
     spark: SparkSession | None = None
+    covered: tuple[int, int] | None = None  # a person may have left some changes out
 
     def __init__(self, folder: Folder, staged: Sequence[StagedPart]) -> None:
         self._folder = folder
