@@ -1,7 +1,7 @@
 """`option("table", …)`: one table's changes with the table's own columns."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +16,7 @@ from headrace.change.event import BeforeKind, Column, Op
 from headrace.errors import ColumnsChanged, ConfigError, DecodeError
 from headrace.pipeline.options import Options
 from headrace.pipeline.reading import DiskLog, SequenceRange, read_typed
+from headrace.pipeline.source import ChangeStreamReader
 from headrace.pipeline.transforms import log_table
 from headrace.pipeline.typed import TypedTable
 from headrace.serve import BackgroundServer, ServerSettings, create_app
@@ -199,6 +200,22 @@ def test_what_does_not_fit_is_refused(shop: Shop, given: dict[str, str], message
     shop.commit(put(shop.table("orders"), **order(1)))
     with pytest.raises(ConfigError, match=message):
         found(shop, **given)
+
+
+def test_a_table_that_is_dropped_is_empty(shop: Shop) -> None:
+    orders = shop.table("orders")
+    dropped = change(Op.SCHEMA, orders, after=b'{"ddl":"DROP TABLE orders","dropped":true}')
+    shop.commit(put(orders, **order(1)), schema(orders), dropped)
+    assert briefly(rows(shop)) == [("insert", 1, "new", 1), ("truncate", None, None, 3)]
+
+
+def test_a_stream_does_not_begin_in_the_future(shop: Shop) -> None:
+    shop.commit(put(shop.table("orders"), **order(1)))
+    for moment, refused in ((datetime.now(UTC), False), (datetime(9999, 1, 1, tzinfo=UTC), True)):
+        given = {"path": str(shop.log.path), "startingTimestamp": moment.isoformat()}
+        reader = ChangeStreamReader(Options.read(given))
+        with pytest.raises(ConfigError, match="to come") if refused else nullcontext():
+            assert reader.initialOffset()["sequence"] == 1
 
 
 def test_moments_are_found_in_the_log(shop: Shop) -> None:

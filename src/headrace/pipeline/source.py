@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _IDLE_SECONDS = 0.1  # a log that had nothing new is not read again before
 _STOP_SECONDS = 0.2  # a query that is to stop waits at most so long for an answer
+_CLOCK_SECONDS = 60.0  # that clocks of two machines may differ
 _SMALLEST_PART = 5_000  # changes; fewer are not worth a task
 _NULL_ROWS = 10_000  # in a batch of Arrow's
 _NO_END = 2**63 - 1
@@ -185,9 +186,16 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> Offset:  # noqa: N802
         """Where a query without a checkpoint begins; the same for as long as this process lives."""
         if self._initial is None:
+            self._expect_past()
             now = self._reading.ranges(0, upto=0)
             self._initial = _offset(now.epoch, _after(self._options, now, self._reading))
         return self._initial
+
+    def _expect_past(self) -> None:
+        """Refuse a time to come: what is captured until then would come too."""
+        moment = self._options.starting_time
+        if moment is not None and moment / 1e6 > time.time() + _CLOCK_SECONDS:
+            raise ConfigError("the option startingTimestamp of a stream is a time to come")
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Read no further than the log reaches now."""

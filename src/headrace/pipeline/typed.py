@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -38,6 +39,13 @@ _OWN = pa.schema(
     ]
 )
 _INSERTS = ("INSERT", "READ")
+
+
+class _Ddl(msgspec.Struct):
+    dropped: bool = False
+
+
+_ddl = msgspec.json.Decoder(_Ddl).decode
 
 # The image of a row after or before a change: its type in Spark's words, the image, the columns
 # that it lacks.
@@ -239,7 +247,7 @@ def _images(row: tuple[Any, ...], table: Table) -> Iterator[_Shown]:
             whole = row[record.BEFORE_KIND] == "full"
             yield "update_preimage", before, () if whole else _beside_key(table)
         yield "update_postimage", after, absent
-    elif op == "TRUNCATE":
+    elif op == "TRUNCATE" or (op == "SCHEMA" and _ddl(after or b"{}").dropped):
         yield "truncate", None, ()
 
 
