@@ -170,6 +170,20 @@ def test_rows_deleted_during_a_compaction_do_not_come_back(tmp_path: Path) -> No
     assert table.ids() == without(200, 5, 7, 150)
 
 
+def test_a_deletion_that_knows_only_earlier_vectors_fails_the_table(tmp_path: Path) -> None:
+    table = Written(tmp_path / "table")
+    table.kill(0, 5)
+    stale = table.delta.files[table.added[0].path]
+    table.kill(0, 8)
+    refs = vectors.write(table.folder, {stale.path: BitMap([5, 6, 7])})
+    remove = Action(remove=stale.removed(1, data_change=True))
+    add = Action(add=stale.added(refs[stale.path], data_change=True))
+    foreign(table, remove, add, operation="DELETE")
+    assert 8 in table.ids()
+    with pytest.raises(TableFailed, match=r"DELETE by Tool/1 .* added or changed rows"):
+        table.commit([table.file([300])])
+
+
 def test_files_without_statistics_are_counted(tmp_path: Path) -> None:
     table = Written(tmp_path / "table")
     joined = table.file(range(200))

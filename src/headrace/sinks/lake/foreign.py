@@ -109,6 +109,13 @@ def _new_rows(before: TableState, state: TableState, commit: DeltaCommit) -> lis
         for changed in (True, False)
     )
     removed = [state.files.get(DataFile.path_of(each.path)) for each in commit.removes]
+    if any(
+        file is None or file.vector != each.deletion_vector
+        for file, each in zip(removed, commit.removes, strict=True)
+    ):
+        # It has read an earlier version: rows that were replaced since may be back.
+        had = {path: file.vector for path, file in before.files.items()}
+        return [f.path for f in (*added, *moved) if f.path not in had or had[f.path] != f.vector]
     most = sum(file.live for file in removed if file)
     new = [file for file in added if not _less(before.files.get(file.path), file)]
     if commit.info.get("operation") == "DELETE" and sum(file.live for file in new) <= most:
