@@ -322,6 +322,34 @@ def test_what_may_be_a_hidden_column_under_another_name_is_refused(
         rules.expect_no_rename(known, now)
 
 
+@pytest.mark.parametrize(
+    ("names", "suspect"),
+    [
+        ("id email note ssn", "note"),  # two names exchanged
+        ("id email old note ssn", "old"),  # renamed, and a new one of its name
+        ("old id email ssn note", None),  # added at another place
+        ("id email old ssn note", "old"),  # or renamed, and the new one put behind it
+        ("id email ssn note old", None),
+        ("email id ssn note", None),
+    ],
+)
+def test_a_name_that_another_column_has_taken_is_noticed(names: str, suspect: str | None) -> None:
+    rules = ColumnRules(("users.ssn",))
+
+    def users(names: str) -> Table:
+        columns = tuple(Column(name, "text") for name in names.split())
+        return Table("shop", "mysql", "", "", "public", "users", columns)
+
+    known, now = (rules.of(users(each)).stored for each in ("id email ssn note", names))
+    if suspect is None:
+        rules.expect_no_rename([known], now)
+        return
+    with pytest.raises(ConfigError, match=rf"users\.{suspect} may be public\.users\.ssn renamed"):
+        rules.expect_no_rename([known], now)
+    kept = ColumnRules(("users.ssn",), {"note": "keep", "old": "keep"})
+    kept.expect_no_rename([known], now)
+
+
 # --- with a database -----------------------------------------------------------------------------
 
 

@@ -196,6 +196,19 @@ def test_a_renamed_column_halts_the_source_until_the_rules_name_it(
     ]
 
 
+def test_a_new_column_with_the_name_of_a_renamed_one_halts_the_source(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    users(pg)
+    with redacted(pg, tmp_path) as feed:
+        pg.execute(
+            "ALTER TABLE users RENAME COLUMN ssn TO former; ALTER TABLE users ADD COLUMN ssn text"
+        )
+        pg.execute("UPDATE users SET note = 'x'")
+        assert "public.users.former may be public.users.ssn renamed" in halted(feed).error
+        assert_nowhere(("Rhabarber",), feed.log, tmp_path)
+
+
 def test_a_renamed_table_halts_the_source(pg: PostgresDatabase, tmp_path: Path) -> None:
     users(pg)
     with redacted(pg, tmp_path, exclude_columns=("users.ssn",)) as feed:

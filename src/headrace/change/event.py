@@ -72,6 +72,7 @@ class Table(msgspec.Struct, frozen=True):
     version: int = 0  # given by the log, unique in it and increasing; 0 until then
     references: tuple[Reference, ...] = ()  # its foreign keys
     hidden: tuple[str, ...] = ()  # columns that its source leaves out or masks
+    order: tuple[str, ...] = ()  # where some are hidden: all columns, as the source orders them
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -132,10 +132,12 @@ class ColumnRules:
         gone = [name for name in before.hidden if name not in {*names, *table.hidden}]
         had = {*_names(before), *before.hidden}
         moved = _path(before) != _path(table)  # what was hidden has its name in another table
-        for name in names:
+        swapped = _swapped(before, table)
+        for name in [*swapped, *names]:
             suspect = (gone and name not in had) or (moved and name in before.hidden)
-            if suspect and not self._decides(table, name):
-                former = name if name in before.hidden else gone[0]
+            if (suspect or name in swapped) and not self._decides(table, name):
+                own = name if name in before.hidden else next(iter(gone), "")
+                former = own if suspect else swapped[name]
                 raise ConfigError(
                     f"{_path(table)}.{name} may be {_path(before)}.{former} renamed, whose values "
                     "must not be stored",
@@ -188,6 +190,24 @@ def _names(table: Table) -> list[str]:
     return [column.name for column in table.columns]
 
 
+def _swapped(before: Table, table: Table) -> dict[str, str]:
+    """Columns that stand where a hidden one would stand, which has its name elsewhere now.
+
+    A column that is renamed keeps its place, so a name that is hidden and has moved may have been
+    given to another column: by exchanging two names, or by adding a column of that name.
+    """
+    old, new = before.order, table.order
+    plain = [name for name in old if name in new and name not in before.hidden]
+    found: dict[str, str] = {}
+    for each in (name for name in before.hidden if name in old and name in new):
+        was, now = old.index(each), new.index(each)
+        passed = [n for n in plain if (old.index(n) < was) != (new.index(n) < now)]
+        last = max((new.index(n) for n in plain if new.index(n) < now), default=-1)
+        between = new if passed else new[last + 1 : now]
+        found |= dict.fromkeys([*(n for n in between if n not in old), *passed], each)
+    return found
+
+
 def _same_name(one: Table, other: Table) -> bool:
     return (one.source, _path(one)) == (other.source, _path(other))
 
@@ -216,11 +236,13 @@ class RedactedTable:
             Column(each.name, CODE_TYPE, each.key) if each.name in masks else each for each in kept
         )
         plain = {each.name for each in kept} - masks.keys()
+        hidden = tuple(name for name in _names(table) if name not in plain)
         stored = msgspec.structs.replace(
             table,
             columns=columns,
             references=tuple(each for each in table.references if plain >= set(each.columns)),
-            hidden=tuple(name for name in _names(table) if name not in plain),
+            hidden=hidden,
+            order=tuple(_names(table)) if hidden else (),
         )
         return cls(stored, excluded, masks)
 
