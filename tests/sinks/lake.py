@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import pyarrow as pa
@@ -48,10 +49,13 @@ class Shop:
         self.log = Log.open(folder / "log")
         self._numbers = itertools.count(1)
 
-    def table(self, name: str, columns: Sequence[Column] = ORDERS) -> Table:
-        """A version of a table's columns."""
+    def table(
+        self, name: str, columns: Sequence[Column] = ORDERS, *, first: str | None = None
+    ) -> Table:
+        """A version of a table's columns; `first`: the name that it had at first."""
+        number = crc32((first or name).encode())
         described = Table(
-            SOURCE, "postgres", "origin-1", "shop", "public", name, tuple(columns), relation=7
+            SOURCE, "postgres", "origin-1", "shop", "public", name, tuple(columns), relation=number
         )
         return self.log.register(described)
 

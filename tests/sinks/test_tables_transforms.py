@@ -392,6 +392,31 @@ def lake_again(
     return later
 
 
+def test_a_key_that_is_renamed_fails_its_table_alone_until_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
+) -> None:
+    lake = PlainLake(monkeypatch, tmp_path, keep=keep)
+    note = Column("note", "text")
+    orders, other = (
+        lake.table(name, (Column("id", "bigint", key=True), note)) for name in ("orders", "other")
+    )
+    lake.commit(put(orders, id=1, note="a"), put(orders, id=2, note="b"))
+    lake.write(lake.log.latest_sequence, 2)
+    renamed = lake.table("orders", (Column("uid", "bigint", key=True), note))
+    lake.commit(put(renamed, Op.UPDATE, uid=1, note="c"), put(other, id=1, note="d"))
+    lake.write(lake.log.latest_sequence, 2)
+    [failed] = lake.writer.failed_tables()
+    assert failed.reason == "its key is uid now, which its rows do not have"
+    assert lake.rows("other", own=False)[0]["note"] == "d"
+    lake.commit(truncate(renamed, snapshot=True))
+    lake.snapshot(renamed, [{"uid": 1, "note": "c"}, {"uid": 2, "note": "b"}])
+    lake.commit(put(renamed, Op.UPDATE, uid=2, note="e"))
+    lake.write(lake.log.latest_sequence, 2)
+    assert lake.writer.failed_tables() == []
+    assert [(each["uid"], each["note"]) for each in current(lake)] == [(1, "c"), (2, "e")]
+    lake.log.close()
+
+
 def test_masked_values_are_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = TableTransform(mask={"note": MASK, "status": None})
     lake = lake_with(monkeypatch, tmp_path, rule, cluster_by={"public.orders": ("note",)})

@@ -200,8 +200,15 @@ class DataFile(msgspec.Struct, frozen=True):
 
     def may_be_null(self, column: str) -> bool:
         """Whether a column is null in some row, as far as is known."""
+        return self._nulls(column) != b"0"
+
+    def has_nulls(self, column: str) -> bool:
+        """Whether it is known that a column is null in some row, be it a dead one."""
+        return self._nulls(column) not in (b"", b"0")
+
+    def _nulls(self, column: str) -> bytes:
         counts = _statistics(self.statistics).null_count if self.statistics else {}
-        return bytes(counts.get(column, b"")) != b"0"
+        return bytes(counts.get(column, b""))
 
     @staticmethod
     def path_of(address: str) -> str:

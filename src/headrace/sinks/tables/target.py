@@ -165,6 +165,8 @@ class TargetTable:
         emptied = sorted(at for each in segment for at in each.emptied if self.applied < at <= upto)
         after = emptied[-1] if emptied and not history else self.applied
         schema = _schema(self._sink, self.ref, columns, shape, newest.connector)
+        if after == self.applied and self.applied + 1 not in emptied:
+            self._expect_keyed(columns)
         self._note_columns(columns)
         _follow_transform(self._sink, self.ref, self.delta, shape, restart=after > self.applied)
         lost = [name for name in self.delta.partition_by if name not in schema.names]
@@ -273,6 +275,16 @@ class TargetTable:
             self.delta.commit([], [], schema=schema)
         elif added := [each for each in schema if each.name not in known.names]:
             self.delta.add_columns(added)
+
+    def _expect_keyed(self, columns: Sequence[Column]) -> None:
+        """Expect that rows can be found by a key that is another one from now on."""
+        if self.delta.properties.get(KEY) == _key_note(columns):
+            return
+        files = [file for file in self.delta.files.values() if kind(file.path) != PAST]
+        for name in (column.name for column in columns if column.key):
+            known = name in self.delta.schema.names
+            if files and (not known or any(file.has_nulls(name) for file in files)):
+                raise TableFailed(f"its key is {name} now, which its rows do not have")
 
     def _note_columns(self, columns: tuple[Column, ...]) -> None:
         if self.delta.properties.get(KEY) != _key_note(columns):
