@@ -258,6 +258,41 @@ def test_rows_that_could_not_be_decoded_may_be_the_row(lake: Erasable) -> None:
     lake.erased("users", "42")
 
 
+RENAMED = (Column("uid", "bigint", key=True), *USERS[1:])
+WIDER = (USERS[0], Column("email", "text"), Column("city", "text", key=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "key", "left"),
+    [
+        ("people", USERS, {"id": 42}, "1 changes are of public.users, another name of the table"),
+        ("users", RENAMED, {"uid": 42}, "1 changes with values of this key are of a time when"),
+        ("users", WIDER, {"id": 42, "city": "Germany"}, "1 changes with values of this key"),
+    ],
+)
+@pytest.mark.parametrize("copied", [False, True])
+def test_changes_under_another_name_or_key_are_listed_as_left(
+    lake: Erasable,
+    name: str,
+    columns: tuple[Column, ...],
+    key: dict[str, Any],
+    left: str,
+    copied: bool,
+) -> None:
+    if copied:
+        rows = ((42, f"a@{MARKER}"), (43, "b@example.com"))
+        lake.snapshot(lake.users, [{"id": n, "email": e, "city": "Germany"} for n, e in rows])
+    else:
+        lake.commit(lake.user(42, f"a@{MARKER}"), lake.user(43, "b@example.com"))
+    lake.commit(remove(lake.table(name, columns, first="users"), **key))
+    result = lake.erase(name, json.dumps(key), "--json")
+    assert result.exit_code == 1
+    [found] = place(json.loads(result.stdout), "log")["left"]
+    assert found.startswith(left)
+    lake.log.trim(3, force=True)
+    lake.erased(name, json.dumps(key))
+
+
 @pytest.mark.parametrize("coded", [False, True])
 def test_a_key_that_its_source_masks_is_found(lake: Erasable, tmp_path: Path, coded: bool) -> None:
     secret = "a key of sixteen characters"

@@ -52,6 +52,17 @@ class KeyValues:
             name in found and _plain(found[name]) == text for name, text in self.texts.items()
         )
 
+    def may_stand_in(self, image: bytes | str | None) -> bool:
+        """Whether a row's image has these values, be it under other names of columns."""
+        if image is None or not self._may_be_in(image):
+            return False
+        found = {name: _plain(value) for name, value in _raws(image).items()}
+        texts = set(found.values())
+        return all(
+            found[name] == text if name in found else text in texts
+            for name, text in self.texts.items()
+        )
+
     @cached_property
     def needles(self) -> tuple[bytes, ...]:
         """Bytes that every image with these values has: to look for them is cheaper than to decode.

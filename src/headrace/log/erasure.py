@@ -78,6 +78,7 @@ class RowHistory:
     others: tuple[str, ...]  # keys that the row had before, or has since
     searched: int  # changes
     undecoded: int = 0  # rows of the table that the log keeps as they came: one may be the row
+    rekeyed: int = 0  # changes under another key of the table that have the values of this one
     stays: frozenset[str] = frozenset()  # columns by which sinks find their rows, as by the key
     lives_on: frozenset[int] = frozenset()  # changes that gave it another key, which it still has
 
@@ -204,6 +205,24 @@ def versions_of(log: LogReader, name: str, source: str = "") -> list[Table]:
     return found
 
 
+def former_names(log: LogReader, table: Table) -> dict[str, list[Table]]:
+    """The versions of a table under names that it had before, or has since."""
+    found: dict[str, list[Table]] = {}
+    for each in log.tables():
+        same = (each.source, each.origin, each.database, each.relation)
+        own = same == (table.source, table.origin, table.database, table.relation)
+        if own and each.relation and each.name and _named(each) != _named(table):
+            found.setdefault(_named(each), []).append(each)
+    return found
+
+
+def valued(log: LogReader, versions: Sequence[Table], key: KeyValues) -> int:
+    """How many changes of these versions have values of a row, or may."""
+    history = _found(log, versions, key)
+    images = [(change.before, change.after) for change in history.changes]
+    return history.rekeyed + sum(any(any(texts_in(i, key)) for i in each) for each in images)
+
+
 def find(
     log: LogReader,
     versions: Sequence[Table],
@@ -260,7 +279,7 @@ class _Search:
         self._records: list[_Fields] = []
         self._blocks: dict[int, _BlockRows] = {}
         self._others: dict[str, None] = {}
-        self._emptied = self._searched = self._undecoded = 0
+        self._emptied = self._searched = self._undecoded = self._rekeyed = 0
 
     def take(self, part: Piece | BlockRows) -> None:
         self._searched += part.count
@@ -290,6 +309,8 @@ class _Search:
             return
         owns, owned = self._key.are_in(key), self._key.are_in(before)
         if not (owns or owned):
+            if self._has_other_key(fields[record.TABLE]):
+                self._rekeyed += any(map(self._key.may_stand_in, (before, fields[record.AFTER])))
             return
         found = _Fields(sequence, fields)
         self._records.append(found)
@@ -299,6 +320,9 @@ class _Search:
             other = _object_text(old) if owns else key.decode()
             self._others[other] = None
 
+    def _has_other_key(self, version: int) -> bool:
+        return set(self._tables[version].key) != self._key.texts.keys()
+
     def _take_block(self, part: BlockRows) -> None:
         block, first = part.block, part.first - part.begin
         names = [column.name for column in block.head.columns if column.key]
@@ -307,6 +331,9 @@ class _Search:
         rows = frozenset(row for row, key in keys if self._key.are_in(key))
         if rows:
             self._blocks[first] = _BlockRows(first, block, rows)
+        elif self._has_other_key(block.head.table):
+            images = block.images([column.name for column in block.head.columns], 0, block.count)
+            self._rekeyed += sum(map(self._key.may_stand_in, images))
         for row in sorted(rows):
             if part.begin <= row < part.begin + part.count:
                 self._add(first + row)
@@ -325,6 +352,7 @@ class _Search:
             tuple(self._others),
             self._searched,
             self._undecoded,
+            self._rekeyed,
         )
 
 

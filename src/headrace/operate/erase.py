@@ -7,7 +7,7 @@ be repeated. Nothing else may run: RocksDB has one writer, and so has every tabl
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,17 @@ from ..change.event import Table
 from ..config import Config
 from ..errors import ConfigError, DecodeError, LogError, ServerError
 from ..log import Log, LogReader, backup
-from ..log.erasure import LogSearch, RowHistory, ValueSpread, find, search, spread, versions_of
+from ..log.erasure import (
+    LogSearch,
+    RowHistory,
+    ValueSpread,
+    find,
+    former_names,
+    search,
+    spread,
+    valued,
+    versions_of,
+)
 from ..log.erasure import erase as erase_in_log
 from ..sinks.erasing import ErasedPlace, ErasedRow
 from ..sources.redact import ColumnRules
@@ -106,7 +116,12 @@ def _erase(config: Config, log: Log, request: EraseRequest) -> tuple[Erasure, fr
             places += sink_named(config, sink.name).erase(row)
     count = erase_in_log(log, history)
     after = search(log, versions, history)
-    places.insert(0, _log_place(history, count, after, plain))
+    former = {
+        name: count
+        for name, others in former_names(log, table).items()
+        if (count := valued(log, others, history.key))
+    }
+    places.insert(0, _log_place(history, count, after, plain, former))
     erasure = Erasure(
         table=f"{table.schema}.{table.name}",
         key=request.key,
@@ -261,15 +276,32 @@ def _state(history: RowHistory) -> str:
 
 
 def _log_place(
-    history: RowHistory, count: int, found: LogSearch, plain: RowHistory | None
+    history: RowHistory,
+    count: int,
+    found: LogSearch,
+    plain: RowHistory | None,
+    former: Mapping[str, int],
 ) -> ErasedPlace:
-    """`plain`: what the log has under the key as it was before its source masked it."""
+    """`plain`: what the log has under the key as it was before its source masked it.
+
+    `former`: how many changes have the row's values under other names of its table.
+    """
     left = [f"change {each} has values" for each in found.left]
     left += [f"the disk may have an older copy of change {each}" for each in found.copies]
     if plain is not None and plain.changes:
         left.append(
             f"{len(plain.changes)} changes have the key as it was before it was masked: they go "
             "when `headrace trim` removes them"
+        )
+    left += [
+        f"{each} changes are of {name}, another name of the table: they go when `headrace trim` "
+        "removes them, and the sinks have them under that name"
+        for name, each in sorted(former.items())
+    ]
+    if history.rekeyed:
+        left.append(
+            f"{history.rekeyed} changes with values of this key are of a time when the table had "
+            "another one: they go when `headrace trim` removes them"
         )
     if history.undecoded:
         left.append(
