@@ -392,6 +392,42 @@ def lake_again(
     return later
 
 
+def test_rows_that_exchange_their_keys_stay_what_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
+) -> None:
+    """A deferrable key is checked when a transaction ends: two rows may have it until then."""
+    chance = random.Random(3)
+    lake = PlainLake(monkeypatch, tmp_path, keep=keep)
+    orders = lake.table("orders", (Column("id", "bigint", key=True), Column("note", "text")))
+    there = {number: {"id": number, "note": f"n{number // 2}"} for number in range(8)}
+    lake.commit(*(put(orders, **each) for each in there.values()))
+    lake.write(lake.log.latest_sequence, 2)
+
+    def moved(was: Row, to: int, note: str) -> Any:
+        new = {"id": to, "note": note}
+        key, before, after = (msgspec.json.encode(each) for each in ({"id": to}, was, new))
+        kind = BeforeKind.FULL
+        return change(Op.UPDATE, orders, key=key, before=before, before_kind=kind, after=after), new
+
+    for _ in range(6):
+        for _ in range(chance.randrange(1, 3)):
+            rows, changes = list(there.values()), []
+            ends = chance.sample(range(10), len(rows))
+            for _ in range(chance.randrange(1, 3)):  # each row goes somewhere, and then elsewhere
+                on_the_way = chance.sample(range(10), len(rows))
+                for at, row in chance.sample(list(enumerate(rows)), len(rows)):
+                    made, rows[at] = moved(row, on_the_way[at], row["note"])
+                    changes.append(made)
+            for at, row in enumerate(rows):
+                made, rows[at] = moved(row, ends[at], chance.choice([row["note"], "other"]))
+                changes.append(made)
+            lake.commit(*changes)
+            there = {row["id"]: row for row in rows}
+        lake.write(lake.log.latest_sequence, 3)
+        assert current(lake) == ordered(list(there.values()))
+    lake.log.close()
+
+
 def test_a_key_that_is_renamed_fails_its_table_alone_until_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
 ) -> None:

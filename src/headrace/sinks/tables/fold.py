@@ -67,6 +67,13 @@ class Version(NamedTuple):
     base: bytes = b""  # … of this key
 
 
+class _Displaced(NamedTuple):
+    """What a key had when another row took it, in the middle of a transaction."""
+
+    commit_time: int
+    versions: list[Version] | None
+
+
 class Share(NamedTuple):
     """Which keys a task has, of how many shares."""
 
@@ -154,6 +161,7 @@ class Fold:
         self.moves = False  # a row that is not whole has come from another share
         self.partial = False  # some version lacks columns
         self.size = 0  # bytes of images, about
+        self._displaced: dict[bytes, _Displaced] = {}
 
     def extend(self, changes: Iterable[SequencedRecord]) -> None:
         """Take changes of rows in their order."""
@@ -194,6 +202,11 @@ class Fold:
         left = None
         if before is not None or key is None or self._key.chosen:
             key, left = self._key.keys(change)
+        if left is None and self._displaced and self._stays_below(key, change):
+            return
+        if left is not None and not self._key.chosen and self._share.has(key):
+            known = self.versions.get(key)
+            self._displaced[key] = _Displaced(commit_time, known and list(known))
         if self._share.has(key):
             image = None if op == "DELETE" else after
             if not absent or image is None:
@@ -205,7 +218,42 @@ class Fold:
             self.moves = True
         # After the row at its new key, which may need what was there.
         if left is not None and self._share.has(left):
-            self._put(left, Version(sequence, commit_time, None))
+            self._leave(left, change)
+
+    def _leave(self, key: bytes, change: RowChange) -> None:
+        """Take a row from a key that it leaves for another one."""
+        if not self._stays_below(key, change._replace(op="DELETE")):
+            self._put(key, Version(change.sequence, change.commit_time, None))
+
+    def _stays_below(self, key: bytes, change: RowChange) -> bool:
+        """Whether a change is of one of two rows that have a key, and this is seen to.
+
+        Where a key is checked at the end of a transaction, two rows may have it for a moment, as
+        when two rows exchange their keys. The old row says which of them is meant.
+        """
+        known = self._displaced.get(key)
+        if known is None or known.commit_time != change.commit_time or change.before is None:
+            return False
+        old, now = _image(change.before), _image(self.versions[key][-1].image or b"{}")
+        if len(old) < len(now):
+            return False  # the key alone, which is then always checked at once
+        sequence, gone = change.sequence, change.op == "DELETE"
+        if any(old[name] != now[name] for name in old if name in now):
+            absent = _NOTHING if gone else frozenset(change.absent)
+            self.partial = self.partial or bool(absent)
+            image = None if gone else change.after
+            below = Version(sequence, change.commit_time, image, absent, key)
+            earlier = [each for each in known.versions or () if self._every]
+            if earlier and earlier[-1].commit_time == change.commit_time:
+                earlier.pop()
+            self._displaced[key] = _Displaced(change.commit_time, [*earlier, below])
+            return True
+        if gone:
+            del self._displaced[key]
+            del self.versions[key]
+            if known.versions:
+                self.versions[key] = known.versions
+        return gone
 
     def _put(self, key: bytes, version: Version) -> None:
         self.size += len(version.image or b"")
@@ -228,6 +276,7 @@ class Fold:
     def _empty(self, sequence: int, commit_time: int) -> None:
         if self.emptied_time is None:
             self.emptied_time = commit_time
+        self._displaced.clear()
         gone = Version(sequence, commit_time, None)
         for known in self.versions.values():
             if known[-1].image is None:
