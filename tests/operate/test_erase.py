@@ -20,7 +20,7 @@ from headrace.sinks.lake.storage import Folder
 from headrace.sinks.tables.sink import Tables
 from headrace.sources.sqlite import install
 from headrace.sources.sqlite.resume import SqliteResume, SqliteTableSnapshot
-from headrace.transforms.rules import Mask
+from headrace.transforms.rules import Mask, TableTransform
 from tests.deltas import stored
 from tests.sinks.lake import change, put, remove, truncate
 from tests.sinks.plain import PlainLake
@@ -256,6 +256,28 @@ def test_rows_that_could_not_be_decoded_may_be_the_row(lake: Erasable) -> None:
     lake.commit(lake.user(42, f"a@{MARKER}"), remove(lake.users, id=42))
     lake.commit(change(Op.MESSAGE, lake.users, after=b'{"operation":"INSERT"}'))
     lake.erased("users", "42")
+
+
+@pytest.mark.parametrize(("before", "now"), [("first", "second"), ("first", ""), ("", "second")])
+def test_a_table_whose_key_was_masked_otherwise_is_listed_as_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, now: str
+) -> None:
+    masks = [Mask(Secret(f"{name} key of sixteen")) if name else None for name in (before, now)]
+    rules = [{"*": TableTransform(mask={"id": mask})} if mask else {} for mask in masks]
+    lake = Erasable(monkeypatch, tmp_path, keep="rows")
+    lake.sink = Tables(name="lake", path=str(lake.path), transforms=rules[0])
+    lake.open()
+    lake.commit(*(lake.user(n, f"{n}@{MARKER}") for n in (41, 42, 43)))
+    lake.flow()
+    lake.commit(remove(lake.users, id=42))
+    changed = {"*": {"mask": {"id": {"hmac": f"{now} key of sixteen"}}}} if now else {}
+    lake.configure({"lake": {"type": "tables", "path": str(lake.path), "transforms": changed}})
+    for _ in range(2):  # the second time, the log no longer knows a value to search for
+        result = lake.erase("users", "42", "--json")
+        assert result.exit_code == 1
+        [left] = place(json.loads(result.stdout), "sink lake: public.users")["left"]
+        assert "was filled with another mask of its key" in left
+    lake.log.close()
 
 
 RENAMED = (Column("uid", "bigint", key=True), *USERS[1:])

@@ -17,7 +17,7 @@ from ..lake.deltalog import DeltaLog
 from ..lake.erasure import FileForm, Mask, erase_rows
 from ..lake.plan import CURRENT, OWN_COLUMNS, SEQUENCE, TableRef
 from .parquet import FILLED, LOOSE, SORTED
-from .target import shaped_columns, texts_of
+from .target import TRANSFORM, finds_key, shaped_columns, texts_of
 
 if TYPE_CHECKING:
     from .sink import Tables
@@ -112,11 +112,18 @@ def erase_in_table(sink: Tables, row: ErasedRow) -> list[ErasedPlace]:
         return [ErasedPlace(place=place, searched="no table")]
     if state.metadata.configuration.get(SOURCE) != ref.source:
         return []
-    key = _stored_key(sink, ref, row)
     schema = state.schema
+    key = _stored_key(sink, ref, row)
     lost = [name for name in key.column_names if name not in schema.names]
     if lost:
         left = f"{folder.uri} has no column {lost[0]}, by which the row could be found"
+        return [ErasedPlace(place=place, left=(left,))]
+    noted = state.metadata.configuration.get(TRANSFORM, "")
+    if not finds_key(sink, ref, row.table, noted):
+        left = (
+            f"{folder.uri} was filled with another mask of its key, so the row cannot be found; "
+            f"run `headrace reset {sink.name}`, let it be filled again, then erase the row"
+        )
         return [ErasedPlace(place=place, left=(left,))]
     epoch = state.metadata.configuration.get(EPOCH, "")
     known = row.known and epoch in row.epochs

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from ...change.arrow import widened
-from ...change.event import Column
+from ...change.event import Column, Table
 from ...errors import LogReplaced, TableFailed
 from ...transforms.rules import Selected, TransformNote
 from ...transforms.shape import fitted
@@ -543,6 +543,16 @@ def _follow_transform(
             hint=f"Run `headrace reset {sink.name}`: it fills the tables again.",
         )
     delta.note({TRANSFORM: wanted})
+
+
+def finds_key(sink: Tables, ref: TableRef, table: Table, noted: str) -> bool:
+    """Whether keys in a Delta table with this note of its transform are written as now."""
+    _, shape = shaped_columns(sink, ref, table.columns, table.connector)
+    before, now = (
+        msgspec.json.decode(text or "{}", type=TransformNote).mask
+        for text in (noted, _transform_note(sink, ref, shape))
+    )
+    return all(before.get(name, "") == now.get(name, "") for name in table.key)
 
 
 def _first_failure(fresh: Sequence[VersionSummary], applied: int) -> TableFailure | None:
