@@ -87,6 +87,14 @@ def test_a_condition_means_what_it_means_to_another_engine(condition: str) -> No
     assert passes(condition, ROWS).to_pylist() == [row[0] for row in found]
 
 
+def test_a_number_is_not_rounded_to_what_a_short_column_holds() -> None:
+    """As in Spark and PostgreSQL; DuckDB rounds it."""
+    rows = pa.table({"short": pa.array([0.1, 0.5, None], pa.float32())})
+    assert passes("short = 0.1", rows).to_pylist() == [False, False, False]
+    assert passes("short > 0.1", rows).to_pylist() == [True, True, False]
+    assert passes("short IN (0.5, 16777217)", rows).to_pylist() == [False, True, False]
+
+
 def test_a_pattern_is_one_of_spark() -> None:
     assert passes("country RLIKE '^(D|F)'", ROWS).to_pylist() == [True, False, False, True]
     assert passes("country NOT RLIKE '^(D|F)'", ROWS).to_pylist() == [False, True, False, False]

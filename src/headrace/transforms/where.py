@@ -138,8 +138,9 @@ def _alike(value: Values, other: Values, node: Any) -> Values:
         return pa.scalar(None, other.type)
     if node.is_string:
         return _cast(value, other.type, literal=node)
-    # A number is compared as what the column is, where that holds it; else Arrow finds a type.
-    return value.cast(other.type) if pa.types.is_floating(other.type) else value
+    # As Spark and databases do: 0.1 is not what a column of 32 bits has in its place. For others
+    # Arrow finds a type.
+    return value.cast(pa.float64(), safe=False) if pa.types.is_floating(other.type) else value
 
 
 def _zoned(value: Values) -> Values:
