@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.change import event
-from headrace.change.event import Change, Column, Op, Table, Transaction
+from headrace.change.arrow import row_schema
+from headrace.change.event import (
+    Change,
+    Column,
+    Op,
+    Table,
+    Transaction,
+    bounded_comment,
+    same_columns,
+)
 from headrace.change.lsn import format_lsn, parse_lsn
 from headrace.change.record import decode, encode
 from headrace.sources.postgres.position import PostgresPosition
@@ -115,6 +124,64 @@ def test_tables_that_were_stored_without_foreign_keys_have_none() -> None:
     stored = msgspec.json.decode(msgspec.json.encode(make_table()))
     del stored["references"]
     assert msgspec.convert(stored, Table) == make_table()
+
+
+# As the version before comments wrote a table, byte for byte.
+UNCOMMENTED = (
+    b'{"source":"shop","connector":"postgres","origin":"origin-1","database":"shop",'
+    b'"schema":"public","name":"users","columns":['
+    b'{"name":"id","type":"text","key":true,"type_id":0,"modifier":-1},'
+    b'{"name":"name","type":"text","key":false,"type_id":0,"modifier":-1}],'
+    b'"identity":"default","relation":0,"version":1,"references":[],"hidden":[]}'
+)
+
+
+class ColumnBefore(msgspec.Struct, frozen=True):
+    """A column as that version reads it."""
+
+    name: str
+    type: str
+    key: bool = False
+    type_id: int = 0
+    modifier: int = -1
+
+
+class TableBefore(msgspec.Struct, frozen=True):
+    """A table as that version reads it."""
+
+    source: str
+    name: str
+    columns: tuple[ColumnBefore, ...] = ()
+    version: int = 0
+
+
+def commented(table: Table) -> Table:
+    columns = tuple(msgspec.structs.replace(each, comment="a") for each in table.columns)
+    return msgspec.structs.replace(table, columns=columns, comment="b")
+
+
+def test_tables_that_were_stored_without_comments_have_none() -> None:
+    assert msgspec.json.decode(UNCOMMENTED, type=Table) == make_table(version=1)
+
+
+def test_a_table_with_comments_is_read_by_the_version_before_them() -> None:
+    now = msgspec.json.encode(commented(make_table(version=1)))
+    expected = msgspec.json.decode(UNCOMMENTED, type=TableBefore)
+    assert msgspec.json.decode(now, type=TableBefore) == expected
+
+
+def test_comments_are_not_in_what_rows_carry() -> None:
+    assert row_schema(commented(make_table())) == row_schema(make_table())
+    assert same_columns(commented(make_table()).columns, make_table().columns)
+    assert not same_columns(make_table().columns[:1], make_table().columns)
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [("", ""), ("é" * 2048, "é" * 2048), ("x" + "é" * 2048, "x" + "é" * 2047), ("\0", "\0")],
+)
+def test_a_comment_is_cut_between_characters(text: str, kept: str) -> None:
+    assert bounded_comment(text) == kept
 
 
 def test_a_position_is_found_by_its_former_name() -> None:

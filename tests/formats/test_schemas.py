@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
-from headrace.change.event import BeforeKind, Change, Op, Transaction
+from headrace.change.event import BeforeKind, Change, Op, Table, Transaction
 from headrace.formats import AnyFormat, StreamFormat, TransactionFormat
 from headrace.formats.catalogue import Formats, names, schemas
 from headrace.formats.facts import Facts, SourceServer
@@ -106,6 +107,19 @@ def test_references_between_schemas_lead_somewhere() -> None:
         strict = Draft202012Validator(DOCUMENTS[f"{name}.json"], registry=known)
         for event in events(format, SAMPLES[:1]):
             assert strict.is_valid(event)
+
+
+@pytest.mark.parametrize(("name", "format"), FORMATS)
+def test_a_comment_is_in_no_format(name: str, format: AnyFormat) -> None:
+    commented = [msgspec.structs.replace(each, table=_commented(each.table)) for each in SAMPLES]
+    found = events(format, commented)
+    assert found == events(format, SAMPLES), name
+    assert found or name == "protobuf"
+
+
+def _commented(table: Table) -> Table:
+    columns = tuple(msgspec.structs.replace(each, comment="a") for each in table.columns)
+    return msgspec.structs.replace(table, columns=columns, comment="b")
 
 
 SEEDS_ACCEPTED = {

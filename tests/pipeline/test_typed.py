@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -23,6 +24,7 @@ from headrace.serve import BackgroundServer, ServerSettings, create_app
 from tests.sinks.lake import ORDERS, Shop, change, order, put, remove, schema, truncate
 
 OWN = ["_change_type", "_commit_version", "_commit_timestamp", "_sequence", "_absent"]
+COMMENTED = (ORDERS[0], msgspec.structs.replace(ORDERS[1], comment="new, paid"), *ORDERS[2:])
 WIDER = (*ORDERS, Column("seen", "timestamp with time zone"))
 
 
@@ -162,6 +164,13 @@ def test_later_columns_end_the_query(shop: Shop) -> None:
     assert [row["id"] for row in rows(shop)] == [1, 2, 3]
 
 
+def test_a_comment_ends_no_query(shop: Shop) -> None:
+    shop.commit(put(shop.table("orders"), **order(1)))
+    begun = found(shop)
+    shop.commit(put(shop.table("orders", COMMENTED), **order(2)))
+    assert [row["id"] for row in rows(shop, begun)] == [1, 2]
+
+
 def test_columns_are_chosen(shop: Shop) -> None:
     shop.commit(put(shop.table("orders"), **order(1)))
     assert rows(shop, columns="_sequence,id") == [{"_sequence": 1, "id": 1}]
@@ -250,7 +259,7 @@ def serving(shop: Shop, stack: ExitStack) -> str:
 def test_spark_reads_a_table_from_a_moment_to_another(
     spark: SparkSession, shop: Shop, *, remote: bool
 ) -> None:
-    orders = shop.table("orders")
+    orders = shop.table("orders", COMMENTED)
     for number in range(6):
         shop.commit(put(orders, **order(number)))
     moments = [each.transaction.captured_at for each in shop.log.read(0)]
@@ -260,6 +269,8 @@ def test_spark_reads_a_table_from_a_moment_to_another(
         assert frame.schema.simpleString().startswith(
             "struct<id:bigint,status:string,amount:decimal(12,2),note:string,_change_type:string"
         )
+        comments = {each.name: each.metadata for each in frame.schema if each.metadata}
+        assert comments == {"status": {"comment": "new, paid"}}
         assert sorted(row.id for row in frame.where("amount > 0").collect()) == list(range(6))
         begin, end = (
             datetime.fromtimestamp(moments[at] / 1_000_000, UTC).isoformat() for at in (2, 4)

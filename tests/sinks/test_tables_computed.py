@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
@@ -14,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from headrace.change.event import BeforeKind, Column, Op
 from headrace.sinks.tables.sink import Tables
 from headrace.transforms.rules import TableTransform
-from tests.sinks.lake import Lake, Row, change, order, put, remove, schema, truncate
+from tests.sinks.lake import ORDERS, Lake, Row, change, order, put, remove, schema, truncate
 
 LARGE = "SELECT *, amount * 2 AS twice FROM changes WHERE status <> 'hidden'"
 EVERY_TYPE = (
@@ -55,10 +56,14 @@ def failed(lake: Lake) -> tuple[str, str]:
 
 def test_each_row_is_what_the_statement_makes_of_it(opened: Opened) -> None:
     lake = opened(transforms=sql(LARGE))
-    orders = lake.table("orders")
+    commented = (msgspec.structs.replace(each, comment=f"the {each.name}") for each in ORDERS)
+    orders = lake.table("orders", tuple(commented))
     lake.commit(*(put(orders, **order(number)) for number in range(1, 5)))
     lake.commit(put(orders, **order(5, "hidden")), put(orders, Op.READ, **order(6)))
     lake.write()
+    fields = {each.name: each.metadata for each in lake.delta().schema().fields}
+    assert fields["amount"] == {"comment": "the amount"}, "it is selected as it is"
+    assert fields["twice"] == {}, "it is computed"
     stored = lake.rows()
     assert [(row["id"], row["twice"]) for row in stored] == [
         (number, Decimal("2.00")) for number in (1, 2, 3, 4, 6)

@@ -320,7 +320,13 @@ def test_the_event_trigger_is_installed_once_and_found_again(told: Captured) -> 
     told.restart()
     told.until_streaming()
     triggers = told.database.execute("SELECT evtname FROM pg_event_trigger ORDER BY 1")
-    names = ["headrace_ddl", "headrace_drop", "headrace_keys", "headrace_keys_drop"]
+    names = [
+        "headrace_comments",
+        "headrace_ddl",
+        "headrace_drop",
+        "headrace_keys",
+        "headrace_keys_drop",
+    ]
     assert [name for (name,) in triggers] == names
     told.database.execute("ALTER TABLE users ADD COLUMN age int")
     assert [ddl(change) for change in told.streamed()] == [

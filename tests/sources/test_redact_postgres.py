@@ -63,6 +63,25 @@ def with_rules(feed: RedactedFeed, database: PostgresDatabase, **settings: Any) 
     feed.until_streaming()
 
 
+def test_the_comment_of_a_column_goes_with_the_column(pg: PostgresDatabase, tmp_path: Path) -> None:
+    users(pg)
+    pg.execute(
+        "COMMENT ON COLUMN users.ssn IS 'like Rhabarber';"
+        "COMMENT ON COLUMN users.email IS 'where to write'"
+    )
+    with redacted(pg, tmp_path, ddl=True) as feed:
+        before = feed.log.tables()[-1]
+        assert {c.name: c.comment for c in before.columns} == {
+            "id": "",
+            "email": "where to write",
+            "note": "",
+        }
+        pg.execute("COMMENT ON COLUMN users.ssn IS 'or Rhabarber too'")
+        [told] = feed.streamed()
+        assert told.table == before, "what is left out makes no new version"
+        assert_nowhere(("Rhabarber",), feed.log, tmp_path)
+
+
 # --- every kind of change ------------------------------------------------------------------------
 
 

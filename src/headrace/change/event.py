@@ -16,6 +16,7 @@ import msgspec
 from . import glob as globs
 
 PIECE = 100_000  # changes; of a larger transaction so many at a time are taken together
+COMMENT_BYTES = 4096  # at most, of a comment that a table or a column has in its database
 
 
 class Op(StrEnum):
@@ -46,6 +47,7 @@ class Column(msgspec.Struct, frozen=True):
     key: bool = False
     type_id: int = 0  # the source's number for the type; 0 where it has none
     modifier: int = -1  # precision, length …, packed as the source packs them
+    comment: str = ""  # what the database says about it; "": nothing
 
 
 class Reference(msgspec.Struct, frozen=True):
@@ -73,6 +75,7 @@ class Table(msgspec.Struct, frozen=True):
     references: tuple[Reference, ...] = ()  # its foreign keys
     hidden: tuple[str, ...] = ()  # columns that its source leaves out or masks
     order: tuple[str, ...] = ()  # where some are hidden: all columns, as the source orders them
+    comment: str = ""  # what the database says about it; "": nothing
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -82,6 +85,20 @@ class Table(msgspec.Struct, frozen=True):
     def matches(self, glob: str) -> bool:
         """Whether a pattern means this table: schema.table, or the bare table in any schema."""
         return globs.matches(f"{self.schema}.{self.name}" if "." in glob else self.name, glob)
+
+
+def bounded_comment(text: str) -> str:
+    """As much of a comment as is kept, in whole characters."""
+    return text.encode()[:COMMENT_BYTES].decode(errors="ignore")
+
+
+def same_columns(one: Sequence[Column], other: Sequence[Column]) -> bool:
+    """Whether rows with these columns are read alike; comments may differ."""
+    return [_uncommented(each) for each in one] == [_uncommented(each) for each in other]
+
+
+def _uncommented(column: Column) -> Column:
+    return msgspec.structs.replace(column, comment="")
 
 
 class Transaction(msgspec.Struct, frozen=True, gc=False):

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from ..change.arrow import frame
 from ..errors import ConfigError
@@ -98,7 +98,7 @@ class ChangeSource(DataSource):
         if not self._options.table:
             return None
         for found in reversed(self._versions()):
-            if _spark_schema(found) == schema:
+            if _types(_spark_schema(found)) == _types(schema):
                 return found
         raise ConfigError(
             f"the table {self._options.table} never had the columns of this schema",
@@ -273,7 +273,18 @@ def _latest(start: Offset, now: Ranges) -> Offset:
 
 
 def _spark_schema(table: TypedTable) -> StructType:
-    return from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
+    plain = from_arrow_schema(table.schema, prefer_timestamp_ntz=True)
+    comments = {
+        each.name: {"comment": each.comment} for each in table.table.columns if each.comment
+    }
+    return StructType(
+        [StructField(f.name, f.dataType, f.nullable, comments.get(f.name)) for f in plain]
+    )
+
+
+def _types(schema: StructType) -> list[tuple[str, DataType, bool]]:
+    """What must be the same of a schema: comments need not be."""
+    return [(field.name, field.dataType, field.nullable) for field in schema]
 
 
 def _after(options: Options, now: Ranges, log: LogAccess) -> int:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from ..change import record
 from ..change.arrow import arrow_schema, block_table, decode
 from ..change.block import BlockRows
-from ..change.event import Column, Table
+from ..change.event import Column, Table, same_columns
 from ..errors import ColumnsChanged, ConfigError, DecodeError
 from ..log import Piece
 
@@ -225,7 +225,9 @@ class TypedTable:
 
     def _expect_columns(self, table: Table, sequence: int) -> None:
         """Raise ColumnsChanged when changes begin to have other columns than the query."""
-        if table.version > self.table.version and table.columns != self.table.columns:
+        if table.version > self.table.version and not same_columns(
+            table.columns, self.table.columns
+        ):
             raise ColumnsChanged(
                 f"the columns of {self.name} have changed by sequence {sequence}: "
                 f"{_difference(self.table.columns, table.columns)}",

@@ -233,7 +233,10 @@ class RedactedTable:
         """A table without these columns, and with codes or null in those."""
         kept = [each for each in table.columns if each.name not in excluded]
         columns = tuple(
-            Column(each.name, CODE_TYPE, each.key) if each.name in masks else each for each in kept
+            Column(each.name, CODE_TYPE, each.key, comment=each.comment)
+            if each.name in masks
+            else each
+            for each in kept
         )
         plain = {each.name for each in kept} - masks.keys()
         hidden = tuple(name for name in _names(table) if name not in plain)

@@ -176,7 +176,7 @@ class _ShapedTable:
 def _declared(column: Column, selected: Selected) -> Column:
     if column.name not in selected.coded:
         return column
-    return Column(column.name, CODE_TYPE, column.key)
+    return Column(column.name, CODE_TYPE, column.key, comment=column.comment)
 
 
 def _passed(change: Change, after: bool | None, before: bool | None) -> Change | None:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _VIEW = "changes"
+_COMMENT = "comment"  # in the metadata of a column, as Spark has it
 # What a statement or a function may raise for some rows, or for all; the rest is Spark's own.
 _OF_ROWS = (
     AnalysisException,
@@ -144,9 +145,11 @@ class ComputedTable(Computation):
             if each.name not in OWN.names
         }
         try:
-            return declared(types, self.key)
+            columns = declared(types, self.key)
         except DecodeError as error:
             raise self.failed(str(error), hint=error.hint) from None
+        comments = {each.name: each.metadata.get(_COMMENT, "") for each in result.schema.fields}
+        return tuple(msgspec.structs.replace(each, comment=comments[each.name]) for each in columns)
 
     def rows(self, changes: DataFrame) -> DataFrame:
         """The rows that INSERTs and UPDATEs have left, as the statement sees them."""
@@ -156,7 +159,12 @@ class ComputedTable(Computation):
 
     def empty(self, spark: SparkSession) -> DataFrame:
         """The same without any row, to see what the statement makes of the columns."""
-        return spark.createDataFrame([], self._seen)
+        seen = self._seen
+        for column in self.table.columns:
+            # Spark hands it on with a column that is selected as it is, and with no other.
+            if column.comment and column.name in seen.names:
+                seen[column.name].metadata = {_COMMENT: column.comment}
+        return spark.createDataFrame([], seen)
 
     @property
     def _seen(self) -> StructType:

@@ -26,6 +26,7 @@ from pyroaring import BitMap
 from ... import __version__
 from ...errors import HeadraceError, LogReplaced, SinkFenced, TableFailed, TableMoved
 from . import vectors
+from .comments import TableComments, commented, with_comments
 from .deltalog import (
     Action,
     AppTransaction,
@@ -258,6 +259,15 @@ class Delta:
         metadata = self._metadata(pa.schema([*self.schema, *fields]), None)
         self._commit("ADD COLUMNS", lambda state: _metadata_actions(state, metadata(state)))
 
+    def describe(self, comments: TableComments) -> None:
+        """Take over the comments of the source; no file changes."""
+        known = self._state.metadata
+        if commented(known, comments) != known:
+            self._commit(
+                "CHANGE COLUMNS",
+                lambda state: _metadata_actions(state, commented(state.metadata, comments)),
+            )
+
     def enable_vectors(self) -> None:
         """Let rows be marked as dead, also in a table that was made without."""
         if self.has_vectors:
@@ -283,7 +293,9 @@ class Delta:
         def changed(state: TableState) -> Metadata:
             known = state.metadata
             noted = {**(defaults or {}), **known.configuration, **(properties or {})}
-            columns = known.schema_string if text is None else text
+            columns = known.schema_string
+            if text is not None:
+                columns = with_comments(text, columns)
             return msgspec.structs.replace(known, schema_string=columns, configuration=noted)
 
         return changed

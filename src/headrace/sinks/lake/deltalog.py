@@ -27,6 +27,7 @@ from .storage import Folder
 from .vectors import VectorRef
 
 FOLDER = "_delta_log"
+COMMENT = "comment"  # in the metadata of a field, where other tools look for it
 _HOUR = timedelta(hours=1)
 HINT_FILE = f"{FOLDER}/_last_checkpoint"
 _FIX_LOG = (
@@ -288,8 +289,9 @@ class TableState:
 
     @property
     def schema(self) -> pa.Schema:
-        """The table's columns."""
-        return pa.schema(Schema.from_json(self.metadata.schema_string).to_arrow())
+        """The table's columns, without comments: files would repeat them."""
+        fields = pa.schema(Schema.from_json(self.metadata.schema_string).to_arrow())
+        return pa.schema([_uncommented(field) for field in fields])
 
     def after(self, commits: Sequence[DeltaCommit]) -> "TableState":
         """The state that these commits lead to."""
@@ -308,6 +310,13 @@ class TableState:
                 file = DataFile.of(add, metadata.partition_columns)
                 files[file.path] = file
         return TableState(commits[-1].version, protocol, metadata, files, transactions)
+
+
+def _uncommented(field: pa.Field) -> pa.Field:
+    left = {
+        name: value for name, value in (field.metadata or {}).items() if name != COMMENT.encode()
+    }
+    return field.with_metadata(left or None) if field.metadata else field
 
 
 # --- on the storage ------------------------------------------------------------------------------

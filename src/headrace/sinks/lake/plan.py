@@ -112,6 +112,7 @@ class VersionSummary:
     first_sequence: int
     last_sequence: int
     changes: int
+    comment: str | None = None  # of the table; None: neither it nor those of columns are known
     last_record: int = 0  # the last change of a row that is no row of a block
     snapshots: set[bytes] = field(default_factory=set)  # of which there are blocks
     emptied: list[int] = field(default_factory=list)  # every TRUNCATE, and DROP

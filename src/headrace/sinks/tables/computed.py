@@ -114,6 +114,7 @@ class ComputedInput:
             first_sequence=first,
             last_sequence=max(each.last_sequence for each in versions),
             changes=sum(each.changes for each in versions),
+            comment=table.comment,
             last_record=max(each.last_sequence for each in versions),
             emptied=sorted(at for each in versions for at in each.emptied),
             failure=min(

@@ -140,6 +140,7 @@ def _summary(seen: Summaries, table: Table, first: int) -> VersionSummary:
         first_sequence=first,
         last_sequence=first,
         changes=0,
+        comment=table.comment,
     )
     return seen[table.version]
 

@@ -17,6 +17,7 @@ from ...errors import LogReplaced, TableFailed
 from ...transforms.rules import Selected, TransformNote
 from ...transforms.shape import fitted
 from ..lake import vectors
+from ..lake.comments import TableComments
 from ..lake.delta import EPOCH, KEEP, SOURCE, Delta, Marks
 from ..lake.deltalog import DataFile
 from ..lake.plan import (
@@ -74,6 +75,8 @@ class TargetTable:
         self.applied = applied
         self._sink = sink
         self._columns: tuple[Column, ...] = ()  # of the source, when the last batch ended
+        self._comments: TableComments | None = None  # of the source; None: they are not known
+        self._commented_by = 0  # the version of the source's table that has them
         self._together = False
 
     @classmethod
@@ -179,6 +182,7 @@ class TargetTable:
         if after == self.applied:
             self._follow(schema, rewrite)
             schema = self.delta.schema  # in the order that Delta keeps columns
+        self._follow_comments(segment)
         return TablePlan(
             ref=self.ref,
             connector=newest.connector,
@@ -293,6 +297,24 @@ class TargetTable:
             logger.info("columns have changed table=%s", self.ref)
         self._columns = columns
 
+    def _follow_comments(self, segment: Sequence[VersionSummary]) -> None:
+        """Take over the comments of the newest version.
+
+        A snapshot reads them anew, and rows that the stream brings after it may have the version
+        before: those do not bring older comments back.
+        """
+        newest = max(segment, key=lambda each: each.version)
+        if newest.comment is not None and newest.version > self._commented_by:
+            columns, _ = shaped_columns(self._sink, self.ref, newest.columns, newest.connector)
+            said = {column.name: column.comment for column in columns}
+            self._comments = TableComments(newest.comment, said)
+            self._commented_by = newest.version
+        self._describe()
+
+    def _describe(self) -> None:
+        if self._comments is not None:
+            self.delta.describe(self._comments)
+
     # --- after it --------------------------------------------------------------------------------
 
     def commit(
@@ -314,6 +336,8 @@ class TargetTable:
             self.delta.commit(
                 added, removed, dead=dead, schema=schema, replace=emptied, marks=marks
             )
+        if emptied:
+            self._describe()  # there may be new columns
         self.applied = marks.sequence
         self._together = False
 

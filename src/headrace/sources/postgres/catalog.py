@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
+import msgspec
 import psycopg
 from psycopg import sql
 
-from ...change.event import Column, Reference, Table
+from ...change.event import COMMENT_BYTES, Column, Reference, Table, bounded_comment
 from .address import classify
 from .pgoutput import WalRelation
 from .rows import Rows
@@ -97,6 +98,15 @@ _REFERENCES = """
     WHERE k.conrelid = %s AND k.contype = 'f'
       AND coalesce(to_jsonb(k) ->> 'conperiod', 'false') = 'false'
     ORDER BY k.conkey[1], k.conname"""
+
+# Of the table itself (no name) and its columns; everybody may read them. A database without an
+# encoding may hold bytes that are no text, which the server would refuse to send as text.
+_COMMENTS = """
+    SELECT coalesce(a.attname, ''), convert_to(left(d.description, %s),
+           CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END)
+    FROM pg_description d
+    LEFT JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid AND d.objsubid > 0
+    WHERE d.objoid = %s AND d.classoid = 'pg_class'::regclass"""
 
 _SEEN = "SELECT pg_visible_in_snapshot(%s::text::xid8, pg_current_snapshot())"
 _UNSEEN_SECONDS = 2.0  # far more than a synchronous standby takes
@@ -324,6 +334,7 @@ class Catalog:
         return self._described(published, identity, columns)
 
     def _described(self, published: Published, identity: str, columns: tuple[Column, ...]) -> Table:
+        comments = self._comments(published.oid)
         return Table(
             self._source,
             "postgres",
@@ -331,11 +342,22 @@ class Catalog:
             self._database,
             published.schema,
             published.name,
-            columns,
+            tuple(
+                msgspec.structs.replace(column, comment=comments.get(column.name, ""))
+                for column in columns
+            ),
             identity,
             published.oid,
             references=self._references(published.oid, columns),
+            comment=comments.get("", ""),
         )
+
+    def _comments(self, oid: int) -> dict[str, str]:
+        """The comments of a table's columns, and its own under no name, as they are now."""
+        return {
+            name: bounded_comment(bytes(text).decode(errors="replace"))
+            for name, text in self.rows(_COMMENTS, COMMENT_BYTES, oid)
+        }
 
     def _references(self, oid: int, columns: tuple[Column, ...]) -> tuple[Reference, ...]:
         """The foreign keys over these columns, as they are now."""

@@ -60,12 +60,16 @@ BEGIN
     ELSE
         SELECT jsonb_agg(headrace.describe(relation)) INTO told
         FROM (SELECT DISTINCT objid AS relation FROM pg_event_trigger_ddl_commands()
-              WHERE classid = 'pg_catalog.pg_class'::regclass AND objsubid = 0) touched
+              WHERE classid = 'pg_catalog.pg_class'::regclass
+                AND (objsubid = 0 OR tg_tag = 'COMMENT')) touched
         WHERE headrace.describe(relation) IS NOT NULL;
     END IF;
     IF told IS NOT NULL THEN
         PERFORM pg_logical_emit_message(true, 'headrace.ddl', jsonb_build_object(
-            'tag', tg_tag, 'sql', current_query(), 'tables', told)::text);
+            'tag', tg_tag, 'tables', told,
+            -- A comment may be of any length.
+            'sql', CASE tg_tag WHEN 'COMMENT' THEN left(current_query(), 8192)
+                               ELSE current_query() END)::text);
     END IF;
 END $$;
 
@@ -137,6 +141,9 @@ SETUP = _SETUP.replace(
 _TRIGGERS = {
     "headrace_ddl": """ON ddl_command_end
     WHEN TAG IN ('ALTER TABLE', 'CREATE TABLE') EXECUTE FUNCTION headrace.tell_ddl();""",
+    # One of its own: a trigger that an earlier version has created stays as it is.
+    "headrace_comments": """ON ddl_command_end
+    WHEN TAG IN ('COMMENT') EXECUTE FUNCTION headrace.tell_ddl();""",
     "headrace_drop": """ON sql_drop
     WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION headrace.tell_ddl();""",
     "headrace_keys": """ON ddl_command_end
