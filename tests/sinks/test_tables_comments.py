@@ -101,8 +101,7 @@ def test_comments_stay_when_columns_change(lake: Lake) -> None:
     ]
     table = msgspec.structs.replace(lake.table("orders", kept), version=0, comment="bought")
     table = lake.log.register(table)
-    row = {"id": 2, "status": "new", "amount": "1.00", "at": "2025-01-01"}
-    lake.commit(schema(table), put(table, **row))
+    lake.commit(schema(table), put(table, id=2, status="new", amount="1.00", at="2025-01-01"))
     lake.write()
     expected = ("bought", {"id": "number", "status": "state", "at": "when"})
     assert stored_comments(lake) == expected

@@ -216,3 +216,28 @@ def test_a_dropped_database_takes_its_tables_along(own_my: MysqlServer, tmp_path
             database.execute("DROP DATABASE one")
             assert [schema_of(change)[0] for change in feed.streamed()] == ["a"]
             assert list(feed.resume.snapshots) == [("two", "b")]
+
+
+def test_comments_are_of_the_description_and_survive_a_restart(
+    my: MysqlDatabase, tmp_path: Path
+) -> None:
+    my.execute(
+        "CREATE TABLE users (id int PRIMARY KEY, name text COMMENT 'it''s\ntheir 水 name')"
+        " COMMENT 'people \"we\" know'"
+    )
+    with captured(my, tmp_path) as feed:
+        my.execute("INSERT INTO users VALUES (1, 'ann')")
+        (first,) = feed.streamed()
+        assert first.table.comment == 'people "we" know'
+        assert [each.comment for each in first.table.columns] == ["", "it's\ntheir 水 name"]
+        feed.restart()
+        feed.until_streaming()
+        my.execute("INSERT INTO users VALUES (2, 'bob')")
+        assert feed.streamed()[-1].table == first.table
+        my.execute("ALTER TABLE users COMMENT = '', MODIFY id int COMMENT 'number'")
+        my.execute("INSERT INTO users VALUES (3, 'eve')")
+        *_, schema, last = feed.streamed()
+        assert schema_of(schema) == ("users", "ALTER_TABLE", ["id", "name"], False)
+        assert (last.table.comment, last.table.columns[0].comment) == ("", "number")
+        assert feed.streamed(Op.READ, Op.TRUNCATE) == []
+        assert len(feed.rows("users")) == 3

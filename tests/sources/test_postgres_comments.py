@@ -91,7 +91,7 @@ def test_the_event_trigger_says_a_comment_where_it_was_made(
         assert said["columns"][1] == {"name": "name", "type": "text", "key": False}
 
         for other in ("VIEW adults", "COLUMN adults.name", "INDEX users_pkey", "SCHEMA public"):
-            comment(pg, "not of a captured table", other)  # type: ignore[arg-type]
+            comment(pg, "not of a captured table", other)
         comment(pg, None)
         comment(pg, "é" * 1_000_000, "COLUMN users.name")
         removed, long = feed.streamed()[3:]

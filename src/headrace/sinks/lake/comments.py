@@ -25,15 +25,17 @@ class TableComments(msgspec.Struct, frozen=True):
 
 def commented(metadata: Metadata, comments: TableComments) -> Metadata:
     """The same with the comments of the source; the very same if it has them already."""
-    said = {_TABLE: comments.table, **comments.columns}
+    wanted = {_TABLE: comments.table, **comments.columns}
     ours = set(msgspec.json.decode(metadata.configuration.get(_OF_SOURCE, "[]"), type=list[str]))
     schema = msgspec.json.decode(metadata.schema_string)
     fields: dict[str, dict[str, Any]] = {each["name"]: each for each in schema["fields"]}
     known = {name: each["metadata"].get(COMMENT, "") for name, each in fields.items()}
     known[_TABLE] = metadata.description or ""
-    left = {name: said.get(name) or _kept(name, known, said, ours) for name in known}
+    left = {name: wanted.get(name) or _kept(name, known, wanted, ours) for name in known}
     # A column that only the Delta table has still may keep the comment that it had.
-    noted = sorted(name for name in known if said.get(name) or (name in ours and name not in said))
+    noted = sorted(
+        name for name in known if wanted.get(name) or (name in ours and name not in wanted)
+    )
     if left == known and noted == sorted(ours):
         return metadata
     for name, each in fields.items():
@@ -50,9 +52,9 @@ def commented(metadata: Metadata, comments: TableComments) -> Metadata:
     )
 
 
-def _kept(name: str, known: Mapping[str, str], said: Mapping[str, str], ours: set[str]) -> str:
+def _kept(name: str, known: Mapping[str, str], wanted: Mapping[str, str], ours: set[str]) -> str:
     """The comment of a column for which the source has none."""
-    return "" if name in said and name in ours else known[name]
+    return "" if name in wanted and name in ours else known[name]
 
 
 def with_comments(schema_string: str, before: str) -> str:

@@ -306,8 +306,8 @@ class TargetTable:
         newest = max(segment, key=lambda each: each.version)
         if newest.comment is not None and newest.version > self._commented_by:
             columns, _ = shaped_columns(self._sink, self.ref, newest.columns, newest.connector)
-            said = {column.name: column.comment for column in columns}
-            self._comments = TableComments(newest.comment, said)
+            by_column = {column.name: column.comment for column in columns}
+            self._comments = TableComments(newest.comment, by_column)
             self._commented_by = newest.version
         self._describe()
 

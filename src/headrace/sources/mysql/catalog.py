@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from ...change.event import Column, Reference, Table
+from ...change.event import Column, Reference, Table, bounded_comment
 from ...errors import SourceRefused
 from .address import run
 from .decode.columns import DeclaredColumn, declared_type
@@ -34,13 +34,20 @@ _TABLES = """
     WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND TABLE_SCHEMA NOT IN ({system})
     ORDER BY 1, 2"""
 _ONE = """
-    SELECT COALESCE(ENGINE, ''), TABLE_TYPE FROM information_schema.TABLES
+    SELECT COALESCE(ENGINE, ''), TABLE_TYPE, TABLE_COMMENT FROM information_schema.TABLES
     WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
       AND TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')"""
 _COLUMNS = """
-    SELECT COLUMN_NAME, COLUMN_TYPE, COALESCE(CHARACTER_SET_NAME, '')
+    SELECT COLUMN_NAME, COLUMN_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COLUMN_COMMENT
     FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
     ORDER BY ORDINAL_POSITION"""
+# Of the table itself (no name) and its columns.
+_COMMENTS = """
+    SELECT '', TABLE_COMMENT FROM information_schema.TABLES
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+    UNION ALL
+    SELECT COLUMN_NAME, COLUMN_COMMENT FROM information_schema.COLUMNS
+    WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND COLUMN_COMMENT <> ''"""
 _KEY = """
     SELECT COLUMN_NAME FROM information_schema.STATISTICS
     WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_NAME = 'PRIMARY'
@@ -153,6 +160,9 @@ class MysqlCatalog:
         self._source = source
         self._origin = origin
         self._server: ServerIdentity | None = None
+        # By table, those of its columns and its own under no name. They are of this session: a
+        # resume position is stored with every batch, and would be several times as long with them.
+        self._comments: dict[TablePath, dict[str, str]] = {}
 
     def close(self) -> None:
         """End the session."""
@@ -258,13 +268,17 @@ class MysqlCatalog:
             if self.server().mariadb
             else set()
         )
+        described = self._soon(_COLUMNS, schema, name)
         columns = tuple(
             DeclaredColumn(column, kind, charset, column in documents and _is_text(kind))
-            for column, kind, charset in self._soon(_COLUMNS, schema, name)
+            for column, kind, charset, _ in described
         )
         key = tuple(row[0] for row in self._soon(_KEY, schema, name))
         references = _references(self._soon(_REFERENCES, schema, name))
-        engine, kind = (str(each).lower() for each in found[0])
+        *about, comment = found[0]
+        engine, kind = (str(each).lower() for each in about)
+        texts = [("", comment), *((column, text) for column, _, _, text in described)]
+        self._comments[TablePath(schema, name)] = _bounded(texts)
         hidden = self._hidden(schema, name) if engine != "memory" else 0
         return DeclaredTable(
             columns,
@@ -283,6 +297,13 @@ class MysqlCatalog:
             return 0
         return int(self._soon(_HIDDEN_HASHES if server.mariadb else _HIDDEN, schema, name)[0][0])
 
+    def _comments_of(self, schema: str, name: str) -> dict[str, str]:
+        """The comments of a table and its columns, as they were when it was last declared."""
+        path = TablePath(schema, name)
+        if path not in self._comments:
+            self._comments[path] = _bounded(self._soon(_COMMENTS, *path, *path))
+        return self._comments[path]
+
     def table(self, schema: str, name: str, declared: DeclaredTable) -> Table:
         """The table of a description."""
         columns = [(column.name, column.type) for column in declared.columns]
@@ -294,8 +315,14 @@ class MysqlCatalog:
         """A table with these columns, and the key and foreign keys that it is declared with."""
         # MariaDB declares a document as text, and its values are shown as documents.
         documents = {(column.name, column.type) for column in declared.columns if column.json}
+        comments = self._comments_of(schema, name)
         typed = tuple(
-            Column(each, "json" if (each, kind) in documents else kind, each in declared.key)
+            Column(
+                each,
+                "json" if (each, kind) in documents else kind,
+                each in declared.key,
+                comment=comments.get(each, ""),
+            )
             for each, kind in columns
         )
         names = {column.name for column in typed}
@@ -309,11 +336,16 @@ class MysqlCatalog:
             typed,
             "full" if self.server().image == "FULL" else "default",
             references=tuple(r for r in declared.references if names.issuperset(r.columns)),
+            comment=comments.get("", ""),
         )
 
     def sourceless(self, database: str) -> Table:
         """The table of changes that belong to no table."""
         return Table(self._source, "mysql", self._origin, database, "", "")
+
+
+def _bounded(comments: Iterable[tuple[Any, ...]]) -> dict[str, str]:
+    return {str(name): bounded_comment(str(text)) for name, text in comments if text}
 
 
 def _is_text(kind: str) -> bool:
