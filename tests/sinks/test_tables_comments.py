@@ -83,6 +83,7 @@ def test_comments_follow_the_source_and_stay_out_of_the_files(lake: Lake) -> Non
     for path in lake.path.rglob("*.parquet"):
         assert b"state" not in str(pq.read_schema(path).metadata).encode()
         assert not any(each.metadata for each in pq.read_schema(path))
+    assert not any(each.metadata for each in lake.target.delta.schema), "what files are made of"
 
     version = lake.delta().version()
     lake.commit(put(orders, **order(3)))
@@ -123,7 +124,10 @@ def test_what_others_write_stays_where_the_source_has_no_comment(lake: Lake) -> 
     delta.alter.set_table_description("for finance")
     delta.alter.set_column_metadata("note", {"comment": "theirs"})
     delta.alter.set_column_metadata("status", {"comment": "theirs"})
-    lake.commit(put(commented(lake, "", status="state", amount="EUR"), **order(2)))
+    delta.alter.set_table_properties({"headrace.comments": "theirs"}, raise_if_not_exists=False)
+    orders = commented(lake, "", status="state", amount="EUR")
+    orders = lake.table("orders", (*orders.columns, Column("at", "date")))
+    lake.commit(put(orders, **order(2), at=None))
     lake.write()
     expected = {"status": "state", "note": "theirs", "amount": "EUR"}
     assert stored_comments(lake) == ("for finance", expected)

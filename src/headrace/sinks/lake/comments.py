@@ -14,6 +14,7 @@ from .deltalog import COMMENT, Metadata
 
 _OF_SOURCE = "headrace.comments"  # columns, and "" for the table
 _TABLE = ""
+_names = msgspec.json.Decoder(list[str]).decode
 
 
 class TableComments(msgspec.Struct, frozen=True):
@@ -26,7 +27,7 @@ class TableComments(msgspec.Struct, frozen=True):
 def commented(metadata: Metadata, comments: TableComments) -> Metadata:
     """The same with the comments of the source; the very same if it has them already."""
     wanted = {_TABLE: comments.table, **comments.columns}
-    ours = set(msgspec.json.decode(metadata.configuration.get(_OF_SOURCE, "[]"), type=list[str]))
+    ours = _noted(metadata)
     schema = msgspec.json.decode(metadata.schema_string)
     fields: dict[str, dict[str, Any]] = {each["name"]: each for each in schema["fields"]}
     known = {name: each["metadata"].get(COMMENT, "") for name, each in fields.items()}
@@ -50,6 +51,14 @@ def commented(metadata: Metadata, comments: TableComments) -> Metadata:
         description=left[_TABLE] or None,
         configuration=others | own,
     )
+
+
+def _noted(metadata: Metadata) -> set[str]:
+    """Whose comments are the source's; anybody may write properties."""
+    try:
+        return set(_names(metadata.configuration.get(_OF_SOURCE, "[]")))
+    except msgspec.DecodeError:
+        return set()
 
 
 def _kept(name: str, known: Mapping[str, str], wanted: Mapping[str, str], ours: set[str]) -> str:
