@@ -33,11 +33,11 @@ test: .venv/.installed-dev
 	@$(PYTEST) -m 'not faults and not nightly' $(ARGS)
 
 faults: .venv/.installed-dev
-	@$(SETUP) $(SERVERS) delta
+	@$(SETUP) $(SERVERS) delta s3a
 	@$(PYTEST) -m 'faults and not nightly' $(ARGS)
 
 nightly: .venv/.installed-dev
-	@$(SETUP) $(SERVERS) delta
+	@$(SETUP) $(SERVERS) delta s3a
 	@HEADRACE_NIGHTLY=1 $(PYTEST) $(ARGS)
 
 check: .venv/.installed-dev

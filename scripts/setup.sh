@@ -218,6 +218,7 @@ need_promtool() {
 # The test kit looks for the jars of servers there.
 KAFKA_FOLDER=.venv/kafka
 ICEBERG_FOLDER=.venv/iceberg
+S3A_FOLDER=.venv/hadoop-aws
 
 found_maven() {
     found_java || return 1
@@ -252,6 +253,7 @@ need_jars() { # need_jars NAME POM FOLDER
 
 need_kafka() { need_jars "Apache Kafka" scripts/kafka.pom.xml "$KAFKA_FOLDER"; }
 need_iceberg() { need_jars "Apache Iceberg" scripts/iceberg.pom.xml "$ICEBERG_FOLDER"; }
+need_s3a() { need_jars "Hadoop's file system for S3" scripts/hadoop-aws.pom.xml "$S3A_FOLDER"; }
 
 # The tests look for them there: a Spark that delta-spark knows, and its jars.
 DELTA_FOLDER=.venv/delta-spark
@@ -306,12 +308,13 @@ need_server() { # need_server PACKAGE NAME PROGRAM
 for need in "$@"; do
     case $need in
         python | postgresql | mariadb | java | spark | chromium | ws | proxies | kafka | \
-            iceberg | rabbitmq | nats | redis | promtool | delta)
+            iceberg | rabbitmq | nats | redis | promtool | delta | s3a)
             "need_$need"
             ;;
         *)
             echo "setup: no such need: $need; there are: python, postgresql, mariadb, java, spark," \
-                "chromium, ws, proxies, kafka, iceberg, rabbitmq, nats, redis, promtool, delta" >&2
+                "chromium, ws, proxies, kafka, iceberg, rabbitmq, nats, redis, promtool, delta," \
+                "s3a" >&2
             exit 2
             ;;
     esac

@@ -24,6 +24,7 @@
     │   ├── LogReplaced        the log is not the one that a query's offset belongs to
     │   ├── PipelineInUse      another pipeline works with the same checkpoints
     │   ├── CheckpointUnreadable  a query's checkpoint is damaged; what its sink holds is not
+    │   ├── CheckpointUnavailable  nobody: the storage of a checkpoint is asked again
     │   ├── QueryFailed        Spark gave up for a reason of its own; it is tried a few times
     │   ├── WorkerLate         nobody: a busy machine starts Python slowly, and it is tried again
     │   ├── ExecutorUnprepared  whoever sets up the cluster: an executor lacks a package
@@ -201,6 +202,13 @@ class PipelineInUse(PipelineError):
 
 class CheckpointUnreadable(PipelineError):
     """A query's checkpoint cannot be read."""
+
+
+class CheckpointUnavailable(PipelineError):
+    """The storage that has a query's checkpoint does not answer as it should."""
+
+    retry = True
+    hint = "It is tried again; see pipeline.checkpoint_dir, and its keys in pipeline.spark."
 
 
 class QueryFailed(PipelineError):

@@ -86,6 +86,7 @@ def _pipeline(config: Config) -> PipelineFolder | None:
         sinks=tuple(sink.name for sink in pipeline.sinks),
         same_log=pipeline.url is None,
         checkpoints=config.checkpoint_dir,
+        elsewhere=bool(config.checkpoint_address),
     )
 
 

@@ -129,7 +129,7 @@ def _do(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Red
         spark_settings = {name: value.reveal() for name, value in section.spark.items()}
         journal = folder / "spark.log"
         with opened_session(section.master, spark_settings, journal=journal) as spark:
-            return redrive(plan, spark, keys)
+            return redrive(plan.kept_at(settings.checkpoint_address), spark, keys)
 
 
 # --- verify --------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def _with_absolute_paths(pipeline: PipelineSection | None, folder: Path) -> Pipe
     given, key_file = pipeline.checkpoint_dir, pipeline.api_key_file
     placed = msgspec.structs.replace(
         pipeline,
-        checkpoint_dir=(folder / given).absolute() if given else None,
+        checkpoint_dir=pipeline.checkpoint_address or (given and os.path.abspath(folder / given)),
         api_key_file=(folder / key_file).absolute() if key_file else None,
         sinks=tuple(_sink_with_absolute_paths(sink, folder) for sink in pipeline.sinks),
     )

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 from typing import Annotated, ClassVar
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -105,11 +106,12 @@ class CdcSection(Selection, frozen=True, kw_only=True):
 
 _CLUSTERS = ("spark://", "yarn", "k8s://", "local-cluster[")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a Path has one slash of two
+_STORAGE = re.compile(r"hdfs://|[A-Za-z][A-Za-z0-9+.-]+://[^/]")
 
 
-def _expect_local(setting: str, folder: Path | None) -> None:
+def _expect_local(setting: str, folder: Path) -> None:
     """ValueError when a folder that this machine must have is the address of a storage."""
-    if folder and (found := _ADDRESS.match(str(folder))):
+    if found := _ADDRESS.match(str(folder)):
         slashes = "///" if found[1].lower() == "file" else "//"
         address = f"{found[1]}:{slashes}{str(folder)[found.end() :]}"
         raise ValueError(
@@ -118,12 +120,26 @@ def _expect_local(setting: str, folder: Path | None) -> None:
         )
 
 
+def _expect_storage(setting: str, address: str) -> None:
+    """ValueError when an address cannot be one of Hadoop's file systems."""
+    found = urlsplit(address)
+    if ":" in found.netloc.rpartition("@")[0]:
+        raise ValueError(
+            f"{setting}: the address has a password in it, which files and logs would show; set "
+            "it in spark, such as spark.hadoop.fs.s3a.secret.key"
+        )
+    if found.scheme == "file":
+        raise ValueError(f"{setting}: {address} is a folder of this machine; write it as a path")
+    if not _STORAGE.match(address):
+        raise ValueError(f"{setting}: {address} is no address; write it as s3a://bucket/folder")
+
+
 class PipelineSection(msgspec.Struct, frozen=True, kw_only=True):
     """The section `pipeline`: what Spark carries from the log to where."""
 
     master: str = "local[*]"
     spark: dict[str, Secret] = {}  # any setting of Spark; some of them are keys to a storage
-    checkpoint_dir: Path | None = None
+    checkpoint_dir: str | None = None  # a folder, or an address that Spark reaches
     trigger_seconds: Positive = 1.0
     max_changes_per_batch: Annotated[int, Meta(ge=1)] | None = None  # as each sink likes best
     url: str | None = None
@@ -135,7 +151,8 @@ class PipelineSection(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if "spark.master" in self.spark:
             raise ValueError("spark: spark.master is set as master")
-        _expect_local("checkpoint_dir", self.checkpoint_dir)
+        if self.checkpoint_address:
+            _expect_storage("checkpoint_dir", self.checkpoint_address)
         if self.shared_disk or not self.master.startswith(_CLUSTERS):
             return
         for sink in self.sinks:
@@ -146,6 +163,12 @@ class PipelineSection(msgspec.Struct, frozen=True, kw_only=True):
                     "their own disks; write it as s3://bucket/folder, or set shared_disk: true "
                     "where all of them have the same disk there"
                 )
+
+    @property
+    def checkpoint_address(self) -> str:
+        """Where Spark's own files of checkpoints are, in a storage; "": in `checkpoint_dir`."""
+        given = self.checkpoint_dir or ""
+        return given.rstrip("/") if _ADDRESS.match(given) else ""
 
     @property
     def local(self) -> bool:
@@ -203,9 +226,18 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Where the pipeline's queries keep how far they are, one folder a sink."""
-        given = self.pipeline.checkpoint_dir if self.pipeline else None
-        return given or self.pipeline_dir
+        """Where the sinks have what they keep on this machine, one folder a sink.
+
+        Also how far the queries are, unless that is in a storage: see `checkpoint_address`.
+        """
+        if self.pipeline is None or not self.pipeline.checkpoint_dir or self.checkpoint_address:
+            return self.pipeline_dir
+        return Path(self.pipeline.checkpoint_dir)
+
+    @property
+    def checkpoint_address(self) -> str:
+        """Where Spark's own files of checkpoints are, in a storage; "": in `checkpoint_dir`."""
+        return self.pipeline.checkpoint_address if self.pipeline else ""
 
     def source_dir(self, name: str) -> Path:
         """Where requests to a source are."""

@@ -2,6 +2,7 @@
 
 import re
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _AT_ONCE = 8
+_one_java = threading.Lock()  # its arguments are in this process's environment while it starts
 _CONNECT_SECONDS = 5.0
 _MASTER = re.compile(
     r"local|local\[(\*|[1-9]\d*)(,[1-9]\d*)?\]|yarn|spark://[^/,]+:\d+(,[^/,]+:\d+)*|k8s://.+"
@@ -96,7 +98,10 @@ def _model(config: Config) -> list[Finding]:
 
 def _pipeline(config: Config, section: PipelineSection) -> Iterator[Finding]:
     yield _master(section.master)
-    yield check_folder("checkpoint_dir", config.checkpoint_dir)
+    if section.checkpoint_address:
+        yield _storage(section)
+    else:
+        yield check_folder("checkpoint_dir", config.checkpoint_dir)
     if section.url:
         yield _log_server(config, section.url)
 
@@ -112,6 +117,16 @@ def _master(master: str) -> Finding:
     fix = "" if ok else "Start the master, or set pipeline.master to where it is."
     detail = master if ok else f"{master} does not answer: {refused[0]}"
     return Finding("master", ok=ok, detail=detail, fix=fix)
+
+
+def _storage(section: PipelineSection) -> Finding:
+    """Whether Java can write checkpoints where the config says."""
+    # Only here: to start Java takes a while, and most checkpoints are on a disk.
+    from ..pipeline.hadoop import check_storage  # noqa: PLC0415
+
+    settings = {name: value.reveal() for name, value in section.spark.items()}
+    with _one_java:
+        return check_storage(section.checkpoint_address, settings)
 
 
 def _log_server(config: Config, url: str) -> Finding:
@@ -252,7 +267,8 @@ def _computed(sinks: Sequence[Sink], tables: Sequence[Table]) -> list[Finding]:
     # Only here: to start Spark takes a while, and most configs have no such transform.
     from ..pipeline.computed import check_computed  # noqa: PLC0415
 
-    return check_computed(sinks, tables)
+    with _one_java:
+        return check_computed(sinks, tables)
 
 
 def _shown(selected: Selected, schema: "pa.Schema") -> str:

@@ -31,6 +31,7 @@ from ..log.erasure import (
     versions_of,
 )
 from ..log.erasure import erase as erase_in_log
+from ..sinks.checkpoints import noting_sinks
 from ..sinks.erasing import ErasedPlace, ErasedRow
 from ..sources.redact import ColumnRules
 from .commands import connect
@@ -342,8 +343,8 @@ def _notes(history: RowHistory, found: ValueSpread, after: LogSearch) -> Iterato
 def _removed_sinks(config: Config) -> Iterator[ErasedPlace]:
     """Sinks that the config no longer has: nobody knows where they wrote."""
     known = {sink.name for sink in config.pipeline.sinks} if config.pipeline else set()
-    for folder in sorted(config.checkpoint_dir.glob("*/checkpoint")):
-        if (name := folder.parent.name) not in known:
+    for name in noting_sinks(config.checkpoint_dir):
+        if name not in known:
             left = "it is not in the config, so what it has stored is as it was"
             yield ErasedPlace(place=f"sink {name}", left=(left,))
 

@@ -12,21 +12,32 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
-from urllib.parse import urlsplit
+from typing import Self, TextIO
+from urllib.parse import unquote, urlsplit
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
-from ..errors import CheckpointUnreadable, PipelineInUse
+from pyspark.sql import SparkSession
+
+from ..errors import CheckpointUnavailable, CheckpointUnreadable, PipelineInUse
 from ..log.folder import locked
 from ..sinks import Progress
-from ..sinks.lake.disk import move_aside
-from ..sinks.report import batch_offset, committed_offset, last_entry
+from ..sinks.checkpoints import (
+    CheckpointFiles,
+    LocalCheckpointFiles,
+    batch_offset,
+    committed,
+    last_entry,
+    note_position,
+)
+from .hadoop import HadoopFiles
 
 logger = logging.getLogger(__name__)
 
+_CHECKPOINT = "checkpoint"
 _WRITER = "writer.json"
+_DRIVER = "driver.json"  # which pipeline works with a checkpoint in a storage
 _BEGINNING = "beginning.json"  # where a query begins that an operator has reset
 _LOOK_SECONDS = 0.1
 
@@ -36,87 +47,149 @@ class QueryCheckpoint:
     """The checkpoint of one sink."""
 
     sink: str
-    within: Path  # the folder that has one folder a sink
+    within: Path  # the folder of this machine that has one folder a sink
+    address: str = ""  # of such a folder in a storage that only Spark reaches; "": it is here
+    reached: CheckpointFiles | None = None  # … with Spark; None: it has not been started
 
     @property
-    def folder(self) -> Path:
+    def notes(self) -> Path:
+        """The sink's own folder on this machine."""
+        return self.within / self.sink
+
+    @property
+    def location(self) -> str:
         """What Spark calls the checkpoint location."""
-        return self.within / self.sink / "checkpoint"
+        return self._files.location
+
+    @property
+    def _files(self) -> CheckpointFiles:
+        if not self.address:
+            return LocalCheckpointFiles(self.notes / _CHECKPOINT)
+        if self.reached is None:
+            raise CheckpointUnavailable(
+                f"the checkpoint of sink {self.sink} is in {self.address}, which only "
+                "Spark can read"
+            )
+        return self.reached
+
+    def reached_by(self, spark: SparkSession) -> Self:
+        """The checkpoint as a pipeline with this Spark works with it."""
+        if not self.address:
+            return self
+        folder = f"{self.address}/{self.sink}/{_CHECKPOINT}"
+        return replace(self, reached=HadoopFiles.of(spark, folder))
 
     @property
     def new(self) -> bool:
         """Whether no batch has ever been stored, so that Spark still asks where to begin."""
-        return last_entry(self.folder / "commits") is None
+        return last_entry(self._files, "commits") is None
 
     def writer(self) -> str:
         """The name of the query for its sink, the same until the checkpoint is another one."""
-        file = self.folder / _WRITER
-        if file.exists():
-            return str(json.loads(file.read_text())["writer"])
-        self.folder.mkdir(parents=True, exist_ok=True)
+        files = self._files
+        if files.exists(_WRITER):
+            return str(json.loads(files.read(_WRITER))["writer"])
         name = f"{self.sink}-{uuid4()}"
-        fresh = file.with_suffix(".new")
-        fresh.write_text(json.dumps({"writer": name}))
-        fresh.replace(file)
+        files.write(_WRITER, json.dumps({"writer": name}))
         return name
+
+    def committed(self) -> Progress | None:
+        """Where the query goes on; None: no batch was stored."""
+        return committed(self._files)
 
     def sequence(self) -> int:
         """The last change that the sink is known to have; 0: not known."""
-        committed = last_entry(self.folder / "commits")
-        return 0 if committed is None else committed_offset(self.folder, committed).sequence
+        progress = self.committed()
+        return 0 if progress is None else progress.sequence
 
     def batch(self, number: int) -> tuple[Progress, Progress] | None:
         """After what a batch begins and where it ends; None: it is the first one."""
+        if not number:
+            return None
+        files = self._files
         try:
-            before, end = (batch_offset(self.folder, each) for each in (number - 1, number))
+            before, end = (batch_offset(files, each) for each in (number - 1, number))
         except FileNotFoundError:
             return None
         return before, end
 
-    def set_aside(self) -> Path | None:
+    def set_aside(self) -> str | None:
         """Begin anew; returns where the notes so far were moved, None: there were none."""
-        return move_aside(self.folder)
+        return self._files.move_aside()
 
     def begin_after(self, epoch: str, sequence: int) -> None:
         """Begin anew, and with what follows a change of that log."""
         # A query that was never started has left nothing; its writer's name may be in use already.
-        if any((self.folder / name).exists() for name in ("metadata", "offsets", "commits")):
+        files = self._files
+        if any(files.exists(name) for name in ("metadata", "offsets", "commits")):
             self.set_aside()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / _BEGINNING).write_text(json.dumps({"epoch": epoch, "after": sequence}))
+        files.write(_BEGINNING, json.dumps({"epoch": epoch, "after": sequence}))
 
     def beginning(self, epoch: str) -> int | None:
         """The first change of a log that a reset query needs; None: the log's first."""
-        file = self.folder / _BEGINNING
-        noted = json.loads(file.read_text()) if file.exists() else {}
+        files = self._files
+        noted = json.loads(files.read(_BEGINNING)) if files.exists(_BEGINNING) else {}
         return int(noted["after"]) + 1 if noted and noted["epoch"] == epoch else None
 
     def examine(self) -> None:
         """Raise CheckpointUnreadable where Spark would stumble."""
-        if not self.folder.exists():
+        files = self._files
+        if not files.exists():
             return
         try:
-            self._read()
+            _read(files)
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise CheckpointUnreadable(
-                f"the checkpoint of sink {self.sink} in {self.folder} cannot be read; "
+                f"the checkpoint of sink {self.sink} in {_shown(files.location)} cannot be read; "
                 "nothing that the sink has stored is lost, and it knows itself how far it is",
                 hint=f"Run `headrace pipeline --adopt {self.sink}`: it moves the checkpoint aside "
                 "and goes on where the sink is.",
             ) from error
 
-    def _read(self) -> None:
-        if last_entry(self.folder / "offsets") is None and not (self.folder / _WRITER).exists():
+    def claim(self, driver: str) -> None:
+        """Take a checkpoint that no lock of this machine protects: from now on for this driver."""
+        if self.address:
+            self._files.write(_DRIVER, json.dumps({"driver": driver}))
+
+    def expect_claimed(self, driver: str) -> None:
+        """Raise PipelineInUse when another driver has taken the checkpoint since."""
+        if not self.address:
             return
-        if not json.loads((self.folder / _WRITER).read_text())["writer"]:
-            raise ValueError("no writer")
-        offsets, commits = last_entry(self.folder / "offsets"), last_entry(self.folder / "commits")
-        if offsets is not None:
-            json.loads((self.folder / "metadata").read_text())["id"]
-            _read_entry(offsets, lines=2)
-        if commits is not None:
-            _read_entry(commits, lines=1)
-            self.sequence()
+        try:
+            holder = json.loads(self._files.read(_DRIVER))["driver"]
+        except (FileNotFoundError, ValueError, LookupError):
+            holder = ""  # somebody else has begun anew
+        if holder != driver:
+            raise PipelineInUse(
+                f"another pipeline has taken over the checkpoint of sink {self.sink} in "
+                f"{self.address}",
+                hint="Stop one of the two; a pipeline that is started takes the checkpoint over.",
+            )
+
+    def note(self, progress: Progress | None) -> None:
+        """Note on this machine how far the query is, where its checkpoint is elsewhere."""
+        if self.address:
+            note_position(self.notes, progress)
+
+
+def _read(files: CheckpointFiles) -> None:
+    """Read what Spark would read; an error of many kinds when something is not as it should be."""
+    offsets, commits = last_entry(files, "offsets"), last_entry(files, "commits")
+    if offsets is None and not files.exists(_WRITER):
+        return
+    if not json.loads(files.read(_WRITER))["writer"]:
+        raise ValueError("no writer")
+    if offsets is not None:
+        json.loads(files.read("metadata"))["id"]
+        _read_entry(files.read(f"offsets/{offsets}"), lines=2)
+    if commits is not None:
+        _read_entry(files.read(f"commits/{commits}"), lines=1)
+        batch_offset(files, commits)
+
+
+def _shown(location: str) -> str:
+    address = urlsplit(location)
+    return unquote(address.path) if address.scheme == "file" else location
 
 
 @contextmanager
@@ -159,9 +232,9 @@ def in_use(folder: Path) -> bool:
         return False
 
 
-def _read_entry(file: Path, *, lines: int) -> None:
+def _read_entry(text: str, *, lines: int) -> None:
     """An entry has a line with its version, then lines of JSON; `-` stands for an absent one."""
-    version, *rest = file.read_text().splitlines()
+    version, *rest = text.splitlines()
     if not version.startswith("v") or len(rest) < lines:
         raise ValueError("cut short")
     for line in rest:

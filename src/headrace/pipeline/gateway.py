@@ -77,18 +77,29 @@ def started(settings: Mapping[str, str], gateway: Any) -> SparkContext:
         return SparkContext(conf=conf, gateway=gateway)
     except Exception as error:  # py4j's, or one of many that pyspark makes of it
         reason, *_ = str(getattr(error, "java_exception", error)).splitlines() or [""]
-        for name, value in settings.items():
-            if len(value) >= _SHORTEST_SECRET and name != "spark.master":
-                reason = reason.replace(value, "***")
         raise PipelineError(
-            f"Spark does not start: {reason}", hint="Check pipeline.master and pipeline.spark."
+            f"Spark does not start: {masked(reason, settings)}",
+            hint="Check pipeline.master and pipeline.spark.",
         ) from error
 
 
+def masked(text: str, settings: Mapping[str, str]) -> str:
+    """A text of Java's without the values of settings, of which some are secrets."""
+    for name, value in settings.items():
+        if len(value) >= _SHORTEST_SECRET and name != "spark.master":
+            text = text.replace(value, "***")
+    return text
+
+
 def end(gateway: Any) -> None:
-    """Let the JVM go, and see to it that it went."""
-    gateway.shutdown()
+    """Let the JVM of a session go, and see to it that it went."""
     SparkContext._gateway = SparkContext._jvm = None  # or a later session would ask the dead one
+    shut(gateway)
+
+
+def shut(gateway: Any) -> None:
+    """Let a JVM go, and see to it that it went."""
+    gateway.shutdown()
     gateway.proc.stdin.close()
     try:
         gateway.proc.wait(_JVM_SECONDS)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
@@ -131,6 +131,14 @@ class QueryPlan:
     once: bool = False
     adopt: bool = False  # what another query wrote, and begin a new checkpoint there
 
+    def kept_at(self, address: str) -> Self:
+        """The same with its checkpoint in a storage; "": on this machine."""
+        return replace(self, checkpoint=replace(self.checkpoint, address=address))
+
+    def reached_by(self, spark: SparkSession) -> Self:
+        """The same for a pipeline with this Spark, which may be what reaches the checkpoint."""
+        return replace(self, checkpoint=self.checkpoint.reached_by(spark))
+
     def starting(self, writer: SinkWriter[Any]) -> int | None:
         """The first change that the sink needs; None: the checkpoint knows, or the log's first."""
         progress = writer.progress()
@@ -218,16 +226,31 @@ class QueryPlan:
         changes = spark.readStream.format("headrace").options(**options).load()
         stream = (
             changes.writeStream.queryName(self.sink.name)
-            .option("checkpointLocation", self.checkpoint.folder.as_uri())
+            .option("checkpointLocation", self.checkpoint.location)
             .foreachBatch(batches)
         )
         if self.once:
             return stream.trigger(availableNow=True).start()
         return stream.start()  # the source pauses between batches
 
-    def batches(self, writer: SinkWriter[Any], stored: Callable[[Stored], None]) -> Batches:
-        """What Spark calls with each batch, for a sink that is open."""
-        return Batches(writer, self.sink.name, stored, self.batch_of())
+    def batches(
+        self,
+        writer: SinkWriter[Any],
+        stored: Callable[[Stored], None],
+        driver: str = "",
+    ) -> Batches:
+        """What Spark calls with each batch, for a sink that is open.
+
+        `driver` is who has claimed the checkpoint; "": nobody has to.
+        """
+        batch_of = self.batch_of()
+
+        def claimed(changes: DataFrame, batch: int) -> Any:
+            if driver:
+                self.checkpoint.expect_claimed(driver)
+            return batch_of(changes, batch)
+
+        return Batches(writer, self.sink.name, stored, claimed)
 
     def batch_of(self) -> Callable[[DataFrame, int], Any]:
         """What makes of Spark's rows what the sink takes."""

@@ -58,8 +58,9 @@ def redrive(plan: QueryPlan, spark: SparkSession, keys: Sequence[str]) -> Redriv
 
     A destination that had refused everything is tried again from now on.
     """
-    clear_halt(str(plan.checkpoint.folder.parent))
-    writer = plan.sink.open(plan.checkpoint.writer())
+    checkpoint = plan.checkpoint.reached_by(spark)
+    clear_halt(str(checkpoint.notes))
+    writer = plan.sink.open(checkpoint.writer())
     if writer.status() is None:
         raise ConfigError(f"the sink {plan.sink.name} sends nothing, so it has no dead letters")
     return writer.redrive(spark, keys)

@@ -27,7 +27,7 @@ def plans_of(
         max_changes_per_batch=section.max_changes_per_batch,
         trigger_seconds=section.trigger_seconds,
     )
-    return plans(
+    found = plans(
         section.sinks,
         feed,
         checkpoints=config.checkpoint_dir,
@@ -35,6 +35,7 @@ def plans_of(
         adopt=adopt,
         formats=formats,
     )
+    return [plan.kept_at(config.checkpoint_address) for plan in found]
 
 
 class PipelineReload:

@@ -15,6 +15,7 @@ from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
 from ..sinks import Sink, SinkPhase, SinkStatus, informed, report
 from .checkpoint import QueryCheckpoint, alone_in
+from .hadoop import HadoopStorage
 from .lag import LogEnd, starting
 from .query import PipelineInput, QueryPlan, parts_of
 from .session import hide_task_errors, jvm_lives, local_cores, rejects_tasks
@@ -50,6 +51,7 @@ class Pipeline:
         folder: Path,
     ) -> None:
         """Describe it; `folder` is where it says how it is doing."""
+        expect_reachable(spark, plans)
         self._spark = spark
         self._folder = folder
         self._sinks = [Supervised(plan, spark) for plan in plans]
@@ -147,6 +149,12 @@ class Pipeline:
             return
         self._due = time.monotonic() + REPORT_SECONDS
         _report(self._folder, self.statuses())
+
+
+def expect_reachable(spark: SparkSession, plans: Sequence[QueryPlan]) -> None:
+    """Raise ConfigError when Spark has no file system for where checkpoints are."""
+    for address in {plan.checkpoint.address for plan in plans} - {""}:
+        HadoopStorage.of(spark).expect_classes(address)
 
 
 def announce(plans: Sequence[QueryPlan], folder: Path) -> None:

@@ -1,11 +1,12 @@
 """One sink kept going: its query started, watched, and started again when it fails."""
 
-import json
 import logging
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from pyspark.errors import StreamingQueryException
@@ -14,7 +15,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ..errors import ChangesLost, HeadraceError, LogError, QueryFailed
 from ..retry import Backoff
-from ..sinks import DeliveryStatus, SinkPhase, SinkStatus, SinkWriter
+from ..sinks import DeliveryStatus, Progress, SinkPhase, SinkStatus, SinkWriter
+from ..sinks.checkpoints import offset_progress
 from ..sinks.requests import Requests
 from .failures import passing, understood
 from .lag import position_of
@@ -40,11 +42,14 @@ class Supervised:
     """A sink with a thread that looks after its query."""
 
     def __init__(self, plan: QueryPlan, spark: SparkSession) -> None:
-        self.plan = plan
+        self.plan = plan = plan.reached_by(spark)
         self._spark = spark
+        self._driver = str(uuid4()) if plan.checkpoint.address else ""
+        self._claiming = True
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self.position = position_of(plan)  # up to where it has everything; None: not known
+        # Up to where it has everything; None: not known. A storage may keep one waiting for long.
+        self.position = None if plan.checkpoint.address else position_of(plan)
         self._status = SinkStatus(
             sink=plan.sink.name, phase=SinkPhase.STARTING, sequence=self.position or 0
         )
@@ -56,7 +61,7 @@ class Supervised:
         self._adopting = plan.adopt
         self._ending = False  # the query is to end before it has failed
         self._writer: SinkWriter[Any] | None = None
-        self._requests = Requests(plan.checkpoint.folder.parent)
+        self._requests = Requests(plan.checkpoint.notes)
         self._thread = threading.Thread(target=self._keep, name=f"sink {plan.sink.name}")
 
     def start(self) -> None:
@@ -188,18 +193,23 @@ class Supervised:
         plan, checkpoint, name = self.plan, self.plan.checkpoint, self.plan.sink.name
         self._ending = False
         self._note(phase=SinkPhase.STARTING)
+        self._take()
         if self._adopting and (aside := checkpoint.set_aside()):
             logger.info("sink=%s adopted, its checkpoint so far is in %s", name, aside)
         self._adopting = False
         self._reset()
         checkpoint.examine()
+        if self._claiming:
+            checkpoint.claim(self._driver)
+        self._claiming = False
+        checkpoint.note(checkpoint.committed())
         # Until a batch is stored: later, whoever else took over is not to be pushed out again.
         adopt = plan.adopt and self._status.batch < 0
         writer = plan.sink.open(checkpoint.writer(), adopt=adopt)
         starting = plan.starting(writer)
         self._arrived(checkpoint.sequence() if starting is None else starting - 1)
         self._note(failed_tables=tuple(writer.failed_tables()))
-        batches = plan.batches(writer, self._stored)
+        batches = plan.batches(writer, self._stored, self._driver)
         batches.unmaintained = self._unmaintained
         self._before = self._status
         self._writer = writer
@@ -214,6 +224,14 @@ class Supervised:
             if query.isActive:
                 query.stop()
 
+    def _take(self) -> None:
+        """Take a checkpoint in a storage when the sink starts; later it must still be ours."""
+        checkpoint = self.plan.checkpoint
+        if not self._claiming:
+            checkpoint.expect_claimed(self._driver)
+        # Until it is known again: a reset may go back behind what was noted.
+        checkpoint.note(None)
+
     def _reset(self) -> None:
         """Begin again, if that is requested; done from its beginning if it is interrupted."""
         request = self._requests.to_reset
@@ -223,6 +241,7 @@ class Supervised:
         try:
             sink.reset_effect()  # before anything is touched: some sinks cannot begin again
             checkpoint.begin_after(request.epoch, request.after)
+            self._claiming = True  # what was moved aside has taken the claim with it
             sink.reset(checkpoint.writer())
         except HeadraceError as error:
             if not passing(error):
@@ -315,8 +334,10 @@ class Supervised:
         ran = "addBatch" in progress["durationMs"]
         self._looked_at = progress["batchId"] if ran else progress["batchId"] - 1
         [source] = progress["sources"]
-        if (end := _sequence(source["endOffset"])) is not None:
-            self._arrived(end)
+        if (end := _progress(source["endOffset"])) is not None:
+            with suppress(OSError):  # what was noted before holds as well
+                self.plan.checkpoint.note(end)
+            self._arrived(end.sequence)
 
     def _arrived(self, sequence: int) -> None:
         status, plan = self._status, self.plan
@@ -330,6 +351,5 @@ def _ended(query: StreamingQuery, *, within: Any) -> bool:
     return bool(query.awaitTermination(within))
 
 
-def _sequence(offset: str | None) -> int | None:
-    known = json.loads(offset) if offset else None
-    return None if known is None else int(known["sequence"])
+def _progress(offset: str | None) -> Progress | None:
+    return offset_progress(offset) if offset and offset != "null" else None

@@ -1,14 +1,14 @@
 """The file in which a running pipeline reports how it is doing, and whether that still holds."""
 
-import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from . import Progress, SinkPhase, SinkStatus
+from .checkpoints import LocalCheckpointFiles, committed, noted_position
 
 REPORT = "status.json"
 STALE_SECONDS = 15.0  # a pipeline that has not reported for so long is no longer there, or stuck
@@ -29,11 +29,17 @@ class PipelineFolder(msgspec.Struct, frozen=True, kw_only=True):
     sinks: tuple[str, ...] = ()  # as the config names them
     same_log: bool = True  # whether what it reads is the log of this process
     checkpoints: Path | None = None  # the folder that has one folder a sink; None: `folder`
+    elsewhere: bool = False  # the checkpoints are in a storage: sinks note here how far they are
 
     def committed(self) -> dict[str, Progress | None]:
         """How far each sink is by its checkpoint, whether the pipeline runs or not."""
         within = self.checkpoints or self.folder
-        return {sink: _committed(within / sink / "checkpoint") for sink in self.sinks}
+        return {sink: _committed(self._reading(within / sink)) for sink in self.sinks}
+
+    def _reading(self, folder: Path) -> Callable[[], Progress | None]:
+        if self.elsewhere:
+            return lambda: noted_position(folder)
+        return lambda: committed(LocalCheckpointFiles(folder / "checkpoint"))
 
 
 class PipelineOverview(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,29 +117,9 @@ def _is_alive(pid: int) -> bool:
     return stat.rpartition(b") ")[2][:1] != b"Z"
 
 
-def _committed(checkpoint: Path) -> Progress | None:
-    """Where a query goes on; None: no batch was stored, or the checkpoint cannot be read."""
+def _committed(read: Callable[[], Progress | None]) -> Progress | None:
+    """Where a query goes on; None: no batch was stored, or that cannot be read."""
     try:
-        if (last := last_entry(checkpoint / "commits")) is None:
-            return None
-        return committed_offset(checkpoint, last)
+        return read()
     except (OSError, ValueError, LookupError, TypeError):
         return None
-
-
-def committed_offset(checkpoint: Path, committed: Path) -> Progress:
-    """Where the batch of an entry in Spark's log of commits ended."""
-    return batch_offset(checkpoint, int(committed.name))
-
-
-def batch_offset(checkpoint: Path, batch: int) -> Progress:
-    """Where a batch ends that Spark has begun."""
-    *_, offset = (checkpoint / "offsets" / str(batch)).read_text().splitlines()
-    known = json.loads(offset)
-    return Progress(str(known["epoch"]), int(known["sequence"]))
-
-
-def last_entry(folder: Path) -> Path | None:
-    """The newest entry of one of Spark's logs."""
-    entries = [path for path in folder.glob("*") if path.name.isdigit()]
-    return max(entries, key=lambda path: int(path.name), default=None)
