@@ -249,17 +249,42 @@ def test_a_local_folder_is_refused_on_a_cluster(config: Load, kind: str) -> None
         assert loaded("s3://bucket/lake")
 
 
-@pytest.mark.parametrize("address", ["s3://bucket/checkpoints", "abfss://c@a.net/x", "file:///x"])
+@pytest.mark.parametrize("address", ["s3://bucket/data", "abfss://c@a.net/x", "file:///x"])
+def test_the_data_folder_is_no_address(config: Load, address: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        config(f"data_dir: {address}\n{SOURCE}")
+    assert f"headrace: data_dir: {address} is an address" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/x", "abfss://c@a.net/x", "hdfs:///x"])
 @pytest.mark.usefixtures("folder_sink")
-def test_folders_of_this_machine_are_no_addresses(config: Load, address: str) -> None:
-    for setting, given in (
-        ("headrace: data_dir", f"data_dir: {address}\n{SOURCE}"),
-        ("pipeline: checkpoint_dir", with_pipeline(checkpoint_dir=address)),
-    ):
-        with pytest.raises(ConfigError) as raised:
-            config(given)
-        assert f"{setting}: {address} is an address" in str(raised.value)
-        assert "\n" not in str(raised.value)
+def test_checkpoints_may_be_in_a_storage_and_the_rest_stays_here(
+    config: Load, address: str
+) -> None:
+    loaded = config(with_pipeline(checkpoint_dir=f"{address}/"))
+    assert loaded.checkpoint_address == address
+    assert loaded.checkpoint_dir == loaded.pipeline_dir
+    here = config(with_pipeline(checkpoint_dir="notes"))
+    assert (here.checkpoint_address, here.checkpoint_dir.name) == ("", "notes")
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("file:///x", "file:///x is a folder of this machine"),
+        ("s3a:/bucket/x", "s3a:/bucket/x is no address"),
+        ("s3a:///x", "s3a:///x is no address"),
+        ("s3a://key:hidden@bucket/x", "the address has a password in it"),
+    ],
+)
+@pytest.mark.usefixtures("folder_sink")
+def test_an_address_that_no_storage_has_is_refused(config: Load, address: str, why: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        config(with_pipeline(checkpoint_dir=address))
+    assert f"pipeline: checkpoint_dir: {why}" in str(raised.value)
+    assert "hidden" not in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.requirement("P-25")

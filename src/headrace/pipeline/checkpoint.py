@@ -10,15 +10,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self, TextIO
 from urllib.parse import unquote, urlsplit
 from uuid import NAMESPACE_URL, uuid4, uuid5
-
-from pyspark.sql import SparkSession
 
 from ..errors import CheckpointUnavailable, CheckpointUnreadable, PipelineInUse
 from ..log.folder import locked
@@ -31,7 +29,6 @@ from ..sinks.checkpoints import (
     last_entry,
     note_position,
 )
-from .hadoop import HadoopFiles
 
 logger = logging.getLogger(__name__)
 
@@ -72,12 +69,11 @@ class QueryCheckpoint:
             )
         return self.reached
 
-    def reached_by(self, spark: SparkSession) -> Self:
-        """The checkpoint as a pipeline with this Spark works with it."""
+    def reached_by(self, files_of: Callable[[str], CheckpointFiles]) -> Self:
+        """The checkpoint for who can say what the files at an address are."""
         if not self.address:
             return self
-        folder = f"{self.address}/{self.sink}/{_CHECKPOINT}"
-        return replace(self, reached=HadoopFiles.of(spark, folder))
+        return replace(self, reached=files_of(f"{self.address}/{self.sink}/{_CHECKPOINT}"))
 
     @property
     def new(self) -> bool:

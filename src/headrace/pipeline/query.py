@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -33,6 +33,7 @@ from ..sinks.results import result, texts
 from ..transforms.computed import computed_tables, is_of
 from ..transforms.frames import ShapedFrames
 from .checkpoint import QueryCheckpoint
+from .hadoop import HadoopFiles
 from .options import Options
 from .reading import PipelineLog
 from .remote import reading
@@ -137,7 +138,8 @@ class QueryPlan:
 
     def reached_by(self, spark: SparkSession) -> Self:
         """The same for a pipeline with this Spark, which may be what reaches the checkpoint."""
-        return replace(self, checkpoint=self.checkpoint.reached_by(spark))
+        files_of = partial(HadoopFiles.of, spark)
+        return replace(self, checkpoint=self.checkpoint.reached_by(files_of))
 
     def starting(self, writer: SinkWriter[Any]) -> int | None:
         """The first change that the sink needs; None: the checkpoint knows, or the log's first."""

@@ -58,7 +58,7 @@ def redrive(plan: QueryPlan, spark: SparkSession, keys: Sequence[str]) -> Redriv
 
     A destination that had refused everything is tried again from now on.
     """
-    checkpoint = plan.checkpoint.reached_by(spark)
+    checkpoint = plan.reached_by(spark).checkpoint
     clear_halt(str(checkpoint.notes))
     writer = plan.sink.open(checkpoint.writer())
     if writer.status() is None:
