@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from headrace.change.event import Op
+from headrace.change.event import BeforeKind, Op
 from headrace.errors import PipelineError, SinkUnavailable
 from headrace.sinks.lake.delta import Delta
 from headrace.sinks.lake.plan import TableFailure, TableRef
@@ -327,3 +328,29 @@ def test_a_job_does_not_forget_what_another_beside_it_has_noted(tmp_path: Path) 
     again.reach("epoch", 9)
     again.save()
     again.save()
+
+
+@pytest.mark.parametrize("keep", ["rows", "history"])
+def test_rows_that_all_take_the_key_of_the_next_one_stay_however_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: str
+) -> None:
+    """A deferrable key, and more rows in a transaction than are applied at once."""
+    extend = apply.TableShare.extend
+    monkeypatch.setattr(targets, "WINDOW_KEYS", 3)
+    monkeypatch.setattr(  # as pieces of a large transaction come
+        apply.TableShare, "extend", lambda share, some: [extend(share, [each]) for each in some]
+    )
+    lake = PlainLake(monkeypatch, tmp_path, keep=keep)
+    orders = lake.table("orders")
+    lake.commit(*(put(orders, **order(n)) for n in range(20)))
+    lake.write(lake.log.latest_sequence, 1)
+    shifted = []
+    for n in range(20):
+        was, row = order(n), {**order(n), "id": n + 1}
+        made = put(orders, Op.UPDATE, was=was, **row)
+        shifted.append(msgspec.structs.replace(made, before_kind=BeforeKind.FULL))
+    lake.commit(*shifted)
+    lake.write(lake.log.latest_sequence, 2)
+    rows = [row for row in lake.rows(own=True) if row.get("_current", True)]
+    assert sorted((row["id"], row["note"]) for row in rows) == [(n + 1, f"n{n}") for n in range(20)]
+    lake.log.close()

@@ -199,6 +199,7 @@ class TableShare:
 
     def _apply(self) -> None:
         fold, self._fold = self._fold, self._new_fold()
+        self._fold.go_on_from(fold)
         self._result.moves = self._result.moves or fold.moves
         if fold.versions or fold.emptied_time is not None:
             window = Window(self.plan, fold)

@@ -22,6 +22,7 @@ from ...errors import TableFailed
 ROW_OPS = frozenset(("INSERT", "READ", "UPDATE", "DELETE"))
 _NEW = frozenset(("INSERT", "READ"))
 _NOTHING: frozenset[str] = frozenset()
+_MOST_DISPLACED = 100_000  # rows that the next fold knows of
 _new_tuple = tuple.__new__  # past the constructor of a NamedTuple, which takes twice as long
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -72,6 +73,7 @@ class _Displaced(NamedTuple):
 
     commit_time: int
     versions: list[Version] | None
+    top: bytes | None = None  # the other row, where an earlier fold of the transaction has it
 
 
 class Share(NamedTuple):
@@ -234,7 +236,8 @@ class Fold:
         known = self._displaced.get(key)
         if known is None or known.commit_time != change.commit_time or change.before is None:
             return False
-        old, now = _image(change.before), _image(self.versions[key][-1].image or b"{}")
+        above = self.versions[key][-1].image if key in self.versions else known.top
+        old, now = _image(change.before), _image(above or b"{}")
         if len(old) < len(now):
             return False  # the key alone, which is then always checked at once
         sequence, gone = change.sequence, change.op == "DELETE"
@@ -246,14 +249,28 @@ class Fold:
             earlier = [each for each in known.versions or () if self._every]
             if earlier and earlier[-1].commit_time == change.commit_time:
                 earlier.pop()
-            self._displaced[key] = _Displaced(change.commit_time, [*earlier, below])
+            self._displaced[key] = known._replace(versions=[*earlier, below])
             return True
         if gone:
             del self._displaced[key]
-            del self.versions[key]
-            if known.versions:
+            self.versions.pop(key, None)
+            if known.top is None and known.versions:
                 self.versions[key] = known.versions
+            elif known.versions:  # the table has the other one, which this now follows
+                below = known.versions[-1]
+                self.versions[key] = [
+                    below._replace(sequence=sequence, commit_time=change.commit_time)
+                ]
+            elif known.top is not None:
+                return False  # the table has it, and loses it
         return gone
+
+    def go_on_from(self, before: Self) -> None:
+        """Know which keys two rows may have, since the fold before this one has ended."""
+        for key, below in list(before._displaced.items())[-_MOST_DISPLACED:]:
+            known = before.versions.get(key)
+            if (top := known[-1].image if known else below.top) is not None:
+                self._displaced[key] = below._replace(top=top)
 
     def _put(self, key: bytes, version: Version) -> None:
         self.size += len(version.image or b"")
