@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headrace.change.event import Column
@@ -12,7 +13,7 @@ from headrace.errors import ConfigError, TableFailed
 from headrace.secret import Secret
 from headrace.transforms import Mask, TableTransform, Transforms
 from headrace.transforms.rules import Selected, TransformNote
-from headrace.transforms.shape import fitted, result_schema
+from headrace.transforms.shape import fitted, passing, result_schema
 
 KEY = "a key of sixteen or more"
 CUSTOMERS = (
@@ -88,6 +89,20 @@ def test_a_transform_that_does_not_fit_names_sink_and_table(
     transforms = Transforms({"public.customers": rule}, "lake")
     with pytest.raises(TableFailed, match=rf"lake\.transforms\.public\.customers: .*{message}"):
         fitted(transforms, "public", "customers", CUSTOMERS, "postgres")
+
+
+@pytest.mark.parametrize("where", ["price > '9'", "coalesce(price, '0') = '1'", "price IN ('1')"])
+def test_a_number_that_is_stored_as_text_is_not_compared_as_text(where: str) -> None:
+    columns = (Column("id", "bigint", key=True), Column("price", "numeric"))
+    rule = TableTransform(where=where)
+    with pytest.raises(TableFailed, match="price is numeric, which is text here") as refused:
+        fitted(Transforms({"*": rule}), "public", "orders", columns, "postgres")
+    assert "cast(price AS double)" in refused.value.hint
+    rule = TableTransform(where="cast(price AS double) > 9 OR price IS NULL")
+    selected = fitted(Transforms({"*": rule}), "public", "orders", columns, "postgres")
+    rows = pa.table({"price": ["10", "9", "NaN", "-Infinity", None]})
+    assert selected is not None
+    assert passing(selected, rows).to_pylist() == [True, False, False, False, True]
 
 
 def test_a_pattern_masks_the_columns_that_a_table_has() -> None:

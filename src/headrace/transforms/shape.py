@@ -9,7 +9,7 @@ from ..change.arrow import arrow_schema, decode
 from ..change.event import Column
 from ..errors import ConfigError, DecodeError, TableFailed
 from .rules import Mask, Selected, Transforms
-from .where import columns_of, conjuncts, passes
+from .where import columns_of, conjuncts, passes, uncast_columns
 
 Decoder = Callable[[Sequence[Column], frozenset[str]], pa.Table]
 """Gives some columns of rows, those of the second argument as their text."""
@@ -35,8 +35,22 @@ def fitted(
     if rule.where:
         # Some of what does not fit shows only where there is a row.
         columns = arrow_schema(selected.conditions, connector=connector)
+        _expect_no_long_number(selected, columns)
         passing(selected, pa.table([pa.nulls(1, each.type) for each in columns], schema=columns))
     return selected
+
+
+def _expect_no_long_number(selected: Selected, columns: pa.Schema) -> None:
+    """Refuse to compare numbers that are stored as text: as text, 9 is more than 10."""
+    looked_at = uncast_columns(selected.rule.where)
+    for column in selected.conditions:
+        is_number = column.type.lower().startswith(("numeric", "decimal"))
+        is_text = pa.types.is_string(columns.field(column.name).type)
+        if is_number and is_text and column.name.lower() in looked_at:
+            raise TableFailed(
+                f"{selected.place}: {column.name} is {column.type}, which is text here",
+                hint=f"Write cast({column.name} AS double) in `where`.",
+            )
 
 
 def passing(selected: Selected, rows: pa.Table) -> pa.BooleanArray:

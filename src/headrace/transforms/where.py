@@ -71,6 +71,18 @@ def columns_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column.name for column in parse(text).find_all(exp.Column)))
 
 
+def uncast_columns(text: str) -> set[str]:
+    """The columns, in small letters, whose values are looked at as they are, without a cast."""
+    found = set()
+    for column in parse(text).find_all(exp.Column):
+        above = column.parent
+        while isinstance(above, exp.Paren):
+            above = above.parent
+        if not isinstance(above, exp.Is) and not column.find_ancestor(exp.Cast, exp.TryCast):
+            found.add(column.name.lower())
+    return found
+
+
 def passes(text: str, rows: pa.Table) -> pa.BooleanArray:
     """Which rows fulfil a condition; one that is neither true nor false (null) does not."""
     found = _evaluated(parse(text), rows)
