@@ -37,7 +37,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ..change.arrow import columns_of
 from ..change.arrow.encode import CONNECTOR, declared
-from ..change.event import Column, Table
+from ..change.event import Column, Table, bounded_comment
 from ..errors import ConfigError, DecodeError, HeadraceError, TableFailed, own_error
 from .computing import (
     HINT,
@@ -148,8 +148,12 @@ class ComputedTable(Computation):
             columns = declared(types, self.key)
         except DecodeError as error:
             raise self.failed(str(error), hint=error.hint) from None
-        comments = {each.name: each.metadata.get(_COMMENT, "") for each in result.schema.fields}
-        return tuple(msgspec.structs.replace(each, comment=comments[each.name]) for each in columns)
+        # A function may set it, to anything.
+        found = {each.name: each.metadata.get(_COMMENT) for each in result.schema.fields}
+        comments = {name: bounded_comment(str(text)) for name, text in found.items() if text}
+        return tuple(
+            msgspec.structs.replace(each, comment=comments.get(each.name, "")) for each in columns
+        )
 
     def rows(self, changes: DataFrame) -> DataFrame:
         """The rows that INSERTs and UPDATEs have left, as the statement sees them."""
