@@ -338,6 +338,7 @@ def sink_complaints(status: SinkStatus) -> list[str]:
     for table in status.failed_tables:
         lines.append(f"{status.sink}: {table.table} is not followed: {table.reason}")
         lines += [f"  {table.hint}"] if table.hint else []
+    lines += [f"{status.sink}: {status.catalog}"] if status.catalog else []
     return lines
 
 

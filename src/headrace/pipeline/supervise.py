@@ -255,6 +255,7 @@ class Supervised:
     def _watch(self, query: StreamingQuery, batches: Batches, writer: SinkWriter[Any]) -> None:
         while not _ended(query, within=LOOK_SECONDS):  # raises when the query failed
             self._look(query)
+            self._look_at_catalog(writer)
             if (status := writer.status()) is not None:
                 self._watch_deliveries(writer, status)
             if self._interrupted():
@@ -264,8 +265,13 @@ class Supervised:
                 return
         writer.finish()
         self._look(query)
+        self._look_at_catalog(writer)
         if (status := writer.status()) is not None:
             self._count(status)
+
+    def _look_at_catalog(self, writer: SinkWriter[Any]) -> None:
+        if (failure := writer.catalog_failure()) != self._status.catalog:
+            self._note(catalog=failure)
 
     def _watch_deliveries(self, writer: SinkWriter[Any], status: DeliveryStatus) -> None:
         """See how a sink that sends is doing, and let it do what was requested."""

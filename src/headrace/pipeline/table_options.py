@@ -3,8 +3,8 @@
 They have the names of the settings of the `tables` sink, written as Spark writes options.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
@@ -47,13 +47,11 @@ class TableOptions:
         own = {name: values.pop(name) for name in ("path", "table", "chosen", "adopt", "checkpoint")
                if name in values}  # fmt: skip
         values.pop("name", None)
-        options = cls(**own, settings=values)
-        if not options.path:
-            raise ConfigError(
-                "the option path is missing",
-                hint="path is the folder of the tables, or an address such as s3://bucket/lake.",
-            )
-        return options
+        return cls(**own, settings=values)
+
+    def of_catalog(self, columns: Sequence[str], place: str) -> "TableOptions":
+        """The options for a table of Spark's catalog, which Spark reads with no options at all."""
+        return self if self.path else replace(self, path=place, chosen=tuple(columns))
 
     def expect_reading(self) -> None:
         """Refuse what only a writer takes."""
@@ -64,6 +62,7 @@ class TableOptions:
     @property
     def folder(self) -> Folder:
         """Where the tables lie."""
+        self._expect_path()
         # What a storage must know to let somebody in comes from the environment: Spark shows
         # options in its plans.
         return Folder.of(self.path, {})
@@ -73,8 +72,16 @@ class TableOptions:
         """The sink that writes them."""
         if self.chosen:
             raise ConfigError("the option columns is for reading a table")
+        self._expect_path()
         settings = {name: self._by_table(name, value) for name, value in self.settings.items()}
         return Tables(name=self.table or "tables", path=self.path, **settings)
+
+    def _expect_path(self) -> None:
+        if not self.path:
+            raise ConfigError(
+                "the option path is missing",
+                hint="path is the folder of the tables, or an address such as s3://bucket/lake.",
+            )
 
     def _by_table(self, name: str, value: Any) -> Any:
         """A setting of each table; columns without a table belong to the only one."""

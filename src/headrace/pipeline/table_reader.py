@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 
 from ..errors import ConfigError
 from ..sinks.lake import vectors
+from ..sinks.lake.catalog.spark import PLACE
 from ..sinks.lake.conform import conformed
 from ..sinks.lake.deltalog import DataFile, DeltaLog, TableState
 from ..sinks.lake.features import expect_readable
@@ -163,6 +164,22 @@ def table_schema(options: TableOptions) -> StructType:
     """The columns that a read gives."""
     _, state = _table(options)
     return from_arrow_schema(_schema(options, state), prefer_timestamp_ntz=True)
+
+
+def catalog_options(options: TableOptions, schema: StructType) -> TableOptions:
+    """The options of a read; a table of Spark's catalog has its folder in a column's metadata."""
+    places = [each.metadata[PLACE] for each in schema.fields if PLACE in each.metadata]
+    if options.path or not places:
+        return options
+    found = options.of_catalog(schema.names, places[0])
+    there = table_schema(found)
+    for wanted in schema.fields:
+        if there[wanted.name].dataType != wanted.dataType:
+            raise ConfigError(
+                f"column {wanted.name} has another type in Spark's catalog than in {places[0]}",
+                hint="A running pipeline with `catalog` brings the catalog up to date.",
+            )
+    return found
 
 
 def _table(options: TableOptions) -> tuple[Folder, TableState]:

@@ -35,7 +35,7 @@ from ..sinks.tables.sink import Tables, TablesWriter
 from ..sinks.tables.staged import ChangeStage, StagedInput, StagedPart
 from .source import PUSHDOWN
 from .table_options import TableOptions
-from .table_reader import FilteredTableReader, TableReader, table_schema
+from .table_reader import FilteredTableReader, TableReader, catalog_options, table_schema
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -68,7 +68,7 @@ class TablesSource(DataSource):
         # Where Spark does not push filters, a reader that could take them is an error.
         kind = FilteredTableReader if PUSHDOWN in sys.modules else TableReader
         with _hinting():
-            return kind(self._options)
+            return kind(catalog_options(self._options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A batch write."""

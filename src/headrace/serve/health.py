@@ -232,6 +232,8 @@ def _sink_shortcomings(status: SinkStatus) -> Iterator[str]:
         yield " ".join(
             filter(None, (f"table {failed.table} is not followed:", failed.reason, failed.hint))
         )
+    if status.catalog:
+        yield status.catalog
     if status.dead_letters:
         yield (
             f"{status.dead_letters} dead letters wait; "

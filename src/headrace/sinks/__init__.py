@@ -80,6 +80,7 @@ class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting_rows: int = 0  # rows whose later events wait behind these
     error: str = ""  # why it waits or has halted
     hint: str = ""  # what to do about it
+    catalog: str = ""  # which tables its catalog does not have as they are, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +312,7 @@ BatchT = TypeVar("BatchT")  # a DataFrame or a LogBatch, see Takes
 class SinkWriter(ABC, Generic[BatchT]):
     """A sink in use by one streaming query: one call at a time, batches in order.
 
-    Only `status`, `close` and `serve_requests` are called by another thread.
+    Only `status`, `catalog_failure`, `close` and `serve_requests` are called by another thread.
     """
 
     @abstractmethod
@@ -345,6 +346,10 @@ class SinkWriter(ABC, Generic[BatchT]):
     def failed_tables(self) -> list[FailedTable]:
         """The tables that are not followed any more."""
         return []
+
+    def catalog_failure(self) -> str:
+        """Which tables are not in the sink's catalog as they are, and why; "": all are."""
+        return ""
 
     def status(self) -> DeliveryStatus | None:
         """What was sent to another system, and what waits; None: the sink sends nothing."""

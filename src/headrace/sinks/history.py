@@ -21,6 +21,7 @@ from ..transforms.rules import TableTransform, expect_not_computed
 from . import Progress, SinkWriter
 from .erasing import ErasedPlace, ErasedRow
 from .lake.append import Append, Appended, Join, Joined, due, epoch_of
+from .lake.catalog import AnyCatalog, Registrar, check_catalog
 from .lake.delta import EPOCH, KEEP, Delta, Marks
 from .lake.erasure import FileForm, erase_rows
 from .lake.modes import PRIVATE, expect_mode, make_folder
@@ -50,6 +51,7 @@ class History(Shaped):
     vacuum_hours: float = 24.0  # files that are replaced stay so long, for those who read them
     mode: str = PRIVATE  # of the folder, when it is made; "0755": all users may read it
     transforms: Mapping[str, TableTransform] = field(default_factory=dict)  # by table
+    catalog: AnyCatalog | None = None  # in which the table is registered, under the sink's name
     # Options for s3://, az://, gs://; they may be secret, so they do not print.
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
     formats: Formats = field(default=Formats(), repr=False, metadata={"setting": False})
@@ -83,8 +85,8 @@ class History(Shaped):
         return HistoryWriter(self, writer, adopt=adopt)
 
     def check(self) -> list[Finding]:
-        """Whether its folder or bucket can be written."""
-        return [self.folder.check("path")]
+        """Whether its folder or bucket can be written, and its catalog answers."""
+        return [self.folder.check("path"), *check_catalog(self.catalog, self.storage)]
 
     def reset_effect(self) -> str:
         """What `reset` will do."""
@@ -116,10 +118,30 @@ class HistoryWriter(SinkWriter["DataFrame"]):
         self._spark: SparkSession | None = None
         self._vacuum_due = time.monotonic()
         self._known = _NOTHING
+        self._registrar = Registrar(sink.catalog, sink.name) if sink.catalog else None
         if self._delta is not None:
             _check(sink, self._delta)
             _complete(sink, self._delta)
             self._known = _progress(self._delta)
+            self._offer(self._delta)
+
+    def _offer(self, delta: Delta) -> None:
+        if self._registrar:
+            self._registrar.offer("", self._sink.name, delta.folder, delta.metadata)
+
+    def catalog_failure(self) -> str:
+        """Why the catalog does not have the table."""
+        return self._registrar.failure() if self._registrar else ""
+
+    def finish(self) -> None:
+        """Let registration come to its end."""
+        if self._registrar:
+            self._registrar.finish()
+
+    def close(self) -> None:
+        """Register nothing more."""
+        if self._registrar:
+            self._registrar.close()
 
     def progress(self) -> Progress | None:
         """Up to where the table has everything."""
@@ -187,6 +209,7 @@ class HistoryWriter(SinkWriter["DataFrame"]):
         """Join small files, and now and then delete old ones."""
         if self._delta is None:
             return
+        self._offer(self._delta)
         self._join(self._delta)
         if time.monotonic() >= self._vacuum_due:
             pause = min(_VACUUM_SECONDS, self._sink.vacuum_hours * 3600)

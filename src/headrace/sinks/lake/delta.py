@@ -144,6 +144,11 @@ class Delta:
         return dict(self._state.metadata.configuration)
 
     @property
+    def metadata(self) -> Metadata:
+        """What the table says of itself; a commit that changes it makes another value."""
+        return self._state.metadata
+
+    @property
     def schema(self) -> pa.Schema:
         """The table's columns."""
         return self._state.schema

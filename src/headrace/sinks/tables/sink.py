@@ -27,6 +27,7 @@ from ...plugins import Finding
 from ...transforms.rules import TableTransform
 from .. import FailedTable, Progress, Sink, SinkWriter, Takes
 from ..erasing import ErasedPlace, ErasedRow
+from ..lake.catalog import AnyCatalog, Registrar, check_catalog
 from ..lake.delta import EPOCH, Delta, Marks
 from ..lake.modes import PRIVATE, expect_mode, make_folder
 from ..lake.plan import (
@@ -106,6 +107,7 @@ class Tables(Sink):
     mode: str = PRIVATE  # of the folder, when it is made; "0755": all users may read it
     # By schema.table or a pattern: what happens to rows before they are stored.
     transforms: Mapping[str, TableTransform] = field(default_factory=dict)
+    catalog: AnyCatalog | None = None  # in which the tables are registered
     # Options for s3://, az://, gs://; they may be secret, so they do not print.
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -165,8 +167,8 @@ class Tables(Sink):
         return TablesWriter(self, writer, adopt=adopt)
 
     def check(self) -> list[Finding]:
-        """Whether its folder or bucket can be written."""
-        return [self.folder.check("path")]
+        """Whether its folder or bucket can be written, and its catalog answers."""
+        return [self.folder.check("path"), *check_catalog(self.catalog, self.storage)]
 
     def reset_effect(self) -> str:
         """What `reset` will do."""
@@ -212,6 +214,11 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
         self._between_batches = threading.Lock()  # who commits
         self._maintenance = Maintenance(self._between_batches)
         self._changed: set[TableRef] = set()  # since compaction last looked
+        self._registrar = Registrar(sink.catalog, sink.name) if sink.catalog else None
+        if self._registrar:
+            for ref in self._ledger.refs:
+                folder = sink.folder.within(ref.schema, ref.table)
+                self._registrar.offer_stored(ref.schema, ref.table, folder)
 
     def _take_over(self) -> None:
         """Be the writer of every table, also of those that do not change for long."""
@@ -238,6 +245,10 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
     def failed_tables(self) -> list[FailedTable]:
         """The tables that are not followed any more."""
         return self._ledger.failed_tables()
+
+    def catalog_failure(self) -> str:
+        """Which tables the catalog does not have, and why."""
+        return self._registrar.failure() if self._registrar else ""
 
     def write(self, batch: LogBatch | DataFrame | StagedInput, batch_id: int) -> int:
         """Make every table equal its source as of the batch's end."""
@@ -437,6 +448,10 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
 
         `vacuum` says whether the latter is to be; None: when an hour has passed.
         """
+        if self._registrar:
+            for ref in self._changed & self._targets.keys():
+                delta = self._targets[ref].delta
+                self._registrar.offer(ref.schema, ref.table, delta.folder, delta.metadata)
         due = time.monotonic() >= self._vacuum_due if vacuum is None else vacuum
         vacuums = list(self._targets.values()) if due else []
         compacts = [self._targets[ref] for ref in self._changed if ref in self._targets]
@@ -448,12 +463,16 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
                 self._vacuum_due = time.monotonic() + pause
 
     def finish(self) -> None:
-        """Let maintenance come to its end."""
+        """Let maintenance and registration come to their end."""
         self._maintenance.wait()
+        if self._registrar:
+            self._registrar.finish()
 
     def close(self) -> None:
-        """Commit nothing from now on beside the stream."""
+        """Commit nothing from now on beside the stream, and register nothing."""
         self._maintenance.close()
+        if self._registrar:
+            self._registrar.close()
 
 
 def _emptied(seen: Sequence[VersionSummary]) -> int:
