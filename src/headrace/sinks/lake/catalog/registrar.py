@@ -1,6 +1,6 @@
 """Registration beside the stream: a thread that tries until the catalog has every table.
 
-A catalog that is away never stops or slows a batch. What the catalog has been told is remembered,
+A catalog that is away never stops or slows a batch. What was offered to the catalog is remembered,
 so a batch that changes no columns costs nothing here; after a restart each table is looked up once.
 """
 

@@ -57,7 +57,6 @@ class SparkCatalog(TableCatalog, frozen=True, kw_only=True, tag="spark"):
 
 def _register(spark: "SparkSession", entry: CatalogEntry, setting: str) -> bool:
     name = ".".join(f"`{part}`" for part in ("spark_catalog", *entry.name))
-    spark.sql(f"CREATE DATABASE IF NOT EXISTS `spark_catalog`.`{entry.name.schema}`")
     found = _found(spark, entry)
     uses_delta = _DELTA_CATALOG in (spark.conf.get("spark.sql.catalog.spark_catalog", "") or "")
     if found is not None:
@@ -72,6 +71,8 @@ def _register(spark: "SparkSession", entry: CatalogEntry, setting: str) -> bool:
                 hint=f"Remove that entry, or set catalog.{setting} or catalog.names of the sink.",
             )
         spark.sql(f"DROP TABLE {name}")
+    else:
+        spark.sql(f"CREATE DATABASE IF NOT EXISTS `spark_catalog`.`{entry.name.schema}`")
     if uses_delta:
         place = entry.location.replace("'", "\\'")
         spark.sql(f"CREATE TABLE {name} USING delta LOCATION '{place}'")
