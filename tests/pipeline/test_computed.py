@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryListener
 
 from headrace.change.event import Column, Op, Table
 from headrace.errors import ConfigError
@@ -20,6 +21,7 @@ from headrace.sinks import SinkPhase
 from headrace.sinks.files.sink import Files
 from headrace.sinks.history import History
 from headrace.sinks.tables.sink import Tables
+from headrace.testing import wait_until
 from headrace.transforms.rules import TableTransform
 from tests.deltas import stored
 from tests.pipeline.sites import Site
@@ -32,6 +34,38 @@ def site(tmp_path: Path, spark: SparkSession) -> Site:
     return Site(tmp_path, spark)
 
 
+class InputRows(StreamingQueryListener):
+    """The changes that batches had, as Spark's progress counts them."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._streams = spark.streams
+        self.counts: list[int] = []
+
+    def __enter__(self) -> "InputRows":
+        self._streams.addListener(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._streams.removeListener(self)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        self.counts.append(event.progress.numInputRows)
+
+    def onQueryStarted(self, event: object) -> None:  # noqa: N802
+        pass
+
+    def onQueryIdle(self, event: object) -> None:  # noqa: N802
+        pass
+
+    def onQueryTerminated(self, event: object) -> None:  # noqa: N802
+        pass
+
+    def wait(self, count: int) -> list[int]:
+        """The first so many; Spark reports them some time after the batch."""
+        wait_until(lambda: len(self.counts) >= count, message="Spark reports its progress")
+        return self.counts
+
+
 def loud(sql: str = LOUD) -> dict[str, TableTransform]:
     return {"public.users": TableTransform(sql=sql)}
 
@@ -42,11 +76,13 @@ def test_a_pipeline_stores_what_the_statement_makes_of_the_log(site: Site) -> No
         writer.put("users", "1", name="ann")
         writer.put("users", "2", name="hidden")
         writer.put("other", "3", name="bob")
-    site.once(lake)
-    with site.writing() as writer:
-        writer.put("users", "1", Op.UPDATE, name="eve")
-        writer.put("users", "2", Op.UPDATE, name="joe")
-    status = site.once(lake)["lake"]
+    with InputRows(site.spark) as rows:
+        site.once(lake)
+        with site.writing() as writer:
+            writer.put("users", "1", Op.UPDATE, name="eve")
+            writer.put("users", "2", Op.UPDATE, name="joe")
+        status = site.once(lake)["lake"]
+        assert rows.wait(2) == [3, 2]
     assert (status.phase, status.failed_tables) == (SinkPhase.STOPPED, ())
     assert _rows(site, "lake/public/users", "id", "name") == [("1", "EVE"), ("2", "JOE")]
     assert _rows(site, "lake/public/other", "id", "name") == [("3", "bob")]
@@ -60,7 +96,9 @@ def test_a_history_keeps_what_the_statement_makes_of_each_change(site: Site) -> 
         writer.put("other", "3", name="bob")
         writer.put("users", "1", Op.UPDATE, name="hidden")
         writer.delete("users", "1")
-    site.once(audit)
+    with InputRows(site.spark) as rows:
+        site.once(audit)
+        assert rows.wait(1) == [5]
     shown = _rows(site, "audit", "sequence", "op", "key", "before", "after")
     assert shown == [
         (1, "INSERT", '{"id":"1"}', None, '{"id":"1","name":"ANN"}'),

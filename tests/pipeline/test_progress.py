@@ -112,8 +112,8 @@ def test_rows_for_a_sink_go_through_its_transforms(
     rule = TableTransform(mask={"note": mask}, where="id < 3")
     sink = History(name="archive", path=str(tmp_path / "h"), transforms={"public.orders": rule})
     changes = spark.read.format("headrace").option("path", str(shop.log.path)).load()
-    shaped = shaped_rows(changes, sink)
-    notes = [json.loads(row["after"])["note"] for row in shaped.collect()]
-    assert notes == [mask.code(f"n{n}") for n in range(3)]
-    plan = shaped._jdf.queryExecution().toString()
+    with shaped_rows(changes, sink) as shaped:
+        notes = [json.loads(row["after"])["note"] for row in shaped.collect()]
+        assert notes == [mask.code(f"n{n}") for n in range(3)]
+        plan = shaped._jdf.queryExecution().toString()
     assert key not in plan

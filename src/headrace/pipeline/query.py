@@ -6,13 +6,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..change.arrow.frame import REQUIRED
@@ -70,6 +71,9 @@ class Stored(NamedTuple):
     failed_tables: tuple[FailedTable, ...]
 
 
+BatchOf = Callable[[DataFrame, int], AbstractContextManager[Any]]
+
+
 class Batches:
     """What Spark calls with each batch."""
 
@@ -78,9 +82,9 @@ class Batches:
         writer: SinkWriter[Any],
         sink: str,
         stored: Callable[[Stored], None],
-        batch_of: Callable[[DataFrame, int], Any] = lambda changes, _: changes,
+        batch_of: BatchOf = lambda changes, _: nullcontext(changes),
     ) -> None:
-        """`batch_of` makes of Spark's rows what the sink takes."""
+        """`batch_of` makes of Spark's rows what the sink takes, for as long as it writes."""
         self.error: BaseException | None = None  # as it was before it crossed the JVM
         self.unmaintained = -1  # the batch after which maintenance failed
         self._writer = writer
@@ -99,7 +103,8 @@ class Batches:
             raise PipelineError("the pipeline is stopping")
         began = time.monotonic()
         try:
-            count = self._writer.write(self._batch_of(changes, batch_id), batch_id)
+            with self._batch_of(changes, batch_id) as batch:
+                count = self._writer.write(batch, batch_id)
             seconds = time.monotonic() - began
             self._stored(Stored(batch_id, count, seconds, tuple(self._writer.failed_tables())))
             self._maintain(batch_id)
@@ -247,22 +252,26 @@ class QueryPlan:
         """
         batch_of = self.batch_of()
 
-        def claimed(changes: DataFrame, batch: int) -> Any:
+        def claimed(changes: DataFrame, batch: int) -> AbstractContextManager[Any]:
             if driver:
                 self.checkpoint.expect_claimed(driver)
             return batch_of(changes, batch)
 
         return Batches(writer, self.sink.name, stored, claimed)
 
-    def batch_of(self) -> Callable[[DataFrame, int], Any]:
+    def batch_of(self) -> BatchOf:
         """What makes of Spark's rows what the sink takes."""
         if self.sink.takes is not Takes.LOG_RANGE:
             return lambda changes, _: shaped_rows(changes, self.sink)
         options = Options.read(self.feed.address)
-        log = PipelineLog(reading(options), options)
-        return lambda ranges, batch: RangesBatch(
-            ranges, log, self._range_of(log, batch), address=self.feed.address
-        )
+        return partial(self._ranges, PipelineLog(reading(options), options))
+
+    @contextmanager
+    def _ranges(self, log: ReadableLog, ranges: DataFrame, batch: int) -> Iterator["RangesBatch"]:
+        known = self._range_of(log, batch)
+        made = RangesBatch(ranges, log, known, address=self.feed.address)
+        yield made
+        made.count()
 
     def _range_of(self, log: ReadableLog, batch: int) -> LogRange | None:
         """The whole of a batch, if Spark's own notes say which it is."""
@@ -290,21 +299,36 @@ class QueryPlan:
         return options
 
 
-def shaped_rows(changes: DataFrame, sink: Sink) -> DataFrame:
+@contextmanager
+def shaped_rows(changes: DataFrame, sink: Sink) -> Iterator[DataFrame]:
     """Changes as the transforms of a sink let it see them."""
-    if not sink.shaping:
-        return changes
-    fields = sink.fields or tuple(changes.columns)
-    shaped: Any = ShapedFrames(sink.shaping, fields)
+    if not any(each.computes for each in sink.transforms.values()):
+        yield _shaped(changes, sink) if sink.shaping else changes
+        return
+    # They are read several times, and each time Spark would read the log and count them as input.
+    changes.persist()
+    try:
+        yield _computed(changes, sink)
+    finally:
+        changes.unpersist()
+
+
+def _computed(changes: DataFrame, sink: Sink) -> DataFrame:
     computed = computed_tables(changes, sink.shaping)
     rest = changes
     for each in computed:
         rest = rest.where(~is_of(each.table))
-    result = rest.mapInArrow(shaped, changes.select(*fields).schema)
+    result = _shaped(rest, sink)
     for each in computed:
         own = each.changes(changes.where(is_of(each.table)))
-        result = result.unionByName(own.select(*fields))
+        result = result.unionByName(own.select(*result.columns))
     return result
+
+
+def _shaped(changes: DataFrame, sink: Sink) -> DataFrame:
+    fields = sink.fields or tuple(changes.columns)
+    task: Any = ShapedFrames(sink.shaping, fields)
+    return changes.mapInArrow(task, changes.select(*fields).schema)
 
 
 def parts_of(sink: Sink, cores: int) -> int:
@@ -344,10 +368,7 @@ class RangesBatch(LogBatch):
     def whole(self) -> LogRange | None:
         """All of it, for the driver to look at; None: the batch is empty."""
         if self._known is None:
-            # Not `first`: a task that is not read to its end takes its Python process with it, and
-            # the next one has to import everything again.
-            rows = self._ranges.collect()
-            self._counted = True
+            rows = self._rows()
             found = (rows[0][name] for name in ("epoch", "after", "upto")) if rows else ("", 0, 0)
             self._known = LogRange(self._log, *found)
         return self._known if self._known.upto > self._known.after else None
@@ -373,6 +394,21 @@ class RangesBatch(LogBatch):
             options["tables"] = name
         changes = self.spark.read.format("headrace").options(**options).load()
         return changes.where(is_of(table))
+
+    def count(self) -> None:
+        """Let Spark count the changes, if no task has read them: a sink may have no use for them.
+
+        A query's progress has as many input rows as Spark has read.
+        """
+        if not self._counted and self.whole is not None:
+            self._rows()
+
+    def _rows(self) -> list[Row]:
+        """The rows that have a range, one of each part."""
+        self._counted = True
+        # Not `first`: a task that is not read to its end takes its Python process with it, and the
+        # next one has to import everything again.
+        return self._ranges.where("epoch IS NOT NULL").collect()
 
     def _run_again(self, task: Callable[[LogRange], msgspec.Struct | None]) -> Sequence[str]:
         """Without reading the rows once more: Spark would count them as further input."""
