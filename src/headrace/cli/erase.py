@@ -32,8 +32,8 @@ def erase(  # noqa: PLR0913, PLR0917 - an option for each thing one may set
 
     The row must be deleted in its source, or its values overwritten there, and that captured.
     `headrace run` must not be running. What is left of the row is its key. Earlier versions of its
-    Delta tables cannot be read afterwards. Exits with 1 when values are left, or may be, and when
-    nothing has such a row.
+    Delta and Iceberg tables cannot be read afterwards. Exits with 1 when values are left, or may
+    be, and when nothing has such a row.
     """
     import msgspec
 

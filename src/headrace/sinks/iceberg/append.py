@@ -230,7 +230,7 @@ class AppendHistory:
             decoded = _decoded(images, version)
             struct = typed_rows(decoded, images.is_valid(), plan.arrow.field(ROW).type)
             rows = rows.append_column(ROW, struct)
-        return _conformed(rows, plan.arrow)
+        return conformed(rows, plan.arrow)
 
     def _write(self, held: Mapping[str, Sequence[pa.Table]], met: HistoryWritten) -> None:
         for table, parts in held.items():
@@ -283,7 +283,7 @@ def _first_misfit(rows: pa.Table, version: TableVersion) -> int:
     raise AssertionError("all rows can be decoded")
 
 
-def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns of the Iceberg table, in its order and with its types."""
     columns = [
         rows[each.name].cast(each.type)

@@ -22,10 +22,12 @@ from ...plugins import Finding
 from ...secret import Secret
 from ...transforms.rules import TableTransform
 from .. import Sink
+from ..erasing import ErasedPlace, ErasedRow
 from ..lake.shape import expect_tenant
 from ..lake.storage import is_local
 from ..push.routing import Template, escaped
 from .catalog import CatalogLink
+from .erasure import erase_in_iceberg
 from .ledger import IcebergEntry, IcebergLedger
 from .partitions import PartitionBy, partition_fields
 from .table import IcebergTable, Identifier
@@ -184,3 +186,7 @@ class IcebergHistory(Sink):
             found.empty()
         ledger.entry = IcebergEntry(writer, tables=tables)
         ledger.save()
+
+    def erase(self, row: ErasedRow) -> list[ErasedPlace]:
+        """Take the values out of the row's changes, and delete every earlier snapshot."""
+        return erase_in_iceberg(self, row)

@@ -23,7 +23,7 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
 )
 from pyiceberg.expressions import AlwaysTrue
-from pyiceberg.table import Table, TableProperties, Transaction
+from pyiceberg.table import FileScanTask, Table, TableProperties, Transaction
 from pyiceberg.table.snapshots import Snapshot
 
 from ...errors import PipelineError, SinkFenced, SinkRefused, SinkUnavailable, TableFailed
@@ -47,6 +47,7 @@ APPLIED = "headrace.applied"  # by epoch, as JSON
 
 _TRIES = 10
 _BACKOFF = Backoff(0.1, 5.0, jitter=0.25)
+_EVERY_AGE = timedelta(days=-1)  # also what a clock that is a little ahead has written
 _FRESH_SECONDS = 600.0  # credentials for the storage may come with a table, and end with an hour
 _PROPERTIES = {
     TableProperties.FORMAT_VERSION: "2",
@@ -57,6 +58,7 @@ _PROPERTIES = {
 }
 
 Identifier = tuple[str, ...]
+Rewrite = Callable[[FileScanTask, AppendPlan], "list[WrittenFile] | None"]
 
 _applied = msgspec.json.Decoder(dict[str, int]).decode
 
@@ -153,6 +155,11 @@ class IcebergTable:
     def name(self) -> str:
         """As SQL would call it."""
         return ".".join(self._table.name())
+
+    @property
+    def table(self) -> Table:
+        """As pyiceberg has it."""
+        return self._table
 
     @property
     def marks(self) -> HistoryMarks:
@@ -320,6 +327,67 @@ class IcebergTable:
                 except CommitFailedException:
                     continue
             return
+
+    def replace(self, rewrite: Rewrite) -> None:
+        """Put other files in the place of some, with the same marks; None of a file: it stays.
+
+        A commit of another writer in between makes it begin again with what is there then.
+        """
+        for _ in self._tries():
+            self._expect_writer()
+            plan, replaced, added = self.plan(None), list[FileScanTask](), list[WrittenFile]()
+            for task in self.tasks():
+                if (written := rewrite(task, plan)) is not None:
+                    replaced.append(task)
+                    added += written
+            if not replaced:
+                return
+            try:
+                with self._link.reached(self.name):
+                    self._swap(replaced, added)
+                return
+            except _Conflict:
+                self.discard(added)
+
+    def tasks(self) -> list[FileScanTask]:
+        """The files of its newest snapshot; TableFailed: pyiceberg cannot read them."""
+        with self._link.reached(self.name):
+            try:
+                return list(self._table.scan().plan_files())
+            except ValueError as error:
+                raise TableFailed(
+                    f"{self.name} has equality deletes, which pyiceberg does not read",
+                    hint="Have an engine that wrote them compact the table.",
+                ) from error
+
+    def _swap(self, replaced: Sequence[FileScanTask], added: Sequence[WrittenFile]) -> None:
+        marks, transaction = self.marks, self._one_try()
+        transaction.set_properties(marks.properties())
+        with transaction.update_snapshot(snapshot_properties=marks.summary()).overwrite() as new:
+            for task in replaced:
+                new.delete_data_file(task.file)
+            for file in added:
+                new.append_data_file(file.data_file())
+        try:
+            transaction.commit_transaction()
+        except CommitFailedException as error:
+            raise _Conflict from error
+
+    def forget(self) -> None:
+        """Leave the newest snapshot alone, with those that tags and branches keep.
+
+        A snapshot that replaces files has a manifest with the bounds of the old ones, so another
+        one comes before the rest goes.
+        """
+        for _ in self._tries():
+            self._expect_writer()
+            try:
+                with self._link.reached(self.name):
+                    self._add(self._one_try(), self.marks, ())
+                break
+            except _Conflict:
+                continue
+        self.expire(_EVERY_AGE)
 
     def expire(self, keep: timedelta) -> int:
         """Remove snapshots that are older, and the files that only these have."""

@@ -191,7 +191,7 @@ def _search(folder: Folder, eraser: RowEraser, form: FileForm, texts: Sequence[s
             continue
         content = folder.objects.read(entry.path) or b""
         is_parquet = entry.path.endswith(".parquet")
-        if _parquet_has(content, pattern) if is_parquet else pattern.found_in(content):
+        if bytes_have(content, pattern, is_parquet=is_parquet):
             left.append(f"{entry.path}: an equal value")
     notes = (f"{equal} rows with other keys have an equal value",) if equal else ()
     return ErasedPlace(
@@ -201,10 +201,13 @@ def _search(folder: Folder, eraser: RowEraser, form: FileForm, texts: Sequence[s
 
 def parquet_has(path: Path, pattern: ValuePattern) -> bool:
     """Whether a Parquet file on disk has one of the values."""
-    return _parquet_has(path.read_bytes(), pattern)
+    return bytes_have(path.read_bytes(), pattern, is_parquet=True)
 
 
-def _parquet_has(content: bytes, pattern: ValuePattern) -> bool:
+def bytes_have(content: bytes, pattern: ValuePattern, *, is_parquet: bool) -> bool:
+    """Whether the content of a file has one of the values."""
+    if not is_parquet:
+        return bool(pattern.found_in(content))
     try:
         rows = pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
     except pa.ArrowInvalid:
@@ -251,23 +254,24 @@ class ChangeEraser:
     def find(self, rows: pa.Table, dead: Mask) -> Mask:
         """Those whose images differ from what they become."""
         found = np.zeros(rows.num_rows, dtype=np.bool_)
-        for at, images, becomes in self._changed(rows):
+        for at, images, becomes in self.changed(rows):
             found[at] = images != becomes
         return found
 
     def erased(self, rows: pa.Table, found: Mask) -> pa.Table:
         """The same changes with other images."""
-        becomes = {at: each for at, _, each in self._changed(rows)}
+        becomes = {at: each for at, _, each in self.changed(rows)}
         for name in _IMAGES:
             values = rows[name].to_pylist()
             for at, images in becomes.items():
                 value = getattr(images, name)
                 values[at] = value.decode() if isinstance(value, bytes) else value
             at = rows.schema.get_field_index(name)
-            rows = rows.set_column(at, rows.schema.field(at), pa.array(values, pa.string()))
+            field = rows.schema.field(at)
+            rows = rows.set_column(at, field, pa.array(values, field.type))
         return rows
 
-    def _changed(self, rows: pa.Table) -> Iterator[tuple[int, RowImages, RowImages]]:
+    def changed(self, rows: pa.Table) -> Iterator[tuple[int, RowImages, RowImages]]:
         """The row's changes, their images, and what these become."""
         for at, (key, before, after, kind, epoch, sequence) in _of_table(
             self.row, rows, ("key", "before", "after", "before_kind", "epoch", "sequence")
@@ -294,7 +298,7 @@ class ChangeEraser:
 
     def has(self, rows: pa.Table) -> bool:
         """Whether one is a change of the row."""
-        return any(True for _ in self._changed(rows))
+        return any(True for _ in self.changed(rows))
 
 
 @dataclass(frozen=True, slots=True)
