@@ -64,6 +64,8 @@ def test_the_newest_changes_are_shown_as_the_sink_sees_them(shop: Previewed) -> 
     ]
     assert found["rows"][0]["name"] == Mask(Secret(KEY)).code("ann")
     assert found["hidden"] == 10
+    ten = json.loads(shop.preview("users", "--json").stdout)["rows"]
+    assert [row["id"] for row in ten] == [*range(4, 20, 2), 0, 2]
     plain = shop.preview("users").output
     assert "ann" not in plain
     assert "eve" not in plain

@@ -23,5 +23,5 @@ print(event.wait(30))
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_in_the_middle_of_waiting_is_taken(name: str) -> None:
     run = [sys.executable, "-c", HELD, name]
-    told = subprocess.run(run, capture_output=True, text=True, check=False, timeout=60)
-    assert (told.returncode, told.stdout) == (0, "True\n"), told.stderr
+    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -46,9 +46,9 @@ with opened_session("local[1]", {}, journal=Path(sys.argv[1])) as spark, ends_in
 
 def test_a_java_that_never_answers_does_not_keep_the_process(tmp_path: Path) -> None:
     run = [sys.executable, "-c", HANGING, str(tmp_path / "spark.log")]
-    told = subprocess.run(run, capture_output=True, text=True, check=False, timeout=120)
-    assert "not ended after seconds=2, so Spark is killed" in told.stderr
-    assert "opened_session" in told.stderr  # what it waits for
+    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=120)
+    assert "not ended after seconds=2, so Spark is killed" in done.stderr
+    assert "opened_session" in done.stderr  # what it waits for
 
 
 HIDING = """

@@ -1,5 +1,6 @@
 """A small Delta table as a sink writes it, and its rows as others read them."""
 
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap
 
 from headrace.sinks.lake.delta import Delta, Marks
+from headrace.sinks.lake.objects import Objects
 from headrace.sinks.lake.storage import Added, Folder
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -76,3 +78,21 @@ def query(path: Path, sql: str) -> pa.Table:
 def without(count: int, *gone: int) -> list[int]:
     """The numbers up to a count but some."""
     return [number for number in range(count) if number not in gone]
+
+
+def expect_one_creator(objects: Objects) -> None:
+    """Expect that of several that create one object at once, one does, with its content."""
+    won, ready = list[int](), threading.Barrier(8)
+
+    def create(number: int) -> None:
+        ready.wait()
+        if objects.create("_delta_log/1", b"%d" % number):
+            won.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    [winner] = won
+    assert objects.read("_delta_log/1") == b"%d" % winner

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +13,7 @@ from pyroaring import BitMap
 
 from headrace.sinks.lake.delta import Delta, Marks
 from headrace.sinks.lake.storage import Folder
-from tests.sinks.deltas import SCHEMA, WRITER
+from tests.sinks.deltas import SCHEMA, WRITER, expect_one_creator
 from tests.sinks.s3 import bucket
 
 
@@ -47,22 +46,8 @@ def test_files_are_read_listed_and_deleted(folder: Folder) -> None:
 
 
 def test_one_of_many_creates_a_file(folder: Folder) -> None:
-    objects, won = folder.objects, list[int]()
-    ready = threading.Barrier(8)
-
-    def create(number: int) -> None:
-        ready.wait()
-        if objects.create("_delta_log/1", b"%d" % number):
-            won.append(number)
-
-    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    [winner] = won
-    assert objects.read("_delta_log/1") == b"%d" % winner
-    assert [each.path for each in objects.entries("")] == ["_delta_log/1"]
+    expect_one_creator(folder.objects)
+    assert [each.path for each in folder.objects.entries("")] == ["_delta_log/1"]
 
 
 def test_a_table_lives_in_a_bucket() -> None:

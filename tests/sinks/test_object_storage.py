@@ -15,6 +15,7 @@ from headrace.sinks.history import History
 from headrace.sinks.tables import compaction
 from headrace.sinks.tables import target as targets
 from tests.buckets import SECRET, Bucket
+from tests.sinks.deltas import expect_one_creator
 from tests.sinks.lake import Lake, order, put, remove
 
 
@@ -49,21 +50,7 @@ def lake(spark: SparkSession, tmp_path: Path, bucket: Bucket) -> Iterator[Bucket
 
 
 def test_one_of_many_creates_an_object(bucket: Bucket) -> None:
-    objects, won = bucket.folder("objects").objects, list[int]()
-    ready = threading.Barrier(8)
-
-    def create(number: int) -> None:
-        ready.wait()
-        if objects.create("_delta_log/1", b"%d" % number):
-            won.append(number)
-
-    threads = [threading.Thread(target=create, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    [winner] = won
-    assert objects.read("_delta_log/1") == b"%d" % winner
+    expect_one_creator(bucket.folder("objects").objects)
 
 
 def test_a_bucket_keeps_every_version_of_a_row(

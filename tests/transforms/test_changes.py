@@ -119,6 +119,21 @@ def test_where_cannot_guess_what_the_source_did_not_send() -> None:
     assert "REPLICA IDENTITY FULL" in failed.value.hint
 
 
+def test_an_error_names_the_sink_the_table_and_the_condition() -> None:
+    rule = TableTransform(where="countri <> 'XX'")
+    by_pattern, by_name = (Transforms({name: rule}, "hook") for name in ("*", "public.users"))
+    for transforms, place in (
+        (by_pattern, "hook.transforms.* (public.users)"),
+        (by_name, "hook.transforms.public.users"),
+    ):
+        with pytest.raises(TableFailed) as raised:
+            ShapedChanges(transforms)([put(USERS, id=1, name="ann", country="DE")])
+        assert str(raised.value).startswith(f"{place}: there is no column countri; there are: id")
+    wrong = Transforms({"*": TableTransform(where="country > 5")}, "hook")
+    with pytest.raises(TableFailed, match=r"hook\.transforms\.\* \(public\.users\): .country > 5."):
+        ShapedChanges(wrong)([put(USERS, id=1, name="ann", country="DE")])
+
+
 def test_a_part_of_where_that_fails_decides() -> None:
     made = change(
         Op.UPDATE, USERS, key=b'{"id":9}', after=b'{"id":9,"name":"x"}', unchanged=("country",)

@@ -42,7 +42,7 @@ _SECRETS = "(?i)secret|password|token|access[.]?key|credential"
 END_SECONDS = 60.0  # that the end of a pipeline may take: more than its sinks are given
 _KILLED_SECONDS = 10.0  # for what is left to do without Spark
 _MOST_REFUSALS = 100
-_TELL_ERRORS = (
+_TASK_ERROR_LOGGERS = (
     "org.apache.spark.api.python",
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
@@ -97,7 +97,7 @@ def opened_session(
 def hide_task_errors(session: SparkSession) -> None:
     """Keep errors of tasks out of Spark's log: those of a statement show values of rows."""
     log4j: Any = session.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-    for name in _TELL_ERRORS:
+    for name in _TASK_ERROR_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
 
 

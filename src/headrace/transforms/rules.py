@@ -135,14 +135,17 @@ class Transforms(msgspec.Struct, frozen=True):
             None,
         )
 
-    def place(self, pattern: str) -> str:
-        """Where the config has a transform, for messages."""
-        return f"{self.sink}.transforms.{pattern}" if self.sink else pattern
+    def place(self, pattern: str, table: str) -> str:
+        """Where the config has the transform of a table, for messages, which name the table."""
+        where = f"{self.sink}.transforms.{pattern}" if self.sink else pattern
+        return where if pattern == table else f"{where} ({table})"
 
     def computed(self, schema: str, table: str) -> tuple[str, TableTransform] | None:
         """The transform of a table that Spark computes, and its place; None: it has no such."""
         found = self.of(schema, table)
-        return (self.place(found[0]), found[1]) if found and found[1].computes else None
+        if found is None or not found[1].computes:
+            return None
+        return self.place(found[0], f"{schema}.{table}"), found[1]
 
 
 def expect_not_computed(transforms: Mapping[str, TableTransform]) -> None:

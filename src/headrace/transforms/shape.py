@@ -26,7 +26,7 @@ def fitted(
     if found is None or found[1].computes:
         return None
     pattern, rule = found
-    place = transforms.place(pattern)
+    place = transforms.place(pattern, f"{schema}.{table}")
     try:
         exact = not set(pattern) & set("*?[")
         selected = Selected.of(rule, columns, exact=exact, place=place)

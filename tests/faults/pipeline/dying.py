@@ -1,6 +1,6 @@
 """A process that carries a log into one sink, and kills itself at a named point.
 
-Spark starts once. Each line of standard input is one run to the log's end, told about with a line
+Spark starts once. Each line of standard input is one run to the log's end, whose result is a line
 on standard output.
 """
 
@@ -19,6 +19,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from headrace.pipeline import supervise
+from headrace.pipeline.query import QueryPlan
 from headrace.pipeline.run import Pipeline, PipelineInput, plans
 from headrace.pipeline.session import opened_session
 from headrace.retry import Backoff
@@ -30,9 +31,10 @@ class Run(msgspec.Struct, frozen=True):
     """Carry all that is in the log; die at a point."""
 
     kill: str | None = None
+    redrive: bool = False  # send the dead letters again first
 
 
-class Told(msgspec.Struct, frozen=True):
+class RunResult(msgspec.Struct, frozen=True):
     """How a run has ended."""
 
     phase: SinkPhase | None = None
@@ -40,7 +42,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Killer:
-    """Ends the process where it was told to."""
+    """Ends the process at the chosen point."""
 
     def __init__(self) -> None:
         self.at: str | None = None
@@ -71,30 +73,41 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def serve(folder: Path, sink: Sink, killer: Killer) -> int:
-    """Run whenever told, until standard input ends."""
+Before = Callable[[SparkSession, QueryPlan, Run], None]
+"""What is done before a run."""
+
+
+def serve(folder: Path, sink: Sink, killer: Killer, before: Before = lambda *_: None) -> int:
+    """Run for each line of standard input, until that ends."""
     supervise.BACKOFF = Backoff(0.1, 60.0)
     supervise.TRIES_ONCE = 20
     journal = folder / "spark" / f"{os.getpid()}.log"
     with opened_session("local[2]", QUICK, journal=journal) as spark:
-        _tell(Told())
+        _report(RunResult())
         for line in sys.stdin:
-            killer.at = msgspec.json.decode(line, type=Run).kill
-            _tell(_ran(spark, folder, sink))
+            run = msgspec.json.decode(line, type=Run)
+            killer.at = run.kill
+            plan = _planned(folder, sink)
+            before(spark, plan, run)
+            _report(_ran(spark, plan))
     return 0
 
 
-def _ran(spark: SparkSession, folder: Path, sink: Sink) -> Told:
+def _planned(folder: Path, sink: Sink) -> QueryPlan:
     checkpoints = folder / "pipeline"
     checkpoints.mkdir(exist_ok=True)
     feed = PipelineInput(address={"path": str(folder / "log")}, max_changes_per_batch=100)
-    queries = plans([sink], feed, checkpoints=checkpoints, once=True)
-    with Pipeline(spark, queries, folder=checkpoints) as running:
+    [plan] = plans([sink], feed, checkpoints=checkpoints, once=True)
+    return plan
+
+
+def _ran(spark: SparkSession, plan: QueryPlan) -> RunResult:
+    with Pipeline(spark, [plan], folder=plan.checkpoint.within) as running:
         running.work(threading.Event(), lambda: None, once=True)
     [status] = running.statuses()
-    return Told(status.phase, status.error)
+    return RunResult(status.phase, status.error)
 
 
-def _tell(told: Told) -> None:
-    sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+def _report(result: RunResult) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
     sys.stdout.buffer.flush()

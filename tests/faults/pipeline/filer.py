@@ -30,7 +30,7 @@ def _of_a_day(_: Path, target: object) -> bool:
 
 
 def main(folder: Path) -> int:
-    """Run whenever told."""
+    """Run for each line of standard input."""
     killer = Killer()
     killer.around(FilesWriter, "_staged", after=Point.STAGED)
     killer.around(FilesLedger, "_name", before=Point.WRITTEN)

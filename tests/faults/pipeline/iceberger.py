@@ -26,7 +26,7 @@ class Point(StrEnum):
 
 
 def main(folder: Path, uri: str) -> int:
-    """Run whenever told."""
+    """Run for each line of standard input."""
     killer = Killer()
     killer.around(IcebergHistoryWriter, "_commit", before=Point.WRITTEN, after=Point.COMMITTED)
     killer.around(IcebergTable, "append", after=Point.ONE_COMMITTED)

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.formats.catalogue import Formats
 from headrace.sinks import SinkPhase
-from tests.faults.pipeline.dying import Run, Told
+from tests.faults.pipeline.dying import Run, RunResult
 from tests.faults.pipeline.filer import Point
 from tests.faults.pipeline.outside import Outside
 from tests.sinks.files_harness import DAY, Cabinet
@@ -21,16 +21,16 @@ pytestmark = pytest.mark.slow
 BATCH = 60  # changes, of two days
 
 
-class Filer(Outside[Told]):
+class Filer(Outside[RunResult]):
     """The process that writes the files."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__("filer", str(folder), folder, Told)
+        super().__init__("filer", str(folder), folder, RunResult)
 
     def run(self) -> None:
         """Carry all that is in the log."""
-        told = self.does(Run())
-        assert told.phase is SinkPhase.STOPPED, told
+        ended = self.does(Run())
+        assert ended.phase is SinkPhase.STOPPED, ended
 
     def die(self, point: Point) -> None:
         """Carry until it kills itself."""

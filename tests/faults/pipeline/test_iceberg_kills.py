@@ -10,7 +10,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from headrace.sinks import SinkPhase
 from headrace.testing.iceberg import IcebergServer
-from tests.faults.pipeline.dying import Run, Told
+from tests.faults.pipeline.dying import Run, RunResult
 from tests.faults.pipeline.iceberger import NAMESPACE, Point
 from tests.faults.pipeline.outside import Outside
 from tests.needs import expect_iceberg
@@ -22,16 +22,16 @@ pytestmark = pytest.mark.slow
 TABLES = ("accounts", "orders")
 
 
-class Iceberger(Outside[Told]):
+class Iceberger(Outside[RunResult]):
     """The process that writes the tables."""
 
     def __init__(self, folder: Path, server: IcebergServer) -> None:
-        super().__init__("iceberger", str(folder), folder, Told, server.uri)
+        super().__init__("iceberger", str(folder), folder, RunResult, server.uri)
 
     def run(self) -> None:
         """Carry all that is in the log."""
-        told = self.does(Run())
-        assert told.phase is SinkPhase.STOPPED, told
+        ended = self.does(Run())
+        assert ended.phase is SinkPhase.STOPPED, ended
 
 
 class IcebergPlace(Shop):

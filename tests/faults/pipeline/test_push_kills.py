@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from deltalake import DeltaTable
 
 from headrace.change.event import Op
 from headrace.pipeline.verify import EventSpan, Verified, verify
 from headrace.sinks import SinkPhase
+from tests.faults.pipeline.dying import Run, RunResult
 from tests.faults.pipeline.outside import Outside
-from tests.faults.pipeline.sender import KillPoint, Orders, Run, Told
+from tests.faults.pipeline.sender import KillPoint
 from tests.sinks.lake import Shop, put
 from tests.sinks.push_harness import USERS
 from tests.sinks.socket_sink import Courier, Office, Taken, kind, opened_office
@@ -22,16 +22,16 @@ from tests.sinks.socket_sink import Courier, Office, Taken, kind, opened_office
 pytestmark = pytest.mark.slow
 
 
-class Sender(Outside[Told]):
+class Sender(Outside[RunResult]):
     """The process that sends."""
 
-    def __init__(self, orders: Orders) -> None:
-        super().__init__("sender", msgspec.json.encode(orders).decode(), Path(orders.folder), Told)
+    def __init__(self, folder: Path, port: int) -> None:
+        super().__init__("sender", str(folder), folder, RunResult, str(port))
 
     def run(self, **order: Any) -> None:
         """Send all that is in the log."""
-        told = self.does(Run(**order))
-        assert told.phase is SinkPhase.STOPPED, told
+        ended = self.does(Run(**order))
+        assert ended.phase is SinkPhase.STOPPED, ended
 
     def die(self, **order: Any) -> None:
         """Send until it kills itself."""
@@ -44,8 +44,10 @@ class Place(Shop):
     def __init__(self, folder: Path, office: Office) -> None:
         super().__init__(folder)
         self.office = office
-        self._orders = Orders(str(folder), office.port)
-        self.sender, self._spare = Sender(self._orders), Sender(self._orders)
+        self.sender, self._spare = self._started(), self._started()
+
+    def _started(self) -> Sender:
+        return Sender(self.folder, self.office.port)
 
     def fill(self, count: int) -> None:
         """Changes of a few rows."""
@@ -57,7 +59,7 @@ class Place(Shop):
         """Let it die; the next one takes its place."""
         self.sender.die(**order)
         self.sender.close()
-        self.sender, self._spare = self._spare, Sender(self._orders)
+        self.sender, self._spare = self._spare, self._started()
 
     def letters(self) -> list[int]:
         """The sequences of the dead letters."""
@@ -77,9 +79,9 @@ class Place(Shop):
         for row, found in self.office.firsts().items():
             assert found == sorted(found), row
         assert self.letters() == []
-        told = self.verified()
-        assert told.complete
-        assert (told.expected, told.to_come, told.surplus) == (upto, 0, [])
+        counted = self.verified()
+        assert counted.complete
+        assert (counted.expected, counted.to_come, counted.surplus) == (upto, 0, [])
 
     def verified(self) -> Verified:
         """What the account says, compared with the log."""
