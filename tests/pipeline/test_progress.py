@@ -8,12 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from headrace.config import parse
+from headrace.formats.catalogue import Formats
 from headrace.pipeline.options import Options
 from headrace.pipeline.query import RangesBatch, shaped_rows
 from headrace.pipeline.reading import DiskLog, PipelineLog
+from headrace.pipeline.reload import plans_of
+from headrace.pipeline.source import ChangeStreamReader
 from headrace.secret import Secret
-from headrace.sinks import LogRange
+from headrace.sinks import FailedTable, LogRange, SinkPhase, SinkStatus, report
 from headrace.sinks.history import History
 from headrace.transforms import Mask, TableTransform
 from tests.sinks.lake import Shop, order, put
@@ -102,6 +107,32 @@ def test_the_progress_says_how_far_the_query_is_behind(
     assert [each["changesBehindLatest"] for each in latest] == [1, 0]
     assert 0 < latest[0]["secondsBehindLatest"] < 600
     assert latest[1]["secondsBehindLatest"] == 0
+
+
+def test_the_progress_of_a_pipeline_s_query_has_what_its_sink_reports(
+    shop: Shop, tmp_path: Path
+) -> None:
+    lake = {"type": "tables", "path": "lake"}
+    content = {
+        "data_dir": str(tmp_path),
+        "sources": {"shop": {"type": "sqlite", "path": "shop.db"}},
+        "pipeline": {"sinks": {"lake": lake}},
+    }
+    [plan] = plans_of(parse(content, folder=tmp_path, environment={}), Formats())
+    given = {name: plan._options(None)[name] for name in ("sinkReport", "sinkName")}
+    failed = FailedTable("public.users", 7, "it has no column n", "")
+    status = SinkStatus(
+        sink="lake", phase=SinkPhase.STREAMING, changes=5, dead_letters=2, failed_tables=(failed,)
+    )
+    Path(given["sinkReport"]).parent.mkdir(exist_ok=True)
+    report.write(Path(given["sinkReport"]).parent, [status])
+    reader = ChangeStreamReader(Options.read({"path": str(shop.log.path), **given}))
+    reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reported = reader.reportLatestOffset()
+    assert reported
+    found = reported["sink"]
+    assert (found["phase"], found["changes"], found["deadLetters"]) == ("streaming", 5, 2)
+    assert found["failedTables"] == {"public.users": "it has no column n"}
 
 
 def test_rows_for_a_sink_go_through_its_transforms(

@@ -36,6 +36,8 @@ class Options:
     ending_time: int | None = None  # … and before this (microseconds since 1970)
     most: int = 100_000  # changes in a batch, unless one transaction has more
     parts: int = 2  # ranges that a batch is read in, at least, if it is large enough
+    report: str = ""  # the file with the report of the pipeline that a query belongs to …
+    sink: str = ""  # … and the sink in it that is the query's
     pause: int = 0  # milliseconds between two looks, unless a batch could not take all
     log_ranges: int = 0  # >0: as ranges that tasks read by themselves, at most so many parts
     strict: bool = True  # changes that are no longer there are an error
@@ -207,7 +209,9 @@ def read_flag(name: str, text: str) -> bool:
     return text.lower() == "true"
 
 
-INTERNAL = frozenset(("maxChangesPerBatch", "pauseMilliseconds", "logRanges"))
+INTERNAL = frozenset(
+    ("maxChangesPerBatch", "pauseMilliseconds", "logRanges", "sinkReport", "sinkName")
+)
 """What the pipeline gives to its own queries, and earlier names."""
 
 _KNOWN: Known = {
@@ -229,6 +233,8 @@ _KNOWN: Known = {
     "maxChangesPerTrigger": ("most", _whole),
     "maxChangesPerBatch": ("most", _whole),  # its earlier name
     "minPartitions": ("parts", _whole),
+    "sinkReport": ("report", read_text),
+    "sinkName": ("sink", read_text),
     "pauseMilliseconds": ("pause", _whole),
     "logRanges": ("log_ranges", _whole),
     "failOnDataLoss": ("strict", read_flag),

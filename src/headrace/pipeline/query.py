@@ -56,6 +56,7 @@ class PipelineInput:
     address: Mapping[str, str]  # the source's options that say where the log is
     max_changes_per_batch: int | None = None  # None: as many as the sink likes best
     trigger_seconds: float = 1.0
+    report: str = ""  # the file in which the pipeline reports how its sinks are doing; "": none
 
     def look(self) -> Ranges:
         """Ask which log it is, and where it begins."""
@@ -289,6 +290,8 @@ class QueryPlan:
             "maxChangesPerBatch": str(chosen or sink.changes_of_batch),
             "pauseMilliseconds": str(max(1, round(pause * 1000))),
         }
+        if self.feed.report:
+            options |= {"sinkReport": self.feed.report, "sinkName": self.sink.name}
         if self.sink.fields:
             needed = REQUIRED if self.sink.shaping else ()
             options["columns"] = ",".join(dict.fromkeys((*self.sink.fields, *needed)))

@@ -8,6 +8,7 @@ from ..config import Config, compare, load
 from ..errors import ConfigError
 from ..formats.catalogue import Formats
 from ..sinks.lake.modes import umask_of
+from ..sinks.report import REPORT
 from ..sinks.requests import Requests
 from .query import PipelineInput, QueryPlan
 from .run import Pipeline, extra_tasks, plans
@@ -26,6 +27,7 @@ def plans_of(
         address=config.log_address,
         max_changes_per_batch=section.max_changes_per_batch,
         trigger_seconds=section.trigger_seconds,
+        report=str(config.pipeline_dir / REPORT),
     )
     found = plans(
         section.sinks,

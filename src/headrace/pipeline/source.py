@@ -32,6 +32,7 @@ from ..log import Ranges
 from .options import EARLIEST, LATEST, Options
 from .reading import LogAccess, SequenceRange, expect_shared, lose, read, read_typed
 from .remote import reading
+from .reported import last_reported
 from .typed import TypedTable
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._reading.ranges(0, upto=0).latest_sequence
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What `maxChangesPerBatch` says."""
+        """What `maxChangesPerTrigger` says."""
         return ReadMaxRows(self._options.most)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
@@ -235,8 +236,14 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return time.monotonic() < self._due
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """How far the log reached at the last look, and the lag: for the query's progress."""
-        return self._latest
+        """How far the log reached at the last look, and the lag: for the query's progress.
+
+        Also how the sink of a pipeline is doing, by its last report.
+        """
+        options = self._options
+        if self._latest is None or not options.report:
+            return self._latest
+        return self._latest | {"sink": last_reported(options.report, options.sink)}
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """Ranges that end with transactions; none when there is nothing to read."""
