@@ -59,7 +59,8 @@ class Post(Shop):
         rows = self.spark.sparkContext.parallelize(ranges, parts)
         columns = "epoch string, after long, upto long, part int, parts int"
         frame = self.spark.createDataFrame(rows, columns)
-        return RangesBatch(frame, PipelineLog(DiskLog(path), Options(path=path)))
+        log = PipelineLog(DiskLog(path), Options(path=path))
+        return RangesBatch(frame, log, address={"path": path})
 
     def write(self, upto: int | None = None, *, parts: int = 1) -> int:
         """The next batch; returns how many changes it held."""

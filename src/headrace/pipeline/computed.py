@@ -1,7 +1,7 @@
-"""Transforms that Spark computes, before a pipeline runs: what `check` and `preview` show."""
+"""Transforms that Spark computes, beside a pipeline: for `check`, `preview` and `verify`."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -13,9 +13,14 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from ..change.event import Column, Table
 from ..errors import HeadraceError
 from ..plugins import Finding
-from ..sinks import Sink
+from ..sinks import LogRange, Sink
+from ..sinks.lake.storage import Folder
+from ..sinks.push.computed import computed_changes
+from ..sinks.push.computing import ComputedChanges
+from ..sinks.push.events import EventRendering
 from ..transforms.computed import ComputedTable, is_of
 from ..transforms.computing import ROW_OPS
+from .query import RangesBatch
 from .session import opened_session
 
 Session = Callable[[], AbstractContextManager[SparkSession]]
@@ -82,3 +87,13 @@ def newest(
         return [tuple(row) for row in reversed(found.limit(limit).collect())]
     except PySparkException as error:
         raise computed.failure(error) from None
+
+
+@contextmanager
+def computed_range(
+    rendering: EventRendering, wanted: LogRange, address: Mapping[str, str], session: Session
+) -> Iterator[ComputedChanges]:
+    """What events of a range show, until the context ends; `address` says where the log is."""
+    with session() as spark, tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        batch = RangesBatch(spark.range(0), wanted.log, wanted, address=address)
+        yield computed_changes(batch, rendering, Folder.of(folder, {}))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..change.arrow.frame import REQUIRED
@@ -31,7 +32,7 @@ from ..sinks import (
     Takes,
 )
 from ..sinks.results import result, texts
-from ..transforms.computed import computed_tables, is_of
+from ..transforms.computed import ComputedTables, is_of
 from ..transforms.frames import ShapedFrames
 from .checkpoint import QueryCheckpoint
 from .hadoop import HadoopFiles
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 _starting = threading.Lock()
 _LOOK_SECONDS = 0.02
 _PLAIN = re.compile(r"\w+\.\w+")  # the name of a table that is a pattern for itself alone
+_PART = 10_000  # sequences of which one task has what was computed, if there are tasks enough
 _MOST_PARTS = 8  # each reads everything: with more of them, reading costs more than sending
 
 
@@ -305,7 +307,7 @@ class QueryPlan:
 @contextmanager
 def shaped_rows(changes: DataFrame, sink: Sink) -> Iterator[DataFrame]:
     """Changes as the transforms of a sink let it see them."""
-    if not any(each.computes for each in sink.transforms.values()):
+    if not sink.shaping.computes:
         yield _shaped(changes, sink) if sink.shaping else changes
         return
     # They are read several times, and each time Spark would read the log and count them as input.
@@ -317,15 +319,24 @@ def shaped_rows(changes: DataFrame, sink: Sink) -> Iterator[DataFrame]:
 
 
 def _computed(changes: DataFrame, sink: Sink) -> DataFrame:
-    computed = computed_tables(changes, sink.shaping)
+    computed = ComputedTables.among(changes, sink.shaping, as_source=sink.renders)
     rest = changes
-    for each in computed:
+    for each in computed.tables:
         rest = rest.where(~is_of(each.table))
     result = _shaped(rest, sink)
-    for each in computed:
+    for each in computed.tables:
         own = each.changes(changes.where(is_of(each.table)))
         result = result.unionByName(own.select(*result.columns))
-    return result
+    return _in_order(result, computed.first, computed.last) if computed.tables else result
+
+
+def _in_order(changes: DataFrame, first: int, last: int) -> DataFrame:
+    """Changes as the source gives them: neighbours in one task, in the order of the log."""
+    cores = changes.sparkSession.sparkContext.defaultParallelism
+    parts = max(1, min(cores, (last - first + 1) // _PART))
+    part = F.expr(f"(sequence - {first}) * {parts} div {last - first + 1}")
+    within = F.least(F.greatest(part, F.lit(0)), F.lit(parts - 1)).cast("int")
+    return changes.repartitionById(parts, within).sortWithinPartitions("sequence")
 
 
 def _shaped(changes: DataFrame, sink: Sink) -> DataFrame:

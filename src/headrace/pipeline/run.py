@@ -59,8 +59,7 @@ class Pipeline:
         self._due = self._tasks_due = 0.0
 
     def __enter__(self) -> Self:
-        if any(each.computes for s in self._sinks for each in s.plan.sink.transforms.values()):
-            hide_task_errors(self._spark)
+        self._hide_values()
         self._end.__enter__()
         for sink in self._sinks:
             sink.start()
@@ -79,6 +78,11 @@ class Pipeline:
             sink.join()
         self._end.__exit__(kind, error, trace)
         self._report(due=0.0)
+
+    def _hide_values(self) -> None:
+        """Keep what statements and functions raise out of Spark's log."""
+        if any(sink.plan.sink.shaping.computes for sink in self._sinks):
+            hide_task_errors(self._spark)
 
     def statuses(self) -> list[SinkStatus]:
         """How every sink is doing."""
@@ -102,6 +106,7 @@ class Pipeline:
             time.sleep(LOOK_SECONDS)
         sinks = [kept.get(name) or Supervised(plan, self._spark) for name, plan in wanted.items()]
         self._sinks = sinks
+        self._hide_values()
         for sink in sinks:
             if sink.plan.sink.name not in kept:
                 sink.start()

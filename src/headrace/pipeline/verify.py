@@ -1,12 +1,14 @@
-"""What a sink says it has sent, compared with the log, range by range of sequences; no Spark.
+"""What a sink says it has sent, compared with the log, range by range of sequences.
 
 The log is rendered once more, with the sink's own tables and format, and the events are counted
 that each settled range should have had. A count does not show which event of a range is missing, so
-a range is named as a whole.
+a range is named as a whole. Only what Spark computes needs Spark.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +19,10 @@ from ..sinks.push.events import EventRendering
 from .options import Options
 from .reading import PipelineLog
 from .remote import reading
+
+if TYPE_CHECKING:
+    from ..sinks.push.computing import ComputedChanges
+    from .computed import Session
 
 __all__ = ["EventSpan", "Verified", "verify"]
 
@@ -71,39 +77,74 @@ class _Wanted:
 
 def verify(
     sink: Sink,
-    address: dict[str, str],
+    address: Mapping[str, str],
     look: Look,
     *,
     first: int = 1,
     upto: int | None = None,
+    session: "Session | None" = None,
 ) -> Verified:
     """Compare what a sink has sent with the log at an address.
 
     Ranges that reach beyond `first` and `upto` are compared whole. A pipeline may run meanwhile.
+    What Spark computes is computed again, in a `session`.
     """
     rendering = sink.rendering
     if rendering is None:
         raise ConfigError(f"the sink {sink.name} keeps no count of its events")
     sent = sink.sent()  # before a look at the log, which grows
     # What is trimmed meanwhile is not to be compared any more.
-    options = Options.read({**address, "failOnDataLoss": "false"})
+    place = {**address, "failOnDataLoss": "false"}
+    options = Options.read(place)
     log = reading(options)
     now = log.ranges(0, upto=0)
-    counting = _Counting(sink.name, rendering, PipelineLog(log, options), now)
+    computing = _Computing(place, session)
+    counting = _Counting(sink.name, rendering, PipelineLog(log, options), now, computing)
     last = now.latest_sequence if upto is None else min(upto, now.latest_sequence)
     counting.wanted = _Wanted(max(first, now.first_sequence), last)
     return counting.compared(sent, first=first, oldest=now.first_sequence, look=look)
 
 
+@dataclass(frozen=True, slots=True)
+class _Computing:
+    """How that is computed which events show."""
+
+    address: Mapping[str, str]
+    session: "Session | None"
+
+    def of(
+        self, wanted: LogRange, renderings: Sequence[EventRendering]
+    ) -> "AbstractContextManager[ComputedChanges | None]":
+        """What was computed of a range, until the context ends."""
+        if not renderings[0].transforms.computes or wanted.after >= wanted.upto:
+            return nullcontext()
+        # Only here: the rest needs no Spark.
+        from .computed import computed_range, own_session  # noqa: PLC0415
+
+        globs = [each.tables for each in renderings]
+        some = tuple(glob for each in globs for glob in each) if all(globs) else ()
+        rendering = replace(renderings[0], tables=some)
+        return computed_range(rendering, wanted, self.address, self.session or own_session)
+
+
 class _Counting:
     """One comparison."""
 
-    def __init__(self, sink: str, rendering: EventRendering, log: PipelineLog, now: Ranges) -> None:
+    def __init__(
+        self,
+        sink: str,
+        rendering: EventRendering,
+        log: PipelineLog,
+        now: Ranges,
+        computing: _Computing,
+    ) -> None:
         self._sink = sink
         self._rendering = rendering
         self._log = log
         self._epoch = now.epoch
         self._shared = now.shared_upto
+        self._computing = computing
+        self._computed: ComputedChanges | None = None  # of what is compared
         self.wanted = _Wanted(1, 0)
 
     def compared(self, sent: SentEvents, *, first: int, oldest: int, look: Look) -> Verified:
@@ -126,8 +167,21 @@ class _Counting:
     ) -> None:
         """From range to range, and over what lies between them."""
         total = max([self.wanted.upto, *(each.last for each in settled)])
-        start = after = min([begin - 1, *(each.first - 1 for each in settled[:1])])
-        before = self._rendering
+        start = min([begin - 1, *(each.first - 1 for each in settled[:1])])
+        renderings = [self._rendering, *(each.rendering for each in settled if each.rendering)]
+        whole = LogRange(self._log, self._epoch, start, total)
+        with self._computing.of(whole, renderings) as self._computed:
+            self._go(found, settled, (start, total), look)
+
+    def _go(
+        self,
+        found: Verified,
+        settled: Sequence[SettledRange],
+        bounds: tuple[int, int],
+        look: Look,
+    ) -> None:
+        start, total = bounds
+        after, before = start, self._rendering
         for each in settled:
             rendering = each.rendering or self._rendering
             self._between(found, after, each, (before, rendering))
@@ -174,7 +228,8 @@ class _Counting:
         if after >= upto:
             return 0
         wanted = LogRange(self._log, self._epoch, after, upto)
-        return sum(len(chunk.events) for chunk in rendering.events(wanted))
+        own = replace(rendering, computed=self._computed)
+        return sum(len(chunk.events) for chunk in own.events(wanted))
 
 
 def _without_log(sink: str, sent: SentEvents, own: Sequence[SettledRange]) -> Verified:

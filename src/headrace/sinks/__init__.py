@@ -417,6 +417,11 @@ class Sink(ABC):
         """The same, to be asked for a table."""
         return Transforms(self.transforms, self.name)
 
+    @property
+    def renders(self) -> bool:
+        """Whether changes become events in a format there, which name the source's connector."""
+        return False
+
     def keyed(self, table: str, columns: tuple[Column, ...]) -> tuple[Column, ...]:
         """The columns of a table (`schema.table`), with the key that the sink's settings choose."""
         return columns

@@ -71,7 +71,7 @@ class DestinationSink(Sink):
     folder: str = field(default="", repr=False, metadata={"setting": False})
 
     def __post_init__(self) -> None:
-        expect_not_computed(self.transforms)
+        expect_not_computed(self.transforms, "type: destination")
         if not _NAME.fullmatch(self.class_):
             raise ConfigError(f"class must be module:Name, not {self.class_}")
         if self.batch_size < 1:

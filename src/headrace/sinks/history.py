@@ -17,7 +17,7 @@ from ..change.arrow import frame
 from ..errors import ConfigError, PipelineError
 from ..formats.catalogue import Formats
 from ..plugins import Finding
-from ..transforms.rules import TableTransform, expect_not_computed
+from ..transforms.rules import TableTransform
 from . import Progress, SinkWriter
 from .erasing import ErasedPlace, ErasedRow
 from .lake.append import Append, Appended, Join, Joined, due, epoch_of
@@ -61,8 +61,6 @@ class History(Shaped):
         if self.vacuum_hours < 0:
             raise ConfigError("vacuum_hours must not be below 0")
         self.expect_shape("a history")
-        if self.format:
-            expect_not_computed(self.transforms)
 
     @property
     def local_folders(self) -> Mapping[str, str]:

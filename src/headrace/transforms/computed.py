@@ -88,6 +88,7 @@ class ComputedTable(Computation):
         *,
         as_text: frozenset[str] = frozenset(),
         exact: bool = False,
+        as_source: bool = False,
     ) -> ComputedTable | None:
         """A table that Spark computes; None: it has no such transform."""
         known = transforms.computed(table.schema, table.name)
@@ -95,7 +96,14 @@ class ComputedTable(Computation):
             return None
         place, rule = known
         where = f"{place}: {'sql' if rule.sql else 'function'}"
-        return cls(table=table, place=where, as_text=as_text, exact=exact, rule=rule)
+        return cls(
+            table=table,
+            place=where,
+            as_text=as_text,
+            exact=exact,
+            as_source=as_source,
+            rule=rule,
+        )
 
     def result(self, rows: DataFrame) -> DataFrame:
         """What the statement or the function makes of rows; TableFailed: it does not fit them."""
@@ -177,8 +185,9 @@ class ComputedTable(Computation):
     def result_table(self, spark: SparkSession) -> Table:
         """The table as the statement makes it."""
         columns = self.columns(self.result(self.empty(spark)))
+        connector = self.table.connector if self.as_source else CONNECTOR
         return msgspec.structs.replace(
-            self.table, connector=CONNECTOR, columns=columns, references=()
+            self.table, connector=connector, columns=columns, references=()
         )
 
     def changes(self, changes: DataFrame) -> DataFrame:
@@ -252,30 +261,44 @@ def is_of(table: Table) -> Expression:
     return F.coalesce(reduce(and_, same), F.lit(False))  # a message of the database has no table
 
 
-def computed_tables(changes: DataFrame, transforms: Transforms) -> list[ComputedTable]:
+@dataclass(frozen=True, slots=True)
+class ComputedTables:
     """The tables among changes whose rows Spark computes."""
-    if not any(each.computes for each in transforms.by_table.values()):
-        return []
-    newest = changes.where(F.col("row_schema").isNotNull()).groupBy("source", "schema", "table")
-    found = newest.agg(
-        F.max("connector").alias("connector"),
-        F.max("schema_version").alias("version"),
-        F.max_by("row_schema", "schema_version").alias("columns"),
-    )
-    tables = [
-        Table(
-            row["source"],
-            row["connector"],
-            "",
-            "",
-            row["schema"],
-            row["table"],
-            columns_of(row["columns"]),
-            version=row["version"],
+
+    tables: tuple[ComputedTable, ...] = ()
+    first: int = 0  # sequence among the changes of any table
+    last: int = 0
+
+    @classmethod
+    def among(
+        cls, changes: DataFrame, transforms: Transforms, *, as_source: bool
+    ) -> ComputedTables:
+        """Look for them."""
+        if not transforms.computes:
+            return cls()
+        newest = changes.where(F.col("row_schema").isNotNull()).groupBy("source", "schema", "table")
+        found = newest.agg(
+            F.max("connector").alias("connector"),
+            F.max("schema_version").alias("version"),
+            F.max_by("row_schema", "schema_version").alias("columns"),
+            F.min("sequence").alias("first"),
+            F.max("sequence").alias("last"),
+        ).collect()
+        tables = (
+            ComputedTable.of(transforms, _table(row.asDict()), as_source=as_source) for row in found
         )
-        for row in found.collect()
-    ]
-    return [each for table in tables if (each := ComputedTable.of(transforms, table))]
+        return cls(
+            tuple(filter(None, tables)),
+            min((row["first"] for row in found), default=0),
+            max((row["last"] for row in found), default=0),
+        )
+
+
+def _table(row: dict[str, Any]) -> Table:
+    """A table as far as its changes describe it."""
+    names = ("", "", row["schema"], row["table"])
+    columns = columns_of(row["columns"])
+    return Table(row["source"], row["connector"], *names, columns, version=row["version"])
 
 
 def function_of(rule: TableTransform) -> Callable[[DataFrame], object]:

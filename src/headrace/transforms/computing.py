@@ -48,6 +48,7 @@ class Computation:
     place: str  # in the config, for messages
     as_text: frozenset[str] = frozenset()
     exact: bool = False  # a row that is not there is deleted, even if it may never have been
+    as_source: bool = False  # the result becomes events, which name the source's connector
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -271,17 +272,18 @@ class Merge:
     def _merged(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         ops, passed = rows["op"].to_pylist(), rows["image"].is_valid().to_pylist()
         gone = [not there and op in LEAVING_OPS for op, there in zip(ops, passed, strict=True)]
-        keys, old = rows["key"].to_pylist(), rows["before"].to_pylist()
-        parts = list(zip(ops, gone, keys, old, strict=True))
+        now, old = rows["key"].to_pylist(), rows["before"].to_pylist()
+        parts = list(zip(ops, gone, now, old, strict=True))
+        keys = [was if left and was else key for _, left, key, was in parts]
         before = [
-            was if op == "UPDATE" or left else key if op == "DELETE" else None
-            for op, left, key, was in parts
+            key if left or op == "DELETE" else was if op == "UPDATE" else None
+            for (op, left, _, was), key in zip(parts, keys, strict=True)
         ]
         after = pc.coalesce(rows["image"], rows["after"])  # the latter of no row
         count = rows.num_rows
         shown = {
             "op": ["DELETE" if left else op for op, left, _, _ in parts],
-            "key": [was if left and was else key for _, left, key, was in parts],
+            "key": keys,
             "before": before,
             "before_kind": ["key" if each else "none" for each in before],
             "after": after,

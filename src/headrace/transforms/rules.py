@@ -122,6 +122,11 @@ class Transforms(msgspec.Struct, frozen=True):
     def __hash__(self) -> int:
         return hash((tuple(self.by_table.items()), self.sink))
 
+    @property
+    def computes(self) -> bool:
+        """Whether Spark computes the rows of some table."""
+        return any(each.computes for each in self.by_table.values())
+
     def of(self, schema: str, table: str) -> tuple[str, TableTransform] | None:
         """The transform of a table, and how the config names it; None: it has none."""
         if not table:
@@ -148,12 +153,13 @@ class Transforms(msgspec.Struct, frozen=True):
         return self.place(found[0], f"{schema}.{table}"), found[1]
 
 
-def expect_not_computed(transforms: Mapping[str, TableTransform]) -> None:
-    """Refuse what a sink that reads the log by itself cannot do."""
+def expect_not_computed(transforms: Mapping[str, TableTransform], taker: str) -> None:
+    """Refuse rows that Spark computes, where whole transactions are needed."""
     for pattern, each in transforms.items():
         if each.computes:
             raise ConfigError(
-                f"transforms.{pattern}: sql and function are for sinks of type tables and history",
+                f"transforms.{pattern}: sql and function do not go with {taker}, which needs whole "
+                "transactions",
                 hint="Here, select, where and mask can be used.",
             )
 

@@ -22,7 +22,7 @@ from ...change.arrow import frame
 from ...errors import ConfigError, LogReplaced, PipelineError, SinkFenced
 from ...formats.catalogue import Formats
 from ...plugins import Finding
-from ...transforms.rules import TableTransform, expect_not_computed
+from ...transforms.rules import TableTransform
 from .. import Progress, SentEvents, SettledRange, SinkWriter
 from ..erasing import ErasedPlace, ErasedRow
 from ..lake.disk import check_folder, move_aside
@@ -64,7 +64,6 @@ class Files(Shaped):
 
     def __post_init__(self) -> None:
         expect_mode(self.mode)
-        expect_not_computed(self.transforms)
         if "://" in self.path:
             raise ConfigError(
                 f"path: {self.path} is no folder; an object storage cannot rename files, so use "

@@ -20,7 +20,7 @@ from ...change.event import Change, Table
 from ...errors import ConfigError, nearest
 from ...formats import AnyFormat, Format, Rendered, StreamFormat, TransactionFormat
 from ...formats.catalogue import Formats, event_names, names
-from ...transforms.rules import TableTransform
+from ...transforms.rules import TableTransform, expect_not_computed
 from .. import Sink
 from ..erasing import ErasedRow
 from .erasure import ChangeEraser, EventEraser, RowEraser
@@ -143,6 +143,11 @@ class Shaped(Sink):
         return bool(self.format) and isinstance(self.formats.named(self.format), TransactionFormat)
 
     @property
+    def renders(self) -> bool:
+        """Whether it keeps events, and not all fields."""
+        return bool(self.format)
+
+    @property
     def shape(self) -> RowShape:
         """What is kept of changes."""
         if not self.format:
@@ -163,6 +168,8 @@ class Shaped(Sink):
                 f"tenant: {self.tenant} does not go with format: {self.format}; leave it out, the "
                 "model says whose an entity is"
             )
+        if self.whole_transactions:
+            expect_not_computed(self.transforms, f"format: {self.format}")
         expect_tenant(self.tenant, self.transforms)
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from heapq import merge
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +21,7 @@ import msgspec
 
 from ...change import record
 from ...change.event import BeforeKind, Change, Op, Position, Table, change_id
+from ...errors import PipelineError
 from ...formats import AnyFormat, Format, StreamFormat, TransactionFormat
 from ...formats.catalogue import Formats
 from ...formats.key import joined, previous_primary_key
@@ -29,6 +31,7 @@ from .contract import Event
 
 if TYPE_CHECKING:
     from ...transforms.changes import ShapedChanges
+    from .computing import ComputedChanges, ComputedReader
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _text = msgspec.json.Encoder().encode
@@ -58,6 +61,7 @@ class EventRendering:
     splits_keys: bool = False  # a key that changes: DELETE of the old one, INSERT of the new one
     adds_tombstones: bool = False  # an event without payload after each DELETE
     transforms: Transforms = NO_TRANSFORMS  # what happens to rows before
+    computed: ComputedChanges | None = field(default=None, compare=False)  # of the range to come
 
     def events(self, wanted: LogRange) -> Iterator[Chunk]:
         """The events of the rows of a part."""
@@ -68,7 +72,7 @@ class EventRendering:
         return self._one_by_one(format, wanted)
 
     def _whole_transactions(self, format: TransactionFormat, wanted: LogRange) -> Iterator[Chunk]:
-        shaped = self._shaped()
+        shaped = self.shaped()
         for transactions in wanted.transactions():
             seen = [shaped(each) for each in transactions] if shaped else transactions
             events = self._of_transactions(format, filter(None, seen))
@@ -77,7 +81,7 @@ class EventRendering:
             yield Chunk(wanted.epoch, last - first + 1, first, last, own)
 
     def _one_by_one(self, format: Format, wanted: LogRange) -> Iterator[Chunk]:
-        rows = _Rows(wanted, self._wants, self._shaped(), splits_keys=self.splits_keys)
+        rows = _Rows(wanted, self)
         for first, count, records in wanted.pieces():
             before = rows.count
             events = [
@@ -105,7 +109,7 @@ class EventRendering:
             changes = {change.sequence: change for change in transaction}
             for sequence, same in groupby(format.render(transaction), itemgetter(0)):
                 change = changes[sequence]
-                if self._wants(change.table):
+                if self.wants(change.table):
                     namer = namers(change.table)
                     events += [
                         _of_several(_event(change, at, namer, namer.row(change.key), payload))
@@ -113,16 +117,32 @@ class EventRendering:
                     ]
         return events
 
-    def _wants(self, table: Table) -> bool:
+    def wants(self, table: Table) -> bool:
+        """Whether events may stand for changes of a table."""
         return not self.tables or any(map(table.matches, self.tables))
 
-    def _shaped(self) -> ShapedChanges | None:
+    def computes(self, table: Table) -> bool:
+        """Whether Spark computes what the events of a table show."""
+        known = self.transforms.computed(table.schema, table.name)
+        return known is not None and self.wants(table)
+
+    def shaped(self) -> ShapedChanges | None:
+        """What makes of changes what events may show; None: they are as they are."""
         if not self.transforms:
             return None
         # Only here: it needs pyarrow.
         from ...transforms.changes import ShapedChanges  # noqa: PLC0415
 
         return ShapedChanges(self.transforms)
+
+    def reader(self) -> ComputedReader | None:
+        """What finds that which Spark has computed; None: nothing was."""
+        if self.computed is None:
+            return None
+        # Only here, as above.
+        from .computing import ComputedReader  # noqa: PLC0415
+
+        return ComputedReader(self.computed)
 
 
 @lru_cache(maxsize=64)
@@ -207,20 +227,15 @@ Named = tuple[Change, int, _Namer, str]  # a change, the place of its event, and
 class _Rows:
     """Picks the changes whose events a task sends."""
 
-    def __init__(
-        self,
-        wanted: LogRange,
-        wants: Callable[[Table], bool],
-        shaped: ShapedChanges | None,
-        *,
-        splits_keys: bool,
-    ) -> None:
+    def __init__(self, wanted: LogRange, rendering: EventRendering) -> None:
         self.count = 0  # changes of wanted tables, whichever task sends them
         self._part, self._parts = wanted.part, wanted.parts
-        self._tables, self._wants = wanted.tables(), wants
+        self._tables, self._rendering = wanted.tables(), rendering
         self._namers: dict[int, _Namer | None] = {}  # by version; None: of no interest
-        self._splits_keys = splits_keys
-        self._shaped = shaped
+        self._splits_keys = rendering.splits_keys
+        self._shaped = rendering.shaped()
+        self._computed = rendering.computed.tables if rendering.computed else {}
+        self._reader = rendering.reader()
         self._shaped_namers = _Namers()
 
     def own(self, first: int, records: Iterable[record.Record[Position]]) -> Iterator[Named]:
@@ -252,26 +267,54 @@ class _Rows:
         self, first: int, records: Iterable[record.Record[Position]], shaped: ShapedChanges
     ) -> Iterator[Named]:
         changes: list[Change] = []
+        computed: list[Change] = []
         for sequence, each in enumerate(records, first):
             if each.table not in self._namers:
                 self._namers[each.table] = self._namer(each.table)
             if (namer := self._namers[each.table]) is None:
                 continue
             self.count += 1
+            if each.table in self._computed:
+                computed += self._own_computed(sequence, each, namer)
+                continue
             # Where no key changes or is masked, others need not be looked at.
             sure = each.before is None and shaped.keeps_key(namer.table)
             if not sure or part_of(namer.row(each.key), self._parts) == self._part:
                 changes.append(record.change(sequence, each, namer.table))
         seen: Iterable[Change] = shaped(changes)
+        if computed:
+            seen = merge(seen, computed, key=_sequence)
         for change in _split(seen) if self._splits_keys else seen:
             namer = self._shaped_namers(change.table)
             name = namer.row(change.key)
             if part_of(name, self._parts) == self._part:
                 yield change, _at(change), namer, name
 
+    def _own_computed(
+        self, sequence: int, each: record.Record[Position], namer: _Namer
+    ) -> Iterator[Change]:
+        """What Spark has made of a change, unless it certainly is of another part."""
+        assert self._reader
+        images = self._reader.find(sequence)
+        if images is None:
+            return
+        if images.before or part_of(namer.row(images.key), self._parts) == self._part:
+            yield images.of(record.change(sequence, each, namer.table))
+
     def _namer(self, version: int) -> _Namer | None:
         table = self._tables[version]
-        return _Namer(table) if self._wants(table) else None
+        if not self._rendering.wants(table):
+            return None
+        if not self._rendering.computes(table):
+            return _Namer(table)
+        if version not in self._computed:
+            # Its rows as they are in the log are nothing that the sink may see.
+            raise PipelineError(f"{table.schema}.{table.name} was not computed")
+        return _Namer(self._computed[version])
+
+
+def _sequence(change: Change) -> int:
+    return change.sequence
 
 
 def reference(event: Event, format: str) -> bytes:

@@ -24,6 +24,7 @@ from ..lake.erasure import EventEraser, FileForm, erase_rows
 from ..lake.shape import expect_format
 from ..lake.storage import Folder, is_local
 from . import deadletters, ledger, redrive
+from .computing import sweep
 from .contract import Channel
 from .delivery import Policy
 from .events import EventRendering
@@ -72,7 +73,8 @@ class PushSettings(Sink):
 
     def __post_init__(self) -> None:
         expect_format(self.format, self.formats, "a sink that sends events")
-        expect_not_computed(self.transforms)
+        if self.whole_transactions:
+            expect_not_computed(self.transforms, f"format: {self.format}")
         for name in ("batch_size", "batch_bytes", "attempts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more, not {getattr(self, name)}")
@@ -164,6 +166,7 @@ class PushSettings(Sink):
         """Remove the row's dead letters; what was sent cannot be recalled."""
         sent = ("what it has sent cannot be recalled: erase the row there too",)
         eraser = EventEraser(row, row.key_in(self.shaping))
+        sweep(self.letters)
         place, texts = f"sink {self.name}: dead letters", sorted(row.texts)
         found = erase_rows(place, self.letters, eraser, FileForm(), texts)
         removed = (f"{found.rewritten} dead letters removed: they will never be sent",)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,8 +15,10 @@ from ...errors import HeadraceError, LogReplaced, PipelineError, SinkRefused, Si
 from ...retry import Backoff
 from .. import DeliveryStatus, LogBatch, Progress, SinkWriter
 from ..lake.delta import Marks
+from .computing import sweep
 from .deadletters import DeadLetters
 from .delivery import Counts
+from .events import EventRendering
 from .halt import expect_no_halt, write_halt
 from .ledger import LedgerEntry, PushLedger, ReadChanges
 from .redrive import RedriveResult, RedriveRunner, report_result, request_redrive, requested
@@ -38,6 +41,7 @@ class _Sending:
     """A batch that is being sent."""
 
     batch: int
+    rendering: EventRendering
     after: int = 0  # changes up to this one were settled when the batch came before
     parts: int = 0  # 0: not known yet
     progress: dict[int, PartProgress] = field(default_factory=dict)  # of parts not settled
@@ -61,6 +65,8 @@ class PushWriter(SinkWriter[LogBatch]):
         self._ledger = PushLedger.open(sink.folder, writer, adopt=adopt)
         self._letters = DeadLetters(sink.letters, writer, adopt=adopt)
         self._ledger.withdraw(self._letters.files)
+        if sink.shaping.computes:
+            sweep(sink.letters)
         self._redrive = RedriveRunner(sink, self._ledger, self._letters, writer)
         self._writer = writer
         self._closed = threading.Event()
@@ -94,11 +100,28 @@ class PushWriter(SinkWriter[LogBatch]):
                 return known.changes
         with self._busy:
             self._until_done(self._save)
-            sending = self._begun(batch_id, after)
-            while sending.open is None or sending.open:
-                self._round(batch, sending)
-            self._until_done(lambda: self._settle(sending))
+            with self._computed(batch) as rendering:
+                sending = self._begun(batch_id, rendering, after)
+                while sending.open is None or sending.open:
+                    self._round(batch, sending)
+                self._until_done(lambda: self._settle(sending))
         return sending.seen.changes
+
+    @contextmanager
+    def _computed(self, batch: LogBatch) -> Iterator[EventRendering]:
+        """How the changes of a batch become events: for all its rounds, they are computed once."""
+        rendering = self._sink.rendering
+        if not rendering.transforms.computes:
+            yield rendering
+            return
+        # Only here: it brings pyspark, which who reads the config can do without.
+        from .computed import computed_changes  # noqa: PLC0415
+
+        computed = computed_changes(batch, rendering, self._letters.folder)
+        try:
+            yield replace(rendering, computed=computed)
+        finally:
+            computed.remove()
 
     def serve_requests(self, spark: SparkSession) -> None:
         """Do a step of a redrive, if one is requested."""
@@ -128,10 +151,10 @@ class PushWriter(SinkWriter[LogBatch]):
         progress = self._ledger.progress()
         return progress.sequence if progress else 0
 
-    def _begun(self, batch_id: int, after: int) -> _Sending:
+    def _begun(self, batch_id: int, rendering: EventRendering, after: int) -> _Sending:
         self._until_done(lambda: self._ledger.begin(batch_id, _now()))
         self._accepted_at = time.monotonic()
-        sending = _Sending(batch_id, after)
+        sending = _Sending(batch_id, rendering, after)
         entry = self._ledger.paused(batch_id)
         if entry is not None and entry.rendered == self._sink.rendered:
             sending.parts = entry.tasks
@@ -180,7 +203,7 @@ class PushWriter(SinkWriter[LogBatch]):
         content = packed(sending.progress) if sending.progress else b""
         progress = self._until_done(lambda: Spill.of(content, letters.folder))
         delivery = DeliveryTask(sink, policy, letters.folder, blocked, progress)
-        send = SendTask(sink.rendering, delivery, sending.open, sending.parts, sending.after)
+        send = SendTask(sending.rendering, delivery, sending.open, sending.parts, sending.after)
         try:
             reports = batch.run(send)
         finally:
