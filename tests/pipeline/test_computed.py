@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,25 @@ from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryLis
 
 from headrace.change.event import Column, Op, Table
 from headrace.errors import ConfigError
+from headrace.pipeline import query
 from headrace.pipeline.computed import check_computed
 from headrace.pipeline.options import Options
 from headrace.pipeline.preview import preview
 from headrace.pipeline.remote import reading
+from headrace.pipeline.verify import verify
 from headrace.sinks import SinkPhase
 from headrace.sinks.files.sink import Files
 from headrace.sinks.history import History
 from headrace.sinks.tables.sink import Tables
+from headrace.sources.mysql.position import MysqlPosition
 from headrace.testing import wait_until
 from headrace.transforms.rules import TableTransform
+from tests.changes import make_change
 from tests.deltas import stored
 from tests.pipeline.sites import Site
+from tests.sinks.socket_sink import Courier, opened_office
 
+ITEMS = Table("shop", "mysql", "mysql:1", "shop", "shop", "items", (Column("id", "int", key=True),))
 LOUD = "SELECT _sequence, id, upper(name) AS name FROM changes WHERE name <> 'hidden'"
 
 
@@ -103,7 +110,7 @@ def test_a_history_keeps_what_the_statement_makes_of_each_change(site: Site) -> 
     assert shown == [
         (1, "INSERT", '{"id":"1"}', None, '{"id":"1","name":"ANN"}'),
         (3, "INSERT", '{"id":"3"}', None, '{"id":"3","name":"bob"}'),
-        (4, "DELETE", '{"id":"1"}', None, None),
+        (4, "DELETE", '{"id":"1"}', '{"id":"1"}', None),
         (5, "DELETE", '{"id":"1"}', '{"id":"1"}', None),
     ]
 
@@ -113,12 +120,69 @@ def _rows(site: Site, folder: str, *columns: str) -> list[tuple[Any, ...]]:
     return sorted(tuple(row.values()) for row in rows.to_pylist())
 
 
-def test_sinks_that_read_the_log_themselves_take_none() -> None:
-    said = "transforms.public.users: sql and function are for sinks of type tables and history"
+def test_files_have_computed_events_in_the_order_of_the_log(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "_PART", 4)  # so that several tasks write
+    rules = {**loud(), "shop.items": TableTransform(sql="SELECT *, id * 2 AS twice FROM changes")}
+    trail = Files(name="trail", path=str(site.folder / "trail"), transforms=rules)
+    audit = History(
+        name="audit", path=str(site.folder / "audit"), format="debezium", transforms=rules
+    )
+    with site.writing() as writer:
+        for number in range(1, 7):
+            writer.put("users", f"{number}", name="hidden" if number == 2 else "ann")
+            writer.put("other", f"{number}", name="bob")
+        writer.put("users", "1", Op.UPDATE, name="hidden")
+        position = MysqlPosition("bin.000001", 120, "", 4)
+        items = writer.log.register(ITEMS)
+        row: Any = {"table": items, "key": {"id": 1}, "after": {"id": 1}}
+        writer.append([make_change(**row, position=position)])
+    site.once(trail, audit)
+
+    files = sorted((site.folder / "trail").glob("day=*/*.jsonl"), key=lambda path: path.name)
+    assert len(files) > 1
+    events = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    shown = [(each["source"], each["operation"], each["after"]) for each in events]
+    ann = [("postgres", "INSERT", {"id": f"{number}", "name": "ANN"}) for number in range(1, 7)]
+    bob = [("postgres", "INSERT", {"id": f"{number}", "name": "bob"}) for number in range(1, 7)]
+    woven = [each for pair in zip(ann, bob, strict=True) for each in pair if each != ann[1]]
+    last = ("mysql", "INSERT", {"id": 1, "twice": 2})
+    assert shown == [*woven, ("postgres", "DELETE", None), last]
+    kept = [json.loads(event) for _, event in _rows(site, "audit", "sequence", "event")]
+    assert [each["after"] for each in kept] == [each["after"] for each in events]
+    assert (kept[-1]["source"]["connector"], kept[-1]["source"]["file"]) == ("mysql", "bin.000001")
+
+    found = verify(trail, {"path": str(site.log)}, lambda *_: None, session=lambda: opened(site))
+    assert (found.expected, found.sent, found.missing, found.surplus) == (13, 13, [], [])
+
+
+@contextmanager
+def opened(site: Site) -> Iterator[SparkSession]:
+    yield site.spark
+
+
+def test_a_sink_that_sends_halts_where_the_statement_fails(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    with site.writing() as writer:
+        writer.put("users", "1", name="unspeakable-4711")
+    with opened_office() as office:
+        rule = loud("SELECT _sequence, id, CAST(name AS INT) AS number FROM changes")
+        status = site.once(Courier(name="post", port=office.port, transforms=rule))["post"]
+    assert status.phase is SinkPhase.HALTED
+    assert status.error == "post.transforms.public.users: sql: CAST_INVALID_INPUT"
+    assert not office.tried
+    assert "unspeakable" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "made", [partial(Files, path="f"), partial(History, path="h"), partial(Courier, port=1)]
+)
+def test_sinks_whose_format_needs_whole_transactions_take_none(made: Any) -> None:
+    said = "transforms.public.users: sql and function do not go with format: entity"
     with pytest.raises(ConfigError, match=said):
-        Files(name="f", path="f", transforms=loud())
-    with pytest.raises(ConfigError, match=said):
-        History(name="h", path="h", format="debezium", transforms=loud())
+        made(name="f", format="entity", transforms=loud())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from referencing import Registry, Resource
 
 from headrace.change.event import Batch, Column, Op, Table, Transaction
-from headrace.errors import ConfigError, PipelineError, TableFailed
+from headrace.errors import PipelineError, TableFailed
 from headrace.formats.catalogue import Formats, schemas
 from headrace.pipeline.verify import verify
 from headrace.retry import Backoff
@@ -29,7 +29,7 @@ from headrace.sources.mysql.position import MysqlPosition
 from headrace.transforms.rules import TableTransform, Transforms
 from tests.sinks.lake import put, remove, schema, truncate
 from tests.sinks.push_harness import USERS, Post, opened_post
-from tests.sinks.socket_sink import Courier, Taken
+from tests.sinks.socket_sink import Taken
 
 LOUD = "SELECT _sequence, id, upper(name) AS name FROM changes WHERE name <> 'hidden'"
 VALUE = "unspeakable-4711"
@@ -159,12 +159,6 @@ def test_a_statement_that_fails_sends_nothing_and_shows_no_value(
     post.reopen(transforms=sql("SELECT *, try_cast(name AS INT) AS number FROM changes"))
     post.write()
     assert len(post.office.taken) == 40
-
-
-def test_whole_transactions_are_not_computed() -> None:
-    said = "transforms.public.users: sql and function do not go with format: entity"
-    with pytest.raises(ConfigError, match=said):
-        Courier(name="post", port=1, format="entity", transforms=sql())
 
 
 ITEMS = Table(
