@@ -56,7 +56,7 @@ class Account:
         letters.commit(box.added, marks=_marks(self.writer.log.epoch))
         return letters
 
-    def verify(self, **bounds: int) -> Verified:
+    def verify(self, **bounds: Any) -> Verified:
         return verify(self.sink, {"path": str(self.log)}, lambda done, total: None, **bounds)
 
 

@@ -33,6 +33,7 @@ from tests.pipeline.sites import Site
 from tests.sinks.socket_sink import Courier, opened_office
 
 ITEMS = Table("shop", "mysql", "mysql:1", "shop", "shop", "items", (Column("id", "int", key=True),))
+OTHERS = TableTransform(sql="SELECT * FROM changes")
 LOUD = "SELECT _sequence, id, upper(name) AS name FROM changes WHERE name <> 'hidden'"
 
 
@@ -162,17 +163,23 @@ def opened(site: Site) -> Iterator[SparkSession]:
     yield site.spark
 
 
-def test_a_sink_that_sends_halts_where_the_statement_fails(
+def test_sinks_of_events_halt_where_the_statement_fails(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     with site.writing() as writer:
         writer.put("users", "1", name="unspeakable-4711")
+        writer.put("other", "1", name="ann")
+    rule = {**loud("SELECT *, CAST(name AS INT) AS number FROM changes"), "*": OTHERS}
     with opened_office() as office:
-        rule = loud("SELECT _sequence, id, CAST(name AS INT) AS number FROM changes")
-        status = site.once(Courier(name="post", port=office.port, transforms=rule))["post"]
-    assert status.phase is SinkPhase.HALTED
-    assert status.error == "post.transforms.public.users: sql: CAST_INVALID_INPUT"
+        post = Courier(name="post", port=office.port, transforms=rule)
+        trail = Files(name="trail", path=str(site.folder / "trail"), transforms=rule)
+        statuses = site.once(post, trail)
+    for name, status in statuses.items():
+        assert status.phase is SinkPhase.HALTED
+        assert status.error == f"{name}.transforms.public.users: sql: CAST_INVALID_INPUT"
+        assert status.hint.endswith("then the sink goes on from here.")
     assert not office.tried
+    assert not list((site.folder / "trail").glob("day=*"))
     assert "unspeakable" not in caplog.text
 
 

@@ -1,6 +1,7 @@
 """Lines of the files sink that are one row's are removed, whatever the format says of them."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from headrace.formats.catalogue import Formats
 from headrace.log.erasure import find, versions_of
 from headrace.operate.erase import erased_row, key_of
 from headrace.sinks.erasing import ErasedPlace, ErasedRow
+from headrace.sinks.files.ledger import FilesEntry, FileSettings, FilesLedger
 from headrace.sinks.files.sink import Files
 from headrace.sinks.lake.erasure import ChangeEraser
 from headrace.transforms.rules import TableTransform, Transforms
@@ -63,6 +65,25 @@ def test_a_file_that_the_log_does_not_know_is_left(tmp_path: Path) -> None:
     left = drawer.erased().left
     assert "2 events that are older than the log" in left[0]  # nothing says which log it is of
     assert "what the sink had before a reset" in left[1]
+    drawer.log.close()
+
+
+@pytest.mark.parametrize(("format", "unknown"), [("debezium", 4), ("savegress", 0)])
+def test_computed_lines_that_do_not_name_their_change_are_left(
+    tmp_path: Path, format: str, unknown: int
+) -> None:
+    drawer = Drawer(tmp_path, format)
+    written = b"".join(line.replace(b"zebra", b"ZEBRA") + b"\n" for line in drawer.lines)
+    drawer.file.write_bytes(gzip.compress(written))
+    rule = TableTransform(sql="SELECT _sequence, id, upper(email) AS email FROM changes")
+    drawer.sink = replace(drawer.sink, transforms={"public.users": rule})
+    settings = FileSettings("jsonl", format, "")
+    epoch = drawer.log.epoch
+    ledger = FilesLedger(drawer.sink.path)
+    ledger.commit(FilesEntry(writer="query-1", settings=settings, epoch=epoch, logs={epoch: 4}))
+    left = [each for each in drawer.erased().left if "cannot tell whose" in each]
+    said = f"{unknown} events that Spark has computed and that have no id, so it cannot tell whose"
+    assert [said in each for each in left] == [True] * bool(unknown)
     drawer.log.close()
 
 

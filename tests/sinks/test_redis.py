@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis as client
 from pyspark.sql import SparkSession
 
+from headrace.change.event import Op
 from headrace.errors import ConfigError, SinkUnavailable
 from headrace.secret import Secret
 from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Template
@@ -19,7 +21,9 @@ from headrace.sinks.push.channels import ReconnectingChannel, close_all
 from headrace.sinks.redis import Redis
 from headrace.testing import free_port, wait_until
 from headrace.testing.redis import HINT, RedisServer, redis_program
+from headrace.transforms.rules import TableTransform
 from tests.needs import missing
+from tests.pipeline.sites import Site
 from tests.sinks.brokers import event, table_name
 from tests.sinks.queues import (
     SECRET,
@@ -289,6 +293,25 @@ def test_the_pipeline_sends_from_the_log(
     spark: SparkSession, tmp_path: Path, queues: Streams
 ) -> None:
     through_spark(spark, tmp_path, queues)
+
+
+def test_streams_get_the_rows_that_spark_computes(
+    spark: SparkSession, tmp_path: Path, queues: Streams
+) -> None:
+    site = Site(tmp_path, spark)
+    with site.writing() as writer:
+        writer.put("loud", "1", name="ann")
+        writer.put("loud", "2", name="hidden")
+        writer.put("loud", "1", Op.UPDATE, name="eve")
+        writer.put("loud", "1", Op.UPDATE, name="hidden")
+    statement = "SELECT _sequence, id, upper(name) AS name FROM changes WHERE name <> 'hidden'"
+    site.once(queues.sink(transforms={"public.loud": TableTransform(sql=statement)}))
+    events = [msgspec.json.decode(record.value) for record in queues.read("loud")]
+    assert [(event["operation"], event["before"], event["after"]) for event in events] == [
+        ("INSERT", None, {"id": "1", "name": "ANN"}),
+        ("UPDATE", None, {"id": "1", "name": "EVE"}),
+        ("DELETE", {"id": "1"}, None),
+    ]
 
 
 @pytest.mark.parametrize(

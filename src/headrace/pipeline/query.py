@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from pyspark.sql.streaming.query import StreamingQuery
@@ -32,7 +33,8 @@ from ..sinks import (
     Takes,
 )
 from ..sinks.results import result, texts
-from ..transforms.computed import ComputedTables, is_of
+from ..transforms.computed import ComputedTable, ComputedTables, is_of
+from ..transforms.computing import halting
 from ..transforms.frames import ShapedFrames
 from .checkpoint import QueryCheckpoint
 from .hadoop import HadoopFiles
@@ -306,28 +308,59 @@ class QueryPlan:
 
 @contextmanager
 def shaped_rows(changes: DataFrame, sink: Sink) -> Iterator[DataFrame]:
-    """Changes as the transforms of a sink let it see them."""
+    """Changes as the transforms of a sink let it see them, for as long as it writes them.
+
+    An error of Spark's is raised as that of the table whose transform fails.
+    """
     if not sink.shaping.computes:
         yield _shaped(changes, sink) if sink.shaping else changes
         return
     # They are read several times, and each time Spark would read the log and count them as input.
     changes.persist()
     try:
-        yield _computed(changes, sink)
+        tables = ComputedTables.among(changes, sink.shaping, as_source=sink.renders)
+        computed = _computed(changes, tables)
+        try:
+            yield _with_computed(changes, sink, tables, computed)
+        except PySparkException as error:
+            raise _failure(computed, error) from None
     finally:
         changes.unpersist()
 
 
-def _computed(changes: DataFrame, sink: Sink) -> DataFrame:
-    computed = ComputedTables.among(changes, sink.shaping, as_source=sink.renders)
+def _computed(changes: DataFrame, tables: ComputedTables) -> dict[ComputedTable, DataFrame]:
+    try:
+        return {each: each.changes(changes.where(is_of(each.table))) for each in tables.tables}
+    except TableFailed as error:
+        raise halting(error) from None
+
+
+def _with_computed(
+    changes: DataFrame,
+    sink: Sink,
+    tables: ComputedTables,
+    computed: Mapping[ComputedTable, DataFrame],
+) -> DataFrame:
+    """All changes of a batch, in order: those that are computed as they came out."""
     rest = changes
-    for each in computed.tables:
+    for each in computed:
         rest = rest.where(~is_of(each.table))
     result = _shaped(rest, sink)
-    for each in computed.tables:
-        own = each.changes(changes.where(is_of(each.table)))
+    for own in computed.values():
         result = result.unionByName(own.select(*result.columns))
-    return _in_order(result, computed.first, computed.last) if computed.tables else result
+    return _in_order(result, tables.first, tables.last) if computed else result
+
+
+def _failure(
+    computed: Mapping[ComputedTable, DataFrame], error: PySparkException
+) -> PySparkException | TableFailed:
+    """What an error is about: the table whose rows cannot be computed by themselves either."""
+    for each, changes in computed.items():
+        try:
+            changes.write.format("noop").mode("overwrite").save()
+        except PySparkException as own:
+            return halting(each.failure(own))
+    return error
 
 
 def _in_order(changes: DataFrame, first: int, last: int) -> DataFrame:

@@ -31,6 +31,7 @@ RESULT = pa.schema([("at", pa.int64()), ("image", pa.string()), ("image_key", pa
 """A row of the result: the change that it stands for, the row, and its key."""
 
 HINT = "Correct the transform (`headrace check` tries it), then reset the sink."
+_GOES_ON = "Correct the transform (`headrace check` tries it); then the sink goes on from here."
 _WHOLE_ROWS = {
     "mysql": "set binlog_row_image = FULL on the server",
     "postgres": "run ALTER TABLE … REPLICA IDENTITY FULL on the server",
@@ -87,6 +88,11 @@ class Computation:
         lost = f"change {sequence} comes without {', '.join(lacking)}"
         connector = self.table.connector
         return self.failed(f"{lost}; {_WHOLE_ROWS.get(connector, 'the source sends it in part')}")
+
+
+def halting(error: TableFailed) -> TableFailed:
+    """What to say to a sink that halts, and that needs no reset."""
+    return TableFailed(str(error), hint=_GOES_ON if error.hint == HINT else error.hint)
 
 
 def _by_version(batch: pa.RecordBatch) -> Iterator[tuple[tuple[Column, ...], pa.RecordBatch]]:

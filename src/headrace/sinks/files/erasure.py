@@ -1,7 +1,7 @@
 """One row's events taken out of the files sink: its files are written anew without them.
 
 Parquet has the sequence of each event. A line of JSON is found by the id of its change; of formats
-without one, by being the line that the change was written as.
+without one, by being the line that the change was written as, unless Spark has computed that.
 """
 
 from __future__ import annotations
@@ -76,11 +76,10 @@ def erase_in_files(sink: Files, row: ErasedRow) -> ErasedPlace:
                 left.append(f"{path}: an equal value")
             continue
         equal += content.equal(path, pattern)
-        if unknown := content.unknown(path, older=_is_older(path.name, logs, row)):
-            left.append(
-                f"{path}: {unknown} events that are older than the log, so it cannot tell whose "
-                "they are"
-            )
+        older = _is_older(path.name, logs, row)
+        if unknown := content.unknown(path, older=older):
+            why = "are older than the log" if older else "Spark has computed and that have no id"
+            left.append(f"{path}: {unknown} events that {why}, so it cannot tell whose they are")
     former = root.parent.glob(f"{root.name}-until-*")
     left += [f"{path}: what the sink had before a reset; delete it" for path in former]
     notes = (f"{equal} events of other rows have an equal value",) if equal else ()
@@ -129,12 +128,15 @@ class _LineFiles:
     ids: re.Pattern[bytes] | None  # of the changes
     written: frozenset[bytes]  # what they were written as, if the format has no ids
     table: bytes  # its name
+    blind: bool = False  # what they were written as is not known
 
     @classmethod
     def of(cls, sink: Files, row: ErasedRow) -> _LineFiles:
         ids = b"|".join(change.id.encode() for change in row.valued)
         lines = frozenset(map(_comparable, _rendered(sink, row)))
-        return cls(re.compile(ids) if ids else None, lines, row.table.name.encode())
+        computed = sink.shaping.computed(row.table.schema, row.table.name) is not None
+        blind = computed and bool(lines)
+        return cls(re.compile(ids) if ids else None, lines, row.table.name.encode(), blind)
 
     def erase(self, path: Path) -> int:
         lines = list(_read_lines(path))
@@ -150,7 +152,9 @@ class _LineFiles:
         return bool(self.written) and _comparable(line) in self.written
 
     def unknown(self, path: Path, *, older: bool) -> int:
-        return sum(self.table in line for line in _read_lines(path)) if older else 0
+        if not (older or self.blind):
+            return 0
+        return sum(self.table in line for line in _read_lines(path))
 
     def equal(self, path: Path, pattern: ValuePattern) -> int:
         return sum(bool(pattern.found_in(line)) for line in _read_lines(path))

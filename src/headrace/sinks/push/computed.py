@@ -12,18 +12,16 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from ...change.event import Table
 from ...errors import SinkUnavailable, TableFailed
 from ...transforms.computed import ComputedTable
-from ...transforms.computing import HINT
+from ...transforms.computing import halting
 from .. import LogBatch
 from ..lake.plan import TableRef
 from ..lake.storage import Folder
 from ..results import results
 from ..tables.scan import scan_log
-from .computing import FIELDS, SPAN, ComputedChanges, ComputedFile, Stage, sweep
+from .computing import FIELDS, SPAN, ComputedChanges, ComputedFile, StageComputed, sweep
 
 if TYPE_CHECKING:
     from .events import EventRendering
-
-_HINT = "Correct the transform (`headrace check` tries it); then the sink goes on with this change."
 
 
 def computed_changes(batch: LogBatch, rendering: EventRendering, folder: Folder) -> ComputedChanges:
@@ -45,8 +43,8 @@ def computed_changes(batch: LogBatch, rendering: EventRendering, folder: Folder)
     except BaseException as error:
         with suppress(SinkUnavailable):  # whoever opens the sink next does it too
             sweep(folder)
-        if isinstance(error, TableFailed) and error.hint == HINT:
-            raise TableFailed(str(error), hint=_HINT) from None
+        if isinstance(error, TableFailed):
+            raise halting(error) from None
         raise
     return found
 
@@ -70,6 +68,6 @@ def _staged(
         # A span is whole in one task, so that it is one file.
         parts = batch.spark.sparkContext.defaultParallelism
         spans = changes.repartition(parts, F.expr(f"sequence div {SPAN}"))
-        return results(spans.sortWithinPartitions("sequence"), Stage(folder), ComputedFile)
+        return results(spans.sortWithinPartitions("sequence"), StageComputed(folder), ComputedFile)
     except PySparkException as error:
         raise computed.failure(error) from None

@@ -59,7 +59,7 @@ def _is_ours(path: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StageComputed:
     """Writes computed changes down, which come in order and with whole spans."""
 
     folder: Folder
