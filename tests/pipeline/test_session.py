@@ -75,7 +75,7 @@ def test_errors_of_tasks_are_not_in_sparks_log(tmp_path: Path) -> None:
         done = subprocess.run(run, capture_output=True, text=True, check=False)
         assert done.stdout == "failed\n", done.stderr
         files = [journal, journal.with_suffix(".out")]
-        shown[how] = "".join(file.read_text() for file in files if file.exists())
+        shown[how] = done.stderr + "".join(file.read_text() for file in files if file.exists())
     assert "Oleander" not in shown["hidden"]
     assert "Oleander" in shown["shown"]  # or it would prove nothing
 

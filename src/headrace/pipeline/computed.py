@@ -21,7 +21,7 @@ from ..sinks.push.events import EventRendering
 from ..transforms.computed import ComputedTable, is_of
 from ..transforms.computing import ROW_OPS
 from .query import RangesBatch
-from .session import opened_session
+from .session import hide_task_errors, opened_session
 
 Session = Callable[[], AbstractContextManager[SparkSession]]
 
@@ -35,6 +35,7 @@ def own_session() -> Iterator[SparkSession]:
             "local[1]", {"spark.ui.enabled": "false"}, journal=Path(folder, "log")
         ) as it,
     ):
+        hide_task_errors(it)
         yield it
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from ..errors import PipelineError
@@ -49,6 +50,7 @@ _TASK_ERROR_LOGGERS = (
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
     "org.apache.spark.sql.execution.streaming.runtime.StreamExecution",
 )
+_TELL_STATEMENTS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")  # PySpark's own
 
 # Of calls to a JVM that is ending: its connections break a moment before it is seen to be gone.
 _CUT_OFF = (Py4JError, OSError)
@@ -95,10 +97,12 @@ def opened_session(
 
 
 def hide_task_errors(session: SparkSession) -> None:
-    """Keep errors of tasks out of Spark's log: those of a statement show values of rows."""
+    """Keep errors of tasks out of Spark's log and PySpark's: a statement's show values of rows."""
     log4j: Any = session.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     for name in _TASK_ERROR_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
+    for name in _TELL_STATEMENTS:
+        PySparkLogger.getLogger(name).disabled = True  # it writes to stderr, by no other setting
 
 
 @contextmanager
