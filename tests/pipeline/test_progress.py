@@ -13,9 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from headrace.config import parse
 from headrace.formats.catalogue import Formats
 from headrace.pipeline.options import Options
-from headrace.pipeline.query import RangesBatch, shaped_rows
+from headrace.pipeline.query import RangesBatch
 from headrace.pipeline.reading import DiskLog, PipelineLog
 from headrace.pipeline.reload import plans_of
+from headrace.pipeline.shaping import shaped_rows
 from headrace.pipeline.source import ChangeStreamReader
 from headrace.secret import Secret
 from headrace.sinks import FailedTable, LogRange, SinkPhase, SinkStatus, report

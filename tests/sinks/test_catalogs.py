@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from headrace.change.event import Column
 from headrace.errors import SinkRefused, SinkUnavailable
+from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sinks.history import History
 from headrace.sinks.lake.catalog import (
@@ -261,7 +262,7 @@ def test_a_catalog_that_is_away_is_tried_again_and_shown(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "headrace")
-    monkeypatch.setattr(registrar, "BACKOFF", registrar.Backoff(0.01, 0.01))
+    monkeypatch.setattr(registrar, "BACKOFF", Backoff(0.01, 0.01))
     unity.down = True
     registered.fill(range(1, 3))
     registered.compact()
