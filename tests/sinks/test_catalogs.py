@@ -75,7 +75,7 @@ class Orders:
 
 @pytest.fixture
 def orders(tmp_path: Path) -> Orders:
-    return Orders(Folder.of(str(tmp_path / "lake" / "public" / "orders"), {}))
+    return Orders(Folder.of(str(tmp_path / "the lake" / "public" / "orders"), {}))
 
 
 def shown(table: dict[str, Any]) -> list[tuple[str, str, str | None]]:

@@ -74,7 +74,7 @@ def _register(spark: "SparkSession", entry: CatalogEntry, setting: str) -> bool:
     else:
         spark.sql(f"CREATE DATABASE IF NOT EXISTS `spark_catalog`.`{entry.name.schema}`")
     if uses_delta:
-        place = entry.location.replace("'", "\\'")
+        place = _path(entry).replace("\\", "\\\\").replace("'", "\\'")
         spark.sql(f"CREATE TABLE {name} USING delta LOCATION '{place}'")
     else:
         _create(spark, entry)
@@ -121,13 +121,19 @@ def _shown(entry: CatalogEntry) -> tuple[list[Any], str]:
     return columns, entry.comment
 
 
+def _path(entry: CatalogEntry) -> str:
+    """The folder as Hadoop writes it: an address in which nothing is escaped."""
+    uri = entry.folder.uri
+    return uri if "://" in uri else f"file://{uri}"
+
+
 def _create(spark: "SparkSession", entry: CatalogEntry) -> None:
     from pyspark.sql.types import StructType  # noqa: PLC0415 - as above
 
     columns, comment = _shown(entry)
     spark.catalog.createTable(
         f"spark_catalog.{entry.name}",
-        path=entry.location,
+        path=_path(entry),
         source=PROVIDER,
         schema=StructType.fromJson({"type": "struct", "fields": columns}),
         description=comment,
