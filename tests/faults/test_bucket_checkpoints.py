@@ -5,10 +5,10 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +61,23 @@ class Machine:
         (folder / "headrace.yaml").write_text(json.dumps(config))
         (folder / "headrace.yaml").chmod(0o600)
 
-    def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        return subprocess.Popen(
+    @contextmanager
+    def running(self, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+        with subprocess.Popen(
             [sys.executable, "-m", "headrace.cli", "pipeline", *arguments],
             cwd=self.folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.terminate()
 
     def carry(self) -> SinkStatus:
         """Run it to its end; how its sink was then."""
-        with self.start("--once") as process:
+        with self.running("--once") as process:
             _, errors = process.communicate()
         assert process.returncode == 0, errors
         assert SECRET not in errors
@@ -121,16 +126,16 @@ def test_pipelines_go_on_one_after_another_with_a_checkpoint_in_a_bucket(
         writer = Writer(log)
         for number in range(20):
             writer.put("users", str(number), name="new")
-        with first.start() as earlier:
-            wait_until(lambda: first.has(SinkPhase.STREAMING, 20), timeout=300)
+        with first.running() as earlier:
+            wait_until(lambda: first.has(SinkPhase.STREAMING, 20), timeout=300, message="stored")
             assert users() == {str(number): "new" for number in range(20)}
             # A machine that has nothing but the config takes over, and goes on where that one is.
             status = second.carry()
             assert (status.batch, status.changes, status.sequence) == (-1, 0, 20)
             for number in range(5):
                 writer.put("users", str(number), Op.UPDATE, name="paid")
-            wait_until(lambda: first.has(SinkPhase.HALTED, 20), timeout=300)
-            earlier.send_signal(signal.SIGTERM)
+            wait_until(lambda: first.has(SinkPhase.HALTED, 20), timeout=300, message="halted")
+            earlier.terminate()
             _, errors = earlier.communicate()
         assert earlier.returncode == 1
         assert f"another pipeline has taken over the checkpoint of sink lake in {ADDRESS}" in errors

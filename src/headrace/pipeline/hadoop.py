@@ -111,7 +111,7 @@ class HadoopStorage:
         )
 
     @contextmanager
-    def asked(self, location: str) -> Iterator[Any]:
+    def opened(self, location: str) -> Iterator[Any]:
         """The file system of a location; what it refuses is an error of ours."""
         try:
             yield self.path(location).getFileSystem(self.conf)
@@ -147,19 +147,19 @@ class HadoopFiles:
         """What is in one of the folders; nothing, if it is not there."""
         place = f"{self.location}/{folder}"
         try:
-            with self.storage.asked(place) as system:
+            with self.storage.opened(place) as system:
                 return [each.getPath().getName() for each in system.listStatus(self._path(folder))]
         except FileNotFoundError:
             return []
 
     def exists(self, name: str = "") -> bool:
         """Whether a file or folder is there, by default the whole."""
-        with self.storage.asked(self.location) as system:
+        with self.storage.opened(self.location) as system:
             return bool(system.exists(self._path(name)))
 
     def read(self, name: str) -> str:
         """What a file holds; a FileNotFoundError when it is not there."""
-        with self.storage.asked(f"{self.location}/{name}") as system:
+        with self.storage.opened(f"{self.location}/{name}") as system:
             stream = system.open(self._path(name))
             try:
                 return bytes(stream.readAllBytes()).decode()
@@ -171,7 +171,7 @@ class HadoopFiles:
         # No file system of Hadoop's renames to a name that is taken. Whoever looks between the two
         # steps finds no file.
         path, fresh = self._path(name), self._path(f".{name}.{uuid4()}.new")
-        with self.storage.asked(f"{self.location}/{name}") as system:
+        with self.storage.opened(f"{self.location}/{name}") as system:
             stream = system.create(fresh, True)
             stream.write(text.encode())
             stream.close()
@@ -180,7 +180,7 @@ class HadoopFiles:
 
     def delete(self, name: str) -> None:
         """Remove a file, if it is there."""
-        with self.storage.asked(f"{self.location}/{name}") as system:
+        with self.storage.opened(f"{self.location}/{name}") as system:
             system.delete(self._path(name), False)
 
     def move_aside(self) -> str | None:
@@ -189,7 +189,7 @@ class HadoopFiles:
             return None
         moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
         aside = f"{self.location}-until-{moment}"
-        with self.storage.asked(self.location) as system:
+        with self.storage.opened(self.location) as system:
             self._expect(system.rename(self._path(), self.storage.path(aside)), aside)
         return aside
 
