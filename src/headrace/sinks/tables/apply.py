@@ -199,11 +199,11 @@ class TableShare:
 
     def _apply(self) -> None:
         fold, self._fold = self._fold, self._new_fold()
-        self._fold.go_on_from(fold)
         self._result.moves = self._result.moves or fold.moves
         if fold.versions or fold.emptied_time is not None:
             window = Window(self.plan, fold)
             window.look_up(self._files, self._dead)
+            self._fold.go_on_from(fold, window.replaced(fold.shared))
             for name, rows in joined(window.rows(), _MOST_BYTES):
                 self._write(rows, name)
 

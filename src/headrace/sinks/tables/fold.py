@@ -9,7 +9,7 @@ Each task folds the keys of its own share. A row that changes its key leaves one
 which may be in another share: each does its part.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 from zlib import crc32
 
@@ -73,7 +73,8 @@ class _Displaced(NamedTuple):
 
     commit_time: int
     versions: list[Version] | None
-    top: bytes | None = None  # the other row, where an earlier fold of the transaction has it
+    top: bytes | None = None  # the other row, where an earlier fold of the transaction has it …
+    replaced: bool = False  # … and has put it in place of the row that the table had
 
 
 class Share(NamedTuple):
@@ -261,16 +262,30 @@ class Fold:
                 self.versions[key] = [
                     below._replace(sequence=sequence, commit_time=change.commit_time)
                 ]
+            elif known.replaced:
+                raise TableFailed(
+                    f"change {sequence} moves one of two rows with one key, in a transaction of "
+                    "more rows than can be looked at together"
+                )
             elif known.top is not None:
                 return False  # the table has it, and loses it
         return gone
 
-    def go_on_from(self, before: Self) -> None:
-        """Know which keys two rows may have, since the fold before this one has ended."""
+    def go_on_from(self, before: Self, replaced: Collection[bytes]) -> None:
+        """Know which keys two rows may have, since the fold before this one has ended.
+
+        `replaced` are keys of which the table had a row.
+        """
         for key, below in list(before._displaced.items())[-_MOST_DISPLACED:]:
             known = before.versions.get(key)
             if (top := known[-1].image if known else below.top) is not None:
-                self._displaced[key] = below._replace(top=top)
+                lost = below.replaced or (below.top is None and key in replaced)
+                self._displaced[key] = below._replace(top=top, replaced=lost)
+
+    @property
+    def shared(self) -> Collection[bytes]:
+        """Keys that two rows may have."""
+        return self._displaced.keys()
 
     def _put(self, key: bytes, version: Version) -> None:
         self.size += len(version.image or b"")

@@ -1,7 +1,7 @@
 """Folded changes beside the files of their table: which rows they replace, what they become."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, compress, pairwise
 from typing import NamedTuple
 
@@ -116,6 +116,13 @@ class Window:
                 self._note(file, *search.rows_in(file), dead)
             if self._emptied is not None:
                 self._note_emptied(file, dead)
+
+    def replaced(self, keys: Collection[bytes]) -> set[bytes]:
+        """Those of the keys of which a row was found."""
+        if not keys:
+            return set()
+        found = {at for each in self._found for at in each.keys.tolist() if at >= 0}
+        return {text for at, text in enumerate(self._texts) if text in keys and at in found}
 
     def _note(
         self, file: PlannedFile, keys: Numbers, rows: Numbers, dead: dict[str, BitMap]
