@@ -21,6 +21,7 @@ from headrace.sinks.push import ledger as ledgers
 from headrace.sinks.push.deadletters import DeadLetterBuffer, DeadLetters
 from headrace.sinks.push.delivery import Counts, DeliveryCheckpoint
 from headrace.sinks.push.ledger import LedgerEntry, PushLedger
+from headrace.transforms import TableTransform
 from tests.changes import Writer, opened_writer
 from tests.sinks.socket_sink import Courier
 
@@ -206,6 +207,20 @@ def test_old_batches_are_compared_together(
     assert found.repeated == [EventSpan(1, 20, 2)]
     assert found.redriven == 1
     assert not found.letters_missing
+
+
+def test_what_other_transforms_chose_cannot_be_compared(account: Account) -> None:
+    chosen = {"public.users": TableTransform(where="id <> '3'")}
+    account.sink = replace(account.sink, transforms=chosen)
+    account.settle(1, 10, sent=9)
+    assert account.verify(upto=10).complete
+    account.sink = replace(account.sink, transforms={})
+    account.settle(11, 20, sent=10)
+    account.settle(21, 30, sent=9)
+    found = account.verify()
+    assert found.missing == [EventSpan(21, 30, 1)]
+    assert (found.other_transforms, found.surplus) == (1, [])
+    assert "1 ranges had other transforms" in "\n".join(verified_lines(found))
 
 
 def test_another_log_cannot_be_compared(account: Account) -> None:

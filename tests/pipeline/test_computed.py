@@ -234,7 +234,10 @@ def test_check_shows_the_columns_that_come_out(spark: SparkSession) -> None:
     assert good.detail == "id bigint, name text"
     assert not bad.ok
     assert bad.detail.startswith("bad.transforms.public.users: sql: [UNRESOLVED_COLUMN")
-    assert lost.detail == ("function: no_such:rule cannot be imported: No module named 'no_such'")
+    assert lost.detail == (
+        "lost.transforms.* (public.users): function: no_such:rule cannot be imported: No module "
+        "named 'no_such'"
+    )
     assert lost.fix.startswith("Install its package")
 
 

@@ -399,8 +399,7 @@ def test_rows_that_exchange_their_keys_stay_what_they_are(
     chance = random.Random(3)
     lake = PlainLake(monkeypatch, tmp_path, keep=keep)
     orders = lake.table("orders", (Column("id", "bigint", key=True), Column("note", "text")))
-    there: dict[int, dict[str, Any]]
-    there = {number: {"id": number, "note": f"n{number // 2}"} for number in range(8)}
+    there: dict[int, Row] = {n: {"id": n, "note": f"n{n // 2}"} for n in range(8)}
     lake.commit(*(put(orders, **each) for each in there.values()))
     lake.write(lake.log.latest_sequence, 2)
 

@@ -379,6 +379,7 @@ def verified_lines(found: "Verified") -> Iterator[str]:
         (found.redriven, "dead letters were sent later"),
         (found.to_come, "events are still to come"),
         (found.earlier_logs, "ranges are of an earlier log and cannot be compared"),
+        (found.other_transforms, "ranges had other transforms and cannot be compared"),
     ):
         if count:
             yield f"  {count:,} {text}"

@@ -108,6 +108,7 @@ class SettledRange(NamedTuple):
     again: int = 0  # that may have come twice, because nobody knew that they had been sent
     retried: int = 0  # that were handed over again after no answer, or a failure
     rendering: "EventRendering | None" = None  # how changes became events then; None: as now
+    comparable: bool = True  # False: transforms that are gone chose the rows
 
 
 class SentEvents(NamedTuple):

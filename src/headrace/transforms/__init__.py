@@ -1,8 +1,4 @@
-"""What may be done to the rows of a table on their way to a sink: `select`, `where`, `mask`.
-
-TableTransform    as the config has it
-Selected          the same for the columns of one version of a table
-"""
+"""What may be done to the rows of a table on their way to a sink."""
 
 from .rules import Mask, TableTransform, Transforms
 

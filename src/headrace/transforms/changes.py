@@ -16,7 +16,7 @@ import msgspec
 from ..change.arrow import decode
 from ..change.event import BeforeKind, Change, Column, Op, Table
 from ..errors import TableFailed
-from .rules import CODE_TYPE, Selected, Transforms, described
+from .rules import CODE_TYPE, Selected, Transforms, described, whole_rows_hint
 from .shape import fitted, masked, verdicts
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -130,7 +130,7 @@ class _ShapedTable:
                 raise TableFailed(
                     f"{self.selected.place}: change {change.sequence} comes without {lacking}, "
                     "which where looks at",
-                    hint="Run `ALTER TABLE … REPLICA IDENTITY FULL` on the server.",
+                    hint=f"The way out: {whole_rows_hint(self.source.connector)}.",
                 )
         return [verdict if image else None for image, verdict in zip(known, found, strict=True)]
 

@@ -38,7 +38,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from ..change.arrow import columns_of
 from ..change.arrow.encode import CONNECTOR, declared
 from ..change.event import Column, Table, bounded_comment
-from ..errors import ConfigError, DecodeError, HeadraceError, TableFailed, own_error
+from ..errors import DecodeError, HeadraceError, TableFailed, own_error
 from .computing import (
     HINT,
     LEAVING_OPS,
@@ -126,12 +126,24 @@ class ComputedTable(Computation):
         return rows.sparkSession.sql(self.rule.sql)
 
     def _called(self, rows: DataFrame) -> DataFrame:
-        found: Any = function_of(self.rule)(rows)
+        found: Any = self._function()(rows)
         if not hasattr(found, "mapInArrow"):
             kind = type(found).__name__
             raise self.failed(f"{self.rule.function} returns {kind}, not a DataFrame")
         result: DataFrame = found
         return result
+
+    def _function(self) -> Callable[[DataFrame], object]:
+        module, _, name = self.rule.function.partition(":")
+        try:
+            found: Callable[[Any], object] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise self.failed(
+                f"function: {self.rule.function} cannot be imported: {error}",
+                hint="Install its package, or name its folder in PYTHONPATH, wherever the pipeline "
+                "and Spark's workers run.",
+            ) from error
+        return found
 
     def _expect_columns(self, found: DataFrame) -> None:
         names = found.columns
@@ -299,17 +311,3 @@ def _table(row: dict[str, Any]) -> Table:
     names = ("", "", row["schema"], row["table"])
     columns = columns_of(row["columns"])
     return Table(row["source"], row["connector"], *names, columns, version=row["version"])
-
-
-def function_of(rule: TableTransform) -> Callable[[DataFrame], object]:
-    """The function that a transform names; a ConfigError when it cannot be imported."""
-    module, _, name = rule.function.partition(":")
-    try:
-        found: Callable[[Any], object] = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"function: {rule.function} cannot be imported: {error}",
-            hint="Install its package, or name its folder in PYTHONPATH, wherever the pipeline "
-            "and Spark's workers run.",
-        ) from error
-    return found

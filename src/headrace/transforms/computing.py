@@ -12,7 +12,7 @@ from ..change.arrow import arrow_schema, columns_of, decode, row_schema
 from ..change.arrow.encode import images
 from ..change.event import Column, Table
 from ..errors import DecodeError, TableFailed
-from .rules import described
+from .rules import described, whole_rows_hint
 
 SEQUENCE = "_sequence"
 OWN = pa.schema(
@@ -32,10 +32,6 @@ RESULT = pa.schema([("at", pa.int64()), ("image", pa.string()), ("image_key", pa
 
 HINT = "Correct the transform (`headrace check` tries it), then reset the sink."
 _GOES_ON = "Correct the transform (`headrace check` tries it); then the sink goes on from here."
-_WHOLE_ROWS = {
-    "mysql": "set binlog_row_image = FULL on the server",
-    "postgres": "run ALTER TABLE … REPLICA IDENTITY FULL on the server",
-}
 
 Batches = Iterator[pa.RecordBatch]
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -86,8 +82,7 @@ class Computation:
     def partial(self, sequence: int, lacking: Sequence[str]) -> TableFailed:
         """What to say of a row that the source did not send whole."""
         lost = f"change {sequence} comes without {', '.join(lacking)}"
-        connector = self.table.connector
-        return self.failed(f"{lost}; {_WHOLE_ROWS.get(connector, 'the source sends it in part')}")
+        return self.failed(f"{lost}; {whole_rows_hint(self.table.connector)}")
 
 
 def halting(error: TableFailed) -> TableFailed:

@@ -84,6 +84,17 @@ class TableTransform(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return TransformNote(computes=digest[:16])
 
 
+_WHOLE_ROWS = {
+    "mysql": "set binlog_row_image = FULL on the server",
+    "postgres": "run ALTER TABLE … REPLICA IDENTITY FULL on the server",
+}
+
+
+def whole_rows_hint(connector: str) -> str:
+    """How a source is made to send whole rows."""
+    return _WHOLE_ROWS.get(connector, "the source sends it in part")
+
+
 def _expect_condition(text: str) -> None:
     # Only here: who has no pipeline has neither pyarrow nor sqlglot.
     from .where import parse  # noqa: PLC0415
@@ -126,6 +137,16 @@ class Transforms(msgspec.Struct, frozen=True):
     def computes(self) -> bool:
         """Whether Spark computes the rows of some table."""
         return any(each.computes for each in self.by_table.values())
+
+    @property
+    def rows_digest(self) -> str:
+        """What tells two transforms apart that let other rows pass; "": all rows do."""
+        chosen = {
+            pattern: each.where or each.computes
+            for pattern, each in self.by_table.items()
+            if each.where or each.computes
+        }
+        return hashlib.sha256(msgspec.json.encode(chosen)).hexdigest()[:16] if chosen else ""
 
     def of(self, schema: str, table: str) -> tuple[str, TableTransform] | None:
         """The transform of a table, and how the config names it; None: it has none."""

@@ -34,6 +34,7 @@ class RenderingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     tables: tuple[str, ...] = ()
     splits_keys: bool = False
     adds_tombstones: bool = False
+    rows_digest: str = ""  # of the transforms, see `Transforms.rows_digest`
 
 
 class ReadChanges(msgspec.Struct):

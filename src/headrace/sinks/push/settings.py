@@ -134,7 +134,13 @@ class PushSettings(Sink):
     @property
     def rendered(self) -> RenderingOptions:
         """The same as the ledger records it."""
-        return RenderingOptions(self.format, self.tables, self.splits_keys, self.adds_tombstones)
+        return RenderingOptions(
+            self.format,
+            self.tables,
+            self.splits_keys,
+            self.adds_tombstones,
+            self.shaping.rows_digest,
+        )
 
     @property
     def policy(self) -> Policy:
@@ -205,8 +211,9 @@ class PushSettings(Sink):
     def _settled(self, entry: ledger.LedgerEntry) -> SettledRange:
         counts, then = entry.counts, entry.rendered
         aside = counts.refused + counts.waiting + counts.skipped
-        now = self.rendering
-        rendering = replace(now, **msgspec.structs.asdict(then)) if then else now
+        known = msgspec.structs.asdict(then) if then else {}
+        comparable = known.pop("rows_digest", "") == self.shaping.rows_digest
+        rendering = replace(self.rendering, **known)
         return SettledRange(
             entry.epoch,
             entry.first,
@@ -216,6 +223,7 @@ class PushSettings(Sink):
             entry.doubtful,
             counts.retries,
             rendering,
+            comparable,
         )
 
     def lost_changes_hint(self) -> str:

@@ -13,6 +13,7 @@ from pyroaring import BitMap
 from ...change.arrow import decode
 from ...change.event import Column
 from ...errors import TableFailed
+from ...transforms.rules import whole_rows_hint
 from ...transforms.shape import Decoder, masked, passing, shaped, verdicts
 from ..lake import vectors
 from ..lake.conform import conformed
@@ -288,7 +289,7 @@ class Window:
         return TableFailed(
             "a row came in part, and the rest of it, which where needs or had left out, is not "
             "stored",
-            hint="Run `ALTER TABLE … REPLICA IDENTITY FULL` on the server, then "
+            hint=f"The way out: {whole_rows_hint(self._plan.connector)}, then run "
             "`headrace snapshot SOURCE TABLE`.",
         )
 
