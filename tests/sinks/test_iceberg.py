@@ -9,6 +9,7 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.types import LongType
 from pyspark import cloudpickle
+from pyspark.sql import SparkSession
 
 from headrace.change.arrow.frame import FIELDS
 from headrace.change.arrow.frame import schema as frame_schema
@@ -21,6 +22,7 @@ from headrace.errors import (
     SinkRefused,
     SinkUnavailable,
 )
+from headrace.pipeline.shaping import shaped_rows
 from headrace.secret import Secret
 from headrace.sinks import Progress
 from headrace.sinks.iceberg import IcebergHistory
@@ -29,6 +31,7 @@ from headrace.sinks.iceberg.table import IcebergTable
 from headrace.sinks.push.routing import Template
 from headrace.testing import free_port
 from headrace.testing.iceberg import IcebergServer
+from headrace.transforms import TableTransform
 from tests.sinks.archive import ACCOUNTS, account
 from tests.sinks.icebergs import Glacier, LocalRows
 from tests.sinks.lake import change, put, remove, schema, truncate
@@ -95,6 +98,26 @@ def test_the_ledger_is_saved_once_for_all_new_tables_of_a_batch(glacier: Glacier
     assert [len(glacier.sequences(f"public_{name}")) for name in names] == [1] * 10
     # It is made with the names, and changed once, when the batch is stored.
     assert len(glacier.iceberg("headrace_audit").metadata.metadata_log) == 1
+
+
+def test_rows_that_spark_computes_are_kept_with_the_types_that_come_out(
+    tmp_path: Path, iceberg_server: IcebergServer, spark: SparkSession
+) -> None:
+    statement = "SELECT _sequence, id, length(name) AS long FROM changes WHERE name <> 'hidden'"
+    rule = TableTransform(sql=statement)
+    glacier = Glacier(tmp_path, iceberg_server, transforms={"public.accounts": rule})
+    accounts = glacier.table
+    glacier.commit(put(accounts, **account(1, name="abc")), put(accounts, **account(2)))
+    glacier.commit(put(accounts, Op.UPDATE, **account(2, name="hidden")))
+    changes = spark.read.format("headrace").option("path", str(glacier.log.path)).load()
+    with shaped_rows(changes, glacier.sink_with()) as rows:
+        assert glacier.open().write(rows, 0) == 3
+    found = [(row["op"], row["row"]) for row in glacier.rows()]
+    assert found == [
+        ("INSERT", {"id": 1, "long": 3}),
+        ("INSERT", {"id": 2, "long": len(account(2)["name"])}),
+        ("DELETE", {"id": 2, "long": None}),
+    ]
 
 
 def test_a_tenant_is_a_column_that_tables_can_be_partitioned_by(
