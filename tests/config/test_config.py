@@ -866,7 +866,17 @@ def test_a_pipeline_of_a_server_elsewhere_needs_no_source_and_hides_its_storage_
             "url": "https://headrace.example",
             "api_key_env": "HEADRACE_KEY",
             "sinks": {
-                "lake": {"type": "tables", "path": "s3://b", "storage": {"KEY": "${HIDDEN}"}}
+                "lake": {
+                    "type": "tables",
+                    "path": "s3://b",
+                    "storage": {"KEY": "${HIDDEN}"},
+                    "catalog": {
+                        "type": "unity",
+                        "url": "https://unity.example",
+                        "catalog": "main",
+                        "token": "${HIDDEN}",
+                    },
+                }
             },
         }
     }

@@ -71,11 +71,6 @@ class GlueCatalog(TableCatalog, frozen=True, kw_only=True, tag="glue"):
     def check(self, storage: Mapping[str, str]) -> Finding:
         """Whether Glue answers, and takes the credentials."""
         with self._connected(storage) as glue:
-            if self.database:
-                glue.get_databases(**self._account, MaxResults=1)
-                return Finding(
-                    "catalog", ok=True, detail=f"Glue answers; tables go to {self.database}"
-                )
             glue.get_databases(**self._account, MaxResults=1)
         return Finding("catalog", ok=True, detail="Glue answers and takes the credentials")
 
