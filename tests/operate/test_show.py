@@ -139,6 +139,7 @@ LAKE = SinkStatus(
     sequence=1_200_000,
     lag=3_400,
     failed_tables=(FailedTable("public.users", 8, "its key went", "Copy it anew."),),
+    catalog="public.orders is not in the catalog",
 )
 
 
@@ -172,6 +173,7 @@ def test_a_terminal_shows_how_far_each_sink_is_and_what_troubles_it() -> None:
         assert expected in text
     assert "lake: public.users is not followed: its key went" in text
     assert "Copy it anew." in text
+    assert "lake: public.orders is not in the catalog" in text
 
 
 def test_a_lag_that_is_not_known_is_shown_as_unknown() -> None:

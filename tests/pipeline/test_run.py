@@ -20,7 +20,9 @@ from headrace.pipeline.source import ChangeStreamReader
 from headrace.retry import Backoff
 from headrace.serve.retention import sink_holders
 from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report
+from headrace.sinks.lake.catalog import SparkCatalog, UnityCatalog
 from headrace.sinks.report import PipelineFolder, PipelineReport
+from headrace.sinks.tables import Tables
 from headrace.testing import wait_until
 from tests.pipeline.sites import PLUGINS, Site, await_phase
 
@@ -379,3 +381,21 @@ def test_a_failed_table_shows_with_its_sink(site: Site) -> None:
     (site.folder / "lake" / "failed").write_text("public.users")
     [failed] = site.once()["lake"].failed_tables
     assert (failed.table, failed.reason) == ("public.users", "the file names it")
+
+
+def test_tables_are_found_in_the_catalog_and_one_that_is_away_shows_with_its_sink(
+    site: Site,
+) -> None:
+    site.fill(10)
+    here, away = SparkCatalog(database="shop"), UnityCatalog(url="http://127.0.0.1:1", catalog="m")
+    found = site.once(
+        Tables(name="lake", path=str(site.folder / "lake"), catalog=here),
+        Tables(name="away", path=str(site.folder / "away"), catalog=away),
+    )
+    assert [status.changes for status in found.values()] == [10, 10]
+    assert found["lake"].catalog == ""
+    assert found["away"].catalog.startswith("public.users is not in the catalog as it is now: ")
+    try:
+        assert site.spark.table("shop.users").count() == 10
+    finally:
+        site.spark.sql("DROP DATABASE shop CASCADE")

@@ -80,6 +80,7 @@ def test_a_sink_that_starts_is_degraded_and_its_lag_unknown_until_it_knows(
         (lake(SinkPhase.STARTING, error="connection refused"), "tried again: connection refused"),
         (lake(SinkPhase.STOPPED), "it is stopped"),
         (lake(dead_letters=3), "headrace redrive lake"),
+        (lake(catalog="public.orders is not in the catalog"), "is not in the catalog"),
         (lake(failed_tables=(FailedTable("public.x", 7, "no key", "Give it one."),)), "Give it"),
     ],
 )
