@@ -52,6 +52,7 @@ def test_only_what_does_not_answer_is_tried_again() -> None:
         errors.ServerAbsent,
         errors.ServerBusy,
         errors.LogUnreachable,
+        errors.CheckpointUnavailable,
         errors.SinkUnavailable,
         errors.TableMoved,
         errors.WorkerLate,

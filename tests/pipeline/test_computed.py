@@ -14,7 +14,7 @@ from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryLis
 
 from headrace.change.event import Column, Op, Table
 from headrace.errors import ConfigError
-from headrace.pipeline import query
+from headrace.pipeline import shaping
 from headrace.pipeline.computed import check_computed
 from headrace.pipeline.options import Options
 from headrace.pipeline.preview import preview
@@ -124,7 +124,7 @@ def _rows(site: Site, folder: str, *columns: str) -> list[tuple[Any, ...]]:
 def test_files_have_computed_events_in_the_order_of_the_log(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query, "_PART", 4)  # so that several tasks write
+    monkeypatch.setattr(shaping, "_PART", 4)  # so that several tasks write
     rules = {**loud(), "shop.items": TableTransform(sql="SELECT *, id * 2 AS twice FROM changes")}
     trail = Files(name="trail", path=str(site.folder / "trail"), transforms=rules)
     audit = History(

@@ -139,7 +139,7 @@ class ComputedTable(Computation):
             found: Callable[[Any], object] = getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError) as error:
             raise self.failed(
-                f"function: {self.rule.function} cannot be imported: {error}",
+                f"{self.rule.function} cannot be imported: {error}",
                 hint="Install its package, or name its folder in PYTHONPATH, wherever the pipeline "
                 "and Spark's workers run.",
             ) from error

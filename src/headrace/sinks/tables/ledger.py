@@ -138,12 +138,12 @@ class TablesLedger:
         """Write it down, if anything changed."""
         text = msgspec.json.encode(self._content).decode()
         if text != self._seen:
-            self._expect_ours()
+            self.expect_ours()
             self._folder.write_text(_PATH, text)
             self._seen = text
             self.absent = False
 
-    def _expect_ours(self) -> None:
+    def expect_ours(self) -> None:
         """Whoever was taken over from may be at work with tables that the other did not touch."""
         text = self._folder.read_text(_PATH)
         writer = None if text is None else _read(text, self._folder).writer

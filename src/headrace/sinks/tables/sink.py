@@ -369,6 +369,7 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
         """Refuse a batch that does not follow the last one that the tables are known to have."""
         upto = self._ledger.upto
         if upto and epoch == self._ledger.epoch and after > upto and not self._adopt:
+            self._ledger.expect_ours()  # else it is another that has brought them there
             raise PipelineError(
                 f"{self._sink.folder.uri} has changes up to {upto}, but the query has brought them "
                 f"up to {after}: the folder was put back from an older copy",
