@@ -42,6 +42,7 @@ def test_a_table_is_described_with_its_comments(any_pg: PostgresDatabase, tmp_pa
     any_pg.execute(TABLE)
     any_pg.execute("CREATE TABLE plain (id int PRIMARY KEY, note text)")
     comment(any_pg, "x" + "é" * 1_000_000, "COLUMN plain.note")
+    comment(any_pg, "where a row is", "COLUMN plain.ctid")
     with captured(any_pg, tmp_path) as feed:
         users, plain = latest(feed), latest(feed, "plain")
         assert (users.comment, plain.comment) == ('people "we" know', "")

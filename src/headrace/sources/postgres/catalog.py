@@ -99,14 +99,15 @@ _REFERENCES = """
       AND coalesce(to_jsonb(k) ->> 'conperiod', 'false') = 'false'
     ORDER BY k.conkey[1], k.conname"""
 
-# Of the table itself (no name) and its columns; everybody may read them. A database without an
-# encoding may hold bytes that are no text, which the server would refuse to send as text.
+# Of the table itself (no name) and its columns, without those that a server adds (ctid, below 0);
+# everybody may read them. A database without an encoding may hold bytes that are no text, which the
+# server would refuse to send as text.
 _COMMENTS = """
     SELECT coalesce(a.attname, ''), convert_to(left(d.description, %s),
            CASE getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END)
     FROM pg_description d
     LEFT JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid AND d.objsubid > 0
-    WHERE d.objoid = %s AND d.classoid = 'pg_class'::regclass"""
+    WHERE d.objoid = %s AND d.classoid = 'pg_class'::regclass AND d.objsubid >= 0"""
 
 _SEEN = "SELECT pg_visible_in_snapshot(%s::text::xid8, pg_current_snapshot())"
 _UNSEEN_SECONDS = 2.0  # far more than a synchronous standby takes
