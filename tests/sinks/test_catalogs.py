@@ -25,6 +25,7 @@ from headrace.sinks.lake.catalog import (
     SparkCatalog,
     TableCatalog,
     UnityCatalog,
+    glue,
     registrar,
 )
 from headrace.sinks.lake.storage import Folder
@@ -196,6 +197,22 @@ def test_glue_has_the_columns_and_comments_of_a_table(bucket: Bucket) -> None:
     away = GlueCatalog(endpoint="http://127.0.0.1:1")
     with pytest.raises(SinkUnavailable, match="Glue: Could not connect"):
         away.register(orders.entry(away))
+
+
+def test_glue_gets_only_characters_that_it_stores(tmp_path: Path) -> None:
+    model = pytest.importorskip("botocore.session").get_session().get_service_model("glue")
+    field = pa.field("id", pa.int64(), metadata={"comment": "two\r\nlines, a\ttab,\x01 \U0001f600"})
+    folder = Folder.of(str(tmp_path / "orders"), {})
+    write_deltalake(folder.uri, pa.table([[7]], pa.schema([field])), description="two\nlines\x07")
+    metadata = registrar._stored(folder)
+    assert metadata
+    catalog = GlueCatalog(database="shop")
+    name = catalog.name_of("public", "orders")
+    made = glue._input(CatalogEntry.of("public.orders", name, folder, metadata))
+    [column] = made["StorageDescriptor"]["Columns"]
+    assert column["Comment"] == "two lines, a\ttab,  \U0001f600"
+    assert made["Description"] == "two\nlines "
+    assert "\\n" not in model.shape_for("CommentString").metadata["pattern"]
 
 
 def test_spark_selects_from_a_table_by_its_name(spark: SparkSession, orders: Orders) -> None:

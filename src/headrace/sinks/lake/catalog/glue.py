@@ -4,6 +4,7 @@ An entry is what Athena, Trino, EMR and Glue's own crawlers take for a Delta tab
 columns from the Delta log, and people read them here.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -16,6 +17,9 @@ from .entry import CatalogColumn, CatalogEntry, TableCatalog, type_text
 _SECONDS = 15
 # What Glue stores at most: characters of a column's comment, bytes of a table's description.
 _COMMENT, _DESCRIPTION = 255, 2048
+# What it refuses: characters that control something, and lines in a column's comment.
+_REFUSED = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
+_BREAKS = re.compile(r"[\r\n]+")
 _PARAMETERS = {
     "EXTERNAL": "TRUE",
     "classification": "delta",
@@ -160,11 +164,13 @@ def _column(each: CatalogColumn) -> dict[str, str]:
     # Hive's timestamp has no zone, and no other name for one without.
     kind = type_text(each.type).replace("timestamp_ntz", "timestamp")
     column = {"Name": each.name.lower(), "Type": kind}
-    return column | {"Comment": _cut(each.comment, _COMMENT)} if each.comment else column
+    comment = _cut(_BREAKS.sub(" ", each.comment), _COMMENT)
+    return column | {"Comment": comment} if comment else column
 
 
 def _cut(text: str, most: int) -> str:
-    """A text in at most so many bytes, which are never fewer than characters."""
+    """A text that Glue takes, in at most so many bytes, which are never fewer than characters."""
+    text = _REFUSED.sub(" ", text)
     content = text.encode()
     return text if len(content) <= most else content[: most - 3].decode(errors="ignore") + "…"
 
