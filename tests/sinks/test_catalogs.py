@@ -216,10 +216,11 @@ def test_glue_gets_only_characters_that_it_stores(tmp_path: Path) -> None:
 
 
 def test_spark_selects_from_a_table_by_its_name(spark: SparkSession, orders: Orders) -> None:
-    catalog = SparkCatalog(database=f"shop_{uuid4().hex[:8]}")
+    database = f"shop_{uuid4().hex[:8]}"
+    catalog = SparkCatalog(names={"public.orders": f"{database}.2024"})
     assert catalog.register(orders.entry(catalog))
     assert not catalog.register(orders.entry(catalog))
-    name = f"{catalog.database}.orders"
+    name = f"{database}.`2024`"
     assert spark.sql(f"SELECT status FROM {name} WHERE id = 7").collect() == [("new",)]
 
     orders.grow()  # until it is registered, the columns that the catalog has are read
@@ -227,7 +228,7 @@ def test_spark_selects_from_a_table_by_its_name(spark: SparkSession, orders: Ord
     assert catalog.register(orders.entry(catalog))
     assert [tuple(each) for each in spark.sql(f"DESCRIBE {name}").collect()] == AFTER
     assert spark.sql(f"SELECT * FROM {name}").collect() == [(7, "new", None)]
-    spark.sql(f"DROP DATABASE {catalog.database} CASCADE")
+    spark.sql(f"DROP DATABASE {database} CASCADE")
     assert DeltaTable(orders.folder.uri).version() >= 0  # only the entry is gone
 
 

@@ -56,7 +56,7 @@ class SparkCatalog(TableCatalog, frozen=True, kw_only=True, tag="spark"):
 
 
 def _register(spark: "SparkSession", entry: CatalogEntry, setting: str) -> bool:
-    name = ".".join(f"`{part}`" for part in ("spark_catalog", *entry.name))
+    name = _quoted(entry)
     found = _found(spark, entry)
     uses_delta = _DELTA_CATALOG in (spark.conf.get("spark.sql.catalog.spark_catalog", "") or "")
     if found is not None:
@@ -121,6 +121,11 @@ def _shown(entry: CatalogEntry) -> tuple[list[Any], str]:
     return columns, entry.comment
 
 
+def _quoted(entry: CatalogEntry) -> str:
+    """The name for Spark's parser, to which 2024 without quotes is a number."""
+    return ".".join(f"`{part}`" for part in ("spark_catalog", *entry.name))
+
+
 def _path(entry: CatalogEntry) -> str:
     """The folder as Hadoop writes it: an address in which nothing is escaped."""
     uri = entry.folder.uri
@@ -132,7 +137,7 @@ def _create(spark: "SparkSession", entry: CatalogEntry) -> None:
 
     columns, comment = _shown(entry)
     spark.catalog.createTable(
-        f"spark_catalog.{entry.name}",
+        _quoted(entry),
         path=_path(entry),
         source=PROVIDER,
         schema=StructType.fromJson({"type": "struct", "fields": columns}),
