@@ -3,7 +3,8 @@
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.pipeline.gateway import authenticated
+from headrace.pipeline.gateway import authenticated, masked
+from headrace.sinks.lake.refusal import refusal
 
 
 class Conf(dict[str, str]):
@@ -46,3 +47,9 @@ def test_a_cluster_whose_secret_is_not_known_is_refused() -> None:
     assert secured("spark://host:7077", **{SECRET: "x"}) == {SECRET: "x"}
     assert secured("spark://host:7077", "False") == {}
     assert secured("yarn") == {}
+
+
+def test_a_secret_that_begins_like_another_value_is_masked_whole() -> None:
+    keys = {"access.key": "minio", "secret.key": "minio-4711"}
+    assert masked("minio: bad signature of minio-4711", keys) == "***: bad signature of ***"
+    assert refusal(ValueError("bad signature of minio-4711"), keys) == "bad signature of ***"

@@ -84,9 +84,13 @@ def started(settings: Mapping[str, str], gateway: Any) -> SparkContext:
 
 
 def masked(text: str, settings: Mapping[str, str]) -> str:
-    """A text of Java's without the values of settings, of which some are secrets."""
-    for name, value in settings.items():
-        if len(value) >= _SHORTEST_SECRET and name != "spark.master":
+    """A text of Java's without the values of settings, of which some are secrets.
+
+    The longest first: one value may be the beginning of another.
+    """
+    values = {value for name, value in settings.items() if name != "spark.master"}
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, "***")
     return text
 

@@ -120,7 +120,7 @@ class HadoopStorage:
             kind, message = causes[0] if causes else (type(error).__name__, "")
             if kind == "FileNotFoundException":
                 raise FileNotFoundError(location) from error
-            reason = masked(f"{kind}: {message}"[:_LONGEST], self.settings)
+            reason = masked(f"{kind}: {message}", self.settings)[:_LONGEST]
             raise CheckpointUnavailable(f"{location} cannot be used: {reason}") from error
         except (Py4JError, OSError) as error:
             if isinstance(error, FileNotFoundError):

@@ -21,7 +21,8 @@ def refusal(error: BaseException, options: Mapping[str, str] | None = None) -> s
     """
     # What pyarrow raises has a number, but a text of its own that says more.
     spoken = getattr(error, "strerror", None) or _innermost(_COLOURS.sub("", str(error)))
-    for value in (options or {}).values():
+    # The longest first: one may be the beginning of another.
+    for value in sorted((options or {}).values(), key=len, reverse=True):
         if len(value) >= _SHORTEST_SECRET:
             spoken = spoken.replace(value, "***")
     shown = " ".join(spoken.split())
