@@ -25,9 +25,11 @@ from headrace.sinks.lake.catalog import (
     SparkCatalog,
     TableCatalog,
     UnityCatalog,
+    check_catalog,
     glue,
     registrar,
 )
+from headrace.sinks.lake.catalog import unity as unity_module
 from headrace.sinks.lake.storage import Folder
 from tests.buckets import SECRET, Bucket
 from tests.sinks.lake import ORDERS, Lake, order, put, schema
@@ -148,6 +150,38 @@ def test_no_error_shows_the_token(orders: Orders, unity: UnityServer) -> None:
     absent = UnityCatalog(url="http://127.0.0.1:1", catalog="main", token=Secret(TOKEN))
     with pytest.raises(SinkUnavailable, match="127"):
         absent.register(orders.entry(absent))
+
+
+@pytest.mark.parametrize("page", [b"<html>Sign in</html>", b"[" * 100_000, b"[7]"])
+def test_an_answer_of_something_else_is_no_entry(
+    orders: Orders, unity: UnityServer, page: bytes
+) -> None:
+    unity.page = page
+    catalog = catalog_of(unity)
+    with pytest.raises(SinkRefused, match=r"answers GET .* with something else than JSON"):
+        catalog.register(orders.entry(catalog))
+    [found] = check_catalog(catalog, {})
+    assert (found.ok, "catalog.url" in found.fix) == (False, True)
+
+
+def test_an_answer_without_an_end_is_read_no_further(
+    orders: Orders, unity: UnityServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unity_module, "_MOST_BYTES", 1 << 16)
+    unity.page = b" " * (1 << 20)
+    catalog = catalog_of(unity)
+    with pytest.raises(SinkUnavailable, match="the answer is too long"):
+        catalog.register(orders.entry(catalog))
+
+
+def test_an_address_with_a_password_is_refused_without_showing_it() -> None:
+    for make in (
+        lambda: UnityCatalog(url="https://ann:s3cret@unity.example", catalog="main"),
+        lambda: GlueCatalog(endpoint="https://ann:s3cret@glue.example"),
+    ):
+        with pytest.raises(ValueError, match="has a user or a password in it") as found:
+            make()
+        assert "s3cret" not in str(found.value)
 
 
 @pytest.fixture(scope="module")

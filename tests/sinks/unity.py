@@ -28,6 +28,7 @@ class UnityServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Requests)
         self.delta_api = delta_api
         self.down = False
+        self.page: bytes | None = None  # what it answers to everything
         self.schemas: set[str] = set()
         self.tables: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
@@ -118,6 +119,8 @@ class _Requests(BaseHTTPRequestHandler):
         else:
             status, answer = self.server.answer(self.command, path.split("/"), body)
         content = json.dumps(answer).encode()
+        if self.server.page is not None:
+            status, content = 200, self.server.page
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))

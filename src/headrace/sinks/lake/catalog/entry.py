@@ -141,6 +141,15 @@ def check_catalog(catalog: TableCatalog | None, storage: Mapping[str, str]) -> I
         yield Finding("catalog", ok=False, detail=str(error), fix=error.hint)
 
 
+def expect_no_password(setting: str, address: str, instead: str) -> None:
+    """Refuse an address with a password in it: errors name the address."""
+    if "@" in urlsplit(address).netloc:
+        raise ValueError(
+            f"{setting}: the address has a user or a password in it, which logs would show; use "
+            f"{instead}"
+        )
+
+
 def source_name(schema: str, table: str) -> str:
     """A table as settings name it.
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ....errors import ConfigError, SinkRefused, SinkUnavailable
 from ....plugins import Finding
 from ..refusal import refusal
-from .entry import CatalogColumn, CatalogEntry, TableCatalog, type_text
+from .entry import CatalogColumn, CatalogEntry, TableCatalog, expect_no_password, type_text
 
 _SECONDS = 15
 # What Glue stores at most: characters of a column's comment, bytes of a table's description.
@@ -53,6 +53,10 @@ class GlueCatalog(TableCatalog, frozen=True, kw_only=True, tag="glue"):
     region: str = ""  # "": that of the sink's storage, or of the environment
     account: str = ""  # whose catalog; "": that of the credentials
     endpoint: str = ""  # "": Amazon's own
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect_no_password("endpoint", self.endpoint, "the sink's storage")
 
     def register(self, entry: CatalogEntry) -> bool:
         """Make the entry, or change it."""

@@ -4,6 +4,8 @@ Columns and comments of an entry are changed in place by the API for Delta table
 have since 0.5. An older server gets our entry anew: there, grants on the table are lost.
 """
 
+import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -16,10 +18,11 @@ from ....errors import SinkRefused, SinkUnavailable
 from ....plugins import Finding
 from ....secret import Secret
 from ..refusal import refusal
-from .entry import CatalogColumn, CatalogEntry, TableCatalog, type_text
+from .entry import CatalogColumn, CatalogEntry, TableCatalog, expect_no_password, type_text
 
 _API = "/api/2.1/unity-catalog"
-_SECONDS = 15.0
+_SECONDS = 15.0  # until something comes
+_WHOLE_SECONDS, _MOST_BYTES = 60.0, 32 << 20  # of an answer: the columns of one table
 _KEBAB = {
     "elementType": "element-type",
     "containsNull": "contains-null",
@@ -44,6 +47,7 @@ class UnityCatalog(TableCatalog, frozen=True, kw_only=True, tag="unity"):
         super().__post_init__()
         if not self.url.startswith(("http://", "https://")):
             raise ValueError("url: an address begins with http:// or https://")
+        expect_no_password("url", self.url, "token")
 
     def register(self, entry: CatalogEntry) -> bool:
         """Make the entry, or change it in place."""
@@ -136,15 +140,21 @@ class UnityCatalog(TableCatalog, frozen=True, kw_only=True, tag="unity"):
     ) -> dict[str, Any] | None:
         """What the server answers; None: it does not have what the request is about."""
         try:
-            answer = server.request(method, path, json=content)
+            with server.stream(method, path, json=content) as answer:
+                body = self._body(answer)
         except httpx.HTTPError as error:
             raise SinkUnavailable(f"{self.url}: {self._masked(error)}") from None
         if answer.status_code == httpx.codes.NOT_FOUND:
             return None
+        found = _json(body)
+        if answer.is_success and found is None:
+            raise SinkRefused(
+                f"{self.url} answers {method} {path} with something else than JSON",
+                hint="Check catalog.url of the sink: is it that of the server, not of its pages?",
+            )
         if answer.is_success:
-            body: dict[str, Any] = _json(answer)
-            return body
-        status = f"{answer.status_code} {self._masked(ValueError(_words(answer)))}"
+            return found
+        status = f"{answer.status_code} {self._masked(ValueError(_words(found or {})))}"
         message = f"{self.url} refuses {method} {path}: {status}"
         if answer.is_server_error or answer.status_code in (408, 409, 429):
             raise SinkUnavailable(message)
@@ -152,20 +162,29 @@ class UnityCatalog(TableCatalog, frozen=True, kw_only=True, tag="unity"):
             message, hint="Check catalog.token of the sink, and what it may do in the catalog."
         )
 
+    def _body(self, answer: httpx.Response) -> bytes:
+        """The whole answer; SinkUnavailable: it has no end."""
+        body, deadline = bytearray(), time.monotonic() + _WHOLE_SECONDS
+        for part in answer.iter_bytes():
+            body += part
+            if len(body) > _MOST_BYTES or time.monotonic() > deadline:
+                raise SinkUnavailable(f"{self.url}: the answer is too long, or comes too slowly")
+        return bytes(body)
+
     def _masked(self, error: BaseException) -> str:
         return refusal(error, {"token": self.token.reveal()} if self.token else {})
 
 
-def _json(answer: httpx.Response) -> dict[str, Any]:
+def _json(body: bytes) -> dict[str, Any] | None:
+    """The object in an answer, which may be empty; None: it is something else."""
     try:
-        found = answer.json()
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
-def _words(answer: httpx.Response) -> str:
-    body = _json(answer)
+def _words(body: Mapping[str, Any]) -> str:
     inner = body.get("error")
     return str((inner if isinstance(inner, dict) else body).get("message") or "")
 
