@@ -2,6 +2,7 @@
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -330,6 +331,26 @@ def test_a_catalog_that_is_away_is_tried_again_and_shown(
     until(lambda: not registered.writer.catalog_failure())
     assert "main.public.orders" in unity.tables
     until(lambda: "catalog has all tables again" in caplog.text)
+
+
+def test_a_catalog_that_never_answers_is_shown_at_the_end(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+
+    class Silent(SparkCatalog, frozen=True, kw_only=True, tag="silent"):
+        def register(self, entry: CatalogEntry) -> bool:
+            return answers.wait(60)
+
+    monkeypatch.setattr(registrar, "FINISH_SECONDS", 0.05)
+    registering = registrar.Registrar(Silent(), "lake")
+    registering.offer_stored("public", "orders", orders.folder)
+    registering.finish()
+    found = registering.failure(), list(caplog.messages)
+    registering.close()
+    answers.set()
+    reason = "public.orders is not in the catalog as it is now: no answer within 0 seconds"
+    assert found == (reason, [f"sink=lake catalog={reason}"])
 
 
 def test_a_history_is_registered_under_the_name_of_its_sink(

@@ -72,11 +72,15 @@ class Registrar:
         return f"{table}{others} is not in the catalog as it is now: {reason}"
 
     def finish(self) -> None:
-        """Wait until every table is registered or has failed."""
+        """Wait until every table is registered or has failed: without an answer, it has."""
         deadline = time.monotonic() + FINISH_SECONDS
         with self._changed:
             while self._untried() and time.monotonic() < deadline:
-                self._changed.wait(0.5)
+                self._changed.wait(min(0.5, FINISH_SECONDS))
+            if self._untried():
+                reason = f"no answer within {FINISH_SECONDS:.0f} seconds"
+                self._failed = {**dict.fromkeys(self._pending, reason), **self._failed}
+        self._report()
 
     def close(self) -> None:
         """Register nothing more."""
