@@ -35,7 +35,7 @@ DIALECT = {
 # JSON of reports, metrics that keep their old names beside the new ones.
 KEPT = {
     "headrace.metrics",
-    "headrace.sinks",
+    "headrace.sinks.status",
     "headrace.sources.postgres.ddl",
     "headrace.sources.postgres_events.catalog",
     "headrace.sources.postgres_events.ddl",
