@@ -185,6 +185,15 @@ def test_an_address_with_a_password_is_refused_without_showing_it() -> None:
         assert "s3cret" not in str(found.value)
 
 
+def test_a_pipeline_that_ends_starts_no_other_spark(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", None)
+    catalog = SparkCatalog()
+    with pytest.raises(SinkUnavailable, match="Spark has ended"):
+        catalog.register(orders.entry(catalog))
+
+
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Bucket]:
     with Bucket() as server:

@@ -23,6 +23,7 @@ from ...secret import Secret
 from ...transforms.rules import TableTransform
 from .. import Sink
 from ..erasing import ErasedPlace, ErasedRow
+from ..lake.refusal import has_login
 from ..lake.shape import expect_tenant
 from ..lake.storage import is_local
 from ..push.routing import Template, escaped
@@ -67,6 +68,10 @@ class IcebergHistory(Sink):
         if not self.uri.startswith(("http://", "https://")):
             raise ConfigError(
                 "uri: a REST catalog has an address that begins with http:// or https://"
+            )
+        if has_login(self.uri):
+            raise ConfigError(
+                "uri: it has a user or a password in it; set token or credential instead"
             )
         if not all(self.levels):
             raise ConfigError(f"namespace: {self.namespace!r} has an empty level")

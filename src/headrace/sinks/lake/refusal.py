@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 _LONGEST = 300
 _SHORTEST_SECRET = 4  # a shorter value of an option, such as `1` or `yes`, hides nothing
@@ -27,6 +28,15 @@ def refusal(error: BaseException, options: Mapping[str, str] | None = None) -> s
             spoken = spoken.replace(value, "***")
     shown = " ".join(spoken.split())
     return shown[:_LONGEST] or type(error).__name__
+
+
+def has_login(address: str) -> bool:
+    """Whether an address has a user or a password in it, which messages would show.
+
+    >>> has_login("https://lake:secret@unity.example.com"), has_login("https://example.com/@x")
+    (True, False)
+    """
+    return "@" in urlsplit(address).netloc
 
 
 def _innermost(text: str) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from ....errors import HeadraceError, SinkRefused
 from ....plugins import Finding
 from ..deltalog import Metadata
+from ..refusal import has_login
 from ..storage import Folder
 
 _PLAIN = re.compile(r"[^a-z0-9_]")
@@ -143,7 +144,7 @@ def check_catalog(catalog: TableCatalog | None, storage: Mapping[str, str]) -> I
 
 def expect_no_password(setting: str, address: str, instead: str) -> None:
     """Refuse an address with a password in it: errors name the address."""
-    if "@" in urlsplit(address).netloc:
+    if has_login(address):
         raise ValueError(
             f"{setting}: the address has a user or a password in it, which logs would show; use "
             f"{instead}"

@@ -32,13 +32,17 @@ class SparkCatalog(TableCatalog, frozen=True, kw_only=True, tag="spark"):
 
     def register(self, entry: CatalogEntry) -> bool:
         """Make the entry; one with other columns is made anew."""
-        # Only here: who reads the config can do without pyspark.
+        # Only here: the config is also read where there is no pyspark.
         from py4j.protocol import Py4JError  # type: ignore[import-untyped] # noqa: PLC0415
         from pyspark.errors import PySparkException  # noqa: PLC0415
         from pyspark.sql import SparkSession  # noqa: PLC0415
 
+        # Not `getOrCreate`: in a pipeline that is ending, it would start another Spark.
+        running = SparkSession._instantiatedSession
+        if running is None or running.sparkContext._jsc is None:
+            raise SinkUnavailable("Spark's catalog: Spark has ended")
         try:
-            return _register(SparkSession.builder.getOrCreate(), entry, self.WITHIN)
+            return _register(running, entry, self.WITHIN)
         except PySparkException as error:
             reason = error.getCondition() or type(error).__name__
             raise SinkRefused(
