@@ -50,7 +50,7 @@ _TASK_ERROR_LOGGERS = (
     "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
     "org.apache.spark.sql.execution.streaming.runtime.StreamExecution",
 )
-_TELL_STATEMENTS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")  # PySpark's own
+_STATEMENT_ERROR_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")  # PySpark's own
 
 # Of calls to a JVM that is ending: its connections break a moment before it is seen to be gone.
 _CUT_OFF = (Py4JError, OSError)
@@ -101,7 +101,7 @@ def hide_task_errors(session: SparkSession) -> None:
     log4j: Any = session.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
     for name in _TASK_ERROR_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
-    for name in _TELL_STATEMENTS:
+    for name in _STATEMENT_ERROR_LOGGERS:
         PySparkLogger.getLogger(name).disabled = True  # it writes to stderr, by no other setting
 
 

@@ -92,7 +92,7 @@ _WHOLE_ROWS = {
 
 def whole_rows_hint(connector: str) -> str:
     """How a source is made to send whole rows."""
-    return _WHOLE_ROWS.get(connector, "the source sends it in part")
+    return _WHOLE_ROWS.get(connector, "have the source send whole rows")
 
 
 def _expect_condition(text: str) -> None:

@@ -152,7 +152,7 @@ class TablesLedger:
         if writer == self._content.writer and text != self._seen:
             # A job beside this one, or a copy of this query: what it has noted must not be lost.
             raise SinkUnavailable(
-                f"another has just written to {self._folder.uri} at the same time"
+                f"another job with this writer has just written to {self._folder.uri}"
             )
         self._owners = {self._content.writer}
 
