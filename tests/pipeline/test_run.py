@@ -10,16 +10,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace import plugins
-from headrace.errors import ConfigError, PipelineError, QueryFailed, WorkerLate
+from headrace.errors import ConfigError, LogUnreachable, PipelineError, QueryFailed, WorkerLate
 from headrace.log import Holder, Log, LogRetention
 from headrace.pipeline import supervise
 from headrace.pipeline.checkpoint import in_use
 from headrace.pipeline.options import Options
+from headrace.pipeline.query import QueryPlan
 from headrace.pipeline.run import PipelineInput, SinkStatusLog, alone_in, announce, plans
 from headrace.pipeline.source import ChangeStreamReader
 from headrace.retry import Backoff
 from headrace.serve.retention import sink_holders
-from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report
+from headrace.sinks import FailedTable, SinkPhase, SinkStatus, SinkWriter, report
 from headrace.sinks.lake.catalog import SparkCatalog, UnityCatalog
 from headrace.sinks.report import PipelineFolder, PipelineReport
 from headrace.sinks.tables import Tables
@@ -150,6 +151,20 @@ def test_what_passes_does_not_count_toward_the_ten(
     failed = [sink._failed(WorkerLate("late")) for _ in range(30)]
     failed += [sink._failed(QueryFailed("odd")) for _ in range(10)]
     assert failed == [False] * 39 + [True]
+
+
+def test_a_writer_is_closed_also_if_its_query_cannot_start(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(plan: QueryPlan, writer: SinkWriter[object]) -> None:
+        raise LogUnreachable("the server does not answer")
+
+    closed = threading.Event()
+    monkeypatch.setattr(QueryPlan, "starting", away)
+    monkeypatch.setattr(SinkWriter, "close", lambda writer: closed.set())
+    [plan] = plans([site.sink()], PipelineInput(address={}), checkpoints=site.checkpoints)
+    assert not supervise.Supervised(plan, site.spark)._tried()
+    assert closed.is_set(), "what it runs beside its batches would go on for good"
 
 
 def test_what_a_person_must_mend_halts_at_once(site: Site) -> None:

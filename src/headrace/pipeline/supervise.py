@@ -206,8 +206,15 @@ class Supervised:
         # Until a batch is stored: later, whoever else took over is not to be pushed out again.
         adopt = plan.adopt and self._status.batch < 0
         writer = plan.sink.open(checkpoint.writer(), adopt=adopt)
+        try:
+            self._follow(writer)
+        finally:
+            writer.close()  # whatever runs beside its batches ends
+
+    def _follow(self, writer: SinkWriter[Any]) -> None:
+        plan = self.plan
         starting = plan.starting(writer)
-        self._arrived(checkpoint.sequence() if starting is None else starting - 1)
+        self._arrived(plan.checkpoint.sequence() if starting is None else starting - 1)
         self._note(failed_tables=tuple(writer.failed_tables()))
         batches = plan.batches(writer, self._stored, self._driver)
         batches.unmaintained = self._unmaintained
