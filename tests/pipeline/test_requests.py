@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
 from headrace import plugins
-from headrace.pipeline import supervise
 from headrace.pipeline.run import Pipeline
-from headrace.retry import Backoff
 from headrace.secret import Secret
 from headrace.sinks import Sink, SinkPhase, SinkStatus
 from headrace.sinks.files.sink import Files
@@ -20,18 +17,10 @@ from headrace.sinks.requests import Requests
 from headrace.sinks.tables.sink import Tables
 from headrace.testing import wait_until
 from tests.deltas import stored
-from tests.pipeline.sites import PLUGINS, Site
+from tests.pipeline.sites import Site
 from tests.sinks.receiver import OK, Receiver, reply
 
 pytestmark = pytest.mark.requirement("P-14")
-
-
-@pytest.fixture
-def site(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.syspath_prepend(PLUGINS)
-    monkeypatch.setattr(plugins, "_installed", plugins._installed.__wrapped__)
-    monkeypatch.setattr(supervise, "BACKOFF", Backoff(0.05, 60.0))
-    return Site(tmp_path, spark)
 
 
 def requests(site: Site, sink: str = "lake") -> Requests:

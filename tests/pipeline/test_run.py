@@ -7,9 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pyspark.sql import SparkSession
 
-from headrace import plugins
 from headrace.errors import ConfigError, LogUnreachable, PipelineError, QueryFailed, WorkerLate
 from headrace.log import Holder, Log, LogRetention
 from headrace.pipeline import supervise
@@ -25,15 +23,7 @@ from headrace.sinks.lake.catalog import SparkCatalog, UnityCatalog
 from headrace.sinks.report import PipelineFolder, PipelineReport
 from headrace.sinks.tables import Tables
 from headrace.testing import wait_until
-from tests.pipeline.sites import PLUGINS, Site, await_phase
-
-
-@pytest.fixture
-def site(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.syspath_prepend(PLUGINS)
-    monkeypatch.setattr(plugins, "_installed", plugins._installed.__wrapped__)
-    monkeypatch.setattr(supervise, "BACKOFF", Backoff(0.05, 60.0))
-    return Site(tmp_path, spark)
+from tests.pipeline.sites import Site, await_phase
 
 
 def test_every_sink_gets_every_change_once_however_often_it_runs(site: Site) -> None:

@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from headrace import plugins
 from headrace.errors import CheckpointUnavailable, ConfigError
-from headrace.pipeline import supervise
 from headrace.pipeline.hadoop import HadoopFiles
 from headrace.pipeline.query import QueryPlan
 from headrace.pipeline.run import Pipeline, PipelineInput, announce, plans
-from headrace.retry import Backoff
 from headrace.sinks import Progress, Sink, SinkPhase, SinkStatus
 from headrace.sinks import report as reports
 from headrace.sinks.report import PipelineFolder
@@ -21,15 +18,7 @@ from headrace.sinks.requests import Requests
 from headrace.sinks.tables.sink import Tables
 from headrace.testing import wait_until
 from tests.deltas import stored
-from tests.pipeline.sites import PLUGINS, Site, await_phase
-
-
-@pytest.fixture
-def site(tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.syspath_prepend(PLUGINS)
-    monkeypatch.setattr(plugins, "_installed", plugins._installed.__wrapped__)
-    monkeypatch.setattr(supervise, "BACKOFF", Backoff(0.05, 60.0))
-    return Site(tmp_path, spark)
+from tests.pipeline.sites import Site, await_phase
 
 
 def queries(

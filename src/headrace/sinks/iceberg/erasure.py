@@ -154,11 +154,12 @@ class _TableErasure:
         paths = {each.path for each in listed if each.type is FileType.File}
         own = {PyArrowFileIO.parse_location(each, table.io.properties)[2] for each in used}
         for path in sorted(paths - own):
-            with storage.open_input_stream(path) as stream:
-                content: bytes = stream.read()
             if path.endswith(".avro"):
                 left.append(f"{path}: of no snapshot, and it may have bounds of values; delete it")
-            elif bytes_have(content, pattern, is_parquet=path.endswith(".parquet")):
+                continue
+            with storage.open_input_stream(path) as stream:
+                content: bytes = stream.read()
+            if bytes_have(content, pattern, is_parquet=path.endswith(".parquet")):
                 left.append(f"{path}: an equal value, in a file of no snapshot; delete it")
         return len(paths), left
 
