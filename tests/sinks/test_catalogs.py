@@ -300,10 +300,10 @@ def test_only_a_batch_that_changes_columns_reaches_the_catalog(
     registered.fill(range(1, 3))
     registered.compact()
     assert [each[0] for each in shown(unity.tables["main.public.orders"])][-1] == "_sequence"
-    asked = len(unity.requests)
+    earlier = len(unity.requests)
     registered.fill(range(3, 5))
     registered.compact()
-    assert len(unity.requests) == asked
+    assert len(unity.requests) == earlier
 
     grown = registered.table("orders", (*ORDERS, Column("city", "text")))
     registered.commit(schema(grown), put(grown, **order(9), city="Ulm"))
@@ -332,8 +332,8 @@ def test_a_catalog_that_is_away_is_tried_again_and_shown(
     failure = registered.writer.catalog_failure()
     assert failure.startswith("public.orders is not in the catalog as it is now: http://127.0.0.1:")
     assert failure.endswith("503 down for maintenance")
-    asked = len(unity.requests)
-    until(lambda: len(unity.requests) > asked + 2)
+    earlier = len(unity.requests)
+    until(lambda: len(unity.requests) > earlier + 2)
     assert caplog.text.count("down for maintenance") == 1
 
     unity.down = False

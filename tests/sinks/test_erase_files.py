@@ -82,8 +82,10 @@ def test_computed_lines_that_do_not_name_their_change_are_left(
     ledger = FilesLedger(drawer.sink.path)
     ledger.commit(FilesEntry(writer="query-1", settings=settings, epoch=epoch, logs={epoch: 4}))
     left = [each for each in drawer.erased().left if "cannot tell whose" in each]
-    said = f"{unknown} events that Spark has computed and that have no id, so it cannot tell whose"
-    assert [said in each for each in left] == [True] * bool(unknown)
+    message = (
+        f"{unknown} events that Spark has computed and that have no id, so it cannot tell whose"
+    )
+    assert [message in each for each in left] == [True] * bool(unknown)
     drawer.log.close()
 
 

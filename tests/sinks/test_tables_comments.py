@@ -34,8 +34,10 @@ def commented(lake: Lake, comment: str, **comments: str) -> Table:
 def found(table: DeltaTable) -> tuple[str | None, dict[str, str]]:
     """The description of a Delta table, and the comments of its columns, as delta-rs reads them."""
     fields = table.schema().fields
-    said = {each.name: each.metadata["comment"] for each in fields if "comment" in each.metadata}
-    return table.metadata().description, said
+    comments = {
+        each.name: each.metadata["comment"] for each in fields if "comment" in each.metadata
+    }
+    return table.metadata().description, comments
 
 
 def stored_comments(lake: Lake) -> tuple[str | None, dict[str, str]]:

@@ -87,9 +87,9 @@ def test_the_event_trigger_says_a_comment_where_it_was_made(
         assert (schema.op, first.table.version + 1) == (Op.SCHEMA, schema.table.version)
         assert schema.table == second.table
         assert comments(second.table)["name"] == "customers"
-        said = image(schema.after) or {}
-        assert (said["ddl_type"], said["ddl_command"]) == ("COMMENT", statement)
-        assert said["columns"][1] == {"name": "name", "type": "text", "key": False}
+        shown = image(schema.after) or {}
+        assert (shown["ddl_type"], shown["ddl_command"]) == ("COMMENT", statement)
+        assert shown["columns"][1] == {"name": "name", "type": "text", "key": False}
 
         for other in ("VIEW adults", "COLUMN adults.name", "INDEX users_pkey", "SCHEMA public"):
             comment(pg, "not of a captured table", other)

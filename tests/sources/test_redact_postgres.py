@@ -77,8 +77,8 @@ def test_the_comment_of_a_column_goes_with_the_column(pg: PostgresDatabase, tmp_
             "note": "",
         }
         pg.execute("COMMENT ON COLUMN users.ssn IS 'or Rhabarber too'")
-        [told] = feed.streamed()
-        assert told.table == before, "what is left out makes no new version"
+        [change] = feed.streamed()
+        assert change.table == before, "what is left out makes no new version"
         assert_nowhere(("Rhabarber",), feed.log, tmp_path)
 
 
