@@ -869,6 +869,7 @@ def test_polars_reads_the_history(glacier: Glacier, monkeypatch: pytest.MonkeyPa
 def test_settings_that_cannot_be_are_refused() -> None:
     for chosen, message in (
         ({"uri": "thrift://c"}, "uri"),
+        ({"uri": "https://ann:s3cret@c"}, "set token or credential"),
         ({"namespace": "a..b"}, "namespace"),
         ({"keep_snapshots_hours": -1}, "keep_snapshots_hours"),
         ({"batch_seconds": 0}, "batch_seconds"),
