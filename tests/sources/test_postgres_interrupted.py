@@ -1,11 +1,14 @@
 """A copy that was interrupted goes on where it stopped, whatever happened meanwhile."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from headrace.change.event import Batch, Op
+from headrace.change.lsn import parse_lsn
 from headrace.change.replay import Replay, TableName
 from headrace.log import Log
 from headrace.testing import PostgresDatabase
@@ -179,3 +182,28 @@ def test_a_table_dropped_while_its_copy_was_interrupted_does_not_stop_the_rest(
     interrupted.copy_some(1)
     interrupted.database.execute("DROP TABLE orders")
     interrupted.finish("users")
+
+
+def test_the_server_learns_of_no_point_that_the_log_does_not_have(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    """A table without a key is in the second publication, which is named from a point on."""
+    pg.execute("CREATE TABLE users (id int PRIMARY KEY); CREATE TABLE bare (n int)")
+    source = postgres(pg)
+    pg.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (source.slot_name,))
+    with Log.open(tmp_path / "log") as log, driven(source, log) as reading:
+        begun = reading.step()  # the slot is found, so that the copy needs a point of its own
+        assert begun.resume is not None
+        pg.execute("INSERT INTO users SELECT generate_series(1, 100)")
+        position = msgspec.json.decode(begun.resume)["position"]
+        batch = reading.peek()
+        assert batch.resume is not None
+        assert msgspec.json.decode(batch.resume)["position"] > position, "it is followed to"
+        time.sleep(1)  # a status comes at once
+        assert confirmed(pg, source.slot_name) <= position
+        reading.store(batch)
+
+
+def confirmed(database: PostgresDatabase, slot: str) -> int:
+    query = "SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s"
+    return parse_lsn(database.execute(query, (slot,))[0][0])

@@ -74,7 +74,7 @@ class Receiver:
         self._boundary: int | None = None
         self._held: tuple[int, bytes] | None = None  # the first message beyond the boundary
         self._at_boundary = False
-        self._acked = assembler.position
+        self._acked = 0  # until it is started
         self._offered = assembler.position  # the last position that was handed over
         self._heard = time.monotonic()
         self._reported = (0, 0.0)  # what the server was sent last, and when
@@ -86,9 +86,12 @@ class Receiver:
         self._wake_in, self._wake_out = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="postgres-receive", daemon=True)
 
-    def start(self, *, boundary: int | None = None) -> None:
-        """Begin to read; stop before the first transaction that commits at `boundary` or later."""
-        self._boundary = boundary
+    def start(self, *, acked: int, boundary: int | None = None) -> None:
+        """Begin to read; stop before the first transaction that commits at `boundary` or later.
+
+        Everything before `acked` is durable.
+        """
+        self._acked, self._boundary = acked, boundary
         self._thread.start()
 
     def take(self, timeout: float) -> Received | None:

@@ -74,6 +74,7 @@ class _Flow:
         self._resume = session.resume
         self._published = session.published
         self._durable: Collection[str] = self._resume.inserts_only  # inserts only, in the log
+        self._acked = self._resume.position  # the log has it, or the slot begins there
         self._replication = session.replication
         self._unreadable: dict[str, str] = {}  # tables that cannot be copied now, and why
         self._yielded = ""  # what a snapshot that was interrupted for somebody has let go of
@@ -121,11 +122,11 @@ class _Flow:
     def ack(self, resume: bytes) -> None:
         """Everything up to `resume` is durable: the server may forget it."""
         acked = msgspec.json.decode(resume, type=AckedResume)
-        position, self._durable = acked.position, acked.inserts_only
+        self._acked, self._durable = acked.position, acked.inserts_only
         self._stored_at = time.time_ns() // 1000
         receiver = self._receiver
         if receiver is not None:
-            receiver.ack(position)
+            receiver.ack(acked.position)
 
     def interrupt(self) -> None:
         """End waiting and copying."""
@@ -202,7 +203,8 @@ class _Flow:
         timeout = self._session.catalog.wal_sender_timeout()
         seconds = min(_LONGEST_STATUS, timeout / 3) if timeout else _LONGEST_STATUS
         receiver = Receiver(replication, assembler, catalog, status_seconds=seconds)
-        receiver.start(boundary=boundary)
+        # A point that was followed to is where to go on; the log may not have it yet.
+        receiver.start(acked=self._acked, boundary=boundary)
         return receiver
 
     def _named(self) -> list[str]:
