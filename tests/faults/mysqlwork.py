@@ -77,23 +77,32 @@ class Workload:
     def progress(self, count: int = 5) -> None:
         """Wait until each has done some more."""
         aim = [done + count for done in self.done]
-        wait_until(
-            lambda: all(done >= at for done, at in zip(self.done, aim, strict=True)),
-            timeout=240,
-            message=f"the writers write; the last error: {self.last_error}",
-        )
+        try:
+            wait_until(
+                lambda: all(done >= at for done, at in zip(self.done, aim, strict=True)),
+                timeout=240,
+                message=f"the writers write: {self.done} of {aim}",
+            )
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; {self.last_error}; {self._sessions()}") from error
+
+    def _sessions(self) -> str:
+        """Who waits for what on the server, for whoever reads a failed test."""
+        looks = ("SHOW FULL PROCESSLIST", "XA RECOVER", "SHOW ENGINE INNODB STATUS")
+        return "\n".join(f"{look}: {self._database.execute(look)}" for look in looks)
 
     def _run(self, number: int) -> None:
         dice = Random(f"{self._seed}-{number}")
         while not self._ending.is_set():
             try:
-                connection = self._database.connect(autocommit=False)
+                connection = self._database.connect()
             except pymysql.MySQLError:
                 self._ending.wait(0.05)
                 continue
             with suppress(pymysql.MySQLError):
                 _decide(connection, f"w{number}")
-            self._write(connection, dice, number)
+                connection.autocommit(False)
+                self._write(connection, dice, number)
             with suppress(pymysql.MySQLError):
                 connection.close()
 
@@ -128,7 +137,10 @@ class Workload:
 
 
 def _decide(connection: pymysql.Connection[Any], mine: str) -> None:
-    """Undo XA transactions that were prepared in a session that is gone."""
+    """Undo XA transactions that were prepared in a session that is gone.
+
+    Without autocommit, MariaDB refuses it: everything counts as part of a transaction.
+    """
     with connection.cursor() as cursor:
         cursor.execute("XA RECOVER")
         for format_id, size, rest, name in cursor.fetchall():
