@@ -321,7 +321,7 @@ def test_a_job_does_not_forget_what_another_beside_it_has_noted(tmp_path: Path) 
     one.note(orders, TableFailure(7, "it cannot be followed"))
     one.save()
     other.note(TableRef("shop", "public", "customers"), None)
-    with pytest.raises(SinkUnavailable, match="at the same time"):
+    with pytest.raises(SinkUnavailable, match="another job with this writer has just written"):
         other.save()
     again = TablesLedger.open(folder, "jobs", adopt=False)
     assert again.failure(orders)
