@@ -1,6 +1,5 @@
 """A copy that was interrupted goes on where it stopped, whatever happened meanwhile."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from headrace.change.event import Batch, Op
 from headrace.change.lsn import parse_lsn
 from headrace.change.replay import Replay, TableName
 from headrace.log import Log
-from headrace.testing import PostgresDatabase
+from headrace.testing import PostgresDatabase, wait_until
 from tests.sources.capturing import (
     SOURCE,
     Driven,
@@ -199,9 +198,16 @@ def test_the_server_learns_of_no_point_that_the_log_does_not_have(
         batch = reading.peek()
         assert batch.resume is not None
         assert msgspec.json.decode(batch.resume)["position"] > position, "it is followed to"
-        time.sleep(1)  # a status comes at once
+        wait_until(lambda: has_reported(pg, source.slot_name))
         assert confirmed(pg, source.slot_name) <= position
         reading.store(batch)
+
+
+def has_reported(database: PostgresDatabase, slot: str) -> bool:
+    """Whether the session that reads a slot has sent the server a status."""
+    query = """SELECT reply_time IS NOT NULL FROM pg_stat_replication
+        JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = %s"""
+    return database.execute(query, (slot,)) == [(True,)]
 
 
 def confirmed(database: PostgresDatabase, slot: str) -> int:
