@@ -173,8 +173,10 @@ class HadoopFiles:
         path, fresh = self._path(name), self._path(f".{name}.{uuid4()}.new")
         with self.storage.opened(f"{self.location}/{name}") as system:
             stream = system.create(fresh, True)
-            stream.write(text.encode())
-            stream.close()
+            try:
+                stream.write(text.encode())
+            finally:
+                stream.close()
             system.delete(path, False)
             self._expect(system.rename(fresh, path), name)
 
