@@ -118,7 +118,7 @@ class Model(_Written, frozen=True, kw_only=True, dict=True, eq=False):
 
     def entity(self, table: Table) -> EntityType:
         """What the rows of a table are, with everything that the table itself declares."""
-        given = self._given(table) or EntityType(name=entity_name(table.name), table=_path(table))
+        given = self._given(table) or EntityType(name=entity_name(table.name), table=table.path)
         everywhere = self.tenant if self.tenant in _columns(table) else None
         return msgspec.structs.replace(
             given, id=given.id or table.key, tenant=given.tenant or everywhere
@@ -126,7 +126,7 @@ class Model(_Written, frozen=True, kw_only=True, dict=True, eq=False):
 
     def _given(self, table: Table) -> EntityType | None:
         by_table = {each.table: each for each in self.entities}
-        return by_table.get(_path(table)) or by_table.get(table.name)
+        return by_table.get(table.path) or by_table.get(table.name)
 
     def unknown_sources(self, known: Sequence[str]) -> list[str]:
         """What is wrong with the names of sources; nothing where none are known."""
@@ -186,10 +186,6 @@ def _singular(word: str) -> str:
     return word
 
 
-def _path(table: Table) -> str:
-    return f"{table.schema}.{table.name}"
-
-
 def _columns(table: Table) -> list[str]:
     return [column.name for column in table.columns]
 
@@ -208,7 +204,7 @@ class _Names(NamedTuple):
         entities: dict[str, list[Table]] = {each.name: [] for each in model.entities}
         for table in tables:
             entities.setdefault(model.entity(table).name, []).append(table)
-        return cls({_path(table): table for table in tables}, entities)
+        return cls({table.path: table for table in tables}, entities)
 
 
 class _Problems:
@@ -259,7 +255,7 @@ class _Problems:
         for setting, column in entity.columns():
             if column not in known:
                 meant = _meant(column, known)
-                yield f"{where}.{setting}: {_path(table)} has no column {meant}"
+                yield f"{where}.{setting}: {table.path} has no column {meant}"
 
     def _parent(self, where: str, parent: Parent) -> Iterator[str]:
         tables = self._names.entities.get(parent.entity)
@@ -270,7 +266,7 @@ class _Problems:
             for column in parent.parent_columns:
                 if column not in known:
                     meant = _meant(column, known)
-                    yield f"{where}.parent_columns: {_path(table)} has no column {meant}"
+                    yield f"{where}.parent_columns: {table.path} has no column {meant}"
             named = parent.parent_columns or self._model.entity(table).id
             if len(named) != len(parent.columns):
                 yield (

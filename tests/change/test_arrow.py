@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from headrace.change import arrow as arrows
 from headrace.change.arrow import (
+    RESCUED,
     columns_of,
     references_of,
     row_schema,
@@ -337,10 +338,41 @@ def test_what_a_type_cannot_hold_is_named_by_its_column_and_kept_as_text(
     assert error.__cause__ is None
     assert error.__suppress_context__
     assert text.strip('"') not in error.explain()
-    assert read(type_text, text, "null", as_text=True) == [
-        json.loads(text) if text[0] == '"' else text,
-        None,
+    exact = json.loads(text) if text[0] == '"' else text
+    assert read(type_text, text, "null", as_text=True) == [exact, None]
+    images = [f'{{"v":{each}}}' for each in ("null", text)]
+    found = decode(images, [Column("v", type_text)], rescue=True)
+    assert found["v"].to_pylist() == [None, None]
+    assert [json.loads(each or "{}") for each in found[RESCUED].to_pylist()] == [{}, {"v": exact}]
+    with pytest.raises(DecodeError) as raised:
+        decode(images, [Column("v", type_text, key=True)], rescue=True)
+    assert text.strip('"') not in raised.value.explain()
+
+
+def test_only_what_does_not_fit_is_null_however_many_rows_there_are() -> None:
+    columns = [
+        Column("id", "integer", key=True),
+        Column('o"dd', "date"),
+        Column("n", "numeric(4,1)"),
     ]
+    fit, odd = {'o"dd': "2024-01-31", "n": "12.5"}, {'o"dd': "infinity", "n": "NaN"}
+    cells = [
+        {name: odd[name] if at % step == 3 else fit[name] for name, step in (('o"dd', 7), ("n", 5))}
+        for at in range(6000)
+    ]
+    images = [json.dumps({"id": at, **each}) for at, each in enumerate(cells)]
+    images += [json.dumps({"id": at, **fit}) for at in range(6000, 18000)]
+    found = decode(images, columns, rescue=True)
+    rescued = [json.loads(each or "{}") for each in found[RESCUED].to_pylist()]
+    assert rescued[:6000] == [
+        {name: text for name, text in each.items() if text == odd[name]} for each in cells
+    ]
+    assert not any(rescued[6000:])
+    assert found["id"].to_pylist() == list(range(18000))
+    for name in fit:
+        nulls = [each is None for each in found[name].to_pylist()]
+        assert nulls == [name in each for each in rescued]
+    assert RESCUED not in decode(images[6000:], columns, rescue=True).column_names
 
 
 @pytest.mark.parametrize("image", ["[1]", "{", '"text"', ""])

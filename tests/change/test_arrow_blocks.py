@@ -111,6 +111,9 @@ def test_a_column_is_what_its_images_become(
     wanted = attempt(lambda: decode(chosen, [column], connector="postgres", as_text=as_text))
     # A value outside the range may fail where the whole column is tried first: never here.
     assert outcome(typed) == outcome(wanted)
+    rescued = block_table(rows, [column], connector="postgres", as_text=as_text, rescue=True)
+    wanted = decode(chosen, [column], connector="postgres", as_text=as_text, rescue=True)
+    assert outcome(rescued) == outcome(wanted)
 
 
 def test_a_column_that_the_block_does_not_have_is_null() -> None:

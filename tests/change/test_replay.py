@@ -161,3 +161,16 @@ def test_a_repeated_or_missing_change_is_noticed(changes: list[Change], surprise
     [found] = Replay.of(changes).surprises
     assert surprise in found
     assert "public.users" in found
+
+
+def test_all_rows_of_a_key_go_over_to_other_columns() -> None:
+    full = msgspec.structs.replace(PLAIN, identity="full")
+    wider = msgspec.structs.replace(table("id", "name", "age", version=2), identity="full")
+    twin = {"id": 1, "name": "Twin"}
+    changes = (
+        change(Op.INSERT, ADA, of=full),
+        change(Op.INSERT, twin, of=full),
+        change(Op.SCHEMA, of=wider),
+        change(Op.DELETE, before={**twin, "age": None}, of=wider),
+    )
+    assert rows(*changes) == [{**ADA, "age": None}]

@@ -179,6 +179,14 @@ class RowBlock:
         start = _START.pack(MARK, self.count, len(head))
         return b"".join([start, head, *(text for _, (_, text) in columns)])
 
+    def packed_at(self, positions: tuple[Position, Position]) -> bytes:
+        """The same rows in another place; `positions` as in `pack`."""
+        position, last = (msgspec.Raw(_pack(each)) for each in positions)
+        head = _pack(msgspec.structs.replace(self.head, position=position, last_position=last))
+        _, count, size = _START.unpack_from(self.value)
+        texts = memoryview(self.value)[_START.size + size :]
+        return b"".join([_START.pack(MARK, count, len(head)), head, texts])
+
     def images(self, names: Sequence[str], begin: int, end: int) -> list[bytes]:
         """Some columns of the rows from `begin` to before `end` (from 0) as JSON objects."""
         known = [name for name in names if name in self._starts]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from . import glob as globs
+from .path import path_matches, table_path
 
 PIECE = 100_000  # changes; of a larger transaction so many at a time are taken together
 COMMENT_BYTES = 4096  # at most, of a comment that a table or a column has in its database
@@ -48,15 +48,24 @@ class Column(msgspec.Struct, frozen=True):
     type_id: int = 0  # the source's number for the type; 0 where it has none
     modifier: int = -1  # precision, length …, packed as the source packs them
     comment: str = ""  # what the database says about it; "": nothing
+    # The column's own number within its table, which no other column ever gets: a renamed column
+    # keeps it, one that is dropped and added again has another. 0: its name is all that is known.
+    number: int = 0
+    # JSON of the value in rows that were there when the column was added; "": they have null.
+    initial_default: str = ""
 
 
-class Reference(msgspec.Struct, frozen=True):
+class Reference(msgspec.Struct, frozen=True, omit_defaults=True):
     """A foreign key: which columns name a row of which other table."""
 
     columns: tuple[str, ...]
     schema: str
     table: str
     parent_columns: tuple[str, ...]  # of the other table, in the order of `columns`
+    # What the database does to these rows without a change event, when the other row goes or gets
+    # another key: "cascade", "set null" or "set default"; "": nothing, or every row is captured.
+    on_delete: str = ""
+    on_update: str = ""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -82,9 +91,14 @@ class Table(msgspec.Struct, frozen=True):
         """Names of the key columns, in column order."""
         return tuple(column.name for column in self.columns if column.key)
 
+    @property
+    def path(self) -> str:
+        """schema.table, as config, status and commands write it."""
+        return table_path(self.schema, self.name)
+
     def matches(self, glob: str) -> bool:
         """Whether a pattern means this table: schema.table, or the bare table in any schema."""
-        return globs.matches(f"{self.schema}.{self.name}" if "." in glob else self.name, glob)
+        return path_matches(self.schema, self.name, glob)
 
 
 def bounded_comment(text: str) -> str:
@@ -93,12 +107,12 @@ def bounded_comment(text: str) -> str:
 
 
 def same_columns(one: Sequence[Column], other: Sequence[Column]) -> bool:
-    """Whether rows with these columns are read alike; comments may differ."""
-    return [_uncommented(each) for each in one] == [_uncommented(each) for each in other]
+    """Whether images with these columns are read alike, whatever else is known of them."""
+    return [_as_read(each) for each in one] == [_as_read(each) for each in other]
 
 
-def _uncommented(column: Column) -> Column:
-    return msgspec.structs.replace(column, comment="")
+def _as_read(column: Column) -> Column:
+    return msgspec.structs.replace(column, comment="", number=0, initial_default="")
 
 
 class Transaction(msgspec.Struct, frozen=True, gc=False):

@@ -303,6 +303,11 @@ class Records(Sequence[Change]):
         self.runs = runs
         self._tables = tables
 
+    def at(self, positions: tuple[Position, Position]) -> "Records":
+        """The same blocks in another place: of the last row of each, and of all before it."""
+        moved = [RowBlock(block).packed_at(positions) for block in self.encoded]
+        return Records(moved, self._tables, self.runs)
+
     def __len__(self) -> int:
         return sum(map(row_count, self.encoded))
 

@@ -8,17 +8,23 @@ since the image does not tell them apart.
 """
 
 from ._images import decode
+from ._rescue import RESCUED, keyless, rescued_of, rescued_text, rescued_under
 from ._schema import columns_of, references_of, row_schema
 from ._types import arrow_schema, arrow_type, widened
 from .blocks import block_table
 
 __all__ = [
+    "RESCUED",
     "arrow_schema",
     "arrow_type",
     "block_table",
     "columns_of",
     "decode",
+    "keyless",
     "references_of",
+    "rescued_of",
+    "rescued_text",
+    "rescued_under",
     "row_schema",
     "widened",
 ]

@@ -1,8 +1,9 @@
 """Images to Arrow tables: a decoder for each set of columns, then Arrow for whole columns."""
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, cast
 
@@ -12,9 +13,8 @@ from msgspec import Raw
 
 from ...errors import DecodeError
 from ..event import Column
+from ._rescue import RESCUED, Image, RescuingImages, misfit
 from ._types import kind_of
-
-Image = str | bytes | None
 
 _ROWS = 4096  # decoded at a time: the rows' objects stay in the processor's cache
 _CHARACTERS = 1 << 28  # of these rows at most, since an Arrow column of text ends at 2 GiB
@@ -67,11 +67,7 @@ class _Images:
             raise self.misfit(at) from None  # Arrow's own message would show the value
 
     def misfit(self, at: int) -> DecodeError:
-        column, arrow = self.columns[at], self._kinds[at].arrow
-        return DecodeError(
-            f"column {column.name!r} of type {column.type} has a value that {arrow} cannot hold",
-            hint=f"Name {column.name!r} in the sink's `as_text`, to keep its text.",
-        )
+        return misfit(self.columns[at], self._kinds[at].arrow)
 
     def _renamed(self, image: Image) -> bytes:
         values = _raws(_EMPTY if image is None else image)
@@ -81,6 +77,7 @@ class _Images:
 
 
 _images = lru_cache(maxsize=1024)(_Images)
+_rescuing_images = lru_cache(maxsize=1024)(RescuingImages)
 
 
 def decode(
@@ -89,6 +86,7 @@ def decode(
     *,
     connector: str,
     as_text: frozenset[str] = frozenset(),
+    rescue: bool = False,
 ) -> pa.Table:
     """The rows behind JSON images, an Arrow column for each of `columns`.
 
@@ -96,16 +94,43 @@ def decode(
     in `columns` is left out. The columns in `as_text` keep the exact text of what the source sent.
     Raises DecodeError, which names the column and never the value, for what a type cannot hold:
     infinity and years outside 1 to 9999, NaN in a decimal, arrays of several dimensions.
+    With `rescue` only in a column of the key: elsewhere such a value is null, and a last column
+    RESCUED has its text. Without any such value there is no such column, and where the source has
+    one of this name nothing is rescued.
     """
     reader = _images(tuple(columns), as_text, connector)
     if isinstance(images, pa.Array | pa.ChunkedArray):
         images = cast("list[Image]", images.cast(pa.binary()).to_pylist())
     try:
+        if rescue and RESCUED not in reader.schema.names:
+            others = partial(_rescuing_images, reader.columns, as_text, connector)
+            return _joined([_rescued(reader, each, others) for each in _pieces(images)], reader)
         return pa.Table.from_batches(map(reader.batch, _pieces(images)), reader.schema)
     except msgspec.ValidationError:
         raise _culprit(reader, images, as_text, connector) from None
     except msgspec.DecodeError:
         raise _not_an_object() from None
+
+
+def _rescued(
+    reader: _Images, images: Sequence[Image], others: Callable[[], RescuingImages]
+) -> pa.RecordBatch:
+    with suppress(msgspec.ValidationError, DecodeError):
+        return reader.batch(images)
+    return others().batch(images)
+
+
+def _joined(batches: Sequence[pa.RecordBatch], reader: _Images) -> pa.Table:
+    rescued = next((each.schema for each in batches if RESCUED in each.schema.names), None)
+    if rescued is None:
+        return pa.Table.from_batches(batches, reader.schema)
+    wider = [
+        each
+        if each.schema.equals(rescued)
+        else each.append_column(RESCUED, pa.nulls(each.num_rows, pa.string()))
+        for each in batches
+    ]
+    return pa.Table.from_batches(wider, rescued)
 
 
 def _pieces(images: Sequence[Image]) -> Iterator[Sequence[Image]]:

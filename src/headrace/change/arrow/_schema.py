@@ -30,14 +30,22 @@ def references_of(row_schema: str) -> tuple[Reference, ...]:
     return tuple(each for column in _referring(row_schema) for each in column.references)
 
 
+def _described(column: Column) -> dict[str, Any]:
+    """What decides how the values of a column are read, and carried on to the next version."""
+    shown: dict[str, Any] = {"name": column.name, "type": column.type, "key": column.key}
+    if column.number:
+        shown["number"] = column.number
+    if column.initial_default:
+        shown["initial_default"] = column.initial_default
+    return shown
+
+
 def row_schema(table: Table) -> str:
     """A table's columns as the text that its changes carry.
 
     A foreign key stands with the first of its columns: whoever looks for columns passes it over.
     """
-    columns: dict[str, dict[str, Any]] = {
-        c.name: {"name": c.name, "type": c.type, "key": c.key} for c in table.columns
-    }
+    columns = {column.name: _described(column) for column in table.columns}
     for reference in table.references:
         columns[reference.columns[0]].setdefault("references", []).append(reference)
     return msgspec.json.encode(list(columns.values())).decode()

@@ -15,6 +15,7 @@ from ..event import Column
 from ..printed import Printed
 from . import kinds
 from ._images import decode
+from ._rescue import RESCUED
 from ._types import arrow_schema, kind_of
 
 _NULL = "\\N"
@@ -27,8 +28,10 @@ def block_table(
     *,
     connector: str,
     as_text: frozenset[str] = frozenset(),
+    rescue: bool = False,
 ) -> pa.Table:
     """What `decode` returns for the images of these rows."""
+    rescue = rescue and all(column.name != RESCUED for column in columns)
     typed: dict[str, pa.Array] = {}
     for column in columns:
         text = rows.block.column(column.name)
@@ -38,10 +41,14 @@ def block_table(
             typed[column.name] = array.slice(rows.begin, rows.count)
     if rest := [column for column in columns if column.name not in typed]:
         images = rows.block.images([c.name for c in rest], rows.begin, rows.begin + rows.count)
-        decoded = decode(images, rest, connector=connector, as_text=as_text).combine_chunks()
+        decoded = decode(images, rest, connector=connector, as_text=as_text, rescue=rescue)
+        decoded = decoded.combine_chunks()
         typed |= {column.name: decoded[column.name] for column in rest}
     schema = arrow_schema(columns, connector=connector, as_text=as_text)
-    return pa.table([typed[column.name] for column in columns], schema=schema)
+    found = pa.table([typed[column.name] for column in columns], schema=schema)
+    if rest and decoded.num_columns > len(rest):
+        return found.append_column(RESCUED, decoded[RESCUED])
+    return found
 
 
 def _typed(column: ColumnText, count: int, kind: kinds.Kind) -> pa.Array | None:
