@@ -179,9 +179,9 @@ def test_a_reader_resumes_past_what_its_filter_left_out(
     place.writer.put("orders", "2")
     path = ChangesRequest.path
 
-    def noting(self: ChangesRequest, after: int) -> str:
-        positions.append(after)
-        return path(self, after)
+    def noting(self: ChangesRequest, progress: ReaderProgress) -> str:
+        positions.append(progress.after)
+        return path(self, progress)
 
     monkeypatch.setattr(ChangesRequest, "path", noting)
     assert take(events, 1) == [1002]

@@ -136,7 +136,7 @@ def test_a_reader_that_reconnects_resumes_where_it_was() -> None:
     progress.take(Event("evt_8", 7, None))
     talk = Conversation(None, ["users"], progress)
     resume = json.loads(talk.take('{"type":"auth_success"}').reply)["resume"]
-    assert resume == {"lastSequence": 7, "lastEventId": "evt_8"}
+    assert resume == {"lastSequence": 7, "lastEventId": "evt_8", "epoch": "e"}
 
 
 def test_what_the_log_still_has_is_not_called_trimmed() -> None:

@@ -94,7 +94,7 @@ def test_positions_of_the_first_log_hold_as_far_as_the_copy_goes(tmp_path: Path)
     restored(tmp_path / "two", tmp_path / "third")
     with LogReader.open(tmp_path / "third" / "log") as reader:
         assert reader.ancestors == [Ancestor(first, 10), Ancestor(second, 40)]
-        assert reader.ranges(0).shared_upto(first) == 10
+        assert reader.ranges(0).shared_upto(first, "0") == 10
 
 
 def test_what_belongs_to_a_process_or_to_others_is_left_out(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from headrace.change.event import Op
 from headrace.formats import Canonical
 from headrace.formats.canonical import CanonicalChange
+from headrace.log import Generation
 from tests.changes import make_change
 from tests.serve.conftest import Site
 from tests.serve.sse import Reader, parse
@@ -46,7 +47,8 @@ def line_sequences(response: httpx.Response) -> list[int]:
 def test_a_page_holds_canonical_changes(site: Site) -> None:
     site.writer.put("users", "alice", name="Alice")
     page = document(site)
-    assert page.keys() == {"changes", "count", "latest_sequence", "scanned", "epoch"}
+    names = {"changes", "count", "latest_sequence", "scanned", "epoch", "generation"}
+    assert page.keys() == names
     assert (page["latest_sequence"], page["scanned"], page["epoch"]) == (1, 1, site.log.epoch)
     [stored] = site.log.read(0)
     assert page["changes"] == [json.loads(Canonical().encode(stored))]
@@ -252,3 +254,37 @@ def test_a_reader_that_is_ahead_of_a_restored_log_is_refused(site: Site) -> None
         assert status(path, **{after: 16}) == 409
     assert status("/v1/changes/stream", after=11, epoch=was.epoch) == 409
     assert status("/changefeed/stream", from_seq=11, epoch=was.epoch) == 409
+
+
+@pytest.mark.requirement("P-06")
+def test_a_place_that_is_not_in_the_log_is_refused_over_http(site: Site) -> None:
+    site.writer.put_many("users", 10)
+    page = site.http.get("/v1/changes").json()
+    place = {"epoch": page["epoch"], "generation": page["generation"]}
+    known = site.log.lineage[-1]
+    # As if the log had been put back from a copy that ended at 6, and had gone on since.
+    site.log._lineage = [known, Generation(known.epoch, "abc", 7)]
+    streamed = {"upto": 10, "heartbeat_ms": 100}
+    for path in ("/v1/changes", "/v1/changes/stream"):
+        for after, status in ((6, 200), (7, 409)):
+            given = {**place, "after": str(after), **(streamed if "stream" in path else {})}
+            assert site.http.get(path, params=given).status_code == status
+        # A sequence alone is refused beyond the newest, and the answer says what to do.
+        refused = site.http.get(path, params={"after": "11"})
+        assert (refused.status_code, refused.json()["error"]) == (409, "other_log")
+        assert "go on after 10" in refused.json()["hint"]
+    assert site.http.get("/changefeed", params={**place, "from_seq": "7"}).status_code == 409
+    for id, status in ((f"6@{place['generation']}", 200), (f"7@{place['generation']}", 409)):
+        response = site.http.get(
+            "/v1/changes/stream", params=streamed, headers={"Last-Event-ID": id}
+        )
+        assert response.status_code == status
+
+
+def test_ids_of_a_stream_may_be_whole_places(site: Site) -> None:
+    site.writer.put_many("users", 2)
+    generation = site.log.generation
+    text = site.get("/v1/changes/stream", upto=2, place_ids="true").text
+    assert [line for line in text.splitlines() if line.startswith("id: ")] == [
+        f"id: {sequence}@{generation}" for sequence in (1, 2)
+    ]

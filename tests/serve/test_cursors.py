@@ -123,7 +123,7 @@ def test_the_longest_name_is_taken(site: Site) -> None:
 
 def test_what_cannot_be_is_refused(site: Site) -> None:
     site.writer.put_many("users", 2)
-    assert error(put(site, "billing", 3)) == (400, "invalid_parameter")
+    assert error(put(site, "billing", 3)) == (409, "other_log")
     assert error(put(site, "billing", -1)) == (400, "invalid_parameter")
     unknown = site.http.get("/v1/changes", params={"cursor": "nobody"})
     assert error(unknown) == (404, "unknown_cursor")

@@ -15,8 +15,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.serve import ServerSettings
-from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report
+from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report, verification
 from headrace.sinks.report import PipelineFolder
+from headrace.sinks.verification import TableOutcome, TableVerification, Verification
 from headrace.sources import Phase, Status
 from tests.needs import missing
 from tests.serve.conftest import Site, Sites
@@ -81,10 +82,18 @@ class Watched:
         self.folder = folder
         self.be()
 
-    def be(self, status: Status | None = None, stored: SinkStatus | None = None) -> None:
+    def be(
+        self,
+        status: Status | None = None,
+        stored: SinkStatus | None = None,
+        verified: TableOutcome = TableOutcome.EQUAL,
+    ) -> None:
         """Be in this state."""
         self.site.statuses = [status or source()]
         report.write(self.folder, [stored or sink()])
+        table = TableVerification(source="shop", table="public.users", outcome=verified, rows=20)
+        found = Verification(sink="lake", at=time.time_ns() // 1000, tables=(table,))
+        verification.note(self.folder / "lake", found)
 
     def scrape(self) -> dict[str, float]:
         """Every series, as Prometheus stores it."""
@@ -218,6 +227,10 @@ STATES: dict[str, tuple[set[str], Callable[[Watched], object]]] = {
         {"HeadraceSinkTablesFailed", "HeadraceDegraded"},
         lambda w: w.be(stored=sink(failed_tables=(FAILED,))),
     ),
+    "a table is not equal to its source": (
+        {"HeadraceSinkTablesDiffer", "HeadraceDegraded"},
+        lambda w: w.be(verified=TableOutcome.DIFFERS),
+    ),
     "dead letters": (
         {"HeadraceDeadLetters", "HeadraceDegraded"},
         lambda w: w.be(stored=sink(dead_letters=3)),
@@ -249,8 +262,10 @@ def test_every_state_that_somebody_must_act_on_fires_its_alerts_and_no_other(
             scraped[series] = value
         tests.append(_expecting(name, alerts, scraped))
         tried |= alerts
-    tests.append(_errors(watched.scrape()))
-    assert tried | {"HeadraceErrors"} == {rule["alert"] for rule in rules()}
+    tests += [_errors(watched.scrape()), _rescued(watched.scrape())]
+    assert tried | {"HeadraceErrors", "HeadraceValuesRescued"} == {
+        rule["alert"] for rule in rules()
+    }
     file = tmp_path / "states.yml"
     file.write_bytes(msgspec.yaml.encode({"rule_files": [str(RULES)], "tests": tests}))
     assert "SUCCESS" in promtool("test", "rules", file)
@@ -281,4 +296,13 @@ def _errors(scraped: dict[str, float]) -> dict[str, Any]:
     labels = {"route": "/v1/changes", "method": "GET", "status": "503", "instance": "here:3000"}
     series = "headrace_http_requests_total" + _labels(labels)
     test["input_series"].append({"series": series, "values": "0+10x130"})
+    return test
+
+
+def _rescued(scraped: dict[str, float]) -> dict[str, Any]:
+    """Values that do not fit their columns, one a minute."""
+    test = _expecting("values do not fit", {"HeadraceValuesRescued"}, scraped)
+    for each in test["input_series"]:
+        if each["series"].startswith("headrace_sink_rescued_values_total"):
+            each["values"] = "0+1x130"
     return test

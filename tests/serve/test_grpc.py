@@ -235,6 +235,19 @@ def test_what_was_trimmed_is_announced(place: Place, writer: Writer) -> None:
 # --- poll ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("P-06")
+def test_a_place_that_is_not_in_the_log_is_refused(place: Place, writer: Writer) -> None:
+    writer.put_many("users", 3)
+    page = place.poll(after=0)
+    seen = {"epoch": page.epoch, "generation": page.generation}
+    assert page.generation == writer.log.generation
+    assert list(place.poll(after=3, **seen).events) == []
+    for asked in ({"after": 4}, {"after": 3, **seen, "generation": "abc"}):
+        code, words = refusal(lambda asked=asked: place.poll(**asked))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "go on after 3, the newest sequence" in words
+
+
 def test_polling_on_reaches_everything(place: Place, writer: Writer) -> None:
     writer.put_many("users", 250)
     seen, after = [], 0

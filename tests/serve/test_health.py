@@ -7,12 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
 from headrace.serve import ServerSettings
-from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report
+from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report, verification
 from headrace.sinks.report import PipelineFolder
+from headrace.sinks.verification import TableOutcome, TableVerification, Verification
 from headrace.sources import Phase, Status
 from headrace.testing import wait_until
 from tests.serve.conftest import Site, Sites
@@ -96,6 +98,41 @@ def test_a_sink_that_does_not_go_on_makes_it_degraded_with_the_reason(
     assert judged(site)[1] == "healthy"
 
 
+@pytest.mark.requirement("P-11")
+def test_the_last_comparison_with_the_source_is_shown_and_a_difference_degrades(
+    site: Site, folder: Path
+) -> None:
+    report.write(folder, [lake()])
+    now = time.time_ns() // 1000
+    for outcome, missing, verdict in (("equal", 0, "healthy"), ("differs", 2, "degraded")):
+        table = TableVerification(
+            source="shop",
+            table="public.users",
+            outcome=TableOutcome(outcome),
+            rows=20,
+            missing=missing,
+        )
+        found = Verification(sink="lake", at=now, tables=(table,))
+        verification.note(folder / "lake", found)
+        _, status, sink = judged(site)
+        assert status == verdict
+        assert sink["verified"]["at"] == now
+        assert sink["verified"]["tables"][0]["missing"] == missing
+        said = [*sink["reasons"], *sink["notes"]]
+        assert any(found.summary().partition(": ")[2] in text for text in said)
+    # That nothing could be compared says nothing of the tables …
+    tried = msgspec.structs.replace(found, error="it is away", failed_at=now + 1)
+    verification.note(folder / "lake", tried)
+    _, status, sink = judged(site)
+    assert status == "degraded"
+    assert "not equal to the source: public.users" in sink["reasons"][0]
+    assert "could not be verified: it is away" in sink["reasons"][0]
+    # … also if nothing ever was.
+    never = Verification(sink="lake", error="it is away", failed_at=now)
+    verification.note(folder / "lake", never)
+    assert judged(site)[1] == "healthy"
+
+
 def test_a_sink_too_far_behind_makes_it_degraded(sites: Sites, folder: Path) -> None:
     pipeline = PipelineFolder(folder=folder, sinks=("lake",))
     site = sites(ServerSettings(port=0, pipeline=pipeline, max_sink_lag_seconds=0.001))
@@ -173,6 +210,15 @@ def test_a_paused_source_is_shown_and_judged_neither_by_silence_nor_by_lag(sites
     assert document["sources"][0]["notes"] == ["it is paused"]
 
 
+def test_tables_that_were_dropped_or_renamed_are_named(sites: Sites) -> None:
+    site = sites()
+    site.statuses = [source(former=("public.parcel",))]
+    document = site.get("/health").json()
+    assert document["status"] == "healthy"
+    (note,) = document["sources"][0]["notes"]
+    assert note.startswith("table public.parcel is not captured any more: it was dropped, renamed")
+
+
 def test_tables_captured_for_inserts_only_are_shown_and_well(sites: Sites) -> None:
     site = sites()
     statement = "ALTER TABLE public.logs REPLICA IDENTITY FULL;"
@@ -235,3 +281,37 @@ def test_a_server_that_cannot_read_its_log_is_not_ready(
     response = site.http.get("/readyz")
     assert (response.status_code, response.json()["reason"]) == (503, "the log cannot be read")
     assert site.http.get("/livez").status_code == 200
+
+
+# --- the log -------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("P-09")
+def test_changes_that_cannot_be_read_are_an_error_for_readers_and_for_health(site: Site) -> None:
+    site.writer.put_many("users", 3000)
+    site.log._db.flush()
+    file = max(site.log.path.glob("*.sst"), key=lambda file: file.stat().st_size)
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        byte = opened.read(1)[0]
+        opened.seek(-1, os.SEEK_CUR)
+        opened.write(bytes([byte ^ 1]))
+    after, last = 0, site.log.latest_sequence
+    while True:
+        response = site.http.get("/v1/changes", params={"after": str(after), "limit": "500"})
+        if response.status_code != 200:
+            break
+        sequences = [change["sequence"] for change in response.json()["changes"]]
+        assert sequences == list(range(after + 1, after + len(sequences) + 1))
+        assert "X-Headrace-Gap" not in response.headers
+        after = response.json()["scanned"]
+    refused = response.json()
+    assert response.status_code == 503
+    _, first, _, *_ = refused["message"].split()
+    assert 0 < after < int(first) < last
+    assert "snapshot" in refused["hint"]
+    with pytest.raises(httpx.HTTPError):  # it breaks off, and does not end
+        site.http.get("/v1/records", params={"after": "0"})
+    health = site.http.get("/health").json()
+    assert (health["status"], health["log"]["status"]) == ("unhealthy", "unhealthy")
+    assert f"changes {first} to " in health["log"]["reasons"][0]

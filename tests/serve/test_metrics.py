@@ -20,8 +20,9 @@ from headrace.config import load
 from headrace.log.keys import Scope
 from headrace.run import server_settings
 from headrace.serve import ServerSettings
-from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report
+from headrace.sinks import FailedTable, SinkPhase, SinkStatus, report, verification
 from headrace.sinks.report import REPORT, PipelineFolder, PipelineReport
+from headrace.sinks.verification import Verification
 from headrace.sources import CopyProgress
 from headrace.sources import Phase as SourcePhase
 from headrace.sources import Status as SourceStatus
@@ -52,6 +53,7 @@ LAKE = SinkStatus(
     sequence=20,
     failed_tables=(FailedTable("public.users", 7, "no key", "Give it one."),),
     error="the password is hunter2",
+    rescued={"public.users": 2, "public.orders": 3},
 )
 
 Labels = frozenset[tuple[str, str]]
@@ -364,9 +366,11 @@ def test_a_running_pipelines_sinks_are_told_of(site: Site, place: PipelineFolder
         "waiting_rows": 1,
         "failed_tables": 0,
         "troubled_tables": 0,  # the old name
+        "rescued_values_total": 0,
     }
     assert scraped.of("sink_failed_tables", sink="lake") == 1
     assert scraped.of("sink_troubled_tables", sink="lake") == 1
+    assert scraped.of("sink_rescued_values_total", sink="lake") == 5
     assert "hunter2" not in site.get("/metrics").text
 
 
@@ -399,6 +403,7 @@ def test_of_a_pipeline_that_says_nothing_any_more_only_what_it_left_is_told(
         "headrace_sink_waiting_rows",
         "headrace_sink_failed_tables",
         "headrace_sink_troubled_tables",
+        "headrace_sink_rescued_values_total",
     }
     assert scraped.of("sink_lag_changes", sink="hook") == 5
     site.writer.put_many("users", 10)
@@ -516,6 +521,7 @@ def test_the_docs_list_exactly_what_is_exposed(site: Site, place: PipelineFolder
     ]
     put_cursor(site, "billing", 3, {})
     report.write(place.folder, [HOOK, LAKE])
+    verification.note(place.folder_of(LAKE.sink), Verification(sink=LAKE.sink, at=now))
     site.service.requests.grpc["Poll", "OK"] += 1
     site.service.requests.grpc_seconds["Poll"].observe(0.1)
     scraped = scrape(site)

@@ -178,11 +178,13 @@ def test_the_epoch_tells_one_log_from_another(site: Site) -> None:
     assert site.get("/changefeed").headers["x-headrace-epoch"] == site.log.epoch
 
 
-def test_a_cursor_beyond_the_log_gets_nothing_and_keeps_its_place(site: Site) -> None:
+@pytest.mark.requirement("P-06")
+def test_a_sequence_beyond_the_log_is_refused_with_where_to_go_on(site: Site) -> None:
     site.writer.put("users", "alice")
-    response = site.get("/changefeed", from_seq=2**64 - 1)
-    assert response.json() == {"events": [], "count": 0, "latest_sequence": 1}
-    assert response.headers["x-headrace-scanned"] == str(2**64 - 1)
+    for path in ("/changefeed", "/changefeed/stream"):
+        response = site.http.get(path, params={"from_seq": 2**64 - 1})
+        assert (response.status_code, response.json()["error"]) == (409, "other_log")
+        assert "go on after 1, the newest sequence" in response.json()["hint"]
 
 
 @pytest.mark.requirement("S4-16", "S4-17", "S4-24")

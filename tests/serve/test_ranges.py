@@ -35,7 +35,7 @@ def test_ranges_end_with_transactions(site: Site) -> None:
         "latest_sequence": 12,
         "ends": [8],
         "removed": "",
-        "ancestors": [],
+        "lineage": [[site.log.epoch, "0", 1]],
         "since": 0,
     }
     assert site.get("/v1/ranges", after=0, since=0).json()["since"] == 1

@@ -149,7 +149,7 @@ def test_the_documents_flow(shop: Site) -> None:
         assert welcome["message"] == "Authentication successful"
         confirmed = talk.ask(type="subscribe", tables=["orders", "customers"])
         expected = seed("subscription_confirmed")
-        assert list(confirmed) == [*expected, "sequence", "epoch"]
+        assert list(confirmed) == [*expected, "sequence", "epoch", "generation"]
         assert re.fullmatch(f"sub_{UUID}", confirmed["subscriptionId"])
         assert confirmed["status"] == "confirmed"
         assert confirmed["tables"] == ["orders", "customers"]

@@ -273,6 +273,7 @@ def test_changes_of_other_tables_are_no_gap(sites: Sites) -> None:
         {"subscriptionId": "sub_nobody"},
         {"lastSequence": 10**12},
         {"lastSequence": 1, "epoch": "another log"},
+        {"lastSequence": 1, "generation": "abc"},
         {},
     ],
 )
@@ -339,7 +340,7 @@ def test_what_is_held_is_the_newest_and_every_loss_is_told(
         resume, position = ResumeRequest(last_sequence=history.position), history.position
         if by_id and history.position and changes[history.position - 1].table.name == "orders":
             resume = ResumeRequest(last_event_id=changes[history.position - 1].id)
-        start = ReplayWindow(writer.log, _wants, settings, NOW).start(resume, None, "e")
+        start = ReplayWindow(writer.log, _wants, settings, NOW).start(resume, None)
     mine = [change for change in changes if _wants(change) and change.sequence > position]
     if resume.last_event_id and position <= history.trimmed:
         assert start.lost is not None  # its last event is gone, so nobody knows

@@ -23,7 +23,7 @@ from headrace.serve.ws.session import (
     WebSocketSession,
 )
 
-CONFIRMED = Confirmed(id="sub_1", tables=("orders",), sequence=5, epoch="e")
+CONFIRMED = Confirmed(id="sub_1", tables=("orders",), sequence=5, epoch="e", generation="0")
 
 
 class Conversation:

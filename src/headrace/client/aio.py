@@ -14,11 +14,11 @@ from .messages import (
     ChangesRequest,
     Filters,
     MissedChanges,
-    Opened,
     ReaderProgress,
     ReceivedEvent,
     StreamMessage,
     cursor_path,
+    opened,
 )
 from .sse import SseDecoder, message_of
 from .transport import SSE, STREAM_SECONDS, HttpRequest, HttpTransport
@@ -113,11 +113,11 @@ class AsyncClient:
         after = progress.after
         if request.transport == "grpc":
             target = self._grpc
-            return rpc.subscribe_async(target, request.message(after))
+            return rpc.subscribe_async(target, request.message(progress))
         if request.transport == "websocket":
             conversation = websocket.Conversation(self._key, request.tables, progress)
             return websocket.subscribe_async(self.url, conversation, self._http.tls)
-        return _SseStream(self._http, request.path(after), after)
+        return _SseStream(self._http, request.path(progress), after)
 
 
 class _SseStream:
@@ -150,7 +150,7 @@ class _SseStream:
         if self._pieces is None:
             response = await self._http.send_async(self._request, self._client)
             self._pieces = response.aiter_raw()
-            self._ready.append(Opened(response.headers.get("X-Headrace-Epoch", "")))
+            self._ready.append(opened(response.headers))
             return
         piece = await self._http.next_piece(self._pieces)
         if piece is None:

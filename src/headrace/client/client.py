@@ -18,6 +18,7 @@ from .messages import (
     ReceivedEvent,
     StreamMessage,
     cursor_path,
+    opened,
 )
 from .sse import SseDecoder, SseFrame, gap_of, message_of
 from .transport import (
@@ -194,11 +195,11 @@ class Client:
     ) -> Generator[StreamMessage, None, None]:
         after = progress.after
         if request.transport == "grpc":
-            return rpc.subscribe(self._grpc, request.message(after))
+            return rpc.subscribe(self._grpc, request.message(progress))
         if request.transport == "websocket":
             conversation = websocket.Conversation(self._key, request.tables, progress)
             return websocket.subscribe(self.url, conversation, self._http.tls)
-        return self._streamed(request.path(after), after)
+        return self._streamed(request.path(progress), after)
 
     def _streamed(self, path: str, after: int) -> Generator[StreamMessage, None, None]:
         for frame in self._frames(path, after):
@@ -209,7 +210,7 @@ class Client:
         request = HttpRequest("GET", path, accept=SSE, seconds=STREAM_SECONDS)
         decoder = SseDecoder(after)
         with self._http.open(request) as response:
-            yield Opened(response.headers.get("X-Headrace-Epoch", ""))
+            yield opened(response.headers)
             for piece in self._http.pieces(response):
                 yield from decoder.feed(piece)
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from ..errors import ConfigError, ServerAbsent, ServerBusy, ServerError
+from ..errors import ConfigError, FeedReplaced, ServerAbsent, ServerBusy, ServerError
 from ..secret import Secret
 from ..v1 import changefeed_pb2 as v1
 from ..v1.changefeed_pb2_grpc import ChangeFeedStub
@@ -91,7 +91,9 @@ async def subscribe_async(
 
 def _opened(metadata: Any) -> list[Opened]:
     # A call that failed may have none; its error comes with the first message.
-    return [Opened(value) for name, value in metadata or () if name == "x-headrace-epoch"]
+    found = dict(metadata or ())
+    epoch = found.get("x-headrace-epoch")
+    return [] if epoch is None else [Opened(epoch, found.get("x-headrace-generation", ""))]
 
 
 def _messages(response: v1.SubscribeResponse) -> list[StreamMessage]:
@@ -108,4 +110,6 @@ def _failed(target: GrpcTarget, error: Any) -> ServerError:
     if code in _ABSENT:
         return ServerAbsent(f"no Headrace server answers at {target.authority}: {details}")
     kind = ServerBusy if code in _BUSY else ServerError
+    if dict(error.trailing_metadata() or ()).get("x-headrace-error") == "other_log":
+        kind = FeedReplaced
     return kind(f"{target.authority} answers {code.name}: {details}")

@@ -57,20 +57,22 @@ class ChangesRequest:
             raise ConfigError("over websocket tables must be named, and there are no other filters")
         return cls(tuple(tables), transport, format or own, {**filters})
 
-    def path(self, after: int) -> str:
-        """Where the events that follow a sequence are streamed."""
-        query = {"after": after, "format": self.format, "heartbeat_ms": HEARTBEAT_MS}
+    def path(self, progress: "ReaderProgress") -> str:
+        """Where the events that follow a place are streamed."""
+        query: dict[str, object] = {"after": progress.after, "format": self.format}
+        query |= {"heartbeat_ms": HEARTBEAT_MS, **progress.place}
         query["tables"] = ",".join(self.tables)
         for name, value in self.filters.items():
             query[name] = value if isinstance(value, str) else ",".join(value)
         return with_query("/v1/changes/stream", query)
 
-    def message(self, after: int) -> v1.SubscribeRequest:
+    def message(self, progress: "ReaderProgress") -> v1.SubscribeRequest:
         """The same for gRPC."""
+        place: dict[str, Any] = {"after": progress.after, **progress.place}
         filters = dict(self.filters)
         operations = [_known(name) for name in filters.pop("operations", ())]
         return v1.SubscribeRequest(
-            after=after, tables=self.tables, operations=operations, together=True, **filters
+            tables=self.tables, operations=operations, together=True, **filters, **place
         )
 
 
@@ -110,6 +112,13 @@ class Opened(NamedTuple):
     """A connection stands."""
 
     epoch: str  # of the log: a sequence means nothing in another one
+    generation: str = ""  # of its writer: the log may be put back from an older copy
+
+
+def opened(headers: Mapping[str, str]) -> Opened:
+    """What the headers of a response say of the log."""
+    named = (headers.get(f"X-Headrace-{name}", "") for name in ("Epoch", "Generation"))
+    return Opened(*named)
 
 
 class Scanned(NamedTuple):
@@ -129,7 +138,7 @@ class ReaderProgress:
         self.begun = after > 0  # whether it has a sequence to resume after
         self.last_id = ""
         self._on_gap = on_gap
-        self._epoch = ""
+        self._epoch = self._generation = ""
         self._attempts = 0
         self._ids: OrderedDict[str, None] = OrderedDict()
         self._since = 0  # events since that sequence: a new connection may repeat them
@@ -137,8 +146,9 @@ class ReaderProgress:
     def take(self, message: StreamMessage) -> ReceivedEvent | None:
         """Note a message; an event that is new comes back."""
         match message:
-            case Opened(epoch):
+            case Opened(epoch, generation):
                 self._expect_same(epoch)
+                self._generation = generation
                 if self._attempts:
                     logger.info("connected again after %d attempts", self._attempts)
                 self._attempts = 0
@@ -154,6 +164,13 @@ class ReaderProgress:
                 self.last_id = message.id
                 return message if self._is_new(message.id) else None
         return None
+
+    @property
+    def place(self) -> dict[str, str]:
+        """Which log the sequence belongs to, as a request names it; nothing: not known yet."""
+        # What came before the first connection may be from an earlier generation.
+        named = {"epoch": self._epoch, "generation": self._generation}
+        return {name: value for name, value in named.items() if value}
 
     def resume(self, after: int) -> None:
         """Go on from a cursor's sequence."""

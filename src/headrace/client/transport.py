@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 import httpx
 import msgspec
 
-from ..errors import ConfigError, ServerAbsent, ServerBusy, ServerError
+from ..errors import ConfigError, FeedReplaced, ServerAbsent, ServerBusy, ServerError
 from .trust import TlsTrust
 
 CONNECT_SECONDS = 3.0
@@ -186,6 +186,8 @@ class HttpTransport:
             error.status = status
             return error
         kind = ServerBusy if status in _BUSY else ServerError
+        if document["error"] == "other_log":
+            kind = FeedReplaced
         error = kind(f"{what}: {document['message']}", hint=document.get("hint") or "")
         error.status = status
         error.word = str(document["error"])

@@ -47,7 +47,7 @@ class Conversation:
         self._subscribe: dict[str, Any] = {"type": "subscribe", "tables": list(tables)}
         if progress.begun:
             last = {"lastEventId": progress.last_id} if progress.last_id else {}
-            self._subscribe["resume"] = {"lastSequence": progress.after, **last}
+            self._subscribe["resume"] = {"lastSequence": progress.after, **last, **progress.place}
         self._sequence = progress.after
 
     def opening(self) -> str:
@@ -68,7 +68,8 @@ class Conversation:
             case "auth_success":
                 return _Turn(reply=json.dumps(self._subscribe))
             case "subscription_confirmed":
-                return _Turn([Opened(message["epoch"]), self._reached(message["sequence"])])
+                opened = Opened(message["epoch"], message.get("generation", ""))
+                return _Turn([opened, self._reached(message["sequence"])])
             case "connection_status" if "sequence" in message:
                 return _Turn([self._reached(message["sequence"])])
             case "error" | "auth_failure" | "subscription_rejected":

@@ -7,16 +7,26 @@ follow commit order. A reader never sees half a transaction. All cursors are exc
 """
 
 from .holding import ChangeRemoval, Cursor, Holder, RemovalReason
-from .ranges import Ancestor, Ranges
+from .lineage import (
+    FIRST_GENERATION,
+    UNKNOWN_GENERATION,
+    Ancestor,
+    Generation,
+    shared_upto,
+)
+from .ranges import Ranges
 from .reader import PIECE_HEAD, LogReader, Piece, Stats
 from .retention import LogRetention, RetentionSettings, RetentionStatus
 from .writer import Log, Trimmed
 
 __all__ = [
+    "FIRST_GENERATION",
     "PIECE_HEAD",
+    "UNKNOWN_GENERATION",
     "Ancestor",
     "ChangeRemoval",
     "Cursor",
+    "Generation",
     "Holder",
     "Log",
     "LogReader",
@@ -28,4 +38,5 @@ __all__ = [
     "RetentionStatus",
     "Stats",
     "Trimmed",
+    "shared_upto",
 ]

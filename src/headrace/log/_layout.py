@@ -17,7 +17,8 @@ BYTES = b"changefeed_bytes"  # bytes of every record ever committed
 TRIMMED = b"changefeed_trimmed_bytes"  # bytes of the records trimmed away
 REMOVALS = b"removals"  # which changes were removed lately, why, and who still needed them
 EPOCH = b"epoch"
-ANCESTORS = b"ancestors"  # the logs that this one was restored from, oldest first
+ANCESTORS = b"ancestors"  # as earlier versions noted the logs that this one was restored from
+LINEAGE = b"lineage"  # the generations of this log, oldest first
 LAYOUT = b"layout"
 LAYOUTS = RECORDS_ONLY, WITH_BLOCKS = b"1", b"2"  # one version after the other
 

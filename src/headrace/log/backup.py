@@ -17,7 +17,7 @@ import msgspec
 
 from ..errors import LogError
 from .folder import locked, make_private, unusable
-from .ranges import Ancestor
+from .lineage import Ancestor
 from .writer import Log
 
 MANIFEST = "backup.json"

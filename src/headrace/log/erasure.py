@@ -20,6 +20,7 @@ from ..change.erasure import (
     without_values,
 )
 from ..change.event import Change, Op, Table
+from ..change.path import table_path, unquoted
 from ..errors import ConfigError, nearest
 from .reader import LogReader, Piece
 from .writer import Log
@@ -186,18 +187,16 @@ def _object(name: str, value: msgspec.Raw) -> bytes:
 
 def versions_of(log: LogReader, name: str, source: str = "") -> list[Table]:
     """Every version of a table, oldest first; ConfigError: it is not known, or several are."""
-    named = [each for each in log.tables() if each.name]
+    named, name = [each for each in log.tables() if each.name], unquoted(name)
     found = [
-        each
-        for each in named
-        if name in (each.name, f"{each.schema}.{each.name}") and source in ("", each.source)
+        each for each in named if name in (each.name, each.path) and source in ("", each.source)
     ]
-    known = sorted({f"{each.schema}.{each.name}" for each in named})
+    known = sorted({each.path for each in named})
     if not found:
         raise ConfigError(f"the log has no table {name}{nearest(name, known)}")
     tables = sorted({(each.source, each.schema, each.name) for each in found})
     if len(tables) > 1:
-        listed = ", ".join(f"{schema}.{table} of {origin}" for origin, schema, table in tables)
+        listed = ", ".join(f"{table_path(*path)} of {origin}" for origin, *path in tables)
         raise ConfigError(
             f"{name} may be several tables: {listed}",
             hint="Name the table with its schema, and its source with --source.",
@@ -412,7 +411,7 @@ def spread(log: LogReader, history: RowHistory) -> ValueSpread:
 
 
 def _named(table: Table) -> str:
-    return f"{table.schema}.{table.name}" if table.name else MESSAGES
+    return table.path if table.name else MESSAGES
 
 
 def _single(log: LogReader, part: Piece) -> list[bytes]:

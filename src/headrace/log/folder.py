@@ -57,7 +57,7 @@ def unopened(folder: Path, error: Exception) -> LogError:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "/LOCK:" in text and "Permission denied" not in text and "Read-only" not in text:
         return LogInUse(f"another process is writing the log in {folder}{_holder(folder)}")
-    if text.startswith("Corruption"):
+    if is_corruption(error):
         return LogDamaged(f"the log in {folder} is damaged; RocksDB says: {text}")
     if is_exhausted(error):
         return LogError(f"the log in {folder} cannot be opened: {text}", hint=HINT)
@@ -65,6 +65,11 @@ def unopened(folder: Path, error: Exception) -> LogError:
         if os.strerror(number) in text:
             return LogError(f"the log in {folder} cannot be opened: {text}", hint=hint)
     return LogError(f"the log in {folder} cannot be opened: {text}", hint=_FIX)
+
+
+def is_corruption(error: BaseException) -> bool:
+    """Whether RocksDB says that what it read is not what was written."""
+    return str(error).startswith("Corruption")
 
 
 def locked(file: IO[Any]) -> bool:

@@ -6,32 +6,19 @@ transaction began is known from one look, and the place where it ends from a few
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..change.record import RecordHead
 from .holding import explained, removal_of
+from .lineage import UNKNOWN_GENERATION, Generation, likely_fork, shared_upto
 
 if TYPE_CHECKING:
     from .reader import LogReader
 
 SMALLEST = 5_000  # changes; a smaller range costs more to hand out than to read
-
-
-class Ancestor(msgspec.Struct, frozen=True):
-    """A log that this one is a restored copy of, and how much of it the copy has."""
-
-    epoch: str
-    sequence: int  # up to it, sequences of both mean the same changes
-
-
-def shared_upto(epoch: str, own: str, latest: int, ancestors: Sequence[Ancestor]) -> int | None:
-    """Up to which sequence a position in the log `epoch` holds in this one; None: nowhere."""
-    if epoch == own:
-        return latest
-    return next((each.sequence for each in ancestors if each.epoch == epoch), None)
 
 
 class Ranges(msgspec.Struct, frozen=True):
@@ -42,13 +29,27 @@ class Ranges(msgspec.Struct, frozen=True):
     latest_sequence: int
     ends: list[int]  # in order; none: there is nothing to read
     removed: str = ""  # why what follows `after` is gone, to be added to a sentence
-    ancestors: list[Ancestor] = []
+    lineage: list[Generation] = []  # none: the server is an earlier version's
     left_since: int = 0  # when the first change beyond the ends was captured (µs); 0: none is left
     since: int = 0  # the first sequence captured at a time or after it, where one was given
 
-    def shared_upto(self, epoch: str) -> int | None:
-        """Up to which sequence a position in the log `epoch` holds in this one; None: nowhere."""
-        return shared_upto(epoch, self.epoch, self.latest_sequence, self.ancestors)
+    @property
+    def generation(self) -> str:
+        """The generation that a reader of these ranges is in."""
+        return self.lineage[-1].id if self.lineage else UNKNOWN_GENERATION
+
+    def shared_upto(self, epoch: str, generation: str) -> int | None:
+        """Up to which sequence a place in another log or history holds here; None: nowhere."""
+        if not self.lineage and epoch == self.epoch:
+            return self.latest_sequence
+        return shared_upto(self.lineage, epoch, generation, self.latest_sequence)
+
+    def likely_fork(self, epoch: str, generation: str) -> int | None:
+        """Up to where this log and that history of it are likely the same; None: nowhere."""
+        upto = self.shared_upto(epoch, generation)
+        if upto is None:
+            return likely_fork(self.lineage, epoch, generation, self.latest_sequence)
+        return upto
 
 
 def plan(
@@ -70,7 +71,9 @@ def plan(
     ends = cuts.split(after, end, parts) if end > after else []
     left = log.place(end + 1) if ends and end < latest else None
     left_since = left.captured_at if left else 0
-    return Ranges(log.epoch, first, latest, ends, removed, log.ancestors, left_since)
+    # After `latest`: a generation that begins meanwhile has room for a place before it, and the one
+    # that ends has none for a place after it.
+    return Ranges(log.epoch, first, latest, ends, removed, log.lineage, left_since)
 
 
 class _Cuts:

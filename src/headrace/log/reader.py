@@ -23,10 +23,19 @@ from ..change.record import RecordHead, decode, head, head_in
 from ..change.span import LogSpan
 from ..errors import LogAbsent, LogDamaged, LogError
 from . import _layout as layout
+from ._synced import read_mark
 from .folder import reading, unopened
 from .holding import ChangeRemoval, Cursor
 from .keys import Key
-from .ranges import Ancestor, Ranges, plan, shared_upto
+from .lineage import (
+    UNKNOWN_GENERATION,
+    Ancestor,
+    Generation,
+    ancestors,
+    earlier_lineage,
+    shared_upto,
+)
+from .ranges import Ranges, plan
 
 PIECE_HEAD = struct.Struct(">QII")  # first sequence, number of changes, their bytes
 
@@ -34,6 +43,7 @@ _PIECE_BYTES = 512 << 10
 _ROWS = 512  # of a block, turned into records at a time; fewer, where those have many bytes
 _BLOCKS_KEPT = 4  # which were read last: who polls a hundred changes at a time finds them there
 _OPEN_SECONDS = 5.0  # a large transaction is flushed many times before anything of it may be seen
+_LOOKS = 5  # at a log that shows less than was synced
 _POLL_SECONDS = 0.2  # between two looks at a log that another process may write
 _WRITE_BUFFER = 32 << 20  # bytes; up to two of them hold what is not in a table file yet
 
@@ -93,6 +103,8 @@ class LogReader:
         self._first = 1
         self._manifest = _Manifest("", 0)  # when everything in it was seen
         self._open_due = 0.0
+        self._seen_lineage: bytes | None = None
+        self.damage = ""  # changes that could not be read; "": none so far
 
     @classmethod
     def open(cls, path: Path | str) -> LogReader:
@@ -109,7 +121,11 @@ class LogReader:
         except LogError:
             reader.close()
             raise
-        reader.refresh()
+        try:
+            reader.refresh()
+        except LogError:
+            reader.close()
+            raise
         return reader
 
     def __enter__(self) -> Self:
@@ -132,13 +148,14 @@ class LogReader:
     def refresh(self, upto: int = 0) -> None:
         """See what the writer has committed since; `upto`: what somebody else has seen of it."""
         known, before = self._manifest, self._latest
+        synced = read_mark(self.path).sequence  # first: what it says is there
         manifest = _manifest(self.path)
         with reading(self.path):
             self._db.try_catch_up_with_primary()
         self._look()
         # A writer that is opened begins another manifest, of which a follower overlooks files
         # (facebook/rocksdb#7815): changes are then missing in the midst of others.
-        switched = _manifest(self.path).name != known.name
+        switched = not _manifest(self.path).follows(known)
         # What is flushed, and was not seen before, is hidden until more is written (#14444).
         hidden = manifest.size != known.size and self._latest == before
         due = self._latest < upto or (hidden and time.monotonic() >= self._open_due)
@@ -146,6 +163,21 @@ class LogReader:
             self._open_again()
         elif not hidden:
             self._manifest = manifest
+        self._expect_upto(synced)
+
+    def _expect_upto(self, synced: int) -> None:
+        """A follower passes over files that it cannot read, and would show an older log."""
+        for _ in range(_LOOKS):
+            if self._latest >= synced:
+                return
+            self._open_again()
+            if self._latest < synced:
+                time.sleep(_POLL_SECONDS)  # the writer may be moving it to another file just now
+        self.damage = (
+            f"the log in {self.path} had changes up to {synced}, and can be read up to "
+            f"{self._latest}"
+        )
+        raise LogDamaged(self.damage)
 
     def _open_again(self) -> None:
         """See the log as one who has not followed it before."""
@@ -158,6 +190,10 @@ class LogReader:
     def _look(self) -> None:
         self._first = self._number(layout.FIRST, 1)
         self._latest = self._number(layout.SEQUENCE, 0)
+        if (lineage := self._get(layout.LINEAGE)) != self._seen_lineage:
+            # The folder may have been put back from a copy, which went on with other tables.
+            self._tables, self._versions, self._recent = {}, [], ()
+            self._seen_lineage = lineage
 
     def wait_beyond(self, sequence: int, seconds: float = math.inf) -> None:
         """Wait until the log, which another process may write, has more or the time is over."""
@@ -173,14 +209,27 @@ class LogReader:
         return bytes(self._get(layout.EPOCH) or b"").decode()
 
     @property
+    def lineage(self) -> list[Generation]:
+        """The generations of this log, oldest first; see `headrace.log.lineage`."""
+        if (stored := self._get(layout.LINEAGE)) is not None:
+            return msgspec.json.decode(stored, type=list[Generation])
+        known = self._get(layout.ANCESTORS)
+        earlier = [] if known is None else msgspec.json.decode(known, type=list[Ancestor])
+        return earlier_lineage(self.epoch, earlier)
+
+    @property
+    def generation(self) -> str:
+        """The one that a reader of this log is in."""
+        return self.lineage[-1].id
+
+    @property
     def ancestors(self) -> list[Ancestor]:
         """The logs that this one was restored from, each with how much of it is here."""
-        stored = self._get(layout.ANCESTORS)
-        return [] if stored is None else msgspec.json.decode(stored, type=list[Ancestor])
+        return ancestors(self.lineage)
 
-    def shared_upto(self, epoch: str) -> int | None:
-        """Up to which sequence a position in the log `epoch` holds in this one; None: nowhere."""
-        return shared_upto(epoch, self.epoch, self._latest, self.ancestors)
+    def shared_upto(self, epoch: str, generation: str = UNKNOWN_GENERATION) -> int | None:
+        """Up to which sequence a place in that log and generation holds here; None: nowhere."""
+        return shared_upto(self.lineage, epoch, generation, self._latest)
 
     @property
     def latest_sequence(self) -> int:
@@ -260,20 +309,21 @@ class LogReader:
 
     def _expect_next(self, wanted: int, found: int) -> None:
         if found != wanted:
-            raise LogDamaged(f"the log in {self.path} lacks changes before sequence {found}")
+            self.damage = f"the log in {self.path} lacks changes before sequence {found}"
+            raise LogDamaged(self.damage)
 
     def place(self, sequence: int) -> RecordHead | None:
         """Where a change stands in its transaction; None: it is not in the log."""
         if not self._first <= sequence <= self._latest:
             return None
-        with reading(self.path):
-            found = self._holding(sequence)
+        found = self._readable(sequence)
         if found is None:
             self._open_again()  # as in `_runs`
-            with reading(self.path):
-                found = self._holding(sequence)
+            found = self._readable(sequence)
         if found is None:
-            return None
+            if self._first > sequence:
+                return None  # it was trimmed meanwhile
+            raise self._unreadable(sequence)
         first, value = found
         return head_in(value, sequence - first) if isinstance(value, RowBlock) else head(value)
 
@@ -404,20 +454,19 @@ class LogReader:
                             first = layout.sequence_of(begun)
                             reached = first + block.count - 1
                             yield _Run(first, reached, block)
-                    for run in self._gathered(
-                        chain(() if following is None else (following,), items)
-                    ):
-                        reached = run.last
-                        yield run
+                    # What follows a hole is for nobody: it would look as if the hole was trimmed.
+                    if following and following[0] == layout.change_key(reached + 1):
+                        for run in self._gathered(chain((following,), items)):
+                            reached = run.last
+                            yield run
             # It ends without an error where a block of a file cannot be read, too.
             if reached >= end:
                 return
             self._open_again()  # the writer may have moved it to another file
             if self._first > end or self._first > reached + 1 > start:
                 return  # it was trimmed meanwhile; what follows is another piece
-        with reading(self.path):
-            self._db.get(layout.change_key(reached + 1))  # raises what RocksDB says
-        raise LogDamaged(f"the log in {self.path} cannot be read beyond sequence {reached}")
+            reached = max(reached, self._first - 1)
+        raise self._unreadable(reached + 1)
 
     def _gathered(self, items: Iterator[tuple[bytes, bytes]]) -> Iterator[_Run]:
         """Values as they come from RocksDB, in runs."""
@@ -452,6 +501,37 @@ class LogReader:
             return sequence, self._block(key, value) if value[0] == MARK else value
         return next(((layout.sequence_of(k), v) for k, v in self._block_over(sequence)), None)
 
+    def _readable(self, sequence: int) -> tuple[int, bytes | RowBlock] | None:
+        """The same; None also where RocksDB cannot read it."""
+        try:
+            with reading(self.path):
+                return self._holding(sequence)
+        except LogDamaged:
+            return None
+
+    def _unreadable(self, first: int) -> LogDamaged:
+        """What to report where a change that is there cannot be read; it is noted for `/health`."""
+        reason = ""
+        try:
+            with reading(self.path):
+                self._db.get(layout.change_key(first))  # raises what RocksDB says
+        except LogDamaged as error:
+            reason = f"; {str(error).partition('; ')[2]}"
+        last = self._damaged_upto(first)
+        self.damage = f"changes {first} to {last} of the log in {self.path} cannot be read{reason}"
+        return LogDamaged(self.damage)
+
+    def _damaged_upto(self, first: int) -> int:
+        """The last change, in a row from a first one, that cannot be read."""
+        low, step = first, 1
+        while (there := low + step) <= self._latest and self._readable(there) is None:
+            low, step = there, step * 2
+        high = min(there, self._latest + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._readable(middle) is None else (low, middle)
+        return low
+
     def _recent_over(self, sequence: int) -> tuple[int, RowBlock] | None:
         return next((each for each in self._recent if _holds(*each, sequence)), None)
 
@@ -483,8 +563,11 @@ class LogReader:
             )
 
     def _expect_state(self) -> None:
-        # A follower passes over files that it cannot read: the writer may have removed them.
-        if self._get(layout.LAYOUT) is None and any(self.path.glob("*.sst")):
+        # A follower passes over files that it cannot read: the writer may have removed them. A
+        # writer, too, where the list of its files was cut short. The epoch alone is there when the
+        # first writer was killed as it began.
+        begun = any(self._get(key) is not None for key in (layout.EPOCH, layout.LAYOUT))
+        if not begun and any(self.path.glob("*.sst")):
             raise LogDamaged(f"the log in {self.path} is damaged: its state cannot be read")
 
     def _marks(self, start: int = 0) -> Iterator[tuple[int, layout.Mark]]:
@@ -494,8 +577,17 @@ class LogReader:
     def _scan(self, prefix: bytes, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         bounds = ReadOptions()
         bounds.set_iterate_upper_bound(prefix[:-1] + bytes([prefix[-1] + 1]))
+        last = start or prefix
         with reading(self.path):
-            yield from self._state.items(from_key=start or prefix, read_opt=bounds)
+            items = self._state.items(from_key=last, read_opt=bounds)
+            for last, value in cast("Iterator[tuple[bytes, bytes]]", items):
+                yield last, value
+            # The items end without an error where a block cannot be read; an iterator says it.
+            iterator = self._state.iter(bounds)
+            iterator.seek(last)
+            while iterator.valid():
+                iterator.next()
+            iterator.status()
 
     def _get(self, key: bytes) -> bytes | None:
         with reading(self.path):
@@ -525,14 +617,21 @@ class _Manifest(NamedTuple):
 
     name: str  # "": there is none, so no log
     size: int
+    inode: int = 0  # a copy that was put back may go on under the same names
+
+    def follows(self, other: _Manifest) -> bool:
+        """Whether it is the same file, perhaps longer."""
+        return (self.name, self.inode) == (other.name, other.inode)
 
 
 def _manifest(folder: Path) -> _Manifest:
-    name, size = "", 0
-    with suppress(FileNotFoundError):  # the second may have just been replaced
-        name = (folder / "CURRENT").read_text().strip()
-        size = (folder / name).stat().st_size
-    return _Manifest(name, size)
+    name, size, inode = "", 0, 0
+    # The second may have just been replaced; a name that is none is for RocksDB to report.
+    with suppress(FileNotFoundError, ValueError):
+        name = (folder / "CURRENT").read_text(errors="replace").strip()
+        found = (folder / name).stat()
+        size, inode = found.st_size, found.st_ino
+    return _Manifest(name, size, inode)
 
 
 def _rows(first: int, block: RowBlock, start: int, end: int) -> Iterator[tuple[int, bytes]]:

@@ -25,13 +25,15 @@ from ..change.block import MARK, RowBlock, row_count
 from ..change.event import Batch, Table
 from ..change.record import ChangeRun
 from ..change.span import SpanNotes
-from ..errors import LogError, LogFailed
+from ..errors import LogDamaged, LogError, LogFailed
 from ..observe import traces
 from . import _layout as layout
+from ._recovery import open_database
+from ._synced import MarkKeeper
 from ._wal import WriteAheadLog
 from .counts import AppendCounts
 from .files import HINT, file_limit, is_exhausted, log_files
-from .folder import make_private, reading, unopened
+from .folder import is_corruption, make_private, reading
 from .holding import (
     ChangeRemoval,
     Cursor,
@@ -43,7 +45,7 @@ from .holding import (
     slowest,
 )
 from .keys import Key
-from .ranges import Ancestor
+from .lineage import Ancestor, Generation, kept, new_generation
 from .reader import LogReader, options
 
 _MARK_CHANGES = 1024
@@ -67,6 +69,7 @@ class Log(LogReader):
         super().__init__(db, path)
         self._family = db.get_column_family_handle(layout.STATE)
         self._wal = WriteAheadLog(path)
+        self._durable = MarkKeeper(path)
         self._turn = threading.Condition()
         self._arrival = threading.Condition()
         self.appended = AppendCounts()
@@ -84,11 +87,7 @@ class Log(LogReader):
         """Open for writing; a transaction cut short by a crash is removed."""
         folder = Path(path)
         make_private(folder)
-        try:
-            opts = options(open_files=log_files(file_limit()))
-            db = Rdict(str(folder), opts, {layout.STATE: opts})
-        except Exception as error:
-            raise unopened(folder, error) from error
+        db = open_database(folder, lambda: options(open_files=log_files(file_limit())))
         try:
             with reading(folder):
                 return cls(db, folder)
@@ -100,11 +99,13 @@ class Log(LogReader):
         """Let go of the files, so that another process may write."""
         del self._family  # it keeps the database open
         self._wal.close()
+        self._durable.close()
         try:
             super().close()
         except Exception as error:
-            # After a failed write RocksDB only repeats the error that was already raised.
-            if self._failure is None:
+            # After a failed write RocksDB only repeats the error that was already raised. What a
+            # compaction could not read is where it was, and readers report it.
+            if self._failure is None and not is_corruption(error):
                 raise LogFailed(f"the log in {self.path} could not be closed") from error
 
     def append(self, source: str, batch: Batch) -> int:
@@ -279,15 +280,26 @@ class Log(LogReader):
 
         Returns what it was.
         """
-        was = Ancestor(self.epoch, self._latest)
-        # Of an older ancestor, the copy has no more than the log had that it was copied from.
-        known = [Ancestor(each.epoch, min(each.sequence, self._latest)) for each in self.ancestors]
+        was, epoch = Ancestor(self.epoch, self._latest), uuid.uuid4().hex
         batch = WriteBatch(raw_mode=True)
-        batch.put(layout.ANCESTORS, msgspec.json.encode([*known, was]), self._family)
-        batch.put(layout.EPOCH, uuid.uuid4().hex.encode(), self._family)
+        batch.put(layout.EPOCH, epoch.encode(), self._family)
         with self._turn, self._failing():
+            lineage = self._begun(batch, epoch)
             self._write_durably(batch)
+            self._lineage = lineage
         return was
+
+    @property
+    def lineage(self) -> list[Generation]:
+        """The generations of this log, oldest first."""
+        return self._lineage
+
+    def _begun(self, batch: WriteBatch, epoch: str) -> list[Generation]:
+        """The lineage with one more generation, which the batch begins."""
+        begun = Generation(epoch, new_generation(), self._latest + 1)
+        lineage = kept([*self._lineage, begun])
+        batch.put(layout.LINEAGE, msgspec.json.encode(lineage), self._family)
+        return lineage
 
     def refresh(self, upto: int = 0) -> None:
         """The writer always sees everything."""
@@ -341,7 +353,7 @@ class Log(LogReader):
         records.put(layout.SEQUENCE, b"%d" % sequence, self._family)
         records.put(layout.BYTES, b"%d" % self._bytes, self._family)
         records.put(layout.source_key(source), resume, self._family)
-        self._write_durably(records)
+        self._write_durably(records, sequence)
         self._written = self._latest = sequence
         self._unfinished = None
         self._turn.notify_all()
@@ -385,27 +397,42 @@ class Log(LogReader):
     def _found(self) -> None:
         """Begin a new log, or take up an old one."""
         self._expect_layout()
-        if self._get(layout.LAYOUT) is None:
+        self._expect_state()
+        if new := self._get(layout.LAYOUT) is None:
             self._put(layout.EPOCH, uuid.uuid4().hex.encode())
             self._put(layout.LAYOUT, layout.RECORDS_ONLY)
         self._first = self._number(layout.FIRST, 1)
         self._latest = self._number(layout.SEQUENCE, 0)
-        self._remove_uncommitted()
+        self._lineage = super().lineage
+        removal = self._removal_of_uncommitted()
+        if not new:
+            self._lineage = self._begun(removal, self.epoch)
+        self._write_durably(removal)
+        self._begin_after_latest()
 
     def _remove_uncommitted(self) -> None:
+        self._write_durably(self._removal_of_uncommitted())
+        self._begin_after_latest()
+
+    def _removal_of_uncommitted(self) -> WriteBatch:
         removal = WriteBatch(raw_mode=True)
         beyond = self._latest + 1
         removal.delete_range(layout.change_key(beyond), layout.change_key(10**20 - 1))
         removal.delete_range(layout.mark_key(beyond), layout.mark_key(10**20 - 1), self._family)
-        self._write_durably(removal)
+        return removal
+
+    def _begin_after_latest(self) -> None:
         self._written = self._latest
         self._bytes = self._number(layout.BYTES, 0)
         self._mark = (self._latest, 0)
         self._notes = SpanNotes(self._latest)
 
-    def _write_durably(self, batch: WriteBatch) -> None:
+    def _write_durably(self, batch: WriteBatch, latest: int | None = None) -> None:
+        """`latest` is the last change that the batch commits; None: it commits none."""
         self._db.write(batch)
+        writes = self._db.latest_sequence_number()
         self._wal.sync()
+        self._durable.take(self._latest if latest is None else latest, writes)
 
     def _put(self, key: bytes, value: bytes) -> None:
         batch = WriteBatch(raw_mode=True)
@@ -429,6 +456,9 @@ class Log(LogReader):
             self._failure = error
             self._turn.notify_all()  # whoever waits for a transaction that will not end
             hint = HINT if is_exhausted(error) else ""
+            if is_corruption(error):  # found by a compaction: RocksDB then takes no more
+                hint = LogDamaged.hint
+                self.damage = f"the log in {self.path} is damaged; RocksDB says: {error}"
             raise LogFailed(f"the log in {self.path} could not be written", hint=hint) from error
 
 

@@ -155,6 +155,7 @@ def create_app(
         },
         request_max_body_size=LARGEST_BODY,
         openapi_config=openapi.config(),
+        plugins=[openapi.ArrayStructs()],
         logging_config=None,
     )
 

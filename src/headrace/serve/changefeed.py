@@ -26,7 +26,15 @@ from .permissions import Permissions
 from .query import UINT64, NoQuery, PollQuery, StreamQuery, read_body, read_query
 from .request import expect_shared, start_after
 from .service import Service
-from .sse import Pace, event_stream, frames, gap_comment, resume_after
+from .sse import (
+    Pace,
+    StreamStart,
+    event_stream,
+    frames,
+    gap_comment,
+    id_suffix,
+    resume_after,
+)
 from .subscription import Subscription
 
 
@@ -91,6 +99,7 @@ async def poll(request: Request[Any, Any, Any]) -> Response[bytes]:
             service,
             start_after(service, access, after=query.from_seq, cursor=query.cursor),
             query.epoch,
+            query.generation,
         ),
         permissions=Permissions.of(access),
     )
@@ -115,16 +124,19 @@ async def stream(request: Request[Any, Any, Any]) -> Stream:
     service, access = Service.of(request), access_of(request)
     query = read_query(request, StreamQuery)
     after = start_after(service, access, after=query.from_seq, cursor=query.cursor)
+    start = resume_after(request, StreamStart(after, query.generation))
     subscription = Subscription(
         service.feed,
         _format(query.include),
         filter=Filter(key_prefix=query.key_prefix),
-        after=expect_shared(service, resume_after(request, after), query.epoch),
+        after=expect_shared(service, start.after, query.epoch, start.generation),
         upto=None if query.keep_alive else service.log.latest_sequence,
         permissions=Permissions.of(access),
     )
     pace = Pace(idle=query.heartbeat_ms / 1000, seconds=query.max_seconds)
-    return event_stream(service.feed, frames(subscription, access, pace=pace, gap=gap_comment))
+    suffix = id_suffix(service.feed, places=query.place_ids)
+    sent = frames(subscription, access, pace=pace, gap=gap_comment, suffix=suffix)
+    return event_stream(service.feed, sent)
 
 
 @get(

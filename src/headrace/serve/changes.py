@@ -16,7 +16,7 @@ from .permissions import Permissions
 from .query import ChangesQuery, ChangesStreamQuery, read_query
 from .request import expect_shared, request_filter, request_format, start_after
 from .service import Service
-from .sse import Pace, event_stream, frames, gap_event, resume_after
+from .sse import Pace, StreamStart, event_stream, frames, gap_event, id_suffix, resume_after
 from .subscription import FeedPage, Subscription
 
 NDJSON = "application/x-ndjson"
@@ -32,6 +32,7 @@ class ChangesPage(msgspec.Struct, frozen=True):
     latest_sequence: int
     scanned: int  # go on after this one
     epoch: str
+    generation: str
 
 
 class EventsPage(msgspec.Struct, frozen=True):
@@ -42,6 +43,7 @@ class EventsPage(msgspec.Struct, frozen=True):
     latest_sequence: int
     scanned: int  # go on after this one
     epoch: str
+    generation: str
 
 
 @get(
@@ -73,7 +75,11 @@ async def changes_stream(request: Request[Any, Any, Any]) -> Stream:
     query = read_query(request, ChangesStreamQuery)
     idle = query.heartbeat_ms / 1000
     sent = frames(
-        _subscription(request, query), access_of(request), pace=Pace(idle=idle), gap=gap_event
+        _subscription(request, query),
+        access_of(request),
+        pace=Pace(idle=idle),
+        gap=gap_event,
+        suffix=id_suffix(service.feed, places=query.place_ids),
     )
     return event_stream(service.feed, sent)
 
@@ -83,9 +89,10 @@ def _subscription(
 ) -> Subscription:
     service, access = Service.of(request), access_of(request)
     after = start_after(service, access, after=query.after, cursor=query.cursor)
+    start = StreamStart(after, query.generation)
     if isinstance(query, ChangesStreamQuery):
-        after = resume_after(request, after)
-    expect_shared(service, after, query.epoch)
+        start = resume_after(request, start)
+    after = expect_shared(service, start.after, query.epoch, start.generation)
     return Subscription(
         service.feed,
         request_format(
@@ -99,13 +106,17 @@ def _subscription(
 
 
 def _document(service: Service, page: FeedPage, name: bytes) -> bytes:
-    return b'{"%b":[%b],"count":%d,"latest_sequence":%d,"scanned":%d,"epoch":%b}' % (
-        name,
-        b",".join(page.payloads),
-        len(page.events),
-        service.log.latest_sequence,
-        page.scanned,
-        msgspec.json.encode(service.feed.epoch),
+    return (
+        b'{"%b":[%b],"count":%d,"latest_sequence":%d,"scanned":%d,"epoch":%b,"generation":%b}'
+        % (
+            name,
+            b",".join(page.payloads),
+            len(page.events),
+            service.log.latest_sequence,
+            page.scanned,
+            msgspec.json.encode(service.feed.epoch),
+            msgspec.json.encode(service.feed.generation),
+        )
     )
 
 

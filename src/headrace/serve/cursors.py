@@ -20,7 +20,15 @@ from .parameters import Name
 from .permissions import Permissions
 from .problems import Problem, RequestRefused, invalid_parameter
 from .query import CursorQuery, LeaseQuery, NoQuery, read_body, read_query, read_value
-from .request import found_cursor, known_cursor, may, owner, request_filter, request_format
+from .request import (
+    expect_shared,
+    found_cursor,
+    known_cursor,
+    may,
+    owner,
+    request_filter,
+    request_format,
+)
 from .service import Service
 
 MOST_CURSORS = 1000  # of one key: each of them holds back trimming
@@ -28,7 +36,10 @@ _NAME = Name("a cursor")
 _PATH = {"name": _NAME}
 
 _CONFLICT = {
-    409: problem("It is ahead, consumers hold leases, or several keys have such a cursor.")
+    409: problem(
+        "It is ahead, the log lacks the sequence, consumers hold leases, or several keys have "
+        "such a cursor."
+    )
 }
 
 
@@ -54,6 +65,9 @@ class CursorPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sequence: Annotated[int, msgspec.Meta(ge=0)]
     force: bool = False  # also backwards, and although consumers hold leases
+    # The log that the sequence belongs to, and the generation in which it was read there.
+    epoch: str | None = None
+    generation: str | None = None
 
 
 class LeasedEvent(msgspec.Struct, frozen=True):
@@ -122,10 +136,7 @@ async def moved(request: Request[Any, Any, Any]) -> CursorView:
     service, access, name = Service.of(request), access_of(request), _name(request)
     whose = read_query(request, CursorQuery).owner
     body = await read_body(request, CursorPut)
-    latest = service.log.latest_sequence
-    if body.sequence > latest:
-        message = f"sequence must be at most {latest}, the newest in the log"
-        raise invalid_parameter("sequence", str(body.sequence), message)
+    expect_shared(service, body.sequence, body.epoch, body.generation)
     if whose is None:
         meant = found_cursor(service, access, name) or Cursor(name, 0, 0, owner(access))
     else:
@@ -183,7 +194,8 @@ async def lease(request: Request[Any, Any, Any]) -> Response[bytes]:
         b",".join(b'{"sequence":%d,"event":%b}' % each for each in leased.events),
         leased.cursor.sequence,
     )
-    headers = {"X-Headrace-Epoch": service.feed.epoch}
+    feed = service.feed
+    headers = {"X-Headrace-Epoch": feed.epoch, "X-Headrace-Generation": feed.generation}
     if leased.gap:
         headers |= leased.gap.headers
     body += b'"latest_sequence":%d}' % service.log.latest_sequence

@@ -91,6 +91,7 @@ class LogFeed:
         # further, so that all of them get the same page.
         self.latest = log.latest_sequence
         self.epoch = log.epoch
+        self.generation = log.generation
         self.closing = False
         self.delivered = Histogram()  # from the commit of an event until a reader got it
         self.waiting = 0  # how many subscriptions wait for a change now

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Annotated
 
 from ..change.event import Change, Op, Table
+from ..change.path import is_qualified, path_part, split_path, unquoted
 from ..formats.entities import Entities, Test
 from ..formats.entity import EntityFilter
 from ..formats.key import row_key
@@ -106,15 +107,19 @@ class NamedTables:
         self._bare: dict[str, list[Table]] = {}
         self._whole: dict[str, list[Table]] = {}  # by schema.table
         for table in tables:
-            self._bare.setdefault(table.name, []).append(table)
-            self._whole.setdefault(f"{table.schema}.{table.name}", []).append(table)
+            for name in {table.name, path_part(table.name)}:
+                self._bare.setdefault(name, []).append(table)
+            for path in {table.path, f"{table.schema}.{table.name}"}:
+                self._whole.setdefault(path, []).append(table)
 
     def matching(self, name: str) -> list[Table]:
         """The tables that a pattern without wildcards means, in all their versions."""
-        return (self._whole if "." in name else self._bare).get(name, [])
+        names = self._whole if is_qualified(name) else self._bare
+        return [table for table in names.get(unquoted(name), []) if table.matches(name)]
 
     def called(self, name: str) -> list[Table]:
         """Those that are called so, with or without their schema, in all their versions."""
+        name = unquoted(name)
         return [*self._bare.get(name, []), *self._whole.get(name, [])]
 
 
@@ -122,6 +127,9 @@ def named(name: str) -> list[Table]:
     """The tables that a name could mean, whether or not there are such tables."""
     dots = [at for at, character in enumerate(name) if character == "."]
     paths = [(name[:at], name[at + 1 :]) for at in dots] or [("public", name)]
+    if '"' in name:
+        schema, bare = split_path(name)
+        paths = [(schema or "public", bare)]
     return [Table("", "", "", "", schema, table) for schema, table in paths]
 
 

@@ -180,7 +180,9 @@ class ChangeFeed:
             self._service.feed,
             self._format,
             filter=_filter(request),
-            after=expect_shared(self._service, request.after, None),
+            after=expect_shared(
+                self._service, request.after, request.epoch or None, request.generation or None
+            ),
             permissions=Permissions.of(access),
         )
 
@@ -189,6 +191,7 @@ class ChangeFeed:
             scanned=page.scanned,
             latest_sequence=self._service.log.latest_sequence,
             epoch=self._service.feed.epoch,
+            generation=self._service.feed.generation,
             gap=v1.Gap(**page.gap._asdict()) if page.gap else None,
         )
         # Fields of a message may stand in any order, and those that repeat, anywhere.
@@ -198,6 +201,7 @@ class ChangeFeed:
         """What a subscriber must know of the log before its first event."""
         return (
             ("x-headrace-epoch", self._service.feed.epoch),
+            ("x-headrace-generation", self._service.feed.generation),
             ("x-headrace-latest", str(self._service.log.latest_sequence)),
         )
 

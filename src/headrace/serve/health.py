@@ -10,10 +10,12 @@ from enum import StrEnum
 
 import msgspec
 
+from ..errors import LogDamaged
 from ..log import Log, RetentionStatus
 from ..metrics import PipelineState
 from ..sinks import SinkPhase, SinkStatus
-from ..sources import Phase, Status
+from ..sinks.verification import Verification
+from ..sources import FORMER, Phase, Status
 from .settings import ServerSettings
 
 
@@ -50,6 +52,9 @@ class SinkHealth(msgspec.Struct, frozen=True):
     lag: int | None  # changes; None: not known
     lag_seconds: float | None  # since the oldest of these was captured; None: not known
     notes: list[str]
+    verified: Verification | None = (
+        None  # its last comparison with its sources; None: there is none
+    )
 
 
 class PipelineHealth(msgspec.Struct, frozen=True):
@@ -167,7 +172,8 @@ class HealthCheck:
             status.phase if status else None,
             lag,
             age,
-            ["it is paused"] if paused else [],
+            list(_sink_notes(status)) if status else [],
+            status.verified if status else None,
         )
 
     def _failures(self, status: Status) -> list[str]:
@@ -215,6 +221,8 @@ def _notes(status: Status) -> Iterator[str]:
         yield "it is paused"
     for table, statement in status.inserts_only.items():
         yield f"table {table} is captured for inserts only; all of it after: {statement}"
+    for table in status.former:
+        yield f"table {table} {FORMER}"
 
 
 def _sink_shortcomings(status: SinkStatus) -> Iterator[str]:
@@ -234,11 +242,23 @@ def _sink_shortcomings(status: SinkStatus) -> Iterator[str]:
         )
     if status.catalog:
         yield status.catalog
+    if status.verified and not status.verified.sound:
+        yield (
+            f"{status.verified.summary()}; `headrace verify {status.sink}` names the rows, "
+            "and with --repair takes new snapshots"
+        )
     if status.dead_letters:
         yield (
             f"{status.dead_letters} dead letters wait; "
             f"`headrace redrive {status.sink}` sends them again"
         )
+
+
+def _sink_notes(status: SinkStatus) -> Iterator[str]:
+    if status.phase is SinkPhase.PAUSED:
+        yield "it is paused"
+    if status.verified and status.verified.sound:
+        yield status.verified.summary()
 
 
 def _age(now: float, name: str, pipeline: PipelineState, log: Log) -> float | None:
@@ -250,7 +270,10 @@ def _age(now: float, name: str, pipeline: PipelineState, log: Log) -> float | No
     if not pipeline.folder.same_log:
         return None
     first = max(status.sequence + 1 if status else 0, log.first_sequence)
-    waiting = log.place(first)
+    try:
+        waiting = log.place(first)
+    except LogDamaged:
+        return None  # the log's own health says it
     return None if waiting is None else max(now - waiting.captured_at / 1e6, 0.0)
 
 
@@ -267,12 +290,13 @@ def _worst(statuses: Sequence[HealthStatus]) -> HealthStatus:
 
 def _log(log: Log, room: RetentionStatus) -> LogHealth:
     stats = log.stats()
+    damage = [f"{log.damage}. {LogDamaged.hint}"] if log.damage else []
     return LogHealth(
         log.epoch,
         stats.count,
         stats.first_sequence,
         stats.latest_sequence,
         stats.total_bytes,
-        _verdict([], room.reasons),
-        list(room.reasons),
+        _verdict(damage, room.reasons),
+        [*damage, *room.reasons],
     )

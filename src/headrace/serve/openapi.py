@@ -25,6 +25,8 @@ from litestar.openapi.spec import (
     Schema,
     SecurityScheme,
 )
+from litestar.plugins import OpenAPISchemaPlugin
+from litestar.typing import FieldDefinition
 
 from .. import __version__
 from .parameters import ParameterRule
@@ -41,11 +43,39 @@ LAST_EVENT_ID = Parameter(
     schema=Schema(
         one_of=[
             Schema(type=OpenAPIType.INTEGER, minimum=0, maximum=UINT64),
+            Schema(type=OpenAPIType.STRING, pattern="^[0-9]{1,20}@[0-9a-f]{1,16}$"),
             Schema(type=OpenAPIType.STRING, max_length=0),  # none yet
         ]
     ),
     description="The last sequence a reconnecting client has; it wins over the cursor.",
 )
+
+
+class ArrayStructs(OpenAPISchemaPlugin):
+    """Describes structs that are sent as arrays; Litestar alone takes them for objects."""
+
+    def is_plugin_supported_field(self, field_definition: FieldDefinition) -> bool:
+        """Whether a type is such a struct."""
+        struct = field_definition.annotation
+        return (
+            isinstance(struct, type)
+            and issubclass(struct, msgspec.Struct)
+            and struct.__struct_config__.array_like
+        )
+
+    def to_openapi_schema(self, field_definition: FieldDefinition, schema_creator: Any) -> Schema:
+        """An array with a value for each field."""
+        hints = field_definition.get_type_hints()
+        fields = field_definition.annotation.__struct_fields__
+        kinds = [FieldDefinition.from_annotation(kind) for kind in dict.fromkeys(hints.values())]
+        return Schema(
+            type=OpenAPIType.ARRAY,
+            # Not by `prefixItems`, which few programs understand.
+            items=Schema(any_of=[schema_creator.for_field_definition(kind) for kind in kinds]),
+            min_items=len(fields),
+            max_items=len(fields),
+            description=f"{', '.join(fields)}, in this order.",
+        )
 
 
 def config() -> OpenAPIConfig:

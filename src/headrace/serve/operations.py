@@ -209,4 +209,5 @@ def _pipeline(service: Service) -> PipelineState | None:
     folder = service.settings.pipeline
     if folder is None:
         return None
-    return PipelineState(folder=folder, report=report.read(folder.folder))
+    found = report.with_verified(report.read(folder.folder), folder.folder_of)
+    return PipelineState(folder=folder, report=found)

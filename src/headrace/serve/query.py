@@ -54,6 +54,12 @@ Owner = Annotated[
     str | None, Name(f"for an admin: the id of the key whose cursor is meant, or {NO_KEY}")
 ]
 Epoch = Annotated[str | None, Name("the log that the sequence belongs to (X-Headrace-Epoch)")]
+Generation = Annotated[
+    str | None, Name("the generation that the sequence was read in (X-Headrace-Generation)")
+]
+PlaceIds = Annotated[
+    bool, Flag("each id: is SEQUENCE@GENERATION, which shows that a log was put back")
+]
 CursorName = Annotated[str | None, Name("a named cursor to begin after")]
 FormatName = Annotated[str, OneOf(catalogue.names(), "how each change is written down")]
 # Events of a stream, such as `etl`, stand for no single row, so nobody can lease them.
@@ -74,6 +80,7 @@ class PollQuery(msgspec.Struct, frozen=True, kw_only=True):
     from_seq: Cursor = 0
     cursor: CursorName = None
     epoch: Epoch = None
+    generation: Generation = None
     limit: Annotated[int | None, MOST] = None
     long_poll_ms: Annotated[int, WAIT] = 0
     key_prefix: KeyPrefix = ""
@@ -86,10 +93,12 @@ class StreamQuery(msgspec.Struct, frozen=True, kw_only=True):
     from_seq: Cursor = 0
     cursor: CursorName = None
     epoch: Epoch = None
+    generation: Generation = None
     key_prefix: KeyPrefix = ""
     keep_alive: Annotated[bool, Flag("stay and send what comes, instead of what there is")] = False
     max_seconds: Annotated[int, Integer(1, 60, "the stream's longest duration")] = 30
     heartbeat_ms: Heartbeat = 15_000
+    place_ids: PlaceIds = False
     include: Include = frozenset()
 
 
@@ -99,6 +108,7 @@ class ChangesQuery(FilterParameters, frozen=True, kw_only=True):
     after: Cursor = 0
     cursor: CursorName = None
     epoch: Epoch = None
+    generation: Generation = None
     upto: Upto = None
     limit: Annotated[int | None, MOST] = None
     wait_ms: Annotated[int, WAIT] = 0
@@ -112,10 +122,12 @@ class ChangesStreamQuery(FilterParameters, frozen=True, kw_only=True):
     after: Cursor = 0
     cursor: CursorName = None
     epoch: Epoch = None
+    generation: Generation = None
     upto: Upto = None
     format: FormatName = "canonical"
     preserve_transactions: Markers = False
     heartbeat_ms: Heartbeat = 15_000
+    place_ids: PlaceIds = False
 
 
 class CursorQuery(msgspec.Struct, frozen=True, kw_only=True):

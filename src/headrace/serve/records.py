@@ -61,7 +61,11 @@ async def records(request: Request[Any, Any, Any]) -> Stream:
     query = read_query(request, RecordsQuery)
     latest = service.log.latest_sequence
     upto = latest if query.upto is None else min(query.upto, latest)
-    headers = {"X-Headrace-Epoch": service.feed.epoch, "X-Headrace-Latest": str(latest)}
+    headers = {
+        "X-Headrace-Epoch": service.feed.epoch,
+        "X-Headrace-Generation": service.feed.generation,
+        "X-Headrace-Latest": str(latest),
+    }
     if BLOCKS in request.headers.get("accept", ""):
         stored = _stored(service.log, query.after, upto, access_of(request))
         return Stream(stored, media_type=BLOCKS, headers=headers)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from ..change.event import Op
 from ..formats import AnyFormat
 from ..formats.changefeed import ON_REQUEST
-from ..log import Cursor
+from ..log import UNKNOWN_GENERATION, Cursor
 from .access import Access
 from .filter import Filter, FilterParameters, NamedTables, named
 from .problems import Problem, RequestRefused, invalid_parameter
@@ -63,21 +63,28 @@ def start_after(service: Service, access: Access, *, after: int, cursor: str | N
     return known_cursor(service, access, cursor).sequence
 
 
-def expect_shared(service: Service, after: int, epoch: str | None) -> int:
-    """Refuse a sequence of a log that this one was restored from, but not as far as that."""
+def expect_shared(
+    service: Service, after: int, epoch: str | None, generation: str | None = None
+) -> int:
+    """Refuse a place that is not in this log: it was put back from an older copy, or replaced."""
     log = service.log
-    if epoch is None:
-        # A restored log gives the sequences beyond its copy to other changes than the first did.
-        ahead = after > log.latest_sequence and bool(log.ancestors)
-        upto: int | None = log.latest_sequence
-    else:
-        upto = log.shared_upto(epoch)
-        ahead = upto is None or (epoch != log.epoch and after > upto)
-    if not ahead:
+    meant = log.epoch if epoch is None else epoch
+    upto = log.shared_upto(meant, generation or UNKNOWN_GENERATION)
+    if upto is not None and after <= upto:
         return after
-    has = "nothing of it" if upto is None else f"what it had up to sequence {upto}"
-    message = f"sequence {after} is of another log, and this one has {has}"
-    hint = "Read the tables' current rows, then go on after latest_sequence of this log."
+    if meant != log.epoch:
+        has = "nothing of it" if upto is None else f"what it had up to sequence {upto}"
+        message = f"sequence {after} is of another log, and this one has {has}"
+    elif upto is None:
+        message = f"sequence {after} was read in generation {generation}, which this log never had"
+    else:
+        message = f"sequence {after} is beyond what this log has of it, which ends at {upto}"
+    if meant == log.epoch:
+        message += ": it was put back from an older copy, or lost its tail"
+    hint = (
+        f"Read the tables' current rows, then go on after {log.latest_sequence}, the newest "
+        "sequence of this log."
+    )
     raise RequestRefused(409, Problem("other_log", message, hint=hint))
 
 

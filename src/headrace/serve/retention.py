@@ -16,7 +16,7 @@ def sink_holders(log: LogReader, pipeline: PipelineFolder | None) -> list[Holder
         return []
     holders = []
     for sink, progress in pipeline.committed().items():
-        shared = None if progress is None else log.shared_upto(progress.epoch)
+        shared = None if progress is None else log.shared_upto(progress.epoch, progress.generation)
         if progress is not None and shared is not None:
             sequence = min(progress.sequence, shared)
         elif progress is None or pipeline.same_log:

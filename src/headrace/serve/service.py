@@ -100,6 +100,7 @@ class Service:
         """What a reader must know of a page besides its changes."""
         headers = {
             "X-Headrace-Epoch": self.feed.epoch,
+            "X-Headrace-Generation": self.feed.generation,
             "X-Headrace-Latest": str(self.log.latest_sequence),
             "X-Headrace-Scanned": str(page.scanned if scanned is None else scanned),
         }

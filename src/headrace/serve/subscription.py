@@ -178,14 +178,14 @@ class Subscription:
         while self.scanned < end and len(events) < limit and room > 0 and now() < until:
             if self.ended:
                 break
-            entries = await self._feed.read(self.scanned, end)
-            if len(entries) > READ_ON_LOOP:
-                await self._feed.turn()
-            first = entries[0].sequence if entries else end + 1
-            if first > self.scanned + 1:
-                gap = spanning(gap, self._feed.gap(self.scanned + 1, first - 1))
-                self.scanned = first - 1
             try:
+                entries = await self._feed.read(self.scanned, end)
+                if len(entries) > READ_ON_LOOP:
+                    await self._feed.turn()
+                first = entries[0].sequence if entries else end + 1
+                if first > self.scanned + 1:
+                    gap = spanning(gap, self._feed.gap(self.scanned + 1, first - 1))
+                    self.scanned = first - 1
                 ready = await self._encoder.ready(entries)
                 room = self._take(ready, events, limit=limit, room=room)
             except LogError:

@@ -26,7 +26,7 @@ from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadrace/v1/changefeed.proto\x12\x0bheadrace.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x87\x02\n\x10SubscribeRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x0e\n\x06tables\x18\x02 \x03(\t\x12*\n\noperations\x18\x03 \x03(\x0e\x32\x16.headrace.v1.Operation\x12\r\n\x05limit\x18\x04 \x01(\r\x12\x12\n\nkey_prefix\x18\x05 \x01(\t\x12\x12\n\nevent_type\x18\x06 \x01(\t\x12\x13\n\x0b\x65ntity_type\x18\x07 \x01(\t\x12\x11\n\ttenant_id\x18\x08 \x01(\t\x12\x0f\n\x07trigger\x18\t \x01(\t\x12\x16\n\x0e\x63hanged_fields\x18\n \x03(\t\x12\x10\n\x08together\x18\x0b \x01(\x08\x12\x0e\n\x06source\x18\x0c \x01(\t\"\x9e\x01\n\x11SubscribeResponse\x12&\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.headrace.v1.CDCEventH\x00\x12\x11\n\x07scanned\x18\x02 \x01(\x04H\x00\x12\x1f\n\x03gap\x18\x03 \x01(\x0b\x32\x10.headrace.v1.GapH\x00\x12%\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x15.headrace.v1.CDCEventB\x06\n\x04item\"\x81\x02\n\x0bPollRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x0e\n\x06tables\x18\x02 \x03(\t\x12*\n\noperations\x18\x03 \x03(\x0e\x32\x16.headrace.v1.Operation\x12\r\n\x05limit\x18\x04 \x01(\r\x12\x12\n\nkey_prefix\x18\x05 \x01(\t\x12\x12\n\nevent_type\x18\x06 \x01(\t\x12\x13\n\x0b\x65ntity_type\x18\x07 \x01(\t\x12\x11\n\ttenant_id\x18\x08 \x01(\t\x12\x0f\n\x07trigger\x18\t \x01(\t\x12\x16\n\x0e\x63hanged_fields\x18\n \x03(\t\x12\x0f\n\x07wait_ms\x18\x0b \x01(\r\x12\x0e\n\x06source\x18\x0c \x01(\t\"\x9a\x01\n\x0cPollResponse\x12%\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x15.headrace.v1.CDCEvent\x12\x0f\n\x07scanned\x18\x02 \x01(\x04\x12\x17\n\x0flatest_sequence\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\"\n\x03gap\x18\x05 \x01(\x0b\x32\x10.headrace.v1.GapH\x00\x88\x01\x01\x42\x06\n\x04_gap\"2\n\x03Gap\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xcb\x04\n\x08\x43\x44\x43\x45vent\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0e\n\x06schema\x18\x03 \x01(\t\x12\r\n\x05table\x18\x04 \x01(\t\x12)\n\toperation\x18\x05 \x01(\x0e\x32\x16.headrace.v1.Operation\x12-\n\ttimestamp\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0etransaction_id\x18\x07 \x01(\t\x12\'\n\x08position\x18\x08 \x01(\x0b\x32\x15.headrace.v1.Position\x12\'\n\x06\x62\x65\x66ore\x18\t \x01(\x0b\x32\x17.google.protobuf.Struct\x12&\n\x05\x61\x66ter\x18\n \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x35\n\x08metadata\x18\x0b \x03(\x0b\x32#.headrace.v1.CDCEvent.MetadataEntry\x12\x18\n\x0b\x62\x65\x66ore_json\x18\x0c \x01(\x0cH\x00\x88\x01\x01\x12\x17\n\nafter_json\x18\r \x01(\x0cH\x01\x88\x01\x01\x12\x15\n\x08\x64\x64l_type\x18\x0e \x01(\tH\x02\x88\x01\x01\x12\x18\n\x0b\x64\x64l_command\x18\x0f \x01(\tH\x03\x88\x01\x01\x12\x10\n\x08sequence\x18\x10 \x01(\x04\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0e\n\x0c_before_jsonB\r\n\x0b_after_jsonB\x0b\n\t_ddl_typeB\x0e\n\x0c_ddl_command\"\xd7\x01\n\x08Position\x12\x31\n\x08postgres\x18\x01 \x01(\x0b\x32\x1d.headrace.v1.PostgresPositionH\x00\x12+\n\x05mysql\x18\x02 \x01(\x0b\x32\x1a.headrace.v1.MysqlPositionH\x00\x12/\n\x07mongodb\x18\x03 \x01(\x0b\x32\x1c.headrace.v1.MongodbPositionH\x00\x12-\n\x06sqlite\x18\x04 \x01(\x0b\x32\x1b.headrace.v1.SqlitePositionH\x00\x42\x0b\n\tconnector\"1\n\x10PostgresPosition\x12\x0b\n\x03lsn\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"=\n\rMysqlPosition\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x0c\n\x04gtid\x18\x03 \x01(\t\"W\n\x0fMongodbPosition\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12.\n\x0c\x63luster_time\x18\x02 \x01(\x0b\x32\x18.headrace.v1.ClusterTime\"4\n\x0eSqlitePosition\x12\x13\n\x0btransaction\x18\x01 \x01(\x04\x12\r\n\x05\x65ntry\x18\x02 \x01(\x04\"#\n\x0b\x43lusterTime\x12\t\n\x01t\x18\x01 \x01(\r\x12\t\n\x01i\x18\x02 \x01(\r*j\n\tOperation\x12\x19\n\x15OPERATION_UNSPECIFIED\x10\x00\x12\n\n\x06INSERT\x10\x01\x12\n\n\x06UPDATE\x10\x02\x12\n\n\x06\x44\x45LETE\x10\x03\x12\x07\n\x03\x44\x44L\x10\x04\x12\t\n\x05\x42\x45GIN\x10\x05\x12\n\n\x06\x43OMMIT\x10\x06\x32\x97\x01\n\nChangeFeed\x12L\n\tSubscribe\x12\x1d.headrace.v1.SubscribeRequest\x1a\x1e.headrace.v1.SubscribeResponse0\x01\x12;\n\x04Poll\x12\x18.headrace.v1.PollRequest\x1a\x19.headrace.v1.PollResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadrace/v1/changefeed.proto\x12\x0bheadrace.v1\x1a\x1cgoogle/protobuf/struct.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xaa\x02\n\x10SubscribeRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x0e\n\x06tables\x18\x02 \x03(\t\x12*\n\noperations\x18\x03 \x03(\x0e\x32\x16.headrace.v1.Operation\x12\r\n\x05limit\x18\x04 \x01(\r\x12\x12\n\nkey_prefix\x18\x05 \x01(\t\x12\x12\n\nevent_type\x18\x06 \x01(\t\x12\x13\n\x0b\x65ntity_type\x18\x07 \x01(\t\x12\x11\n\ttenant_id\x18\x08 \x01(\t\x12\x0f\n\x07trigger\x18\t \x01(\t\x12\x16\n\x0e\x63hanged_fields\x18\n \x03(\t\x12\x10\n\x08together\x18\x0b \x01(\x08\x12\x0e\n\x06source\x18\x0c \x01(\t\x12\r\n\x05\x65poch\x18\r \x01(\t\x12\x12\n\ngeneration\x18\x0e \x01(\t\"\x9e\x01\n\x11SubscribeResponse\x12&\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.headrace.v1.CDCEventH\x00\x12\x11\n\x07scanned\x18\x02 \x01(\x04H\x00\x12\x1f\n\x03gap\x18\x03 \x01(\x0b\x32\x10.headrace.v1.GapH\x00\x12%\n\x06\x65vents\x18\x04 \x03(\x0b\x32\x15.headrace.v1.CDCEventB\x06\n\x04item\"\xa4\x02\n\x0bPollRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x0e\n\x06tables\x18\x02 \x03(\t\x12*\n\noperations\x18\x03 \x03(\x0e\x32\x16.headrace.v1.Operation\x12\r\n\x05limit\x18\x04 \x01(\r\x12\x12\n\nkey_prefix\x18\x05 \x01(\t\x12\x12\n\nevent_type\x18\x06 \x01(\t\x12\x13\n\x0b\x65ntity_type\x18\x07 \x01(\t\x12\x11\n\ttenant_id\x18\x08 \x01(\t\x12\x0f\n\x07trigger\x18\t \x01(\t\x12\x16\n\x0e\x63hanged_fields\x18\n \x03(\t\x12\x0f\n\x07wait_ms\x18\x0b \x01(\r\x12\x0e\n\x06source\x18\x0c \x01(\t\x12\r\n\x05\x65poch\x18\r \x01(\t\x12\x12\n\ngeneration\x18\x0e \x01(\t\"\xae\x01\n\x0cPollResponse\x12%\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x15.headrace.v1.CDCEvent\x12\x0f\n\x07scanned\x18\x02 \x01(\x04\x12\x17\n\x0flatest_sequence\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12\"\n\x03gap\x18\x05 \x01(\x0b\x32\x10.headrace.v1.GapH\x00\x88\x01\x01\x12\x12\n\ngeneration\x18\x06 \x01(\tB\x06\n\x04_gap\"2\n\x03Gap\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x0c\n\x04last\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\xcb\x04\n\x08\x43\x44\x43\x45vent\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0e\n\x06schema\x18\x03 \x01(\t\x12\r\n\x05table\x18\x04 \x01(\t\x12)\n\toperation\x18\x05 \x01(\x0e\x32\x16.headrace.v1.Operation\x12-\n\ttimestamp\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0etransaction_id\x18\x07 \x01(\t\x12\'\n\x08position\x18\x08 \x01(\x0b\x32\x15.headrace.v1.Position\x12\'\n\x06\x62\x65\x66ore\x18\t \x01(\x0b\x32\x17.google.protobuf.Struct\x12&\n\x05\x61\x66ter\x18\n \x01(\x0b\x32\x17.google.protobuf.Struct\x12\x35\n\x08metadata\x18\x0b \x03(\x0b\x32#.headrace.v1.CDCEvent.MetadataEntry\x12\x18\n\x0b\x62\x65\x66ore_json\x18\x0c \x01(\x0cH\x00\x88\x01\x01\x12\x17\n\nafter_json\x18\r \x01(\x0cH\x01\x88\x01\x01\x12\x15\n\x08\x64\x64l_type\x18\x0e \x01(\tH\x02\x88\x01\x01\x12\x18\n\x0b\x64\x64l_command\x18\x0f \x01(\tH\x03\x88\x01\x01\x12\x10\n\x08sequence\x18\x10 \x01(\x04\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0e\n\x0c_before_jsonB\r\n\x0b_after_jsonB\x0b\n\t_ddl_typeB\x0e\n\x0c_ddl_command\"\xd7\x01\n\x08Position\x12\x31\n\x08postgres\x18\x01 \x01(\x0b\x32\x1d.headrace.v1.PostgresPositionH\x00\x12+\n\x05mysql\x18\x02 \x01(\x0b\x32\x1a.headrace.v1.MysqlPositionH\x00\x12/\n\x07mongodb\x18\x03 \x01(\x0b\x32\x1c.headrace.v1.MongodbPositionH\x00\x12-\n\x06sqlite\x18\x04 \x01(\x0b\x32\x1b.headrace.v1.SqlitePositionH\x00\x42\x0b\n\tconnector\"1\n\x10PostgresPosition\x12\x0b\n\x03lsn\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"=\n\rMysqlPosition\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\x12\x0c\n\x04gtid\x18\x03 \x01(\t\"W\n\x0fMongodbPosition\x12\x14\n\x0cresume_token\x18\x01 \x01(\t\x12.\n\x0c\x63luster_time\x18\x02 \x01(\x0b\x32\x18.headrace.v1.ClusterTime\"4\n\x0eSqlitePosition\x12\x13\n\x0btransaction\x18\x01 \x01(\x04\x12\r\n\x05\x65ntry\x18\x02 \x01(\x04\"#\n\x0b\x43lusterTime\x12\t\n\x01t\x18\x01 \x01(\r\x12\t\n\x01i\x18\x02 \x01(\r*j\n\tOperation\x12\x19\n\x15OPERATION_UNSPECIFIED\x10\x00\x12\n\n\x06INSERT\x10\x01\x12\n\n\x06UPDATE\x10\x02\x12\n\n\x06\x44\x45LETE\x10\x03\x12\x07\n\x03\x44\x44L\x10\x04\x12\t\n\x05\x42\x45GIN\x10\x05\x12\n\n\x06\x43OMMIT\x10\x06\x32\x97\x01\n\nChangeFeed\x12L\n\tSubscribe\x12\x1d.headrace.v1.SubscribeRequest\x1a\x1e.headrace.v1.SubscribeResponse0\x01\x12;\n\x04Poll\x12\x18.headrace.v1.PollRequest\x1a\x19.headrace.v1.PollResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,34 +35,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CDCEVENT_METADATAENTRY']._loaded_options = None
   _globals['_CDCEVENT_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_OPERATION']._serialized_start=2106
-  _globals['_OPERATION']._serialized_end=2212
+  _globals['_OPERATION']._serialized_start=2196
+  _globals['_OPERATION']._serialized_end=2302
   _globals['_SUBSCRIBEREQUEST']._serialized_start=109
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=372
-  _globals['_SUBSCRIBERESPONSE']._serialized_start=375
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=533
-  _globals['_POLLREQUEST']._serialized_start=536
-  _globals['_POLLREQUEST']._serialized_end=793
-  _globals['_POLLRESPONSE']._serialized_start=796
-  _globals['_POLLRESPONSE']._serialized_end=950
-  _globals['_GAP']._serialized_start=952
-  _globals['_GAP']._serialized_end=1002
-  _globals['_CDCEVENT']._serialized_start=1005
-  _globals['_CDCEVENT']._serialized_end=1592
-  _globals['_CDCEVENT_METADATAENTRY']._serialized_start=1485
-  _globals['_CDCEVENT_METADATAENTRY']._serialized_end=1532
-  _globals['_POSITION']._serialized_start=1595
-  _globals['_POSITION']._serialized_end=1810
-  _globals['_POSTGRESPOSITION']._serialized_start=1812
-  _globals['_POSTGRESPOSITION']._serialized_end=1861
-  _globals['_MYSQLPOSITION']._serialized_start=1863
-  _globals['_MYSQLPOSITION']._serialized_end=1924
-  _globals['_MONGODBPOSITION']._serialized_start=1926
-  _globals['_MONGODBPOSITION']._serialized_end=2013
-  _globals['_SQLITEPOSITION']._serialized_start=2015
-  _globals['_SQLITEPOSITION']._serialized_end=2067
-  _globals['_CLUSTERTIME']._serialized_start=2069
-  _globals['_CLUSTERTIME']._serialized_end=2104
-  _globals['_CHANGEFEED']._serialized_start=2215
-  _globals['_CHANGEFEED']._serialized_end=2366
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=407
+  _globals['_SUBSCRIBERESPONSE']._serialized_start=410
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=568
+  _globals['_POLLREQUEST']._serialized_start=571
+  _globals['_POLLREQUEST']._serialized_end=863
+  _globals['_POLLRESPONSE']._serialized_start=866
+  _globals['_POLLRESPONSE']._serialized_end=1040
+  _globals['_GAP']._serialized_start=1042
+  _globals['_GAP']._serialized_end=1092
+  _globals['_CDCEVENT']._serialized_start=1095
+  _globals['_CDCEVENT']._serialized_end=1682
+  _globals['_CDCEVENT_METADATAENTRY']._serialized_start=1575
+  _globals['_CDCEVENT_METADATAENTRY']._serialized_end=1622
+  _globals['_POSITION']._serialized_start=1685
+  _globals['_POSITION']._serialized_end=1900
+  _globals['_POSTGRESPOSITION']._serialized_start=1902
+  _globals['_POSTGRESPOSITION']._serialized_end=1951
+  _globals['_MYSQLPOSITION']._serialized_start=1953
+  _globals['_MYSQLPOSITION']._serialized_end=2014
+  _globals['_MONGODBPOSITION']._serialized_start=2016
+  _globals['_MONGODBPOSITION']._serialized_end=2103
+  _globals['_SQLITEPOSITION']._serialized_start=2105
+  _globals['_SQLITEPOSITION']._serialized_end=2157
+  _globals['_CLUSTERTIME']._serialized_start=2159
+  _globals['_CLUSTERTIME']._serialized_end=2194
+  _globals['_CHANGEFEED']._serialized_start=2305
+  _globals['_CHANGEFEED']._serialized_end=2456
 # @@protoc_insertion_point(module_scope)

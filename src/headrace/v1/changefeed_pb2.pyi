@@ -29,7 +29,7 @@ BEGIN: Operation
 COMMIT: Operation
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "together", "source")
+    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "together", "source", "epoch", "generation")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,8 @@ class SubscribeRequest(_message.Message):
     CHANGED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     after: int
     tables: _containers.RepeatedScalarFieldContainer[str]
     operations: _containers.RepeatedScalarFieldContainer[Operation]
@@ -54,7 +56,9 @@ class SubscribeRequest(_message.Message):
     changed_fields: _containers.RepeatedScalarFieldContainer[str]
     together: bool
     source: str
-    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ..., together: _Optional[bool] = ..., source: _Optional[str] = ...) -> None: ...
+    epoch: str
+    generation: str
+    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ..., together: _Optional[bool] = ..., source: _Optional[str] = ..., epoch: _Optional[str] = ..., generation: _Optional[str] = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
     __slots__ = ("event", "scanned", "gap", "events")
@@ -69,7 +73,7 @@ class SubscribeResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[CDCEvent, _Mapping]] = ..., scanned: _Optional[int] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ..., events: _Optional[_Iterable[_Union[CDCEvent, _Mapping]]] = ...) -> None: ...
 
 class PollRequest(_message.Message):
-    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "wait_ms", "source")
+    __slots__ = ("after", "tables", "operations", "limit", "key_prefix", "event_type", "entity_type", "tenant_id", "trigger", "changed_fields", "wait_ms", "source", "epoch", "generation")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +86,8 @@ class PollRequest(_message.Message):
     CHANGED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     after: int
     tables: _containers.RepeatedScalarFieldContainer[str]
     operations: _containers.RepeatedScalarFieldContainer[Operation]
@@ -94,21 +100,25 @@ class PollRequest(_message.Message):
     changed_fields: _containers.RepeatedScalarFieldContainer[str]
     wait_ms: int
     source: str
-    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ..., wait_ms: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+    epoch: str
+    generation: str
+    def __init__(self, after: _Optional[int] = ..., tables: _Optional[_Iterable[str]] = ..., operations: _Optional[_Iterable[_Union[Operation, str]]] = ..., limit: _Optional[int] = ..., key_prefix: _Optional[str] = ..., event_type: _Optional[str] = ..., entity_type: _Optional[str] = ..., tenant_id: _Optional[str] = ..., trigger: _Optional[str] = ..., changed_fields: _Optional[_Iterable[str]] = ..., wait_ms: _Optional[int] = ..., source: _Optional[str] = ..., epoch: _Optional[str] = ..., generation: _Optional[str] = ...) -> None: ...
 
 class PollResponse(_message.Message):
-    __slots__ = ("events", "scanned", "latest_sequence", "epoch", "gap")
+    __slots__ = ("events", "scanned", "latest_sequence", "epoch", "gap", "generation")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     SCANNED_FIELD_NUMBER: _ClassVar[int]
     LATEST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[CDCEvent]
     scanned: int
     latest_sequence: int
     epoch: str
     gap: Gap
-    def __init__(self, events: _Optional[_Iterable[_Union[CDCEvent, _Mapping]]] = ..., scanned: _Optional[int] = ..., latest_sequence: _Optional[int] = ..., epoch: _Optional[str] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ...) -> None: ...
+    generation: str
+    def __init__(self, events: _Optional[_Iterable[_Union[CDCEvent, _Mapping]]] = ..., scanned: _Optional[int] = ..., latest_sequence: _Optional[int] = ..., epoch: _Optional[str] = ..., gap: _Optional[_Union[Gap, _Mapping]] = ..., generation: _Optional[str] = ...) -> None: ...
 
 class Gap(_message.Message):
     __slots__ = ("first", "last", "reason")

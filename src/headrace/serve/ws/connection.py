@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from uvicorn.protocols.utils import ClientDisconnected
 
 from ...change.event import Op, Table
+from ...change.path import unquoted
 from ...errors import HeadraceError
 from ...formats.notification import Notification, in_default_schema
 from ..access import Access, authenticate
@@ -234,7 +235,11 @@ class WebSocketConnection:
             permissions=Permissions.of(self.access),
         )
         confirmed = Confirmed(
-            id=kept.id, tables=choice.names, sequence=start.after, epoch=self._service.feed.epoch
+            id=kept.id,
+            tables=choice.names,
+            sequence=start.after,
+            epoch=self._service.feed.epoch,
+            generation=self._service.feed.generation,
         )
         # What is lost comes in the same breath: clients move on with the confirmation.
         lost = [self._session.error(start.lost).message] if start.lost else []
@@ -259,7 +264,7 @@ class WebSocketConnection:
         settings, now = self._service.settings.websocket, self._streams.clock.microseconds()
         window = ReplayWindow(log, wants, settings, now)
         start = await asyncio.get_running_loop().run_in_executor(
-            self._streams.looking_back, window.start, resume, kept, self._service.feed.epoch
+            self._streams.looking_back, window.start, resume, kept
         )
         id = kept.id if kept else subscription_id()
         return start, ClientSubscription(id, owner, start.after, start.after)
@@ -383,16 +388,16 @@ def choose_tables(
 
 
 def _meant(known: NamedTables, name: str) -> list[Table]:
-    called = known.called(name)
-    return [table for table in called if in_default_schema(table) or _path(table) == name]
+    called, path = known.called(name), unquoted(name)
+    return [
+        table
+        for table in called
+        if in_default_schema(table) or path in (table.path, f"{table.schema}.{table.name}")
+    ]
 
 
 def _paths(tables: Sequence[Table]) -> tuple[str, ...]:
-    return tuple(sorted({_path(table) for table in tables}))
-
-
-def _path(table: Table) -> str:
-    return f"{table.schema}.{table.name}"
+    return tuple(sorted({table.path for table in tables}))
 
 
 def _rejected(code: Code, names: Sequence[str], wrong: Sequence[str]) -> Rejected:

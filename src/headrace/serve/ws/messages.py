@@ -72,6 +72,7 @@ class ResumeRequest(msgspec.Struct, frozen=True, rename="camel"):
     last_event_id: _Name | None = None
     last_sequence: _Sequence | None = None
     epoch: _Name | None = None  # of the log that the sequence belongs to
+    generation: _Name | None = None  # … in which it was read there
 
 
 class Subscribe(msgspec.Struct, frozen=True):
@@ -177,6 +178,7 @@ class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
     tables: tuple[str, ...]  # as the client named them
     sequence: int  # events follow this one, none of them missing
     epoch: str
+    generation: str
 
 
 def subscription_confirmed(confirmed: Confirmed) -> bytes:
@@ -190,6 +192,7 @@ def subscription_confirmed(confirmed: Confirmed) -> bytes:
             "message": f"Successfully subscribed to {len(confirmed.tables)} tables",
             "sequence": confirmed.sequence,
             "epoch": confirmed.epoch,
+            "generation": confirmed.generation,
         }
     )
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ...change.event import Change
 from ...config.settings import WebSocketSection
-from ...log import LogReader
+from ...log import UNKNOWN_GENERATION, LogReader
 from ...log.holding import removal_of
 from . import messages
 from .messages import Rejected, ResumeRequest
@@ -98,20 +98,19 @@ class ReplayWindow:
     settings: WebSocketSection
     now: int  # microseconds since 1970
 
-    def start(
-        self, resume: ResumeRequest, kept: ClientSubscription | None, epoch: str
-    ) -> ResumePoint:
+    def start(self, resume: ResumeRequest, kept: ClientSubscription | None) -> ResumePoint:
         """Where a client that comes back goes on."""
-        return self._begin(self._position(resume, kept, epoch))
+        return self._begin(self._position(resume, kept))
 
-    def _position(
-        self, resume: ResumeRequest, kept: ClientSubscription | None, epoch: str
-    ) -> int | None:
+    def _position(self, resume: ResumeRequest, kept: ClientSubscription | None) -> int | None:
         """How far the client has come; None: nobody knows."""
         latest = self.log.latest_sequence
-        if resume.epoch not in (None, epoch):
-            shared = self.log.shared_upto(resume.epoch or "")
-            if shared is None or (resume.last_sequence or latest) > shared:
+        if resume.epoch is not None or resume.generation is not None:
+            epoch = self.log.epoch if resume.epoch is None else resume.epoch
+            shared = self.log.shared_upto(epoch, resume.generation or UNKNOWN_GENERATION)
+            # An id without a sequence is searched for, unless it may be of another log.
+            unnamed = 0 if epoch == self.log.epoch else latest
+            if shared is None or (resume.last_sequence or unnamed) > shared:
                 return None
         sequence = resume.last_sequence
         if sequence is not None and sequence > latest:
