@@ -1,6 +1,7 @@
 """Which tables are copied when names have changed hands."""
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.sources.postgres.catalog import Published
 from headrace.sources.postgres.resume import PostgresResume, PostgresTableSnapshot
@@ -47,3 +48,17 @@ def test_every_table_whose_name_has_another_is_copied_anew(
             f"public.{name}": oid for name, oid in now.items()
         }
         assert all(copy.ranges is None and copy.again for copy in found.snapshots.values())
+
+
+def test_a_path_stored_without_quotes_goes_on_under_the_one_with_quotes() -> None:
+    before = replace(resume(**{"a.b": 1, "c": 2}), versions={"public.a.b": 7})
+    # Its namesake, which such a resume could not name beside it.
+    found = [*tables(**{"a.b": 1, "c": 2}), Published("public.a", "b", 3, None)]
+    after = with_tables(before, found, copying=True)
+    assert after.versions == {'public."a.b"': 7}
+    assert after.former == ()
+    assert {path: (each.relation, each.done) for path, each in after.snapshots.items()} == {
+        'public."a.b"': (1, True),
+        "public.c": (2, True),
+        '"public.a".b': (3, False),
+    }

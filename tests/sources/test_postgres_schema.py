@@ -65,7 +65,8 @@ def test_each_change_of_columns_is_told_before_the_first_row_that_has_it(shop: C
     for number, step in enumerate(steps):
         shop.database.execute(step)
         shop.database.execute("INSERT INTO users (id) VALUES (%s)", (number,))
-    changes = shop.streamed()
+    # A column that gets another type makes the table be copied again, sooner or later.
+    changes = shop.streamed(Op.SCHEMA, Op.INSERT)
     assert [change.op for change in changes] == [Op.SCHEMA, Op.INSERT] * 5
     schemas, rows = changes[::2], changes[1::2]
     plain = [("id", "integer"), ("name", "text")]
@@ -104,7 +105,9 @@ def test_a_change_of_columns_inside_a_transaction_divides_its_rows(shop: Capture
         connection.execute("INSERT INTO users VALUES (2, 'b', 2)")
         connection.execute("ALTER TABLE users DROP COLUMN name")
         connection.execute("INSERT INTO users VALUES (3, 3)")
-    changes = shop.streamed()
+    first, *rest = shop.streamed()
+    # Which columns the first row had is uncertain: a snapshot follows.
+    changes = [first, *(c for c in rest if c.transaction.id == first.transaction.id)]
     assert [change.op for change in changes] == [
         Op.INSERT, Op.SCHEMA, Op.INSERT, Op.SCHEMA, Op.INSERT,
     ]  # fmt: skip
@@ -113,7 +116,6 @@ def test_a_change_of_columns_inside_a_transaction_divides_its_rows(shop: Capture
         {"id": 2, "name": "b", "age": 2},
         {"id": 3, "age": 3},
     ]
-    assert len({change.transaction.id for change in changes}) == 1
 
 
 def test_a_new_label_of_an_enum_needs_no_new_version(pg: PostgresDatabase, tmp_path: Path) -> None:
@@ -140,24 +142,19 @@ def test_a_type_made_while_streaming_is_read_as_what_it_is(shop: Captured) -> No
     }  # fmt: skip
 
 
-def test_a_type_altered_in_silence_stops_its_table_until_that_is_copied_again(
-    shop: Captured,
-) -> None:
-    # The server does not tell that a type has new fields, so its rows cannot be read any more.
+def test_a_type_altered_in_silence_makes_its_table_be_copied_again(shop: Captured) -> None:
+    # The server does not tell that a type has new fields: what is in the log is not what rows have.
     shop.database.execute("CREATE TYPE pair AS (x int)")
     shop.database.execute("ALTER TABLE users ADD COLUMN p pair")
     shop.database.execute("INSERT INTO users (id, p) VALUES (1, ROW(1))")
     shop.until_caught_up()
     shop.database.execute("ALTER TYPE pair ADD ATTRIBUTE y text")
     shop.database.execute("INSERT INTO users (id, p) VALUES (2, (2, 'two'))")
-    kept = shop.streamed()[-1]
-    assert list(shop.status.errored) == ["public.users"]
-    assert (kept.op, (image(kept.after) or {})["operation"]) == (Op.MESSAGE, "INSERT")
-    shop.capture.copy_again(["public.users"])
-    shop.until(lambda: not shop.status.errored, "the table is copied again")
+    shop.until(lambda: shop.stored(Op.READ), "the table is copied again")
     shop.until_streaming()
     shop.database.execute("INSERT INTO users (id, p) VALUES (3, (3, 'three'))")
     truncate, *rows = shop.streamed()[-4:]
+    assert not shop.status.errored
     assert truncate.op is Op.TRUNCATE
     assert [(image(change.after) or {})["p"] for change in rows] == [
         {"x": 1, "y": None},
@@ -326,6 +323,7 @@ def test_the_event_trigger_is_installed_once_and_found_again(told: Captured) -> 
         "headrace_drop",
         "headrace_keys",
         "headrace_keys_drop",
+        "headrace_rewrite",
     ]
     assert [name for (name,) in triggers] == names
     told.database.execute("ALTER TABLE users ADD COLUMN age int")
@@ -362,8 +360,7 @@ def test_a_renamed_table_goes_on_under_its_new_name(
     with captured(pg, tmp_path) as feed:
         pg.execute("ALTER TABLE users RENAME TO people")
         pg.execute("UPDATE people SET name = 'c' WHERE id = 1")
-        wait_until(lambda: "public.people" in {copy.table for copy in feed.status.copies})
-        feed.until_streaming()
+        wait_until(lambda: [c.table for c in feed.status.copies if c.done] == ["public.people"])
         pg.execute("DELETE FROM people WHERE id = 2")
         feed.assert_replays("people", surprises=True)
 

@@ -251,6 +251,27 @@ def test_a_streamed_value_that_cannot_be_read_stops_only_its_table(
         feed.assert_replays("users", "good")
 
 
+def test_a_type_nested_too_deep_stops_only_its_table(pg: PostgresDatabase, tmp_path: Path) -> None:
+    pg.execute("CREATE TABLE good (id int PRIMARY KEY); CREATE DOMAIN d0 AS int")
+    for level in range(70):
+        pg.execute(f"CREATE DOMAIN d{level + 1} AS d{level}")
+    pg.execute("CREATE TABLE streamed (id int PRIMARY KEY, v d70)")
+    pg.execute("CREATE TABLE copied (id int PRIMARY KEY, v d70)")
+    pg.execute("INSERT INTO copied VALUES (1, 1); INSERT INTO streamed VALUES (1, NULL)")
+    with captured(pg, tmp_path) as feed:
+        assert list(feed.status.errored) == ["public.copied"]
+        pg.execute("INSERT INTO streamed VALUES (2, 2); INSERT INTO good VALUES (1)")
+        feed.assert_replays("good")
+        assert feed.status.errored.keys() == {"public.copied", "public.streamed"}
+        assert "nested" in feed.status.errored["public.streamed"]
+        pg.execute("ALTER TABLE copied DROP COLUMN v; ALTER TABLE streamed DROP COLUMN v")
+        feed.until_caught_up()
+        feed.capture.copy_again(["copied", "streamed"])
+        feed.until(lambda: not feed.status.errored, "the tables are healthy")
+        feed.until_streaming()
+        feed.assert_replays("copied", "streamed", "good")
+
+
 def test_a_copied_value_that_cannot_be_read_stops_only_its_table(
     lawless: PostgresDatabase, tmp_path: Path
 ) -> None:

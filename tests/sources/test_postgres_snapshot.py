@@ -107,11 +107,13 @@ def test_without_snapshot_a_table_that_appears_later_is_captured_whole(
         create(pg, "orders", rows=5)
         feed.until(lambda: len(feed.stored(Op.READ)) == 5, "the new table is copied")
         pg.execute("INSERT INTO orders VALUES (6, 'x')")
+        feed.until_streaming()  # until then it is read beside the stream, which goes ahead
         feed.assert_replays("orders")
         feed.capture.stop()
         create(pg, "items", rows=5)
         feed.start()
         feed.until(lambda: len(feed.stored(Op.READ)) == 10, "the table made meanwhile is copied")
+        feed.until_streaming()
         feed.assert_replays("orders", "items")
 
 
@@ -205,16 +207,20 @@ def test_a_table_dropped_and_created_again_begins_anew(
 ) -> None:
     create(pg, "users", "other", rows=10)
     with captured(pg, tmp_path) as feed:
-        pg.execute("DROP TABLE users")
-        pg.execute("CREATE TABLE users (id int PRIMARY KEY, email text)")
-        pg.execute("INSERT INTO users VALUES (1, 'a@b')")
+        with pg.connect(autocommit=False) as connection:  # nobody sees that it is gone
+            connection.execute("DROP TABLE users")
+            connection.execute("CREATE TABLE users (id int PRIMARY KEY, email text)")
+            connection.execute("INSERT INTO users VALUES (1, 'a@b')")
         feed.until(lambda: feed.stored(Op.TRUNCATE), "the new table is copied")
         feed.until_streaming()
         pg.execute("INSERT INTO users VALUES (2, 'c@d')")
         feed.assert_replays("users", "other")
         changes = feed.streamed(table="users")
-    assert [c.op for c in changes] == [Op.SCHEMA, Op.TRUNCATE, Op.READ, Op.INSERT]
-    truncate = changes[1]
+    ops = [c.op for c in changes]
+    assert ops == [Op.SCHEMA, Op.SCHEMA, Op.TRUNCATE, Op.READ, Op.INSERT]
+    dropped, created, truncate = changes[:3]
+    assert image(dropped.after) == {"dropped": True}
+    assert dropped.table.relation != created.table.relation
     assert image(truncate.after) == {"snapshot": True, "relations": [truncate.table.relation]}
 
 

@@ -8,7 +8,8 @@ from psycopg import sql
 from headrace.change.event import Change, Op
 from headrace.change.replay import TableName
 from headrace.testing import PostgresDatabase
-from tests.sources.capturing import SOURCE, captured, image
+from tests.conftest import Servers
+from tests.sources.capturing import SOURCE, captured, image, ordered
 
 # Large enough, and hard enough to compress, that updates do not send it again.
 BIG: LiteralString = "(SELECT string_agg(md5(n::text), '') FROM generate_series(1, 300) n)"
@@ -75,6 +76,27 @@ def test_generated_columns_are_captured_where_the_server_sends_them(
     assert list(image(read.after) or {}) == list(image(insert.after) or {})
 
 
+def test_generated_columns_that_a_publication_does_not_send_are_not_captured(
+    servers: Servers, tmp_path: Path
+) -> None:
+    """Before 18 no publication could send them."""
+    with servers[18].database() as database:
+        database.execute(
+            "CREATE TABLE sums (id int PRIMARY KEY, a int,"
+            " doubled int GENERATED ALWAYS AS (a * 2) STORED, b int);"
+            "INSERT INTO sums (id, a) VALUES (1, 1);"
+            "CREATE PUBLICATION ours FOR TABLE sums WITH (publish_via_partition_root)"
+        )
+        with captured(database, tmp_path, publication="ours") as feed:
+            database.execute("INSERT INTO sums (id, a) VALUES (2, 2)")
+            database.execute("ALTER TABLE sums ADD c int")
+            feed.until(lambda: len(feed.stored(Op.SCHEMA)) == 2, "the new column is noticed")
+            assert summary(feed.streamed(Op.INSERT)) == [("INSERT", {"id": 2, "a": 2, "b": None})]
+            assert not feed.streamed(Op.READ)
+            columns = (image(feed.stored(Op.SCHEMA)[-1].after) or {})["columns"]
+            assert [each["name"] for each in columns] == ["id", "a", "b", "c"]
+
+
 NAMES = ("Users", "select", "a b", 'quo"te', "it's", "a.b", "100%", "%s", "Größe", "表", "a\\b")
 
 
@@ -110,6 +132,30 @@ def test_tables_whose_names_differ_only_by_case_are_two(
         assert summary(feed.streamed()) == [("INSERT", {"id": 1}), ("INSERT", {"ID": 2})]
 
 
+def test_two_tables_whose_names_differ_only_by_where_a_dot_belongs_are_two(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    pg.execute(
+        'CREATE SCHEMA x; CREATE SCHEMA "x.y"; CREATE TABLE "x.y".z (id int PRIMARY KEY);'
+        'CREATE TABLE x."y.z" (id int PRIMARY KEY, note text);'
+        'INSERT INTO "x.y".z VALUES (1); INSERT INTO x."y.z" VALUES (2, NULL)'
+    )
+    with captured(pg, tmp_path) as feed:
+        pg.execute('INSERT INTO "x.y".z VALUES (3); UPDATE x."y.z" SET note = id')
+        feed.until_caught_up()
+        feed.capture.copy_again(['"x.y".z'])
+        feed.until(lambda: any(c.op is Op.TRUNCATE for c in feed.stored()), "it is copied again")
+        feed.until_streaming()
+        pg.execute('INSERT INTO x."y.z" VALUES (4)')
+        replay = feed.replay()
+        assert {copy.table for copy in feed.status.copies} == {'"x.y".z', 'x."y.z"'}
+        truncated = [c.table.schema for c in feed.stored() if c.op is Op.TRUNCATE]
+    assert truncated == ["x.y"]
+    assert ordered(replay.rows(TableName(SOURCE, "x.y", "z"))) == [{"id": 1}, {"id": 3}]
+    noted = replay.rows(TableName(SOURCE, "x", "y.z"))
+    assert ordered(noted) == [{"id": 2, "note": "2"}, {"id": 4, "note": None}]
+
+
 def test_only_tables_that_match_are_captured(pg: PostgresDatabase, tmp_path: Path) -> None:
     pg.execute(
         "CREATE SCHEMA sales;"
@@ -121,4 +167,23 @@ def test_only_tables_that_match_are_captured(pg: PostgresDatabase, tmp_path: Pat
         for table in ("sales.orders", "sales.secrets", "users", "logs", "sales.orders_scratch"):
             pg.execute(f"INSERT INTO {table} VALUES (1)")
         found = [(c.table.schema, c.table.name) for c in feed.streamed()]
+        (warning,) = feed.status.warnings
+        shown = {finding.name: finding for finding in feed.source.check()}
+        unlogged = shown["table sales.orders_scratch"]
+        assert warning.startswith("table sales.orders_scratch: it is UNLOGGED and not captured")
+        assert "not captured" in unlogged.detail
+        pg.execute(unlogged.fix)
+        feed.until(lambda: feed.stored(Op.READ, table="orders_scratch"), "it is captured")
     assert found == [("sales", "orders"), ("public", "users")]
+
+
+def test_an_unlogged_table_is_named_by_its_schema_and_its_name(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    pg.execute(
+        'CREATE SCHEMA x; CREATE SCHEMA "x.y"; CREATE UNLOGGED TABLE "x.y".z (id int PRIMARY KEY);'
+        'CREATE UNLOGGED TABLE x."y.z" (id int PRIMARY KEY); CREATE TABLE users (id int)'
+    )
+    with captured(pg, tmp_path, tables=("public.*", "x.*", '"x.y".z')) as feed:
+        named = [warning.partition(": ")[0] for warning in feed.status.warnings]
+        assert named == ['table x."y.z"', 'table "x.y".z']

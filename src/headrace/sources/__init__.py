@@ -50,6 +50,9 @@ class CopyProgress(msgspec.Struct, frozen=True):
     done: bool
 
 
+FORMER = "is not captured any more: it was dropped, renamed, or is not among `tables`"
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """How a source is doing."""
 
@@ -63,10 +66,18 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[CopyProgress, ...] = ()
     errored: dict[str, str] = {}  # table -> reason
     inserts_only: dict[str, str] = {}  # table -> the statement after which all is captured
+    former: tuple[str, ...] = ()  # captured before, and not now: dropped, renamed, not in `tables`
     warnings: tuple[str, ...] = ()  # what an operator should do before it does harm
     retained_bytes: int = 0  # what the server keeps for this source: WAL, captured event rows
     error: str = ""  # why it waits or has halted
     hint: str = ""  # what to do about it
+
+    @property
+    def copying(self) -> bool:
+        """Whether a snapshot is being taken, be it while the other tables are streamed."""
+        if self.phase is Phase.STREAMING:
+            return any(not copy.done and copy.table not in self.errored for copy in self.copies)
+        return self.phase is Phase.SNAPSHOT
 
 
 class Removal(msgspec.Struct, frozen=True):

@@ -16,9 +16,10 @@ import msgspec
 from ..change import glob, record
 from ..change.block import LARGEST, MARK, RowBlock, json_text
 from ..change.event import Batch, Column, Op, Table
+from ..change.path import path_part, path_parts, split_path, table_path, unquoted
 from ..change.record import Records
 from ..errors import ConfigError
-from ..transforms.rules import CODE_TYPE, Mask, described
+from ..transforms.rules import Mask, coded_column, described, value_text
 from . import Register, Source, Status, Stream
 
 ColumnMask = Mask | Literal["keep"] | None
@@ -87,13 +88,13 @@ class ColumnRules:
 
     def copies(self, tables: Sequence[Table]) -> Iterator[tuple[str, str]]:
         """Columns that no rule is about, and the hidden ones whose values foreign keys have."""
-        hidden = {_path(table): self.of(table).stored.hidden for table in tables}
+        hidden = {table.path: self.of(table).stored.hidden for table in tables}
         for table in tables:
             for key in table.references:
-                parent = f"{key.schema}.{key.table}"
+                parent = table_path(key.schema, key.table)
                 for name, named in zip(key.columns, key.parent_columns, strict=True):
                     if named in hidden.get(parent, ()) and not self._decides(table, name):
-                        yield f"{_path(table)}.{name}", f"{parent}.{named}"
+                        yield f"{table.path}.{name}", f"{parent}.{named}"
 
     def of(self, table: Table) -> "RedactedTable":
         """What happens to a table; ConfigError: its key would be lost."""
@@ -105,12 +106,17 @@ class ColumnRules:
             if name in excluded or hidden.get(name, "keep") is None:
                 setting = "exclude_columns" if name in excluded else "mask"
                 raise ConfigError(
-                    f"{setting} takes {name} away, which is of the key of {_path(table)}",
+                    f"{setting} takes {name} away, which is of the key of {table.path}",
                     hint="A key may be masked with hmac, and neither be left out nor be null.",
                 )
-        if self.outbox and _path(table) == self.outbox.table:
+        if self.outbox and table.path == self.outbox.table:
             self._expect_names(self.outbox, {*excluded, *hidden})
         return RedactedTable.of(table, frozenset(excluded), hidden)
+
+    def hides(self, schema: str, table: str, column: str) -> bool:
+        """Whether a column's values are not stored as they are."""
+        only = Table("", "", "", "", schema, table, (Column(column, ""),))
+        return bool(self.of(only).stored.hidden)
 
     def masks_key(self, schema: str, table: str, key: Sequence[str]) -> bool:
         """Whether the key of a table is not stored as it is."""
@@ -131,7 +137,7 @@ class ColumnRules:
         names = _names(table)
         gone = [name for name in before.hidden if name not in {*names, *table.hidden}]
         had = {*_names(before), *before.hidden}
-        moved = _path(before) != _path(table)  # what was hidden has its name in another table
+        moved = before.path != table.path  # what was hidden has its name in another table
         swapped = _swapped(before, table)
         for name in [*swapped, *names]:
             suspect = (gone and name not in had) or (moved and name in before.hidden)
@@ -139,9 +145,9 @@ class ColumnRules:
                 own = name if name in before.hidden else next(iter(gone), "")
                 former = own if suspect else swapped[name]
                 raise ConfigError(
-                    f"{_path(table)}.{name} may be {_path(before)}.{former} renamed, whose values "
+                    f"{table.path}.{name} may be {before.path}.{former} renamed, whose values "
                     "must not be stored",
-                    hint=f"Add {_path(table)}.{name} to exclude_columns or to mask of SOURCE; with "
+                    hint=f"Add {table.path}.{name} to exclude_columns or to mask of SOURCE; with "
                     "`keep` as its mask, its values are stored.",
                 )
 
@@ -165,7 +171,7 @@ class ColumnRules:
         if self.outbox is None or table.schema != _OUTBOX:
             return False
         former = {event: own for own, event in self.outbox.names.items()}.get(column, column)
-        schema, _, name = self.outbox.table.partition(".")
+        schema, name = split_path(self.outbox.table)
         return _matches(pattern, (schema, name, former))
 
     def _expect_names(self, outbox: OutboxColumns, hidden: set[str]) -> None:
@@ -178,12 +184,11 @@ class ColumnRules:
 
 
 def _matches(pattern: str, place: tuple[str, str, str]) -> bool:
+    if '"' in (pattern := unquoted(pattern)):  # they say which dots belong to a name
+        named = place[-len([*path_parts(pattern)]) :]
+        return glob.matches(".".join(map(path_part, named)).lower(), pattern.lower())
     named = place[-(min(pattern.count("."), 2) + 1) :]
     return glob.matches(".".join(named).lower(), pattern.lower())
-
-
-def _path(table: Table) -> str:
-    return f"{table.schema}.{table.name}"
 
 
 def _names(table: Table) -> list[str]:
@@ -209,7 +214,7 @@ def _swapped(before: Table, table: Table) -> dict[str, str]:
 
 
 def _same_name(one: Table, other: Table) -> bool:
-    return (one.source, _path(one)) == (other.source, _path(other))
+    return (one.source, one.path) == (other.source, other.path)
 
 
 def _same_number(one: Table, other: Table) -> bool:
@@ -233,10 +238,7 @@ class RedactedTable:
         """A table without these columns, and with codes or null in those."""
         kept = [each for each in table.columns if each.name not in excluded]
         columns = tuple(
-            Column(each.name, CODE_TYPE, each.key, comment=each.comment)
-            if each.name in masks
-            else each
-            for each in kept
+            coded_column(each, masks[each.name]) if each.name in masks else each for each in kept
         )
         plain = {each.name for each in kept} - masks.keys()
         hidden = tuple(name for name in _names(table) if name not in plain)
@@ -292,7 +294,7 @@ class RedactedTable:
         prefix = "" if self.stored.name else msgspec.json.decode(after or b"{}").get("prefix", "")
         if prefix and not prefix.startswith(_OUR_MESSAGES):
             return after
-        return after and described(after, self.stored.columns)
+        return after and described(after, self.stored)
 
     def _redacted(self, image: bytes | None) -> bytes | None:
         if image is None:
@@ -307,9 +309,7 @@ class RedactedTable:
     def _code(self, name: str, value: bytes) -> str | None:
         """What stands for a value, which is JSON."""
         mask = self.masks[name]
-        if mask is None or value == b"null":
-            return None
-        return mask.code(msgspec.json.decode(value) if value[:1] == b'"' else value.decode())
+        return None if mask is None or value == b"null" else mask.code(value_text(value))
 
 
 def stored_tables(source: Source) -> list[Table]:
@@ -320,11 +320,10 @@ def stored_tables(source: Source) -> list[Table]:
 
 def open_redacted(source: Source, resume: bytes | None, register: Register) -> Stream:
     """Open a source; its batches have only what its settings let be stored."""
-    rules = ColumnRules.of_source(source)
-    if not rules:
+    redaction = Redaction.of_source(source, register)
+    if redaction is None:
         return source.open(resume, register)
-    tables = _Tables(rules, register)
-    return _RedactedStream(source.open(resume, tables.register), tables)
+    return _RedactedStream(source.open(resume, redaction.register), redaction)
 
 
 def unexpected(error: BaseException, rules: ColumnRules) -> str:
@@ -336,33 +335,52 @@ def unexpected(error: BaseException, rules: ColumnRules) -> str:
     return f"{type(error).__name__}{place}"
 
 
-class _Tables:
-    """The tables of a stream, by version."""
+class Redaction:
+    """What a source's settings make of its batches; it knows the tables of a stream, by version."""
 
     def __init__(self, rules: ColumnRules, register: Register) -> None:
         self._rules = rules
         self._register = register
-        self.redacted: dict[int, RedactedTable] = {}
-        self.stored: dict[int, Table] = {}
+        self._redacted: dict[int, RedactedTable] = {}
+        self._stored: dict[int, Table] = {}
+
+    @classmethod
+    def of_source(cls, source: object, register: Register) -> "Redaction | None":
+        """That of a source's settings; None: all may be stored."""
+        rules = ColumnRules.of_source(source)
+        return cls(rules, register) if rules else None
 
     def register(self, table: Table) -> Table:
         """The table with the version that its stored columns have."""
         found = self._rules.of(table)
         known = self._register(found.stored)
-        self.redacted[known.version], self.stored[known.version] = found, known
+        self._redacted[known.version], self._stored[known.version] = found, known
         return msgspec.structs.replace(table, version=known.version)
+
+    def batch(self, batch: Batch) -> Batch:
+        """A batch with what may be stored of it."""
+        values, runs = record.encode_runs(batch.changes)
+        made = [each for value in values for each in self._values(value)]
+        return Batch(Records(made, self._stored, runs), batch.resume)
+
+    def _values(self, value: bytes) -> list[bytes]:
+        # A version that was not registered here is an error: nobody knows what to hide of it.
+        if value[0] == MARK:
+            block = RowBlock(value)
+            return self._redacted[block.head.table].block(block)
+        [head] = record.heads(value, 1)
+        return [self._redacted[head.table].record(value, head.op)]
 
 
 class _RedactedStream:
     """A stream of batches that may be stored."""
 
-    def __init__(self, stream: Stream, tables: _Tables) -> None:
+    def __init__(self, stream: Stream, redaction: Redaction) -> None:
         self._stream = stream
-        self._tables = tables
+        self._redaction = redaction
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self._stream:
-            yield self._batch(batch)
+        yield from map(self._redaction.batch, self._stream)
 
     def ack(self, resume: bytes) -> None:
         """Everything up to `resume` is durable."""
@@ -375,17 +393,3 @@ class _RedactedStream:
     def close(self) -> None:
         """End the iteration."""
         self._stream.close()
-
-    def _batch(self, batch: Batch) -> Batch:
-        values, runs = record.encode_runs(batch.changes)
-        made = [each for value in values for each in self._values(value)]
-        return Batch(Records(made, self._tables.stored, runs), batch.resume)
-
-    def _values(self, value: bytes) -> list[bytes]:
-        # A version that was not registered here is an error: nobody knows what to hide of it.
-        redacted = self._tables.redacted
-        if value[0] == MARK:
-            block = RowBlock(value)
-            return redacted[block.head.table].block(block)
-        [head] = record.heads(value, 1)
-        return [redacted[head.table].record(value, head.op)]

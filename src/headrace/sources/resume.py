@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgspec
@@ -70,6 +70,7 @@ class TablesResume(msgspec.Struct, Generic[_S], frozen=True, kw_only=True):
                 for path, snapshot in self.snapshots.items()
             ),
             errored=self.errored,
+            former=tuple(dict.fromkeys(self.former)),
         )
 
     def with_snapshot(self, path: str, snapshot: _S) -> Self:
@@ -83,6 +84,18 @@ class TablesResume(msgspec.Struct, Generic[_S], frozen=True, kw_only=True):
     def with_error(self, path: str, reason: str) -> Self:
         """The same with one table in the errored state."""
         return msgspec.structs.replace(self, errored=self.errored | {path: reason})
+
+    def repathed(self, paths: Mapping[str, str]) -> Self:
+        """The same with the paths that some tables have now: dots of names once had no quotes."""
+        if not paths:
+            return self
+        return msgspec.structs.replace(
+            self,
+            snapshots={paths.get(path, path): each for path, each in self.snapshots.items()},
+            errored={paths.get(path, path): why for path, why in self.errored.items()},
+            versions={paths.get(path, path): each for path, each in self.versions.items()},
+            former=tuple(paths.get(path, path) for path in self.former),
+        )
 
     def anew(self, tables: Collection[str]) -> Self:
         """The same with new snapshots of some tables."""

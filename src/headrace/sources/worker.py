@@ -13,11 +13,13 @@ the stream here fails with an error that is tried again. What was not acknowledg
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import pickle
 import queue
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -44,6 +46,7 @@ logger = logging.getLogger(__name__)
 _STATE_SECONDS = 0.25  # between two words about how it is doing
 _PATIENCE_SECONDS = 10.0  # for the other process to end
 _LENGTH = struct.Struct(">I")
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 _READ_BYTES = 1 << 20
 # glibc's malloc would keep blocks of up to 32 MB that were freed once.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(8 << 20), "MALLOC_TRIM_THRESHOLD_": str(16 << 20)}
@@ -55,6 +58,7 @@ class _Open(msgspec.Struct, tag=True):
     source: bytes
     resume: bytes | None
     level: int  # from which on something is logged
+    parent: int  # the number of the process that sends this
 
 
 class _Registered(msgspec.Struct, tag=True):
@@ -236,7 +240,7 @@ class ApartStream:
 
     def __init__(self, source: Source, resume: bytes | None, register: Register) -> None:
         level = logging.getLogger("headrace").getEffectiveLevel()
-        self._opening = _Open(pickle.dumps(source), resume, level)
+        self._opening = _Open(pickle.dumps(source), resume, level, os.getpid())
         self._register = register
         self._tables: dict[int, Table] = {}
         self._status = Status(source=source.name, phase=Phase.STARTING)
@@ -465,6 +469,18 @@ class _LogToNear(logging.Handler):
         return "".join([*traceback.format_tb(frames), kind.__name__ if kind else ""])
 
 
+def _end_with(parent: int) -> None:
+    """Let this process be killed with the one that has started it.
+
+    It would go on for a moment otherwise, and might begin anew in the database what the successor
+    of both has begun there meanwhile.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        sys.exit()
+
+
 def main() -> None:
     """Run a source for the process that started this one."""
     # What is printed by mistake must not get between the frames.
@@ -476,6 +492,7 @@ def main() -> None:
         return
     opening = _to.decode(frame)
     assert isinstance(opening, _Open)
+    _end_with(opening.parent)
     outbox = _Outbox(far)
     handler = _LogToNear(outbox)
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -14,13 +14,17 @@ import psycopg
 from psycopg import sql
 
 from ...change.event import COMMENT_BYTES, Column, Reference, Table, bounded_comment
+from ...change.path import path_matches, split_path, table_path
+from ...errors import DecodeError
 from .address import classify
+from .look_query import ANY_NARROW, LISTED_COLUMNS, UNSENT_GENERATED, look_object
+from .looks import LookColumn, LookState, Numbering, TableLook, key_names, missing_value, numbered
 from .pgoutput import WalRelation
 from .rows import Rows
 from .values import TYPES_SQL, PgType, as_utf8, encoder, pg_types
 
 _LONGEST_NAME = 63  # bytes; PostgreSQL cuts longer ones
-_IDENTITIES = {"d": "default", "n": "nothing", "f": "full", "i": "index"}
+_look = msgspec.json.Decoder(TableLook).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,17 @@ class Published:
     @property
     def path(self) -> str:
         """schema.table, as the config and the status write it."""
-        return f"{self.schema}.{self.name}"
+        return table_path(self.schema, self.name)
 
 
 _SLOT = """
     SELECT coalesce(confirmed_flush_lsn - '0/0', 0)::bigint, plugin, database,
            coalesce(wal_status = 'lost', false)
     FROM pg_replication_slots WHERE slot_name = %s"""
+
+_BEAT = """
+    SELECT CASE WHEN NOT pg_is_in_recovery()
+                THEN pg_logical_emit_message(true, 'headrace.heartbeat', '') END"""
 
 _CANDIDATES = """
     SELECT n.nspname, c.relname, c.oid::bigint
@@ -70,17 +78,10 @@ _PUBLISHED = """
 
 # What a Relation message will say. The catalogs of 15 list generated columns as published, but the
 # server sends none before 18, and then only stored ones; a deferrable key identifies no row to it.
-_COLUMNS = """
-    SELECT a.attname, a.atttypid::bigint, a.atttypmod,
-           coalesce(a.attnum = ANY (i.indkey), false), c.relreplident
-    FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-    LEFT JOIN pg_index i ON i.indrelid = c.oid
-      AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
-               WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE i.indisprimary END
-    WHERE c.oid = %s AND a.attnum > 0 AND NOT a.attisdropped
-      AND (a.attgenerated = '' OR a.attgenerated = 's'
-           AND current_setting('server_version_num')::int >= 180000)
-    ORDER BY a.attnum"""
+_GONE_LEAVES = """
+    SELECT w.leaf::bigint FROM unnest(%s::oid[], %s::oid[]) w(leaf, whole)
+    WHERE NOT EXISTS (SELECT FROM pg_partition_ancestors(w.leaf) a WHERE a.relid = w.whole)"""
+_LOOK = look_object("ANY (%s::oid[])")
 
 # Rows of a partition are captured as rows of the whole; the server keeps a key towards such a
 # table once more for each of its partitions. A key with PERIOD (18) names no one row.
@@ -147,9 +148,16 @@ class Catalog:
     """Asks the catalogs over one ordinary connection."""
 
     def __init__(
-        self, connection: psycopg.Connection[Any], *, source: str, origin: str = ""
+        self,
+        connection: psycopg.Connection[Any],
+        *,
+        source: str,
+        origin: str = "",
+        publication: str = "",
     ) -> None:
         self._connection = connection
+        self._publication = publication
+        self._publications = (publication, inserts_name(publication))
         self._source = source
         self._origin = origin
         self._types: dict[int, PgType] = {}
@@ -182,6 +190,15 @@ class Catalog:
                     self._connection.execute(statement)
         except psycopg.Error as error:
             raise classify(error, "DDL failed") from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What the block does in one transaction."""
+        try:
+            with self._connection.transaction():
+                yield
+        except psycopg.Error as error:
+            raise classify(error, "query failed") from error
 
     @property
     def connected(self) -> bool:
@@ -220,12 +237,19 @@ class Catalog:
         return float(self.rows(query)[0][0])
 
     def beat(self) -> None:
-        """Write a word into the stream; in a transaction, or the slot would not move past it."""
-        self.rows("SELECT pg_logical_emit_message(true, 'headrace.heartbeat', '')")
+        """Write a word into the stream; in a transaction, or the slot would not move past it.
+
+        A standby cannot write one.
+        """
+        self.rows(_BEAT)
 
     def version(self) -> int:
         """As server_version_num writes it: 150000 is 15.0."""
         return int(self.rows("SELECT current_setting('server_version_num')")[0][0])
+
+    def in_recovery(self) -> bool:
+        """Whether it is a standby, to which nothing can be written."""
+        return bool(self.rows("SELECT pg_is_in_recovery()")[0][0])
 
     def wal_lsn(self) -> int:
         """How far the server's log reaches."""
@@ -286,19 +310,71 @@ class Catalog:
         """The decoder for rows of a published table as it is now."""
         return self._rows(self._table(published))
 
-    def describe_relation(self, relation: WalRelation, *, announced_by: int) -> Rows:
-        """The decoder for rows after a Relation message; `announced_by` is its transaction."""
+    def describe_relation(
+        self, relation: WalRelation, *, announced_by: int, known: LookState | None = None
+    ) -> tuple[Rows, Numbering]:
+        """The decoder for rows after a Relation message; `announced_by` is its transaction.
+
+        `known` is the state after the columns before it; and which columns they are.
+        """
         if announced_by:
             self._await(announced_by)
+        look = self.look(relation.id) or TableLook(relation.id, "", "", relation.identity)
+        names = [column.name for column in relation.columns]
+        numbering = numbered(known, names, look, xid=announced_by)
         keys = {column.name for column in relation.columns if column.identity}
         if relation.identity in ("full", "nothing"):
             # Then the flags do not name the key: all columns have them, or none.
-            keys = {name for name, _, _, key, _ in self.rows(_COLUMNS, relation.id) if key}
-        columns = self._columns(
-            [(c.name, c.name in keys, c.type_id, c.modifier) for c in relation.columns]
-        )
+            keys = key_names(known, names, numbering.numbers, look)
+        if numbering.types:
+            self.forget_types()  # they are noted as the look has them: rows must be read so too
+        # By the type too: it may be uncertain which column it is, and the look is of a later time.
+        missing = {(column.number, column.type_id): column.missing for column in look.columns}
+        columns = self._look_columns(
+            LookColumn(c.name, c.type_id, c.modifier, c.name in keys, number,
+                       missing=missing.get((number, c.type_id), ()) if numbering.certain else ())
+            for c, number in zip(relation.columns, numbering.numbers, strict=True)
+        )  # fmt: skip
         table = Published(relation.schema, relation.name, relation.id, None)
-        return self._rows(self._described(table, relation.identity, columns))
+        return self._rows(self._described(table, relation.identity, columns)), numbering
+
+    def look(self, oid: int) -> TableLook | None:
+        """A table as it is now; None: there is none."""
+        return next(iter(self.looks([oid])), None)
+
+    def looks(self, oids: Sequence[int]) -> list[TableLook]:
+        """These tables as they are now, without those that are gone."""
+        found = [_look(msgspec.json.encode(look)) for (look,) in self.rows(_LOOK, list(oids))]
+        narrow = bool(self._publication and self.rows(ANY_NARROW, *self._publications))
+        return [self.narrowed(look) for look in found] if narrow else found
+
+    def gone_leaves(self, leaves: Mapping[int, int]) -> set[int]:
+        """Those of some partitions that are none of their tables any more; leaf -> table."""
+        found = self.rows(_GONE_LEAVES, list(leaves), list(leaves.values()))
+        return {leaf for (leaf,) in found}
+
+    def describe_look(self, look: TableLook, *, announced_by: int) -> Rows:
+        """The decoder for rows of a table as a look in the stream shows it."""
+        self._await(announced_by)
+        table = Published(look.schema, look.name, look.oid, None)
+        return self._rows(self._described(table, look.identity, self._look_columns(look.sent)))
+
+    def narrowed(self, look: TableLook) -> TableLook:
+        """The same, with the columns alone that the publication sends."""
+        if not self._publication:
+            return look
+        lists = self.rows(LISTED_COLUMNS, look.oid, *self._publications)
+        if lists:
+            listed = {number for (numbers,) in lists for number in numbers}
+            unsent = {column.number for column in look.columns} - listed
+        else:
+            found = self.rows(UNSENT_GENERATED, look.oid, *self._publications)
+            unsent = {number for (number,) in found}
+        return look.without(unsent)
+
+    def forget_types(self) -> None:
+        """Ask for every type again: some were altered."""
+        self._types = {}
 
     def sourceless(self) -> Table:
         """The table of changes that belong to no table."""
@@ -326,13 +402,34 @@ class Catalog:
 
     def _table(self, published: Published) -> Table:
         """A table as it is now."""
+        look = self.look(published.oid)
+        if look is None:
+            return self._described(published, "default", ())
         wanted = published.columns
-        found = [
-            row for row in self.rows(_COLUMNS, published.oid) if wanted is None or row[0] in wanted
-        ]
-        identity = _IDENTITIES[found[0][4]] if found else "default"
-        columns = self._columns([(name, key, oid, mod) for name, oid, mod, key, _ in found])
-        return self._described(published, identity, columns)
+        found = [column for column in look.sent if wanted is None or column.name in wanted]
+        return self._described(published, look.identity, self._look_columns(found))
+
+    def _look_columns(self, columns: Iterable[LookColumn]) -> tuple[Column, ...]:
+        found = list(columns)
+        plain = self._columns([(c.name, c.key, c.type_id, c.modifier) for c in found])
+        self._learn(column.type_id for column in found)
+        return tuple(
+            msgspec.structs.replace(
+                column, number=each.number, initial_default=self._initial_default(each)
+            )
+            for column, each in zip(plain, found, strict=True)
+        )
+
+    def _initial_default(self, column: LookColumn) -> str:
+        """As rows have it: the type's own encoder writes it."""
+        if len(column.missing) != 1:
+            return ""
+        value = missing_value(column.missing[0]).encode()
+        encode = encoder(column.type_id, self._types)
+        try:
+            return (value if encode is None else encode(value)).decode()
+        except DecodeError:
+            return ""  # neither could a row with it be read, which is reported there
 
     def _described(self, published: Published, identity: str, columns: tuple[Column, ...]) -> Table:
         comments = self._comments(published.oid)
@@ -393,9 +490,8 @@ class Catalog:
 
 def matches(path: str, globs: Sequence[str]) -> bool:
     """Whether schema.table matches one of the globs; a bare name means the schema public."""
-    return any(
-        fnmatch.fnmatchcase(path, glob if "." in glob else f"public.{glob}") for glob in globs
-    )
+    schema, name = split_path(path)
+    return any(path_matches(schema, name, glob, default="public") for glob in globs)
 
 
 def inserts_name(publication: str) -> str:

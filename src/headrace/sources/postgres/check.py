@@ -12,6 +12,7 @@ from .. import Finding
 from . import ddl
 from .catalog import Catalog, inserts_name
 from .identity import Member, members, remedy
+from .membership import unlogged_tables
 from .publications import (
     PublicationPair,
     creation,
@@ -153,6 +154,9 @@ class _Check:
         yield self._second(pair, [m for m in missing if m.refused], foreign)
         for member in found:
             yield self._table(member, rights[member.oid], pair)
+        for path, fix in unlogged_tables(self._catalog, globs).items():
+            detail = "not captured: an UNLOGGED table writes no row to the WAL. To change it:"
+            yield Finding(f"table {path}", ok=True, detail=detail, fix=fix)
 
     def _first(self, pair: PublicationPair, missing: list[Member], foreign: set[int]) -> Finding:
         """The publication of every operation, and tables that it should have."""

@@ -1,9 +1,10 @@
 """The optional event triggers: one writes each table's DDL into the stream, where it happened.
 
-Without it a schema change is seen with the next row of its table, and its SQL is not known. The
-other moves a table that loses its replica identity to the publication for inserts, in the same
-transaction; what goes wrong in that one makes no statement fail, it is written to the server's log.
-(A block with EXCEPTION in the first one would be a subtransaction, and move its message.)
+Without it DDL is noticed with the next row of its table or the next look at the catalogs, and its
+SQL is not known. The other moves a table that loses its replica identity to the publication for
+inserts, in the same transaction; what goes wrong in that one makes no statement fail, it is written
+to the server's log. (A block with EXCEPTION in the first one would be a subtransaction, and move
+its message.)
 
 The function runs as the superuser who has installed it, for whoever alters a table. Its search path
 names pg_temp, as the last: where it is not named it comes first, and a temporary view would be
@@ -20,6 +21,7 @@ from psycopg import sql
 from ...errors import SourceRefused, SourceUnavailable
 from .catalog import Catalog
 from .identity import JUDGED
+from .look_query import look_object
 
 logger = logging.getLogger(__name__)
 
@@ -27,24 +29,11 @@ _SETUP = """
 CREATE SCHEMA IF NOT EXISTS headrace;
 
 CREATE OR REPLACE FUNCTION headrace.describe(relation oid) RETURNS jsonb
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT jsonb_build_object(
-        'oid', c.oid::bigint, 'schema', n.nspname, 'name', c.relname,
-        'identity', CASE c.relreplident WHEN 'd' THEN 'default' WHEN 'n' THEN 'nothing'
-                                        WHEN 'f' THEN 'full' ELSE 'index' END,
-        'columns', (
-            SELECT coalesce(jsonb_agg(jsonb_build_object(
-                'name', a.attname, 'type_id', a.atttypid::bigint, 'modifier', a.atttypmod,
-                'key', coalesce(a.attnum = ANY (i.indkey), false)) ORDER BY a.attnum), '[]')
-            FROM pg_catalog.pg_attribute a
-            WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-              AND (a.attgenerated = '' OR a.attgenerated = 's'
-                   AND current_setting('server_version_num')::int >= 180000)))
-    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-    LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid
-      AND CASE c.relreplident WHEN 'i' THEN i.indisreplident
-               WHEN 'd' THEN i.indisprimary AND i.indimmediate ELSE i.indisprimary END
-    WHERE c.oid = relation AND c.relkind IN ('r', 'p')
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+-- Values are printed as the stream prints them.
+SET DateStyle = ISO SET IntervalStyle = iso_8601 SET TimeZone = 'UTC' SET extra_float_digits = 3
+SET bytea_output = hex SET lc_monetary = 'C' AS $$
+    {look}
 $$;
 
 -- As its owner: whoever alters a table need not know of this schema.
@@ -57,12 +46,19 @@ BEGIN
         SELECT jsonb_agg(jsonb_build_object('oid', objid::bigint, 'schema', schema_name,
                                             'name', object_name, 'identity', 'default'))
         INTO told FROM pg_event_trigger_dropped_objects() WHERE object_type = 'table';
+    ELSIF tg_event = 'table_rewrite' THEN
+        told := jsonb_build_array(jsonb_build_object(
+            'oid', coalesce(pg_partition_root(pg_event_trigger_table_rewrite_oid())::oid,
+                            pg_event_trigger_table_rewrite_oid())::bigint,
+            'schema', '', 'name', '', 'identity', 'default', 'rewritten', true));
     ELSE
-        SELECT jsonb_agg(headrace.describe(relation)) INTO told
-        FROM (SELECT DISTINCT objid AS relation FROM pg_event_trigger_ddl_commands()
-              WHERE classid = 'pg_catalog.pg_class'::regclass
-                AND (objsubid = 0 OR tg_tag = 'COMMENT')) touched
-        WHERE headrace.describe(relation) IS NOT NULL;
+        SELECT jsonb_agg(look) INTO told FROM (
+            SELECT headrace.describe(relation) AS look
+            FROM (SELECT DISTINCT coalesce(pg_partition_root(objid)::oid, objid) AS relation
+                  FROM pg_event_trigger_ddl_commands()
+                  WHERE classid = 'pg_catalog.pg_class'::regclass
+                    AND (objsubid = 0 OR tg_tag = 'COMMENT')) touched) looks
+        WHERE look IS NOT NULL;
     END IF;
     IF told IS NOT NULL THEN
         PERFORM pg_logical_emit_message(true, 'headrace.ddl', jsonb_build_object(
@@ -136,7 +132,7 @@ _LISTED = """
 
 SETUP = _SETUP.replace(
     "{judged}", JUDGED.replace("{members}", _LISTED).replace("{publication}", "pair.publication")
-)
+).replace("{look}", look_object("relation"))
 
 _TRIGGERS = {
     "headrace_ddl": """ON ddl_command_end
@@ -144,6 +140,8 @@ _TRIGGERS = {
     # One of its own: a trigger that an earlier version has created stays as it is.
     "headrace_comments": """ON ddl_command_end
     WHEN TAG IN ('COMMENT') EXECUTE FUNCTION headrace.tell_ddl();""",
+    "headrace_rewrite": """ON table_rewrite
+    EXECUTE FUNCTION headrace.tell_ddl();""",
     "headrace_drop": """ON sql_drop
     WHEN TAG IN ('DROP TABLE') EXECUTE FUNCTION headrace.tell_ddl();""",
     "headrace_keys": """ON ddl_command_end

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from ...change.path import table_path
 from .catalog import Catalog, inserts_name
 
 # What is published, by which publication and with which columns and rows; `full` is the first one.
@@ -138,7 +139,7 @@ class Member:
     @property
     def path(self) -> str:
         """schema.table, as the config and the status write it."""
-        return f"{self.schema}.{self.name}"
+        return table_path(self.schema, self.name)
 
     @property
     def refused(self) -> list[Written]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
 
-from ...change.event import BeforeKind, Change, Op, Transaction
+from ...change.columns import schema_payload
+from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from .. import Register
 from .catalog import Catalog, PhysicalTable, Published
+from .looks import compare
 from .resume import BlockRange, PostgresTableSnapshot, PostgresTablesResume
 from .rows import Rows
 from .snapshot import Copied, Point, Task, ranges
-from .transactions import schema
 
 R = TypeVar("R", bound=PostgresTablesResume)
 
@@ -44,24 +46,34 @@ class Planner:
         copy = resume.snapshots[path]
         table = self._published.get(path)
         if table is None or table.oid != copy.relation:
-            # Dropped or replaced between the look and the snapshot; the next look sees it.
-            gone = msgspec.structs.replace(copy, ranges=())
+            # Dropped or replaced between the look and the snapshot; the next look sees it. Until
+            # then no row of it counts.
+            gone = msgspec.structs.replace(copy, ranges=(), relation=0, replaced=copy.announced)
             return SnapshotPlan(resume.with_snapshot(path, gone), [], [])
         decoder = self._catalog.describe(table)
+        former = msgspec.structs.replace(decoder.table, relation=copy.replaced)
+        dropped = [self._register(former)] if copy.replaced else []
         decoder = decoder.of(self._register(decoder.table))
         parts = self._catalog.parts(table.oid)
+        look = self._catalog.look(table.oid)
+        found = None if look is None else compare(copy.look, look)
         # Rows that have moved meanwhile are read again. Without a key nobody could tell them from
         # new ones, so that table is copied anew, as one is that was rewritten.
         same = copy.filenodes == _filenodes(parts) and bool(decoder.table.key)
+        same = same and not (found and found.reason)
+        state = found.state if found else None
         if copy.ranges is not None and same:
-            announced = self._announce(resume, path, decoder, forget=False)
-            copy = msgspec.structs.replace(copy, moved=tuple(part.relation for part in parts))
+            announced = self._announce(resume, path, decoder, dropped, forget=False)
+            moved = tuple(part.relation for part in parts)
+            copy = msgspec.structs.replace(copy, moved=moved, look=state)
             resume = resume.with_snapshot(path, copy)
             tasks = _rest(copy, table, decoder)
         else:
             forget = copy.again or copy.ranges is not None
-            announced = self._announce(resume, path, decoder, forget=forget)
+            announced = self._announce(resume, path, decoder, dropped, forget=forget)
+            resume = without_error(resume, path)
             begun = self._begin(table, decoder, parts)
+            begun = msgspec.structs.replace(begun, published=copy.published, look=state)
             resume = resume.with_snapshot(path, begun)
             tasks = [Task(table, decoder, part) for part in begun.ranges or ()]
         return SnapshotPlan(resume.with_version(path, decoder.table.version), announced, tasks)
@@ -81,23 +93,33 @@ class Planner:
         )
 
     def _announce(
-        self, resume: PostgresTablesResume, path: str, decoder: Rows, *, forget: bool
+        self,
+        resume: PostgresTablesResume,
+        path: str,
+        decoder: Rows,
+        dropped: Sequence[Table],
+        *,
+        forget: bool,
     ) -> list[Change]:
-        """Say the table's columns, and forget its rows where they are copied anew."""
-        contents: list[tuple[Op, object]] = []
-        if resume.versions.get(path) != decoder.table.version:
-            contents.append((Op.SCHEMA, schema(decoder.table)))
+        """Say the table's columns, and forget its rows where they are copied anew.
+
+        A table that had its name before is dropped: who knows tables by their number has it still.
+        """
+        contents: list[tuple[Op, Table, object]] = [
+            (Op.SCHEMA, table, {"dropped": True}) for table in dropped
+        ]
+        if dropped or resume.versions.get(path) != decoder.table.version:
+            contents.append((Op.SCHEMA, decoder.table, schema_payload(decoder.table)))
         if forget:
-            contents.append(
-                (Op.TRUNCATE, {"snapshot": True, "relations": [decoder.table.relation]})
-            )
+            payload = {"snapshot": True, "relations": [decoder.table.relation]}
+            contents.append((Op.TRUNCATE, decoder.table, payload))
         now = time.time_ns() // 1000
         transaction = Transaction(f"snapshot-{self._point.name}-{path}", now, now)
         position = self._point.position
         announced = [
             Change(
                 op=op,
-                table=decoder.table,
+                table=table,
                 key=None,
                 before=None,
                 before_kind=BeforeKind.NONE,
@@ -108,11 +130,17 @@ class Planner:
                 ordinal=ordinal,
                 position=position,
             )
-            for ordinal, (op, payload) in enumerate(contents, 1)
+            for ordinal, (op, table, payload) in enumerate(contents, 1)
         ]
         if announced:
             self._point.end(announced[-1])
         return announced
+
+
+def without_error(resume: R, path: str) -> R:
+    """What could not be read before is read anew: either it can be now, or that is found again."""
+    errored = {each: why for each, why in resume.errored.items() if each != path}
+    return msgspec.structs.replace(resume, errored=errored)
 
 
 def progressed(resume: R, copied: Copied) -> R:

@@ -18,6 +18,7 @@ from psycopg import sql
 from ...errors import SourceRefused, SourceUnavailable
 from .catalog import Catalog, Published, inserts_name, matches
 from .identity import Member, Written, members, remedy
+from .membership import publication_marks, unlogged_tables
 from .settings import PostgresSettings
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class PublishedTables:
     warnings: dict[str, str] = field(default_factory=dict)  # table -> what is wrong with it
     added: set[str] = field(default_factory=set)  # tables that were in neither publication
     inserts: int = 0  # the second publication's oid; 0: there is none
+    marks: dict[str, str] = field(default_factory=dict)  # table -> how it is published
 
 
 def find_pair(catalog: Catalog, source: PostgresSettings) -> PublicationPair:
@@ -244,6 +246,9 @@ class Publications:
                 self._move_back(member)
         published = self._catalog.published(self._first)
         result.tables = [t for t in published if matches(t.path, self._source.tables)]
+        result.marks = publication_marks(self._catalog, self._first)
+        for path, fix in unlogged_tables(self._catalog, self._source.tables).items():
+            result.warnings[path] = f"it is UNLOGGED and not captured; to change that: {fix}"
         self._show_inserts_only(result)
         return result
 

@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 
 import msgspec
 
@@ -20,8 +21,10 @@ from ...change.event import Change
 from ...errors import ProtocolError, SourceUnavailable
 from .catalog import Catalog
 from .lag import WalLag
-from .pgoutput import EPOCH_MICROSECONDS
+from .looks import LookState
+from .pgoutput import EPOCH_MICROSECONDS, WalBegin
 from .replication import Replication
+from .resume import PostgresResume
 from .transactions import PostgresAssembler
 
 _WAL, _KEEPALIVE = b"wk"
@@ -49,6 +52,10 @@ class Received(msgspec.Struct, frozen=True, gc=False):
     size: int
     errored: dict[str, str]
     versions: dict[str, int]
+    looks: dict[str, LookState]
+    again: dict[str, str]  # tables whose rows must be read anew, and why
+    gone: frozenset[str]  # tables that are not there any more
+    begin: WalBegin | None = None  # of the last complete transaction of this stream
 
 
 class Receiver:
@@ -80,6 +87,7 @@ class Receiver:
         self._reported = (0, 0.0)  # what the server was sent last, and when
         self._advanced = time.monotonic()
         self._asking = False
+        self._seen = assembler.settled[2:]  # as they were handed over last
         self._closed = False
         self._error: Exception | None = None
         self._turn = threading.Condition()
@@ -93,6 +101,11 @@ class Receiver:
         """
         self._acked, self._boundary = acked, boundary
         self._thread.start()
+
+    @property
+    def unlooked_leaves(self) -> Mapping[int, int]:
+        """Partitions that were written to since the last look at their tables; leaf -> table."""
+        return self._assembler.unlooked_leaves
 
     def take(self, timeout: float) -> Received | None:
         """What has arrived, complete transactions together; None: nothing in time."""
@@ -121,6 +134,16 @@ class Receiver:
                 raise self._error
             return self._at_boundary and not self._waiting
 
+    @property
+    def position(self) -> int:
+        """Where it has stopped: every transaction that commits before has come."""
+        return self._assembler.position
+
+    @property
+    def last_begin(self) -> WalBegin | None:
+        """Of the last transaction before that; None: none came."""
+        return self._assembler.last_begin
+
     def pause(self) -> None:
         """Stop before the next transaction."""
         self.set_boundary(0)
@@ -133,12 +156,13 @@ class Receiver:
             self._turn.notify_all()
         self._wake()
 
-    def renew(
-        self, live: dict[int, str], errored: dict[str, str], versions: dict[str, int]
-    ) -> None:
+    def renew(self, resume: PostgresResume) -> None:
         """Go on beyond the boundary, with tables that were copied there."""
         with self._turn:
-            self._assembler.renew(live, errored, versions)
+            if self._closed:
+                return  # with the connection over which tables are described
+            self._assembler.renew(resume.live, resume.errored, resume.versions, resume.looks)
+            self._seen = self._assembler.settled[2:]
         self.set_boundary(None)
 
     def close(self) -> None:
@@ -266,7 +290,7 @@ class Receiver:
     def _hand_over(self) -> None:
         """Make what is complete available, and what is large."""
         assembler = self._assembler
-        if assembler.done:
+        if assembler.done or self._settled_news():
             changes, assembler.done = assembler.done, []
             self._offer(changes, assembler.position)
         if len(assembler.open) >= _PIECE or (assembler.open and self._size >= _PIECE_BYTES):
@@ -274,9 +298,18 @@ class Receiver:
             if piece:
                 self._offer(piece, None)
 
+    def _settled_news(self) -> bool:
+        """Whether a transaction without a change has found out something about a table."""
+        _, _, looks, again, gone = self._assembler.settled
+        return looks is not self._seen[0] or again is not self._seen[1] or gone is not self._seen[2]
+
     def _offer(self, changes: list[Change], position: int | None) -> None:
         assembler = self._assembler
-        received = Received(changes, position, assembler.xid, self._size, *assembler.settled)
+        if position is not None:
+            self._seen = assembler.settled[2:]
+        received = Received(
+            changes, position, assembler.xid, self._size, *assembler.settled, assembler.last_begin
+        )
         self._size = 0
         self._offered = position or self._offered
         if changes:
@@ -291,6 +324,8 @@ class Receiver:
         if message[0] != _KEEPALIVE or len(message) != _KEEPALIVE_BODY.size:
             raise ProtocolError(f"unknown replication message {message[:1]!r}")
         _, wal_end, _, wants_reply = _KEEPALIVE_BODY.unpack(message)
+        if not self._assembler.proof.proven:
+            self._assembler.proof.reached(wal_end)
         if self._assembler.between_transactions:
             self._hand_over()
             self.lag.sent(wal_end)
@@ -315,7 +350,8 @@ class Receiver:
 
     def _tell_status(self, *, now: bool = False, answering: bool = False) -> None:
         reported, at = self._reported
-        acked = self._acked
+        # A slot of another history must not move to our position: it would look like ours then.
+        acked = self._acked if self._assembler.proof.proven else 0
         since = time.monotonic() - at
         now, self._asking = now or self._asking, False
         if not now and since < self._interval and not (acked > reported and since > 1.0):

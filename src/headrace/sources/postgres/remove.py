@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from psycopg import sql
 
+from ...change.path import table_path
 from ...errors import SourceError, SourceRefused
 from .. import Removal
 from . import slot
@@ -103,7 +104,7 @@ def _identities(catalog: Catalog, note: PublicationNote | None) -> Iterator[Remo
                 identity = f"USING INDEX {_quoted(former[1:])}" if there else "NOTHING"
             table = sql.Identifier(schema, name).as_string()
             statement = f"ALTER TABLE ONLY {table} REPLICA IDENTITY {identity};"
-            yield Removal(f"{_IDENTITY_OF}{schema}.{name}", statement)
+            yield Removal(f"{_IDENTITY_OF}{table_path(schema, name)}", statement)
 
 
 def _taken_out(catalog: Catalog, found: list[Removal], note: str) -> list[Removal]:

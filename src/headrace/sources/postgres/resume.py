@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import msgspec
 
 from ...change.lsn import format_lsn
+from ...change.path import qualified
 from .. import Phase, Status
 from ..resume import TablesResume
+from .looks import LookState
 
 
 class BlockRange(msgspec.Struct, frozen=True):
@@ -37,15 +39,25 @@ class PostgresTableSnapshot(msgspec.Struct, frozen=True):
     moved: tuple[str, ...] = ()  # physical tables where such rows still have to be looked for
     filenodes: tuple[int, ...] = ()  # a rewritten table has others: its ranges mean nothing then
     again: bool = False  # whether rows of an earlier snapshot must be forgotten first
+    published: str = ""  # how it was published when it was last looked at; "": not looked at yet
+    look: LookState | None = None  # what the last look at the catalogs has left; None: none yet
+    replaced: int = 0  # the oid of a table that had its name; 0: none, or its end is announced
 
     @property
     def done(self) -> bool:
         """Whether every row has been read."""
         return self.ranges == () and not self.moved
 
+    @property
+    def announced(self) -> int:
+        """The oid of the table that the log has under this name."""
+        return self.replaced or self.relation
+
     def anew(self) -> PostgresTableSnapshot:
         """The same table, to be read from its first row."""
-        return PostgresTableSnapshot(self.relation, again=True)
+        return PostgresTableSnapshot(
+            self.relation, again=True, published=self.published, replaced=self.replaced
+        )
 
 
 class PostgresTablesResume(TablesResume[PostgresTableSnapshot], frozen=True, kw_only=True):
@@ -70,6 +82,17 @@ class PostgresTablesResume(TablesResume[PostgresTableSnapshot], frozen=True, kw_
         }
 
 
+class LastCommit(msgspec.Struct, frozen=True, array_like=True):
+    """The last transaction that the server has sent, by which its history is known again."""
+
+    lsn: int  # of its commit record; 0: none since the slot was created
+    xid: int  # of 32 bits
+    time: int  # of its commit
+    # Transactions that commit before this LSN may come again or not: they may have overlapped with
+    # a change of the publications, which the server does not decode twice in the same way.
+    until: int = 0
+
+
 class PostgresResume(PostgresTablesResume, frozen=True, kw_only=True):
     """Which slot of which server, and how far."""
 
@@ -81,6 +104,15 @@ class PostgresResume(PostgresTablesResume, frozen=True, kw_only=True):
     inserts: int = 0
     # Tables in the second publication -> the statements that change that.
     inserts_only: dict[str, str] = msgspec.field(default_factory=dict)
+    # None: not known, or received from other publications than those that are named now.
+    last_commit: LastCommit | None = None
+    # Tables that were dropped or have another name, and their oids: the stream has not said so yet.
+    leaving: dict[str, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def looks(self) -> dict[str, LookState]:
+        """What the last look at each table has left."""
+        return {path: copy.look for path, copy in self.snapshots.items() if copy.look is not None}
 
     @property
     def reached(self) -> str:
@@ -102,4 +134,4 @@ class AckedResume(msgspec.Struct, frozen=True):
 
 def paths_of(tables: Sequence[str]) -> set[str]:
     """schema.table of tables that may be named without a schema."""
-    return {table if "." in table else f"public.{table}" for table in tables}
+    return {qualified(table, "public") for table in tables}

@@ -69,7 +69,7 @@ class Rows:
     @property
     def path(self) -> str:
         """schema.table, as the config and the status write it."""
-        return f"{self.table.schema}.{self.table.name}"
+        return self.table.path
 
     def of(self, table: Table) -> Rows:
         """The same decoder for the same columns under another version."""

@@ -17,10 +17,13 @@ from ..resume import Restart
 from . import ddl, slot
 from .address import Address
 from .catalog import Catalog, Published, matches
+from .following import with_leaving
 from .guard import IdentityGuard
+from .lookout import present_paths
+from .membership import UNPUBLISHED
 from .publications import Publications, PublishedTables
 from .replication import Replication, Server
-from .resume import PostgresResume, PostgresTableSnapshot, PostgresTablesResume
+from .resume import LastCommit, PostgresResume, PostgresTableSnapshot, PostgresTablesResume
 from .settings import PostgresSettings
 from .snapshot import Point
 
@@ -52,7 +55,9 @@ class PostgresSession:
     ) -> PostgresSession:
         """Connect, make sure who the server is, and prepare publication and slot."""
         with ExitStack() as stack:
-            catalog = Catalog(source.address.connect(), source=source.name)
+            catalog = Catalog(
+                source.address.connect(), source=source.name, publication=source.publication_name
+            )
             stack.callback(catalog.close)
             address = dataclasses.replace(source.address, encoding=catalog.row_encoding())
             replication = address.replicate(closing)
@@ -80,10 +85,13 @@ class PostgresSession:
                 resume = msgspec.structs.replace(resume, inserts=published.inserts)
             # Without a snapshot, what is not copied is what was there before the first start.
             copying = source.snapshot or stored is not None
+            resume = resume.repathed(_former_paths(resume, published.tables))
+            paths = present_paths(catalog, [copy.relation for copy in resume.snapshots.values()])
+            resume = with_leaving(resume, published.tables, paths)
             resume = with_tables(resume, published.tables, copying=copying)
             if stored is None:
                 published.added.clear()  # nothing was captured before, so nothing is missing
-            resume = with_inserts(resume, published)
+            resume = with_inserts(resume, published, watched=False)
             stack.pop_all()
         return cls(
             source, address, catalog, replication, resume, point, publications, published, guard
@@ -92,7 +100,12 @@ class PostgresSession:
     def another_catalog(self) -> Catalog:
         """The catalogs over a connection of its own, for another thread or another snapshot."""
         connection = self.source.address.connect()
-        return Catalog(connection, source=self.source.name, origin=self.resume.origin)
+        return Catalog(
+            connection,
+            source=self.source.name,
+            origin=self.resume.origin,
+            publication=self.source.publication_name,
+        )
 
 
 def _verified(
@@ -139,6 +152,8 @@ def _begin(
         errored={},
         versions={},
         former=stored.tables if stored else (),
+        # A slot that somebody else has made may be older than the publications.
+        last_commit=LastCommit(0, 0, 0) if point else None,
     )
     return resume, point
 
@@ -154,27 +169,60 @@ def narrowed(resume: R, globs: Sequence[str]) -> R:
     )
 
 
-def with_inserts(resume: PostgresResume, published: PublishedTables) -> PostgresResume:
+def with_inserts(
+    resume: PostgresResume, published: PublishedTables, *, watched: bool = True
+) -> PostgresResume:
     """Note which tables are captured for inserts only, and where new snapshots are needed.
 
     Changes are missing of a table that is captured as a whole again, of one that somebody had taken
-    out of its publication, and of one in a publication that the stream does not name yet.
+    out of its publication or published in another way, and of one in a publication that the stream
+    does not name yet. `watched`: somebody has looked a second ago.
     """
     only = published.inserts_only
     whole = {table.path for table in published.tables} - only.keys()
-    missing = whole & resume.inserts_only.keys() | published.added
+    missing = (
+        whole & resume.inserts_only.keys() | published.added | _edited(resume, published, watched)
+    )
     if resume.inserts != published.inserts:
         missing |= only.keys()
     begun = {path for path, snapshot in resume.snapshots.items() if snapshot.ranges is not None}
     before = {path: fix for path, fix in resume.inserts_only.items() if path not in whole}
-    return msgspec.structs.replace(resume.anew(missing & begun), inserts_only=before | only)
+    resume = _marked(resume.anew(missing & begun), published)
+    return msgspec.structs.replace(resume, inserts_only=before | only)
+
+
+def _edited(resume: PostgresResume, published: PublishedTables, watched: bool) -> set[str]:
+    """Tables that were not published all the time, or not as they are now."""
+    # What loses its identity is moved to the second publication, in one transaction. Where nobody
+    # has looked, it may have been in none before that.
+    moved = published.inserts_only.keys() - resume.inserts_only.keys() if watched else ()
+    return {
+        path
+        for path, snapshot in resume.snapshots.items()
+        if (known := snapshot.published)
+        and published.marks.get(path, known) != known
+        and (path not in moved or known == UNPUBLISHED)
+    }
+
+
+def _marked(resume: PostgresResume, published: PublishedTables) -> PostgresResume:
+    """Note how each table is published now."""
+    snapshots = {
+        path: msgspec.structs.replace(
+            snapshot,
+            published=published.marks.get(path, snapshot.published and UNPUBLISHED),
+        )
+        for path, snapshot in resume.snapshots.items()
+    }
+    return msgspec.structs.replace(resume, snapshots=snapshots)
 
 
 def with_tables(resume: R, tables: Sequence[Published], *, copying: bool) -> R:
     """Add tables that are not known yet; forget copies of tables replaced or renamed."""
+    resume = resume.repathed(_former_paths(resume, tables))
     copies = dict(resume.snapshots)
     named = {copy.relation: path for path, copy in copies.items()}
-    former = list(resume.former)
+    former, present = list(resume.former), {table.oid for table in tables}
     for table in tables:
         known = copies.get(table.path)
         if known is not None and known.relation == table.oid:
@@ -186,6 +234,19 @@ def with_tables(resume: R, tables: Sequence[Published], *, copying: bool) -> R:
             del copies[renamed]
             former.append(renamed)
         again = known is not None or renamed is not None or table.path in former
-        copies[table.path] = PostgresTableSnapshot(table.oid, None if copying else (), again=again)
+        replaced = known.announced if known and known.announced not in present else 0
+        copies[table.path] = PostgresTableSnapshot(
+            table.oid, None if copying else (), again=again, replaced=replaced
+        )
     former = [path for path in former if path not in copies]
     return msgspec.structs.replace(resume, snapshots=copies, former=tuple(former))
+
+
+def _former_paths(resume: PostgresTablesResume, tables: Sequence[Published]) -> dict[str, str]:
+    """Paths without the quotes that they have now, by the oids of their tables."""
+    known = {copy.relation: path for path, copy in resume.snapshots.items()}
+    return {
+        plain: table.path
+        for table in tables
+        if table.path != (plain := f"{table.schema}.{table.name}") == known.get(table.oid)
+    }

@@ -26,6 +26,8 @@ class PostgresSettings:
     slot: SlotName = ""  # "": headrace_<name>
     publication: str = ""  # "": headrace_<name>
     ddl: bool = False  # whether to install the event trigger that reports DDL
+    # What to do with a table whose rows DDL has rewritten: read it anew, or wait for an operator.
+    on_rewrite: Literal["snapshot", "stop"] = "snapshot"
     identity: Literal["table", "full"] = "table"  # whether tables get REPLICA IDENTITY FULL
     snapshot: bool = True  # whether to read the rows that are there already
     snapshot_workers: Annotated[int, Meta(ge=1, le=64)] = 2

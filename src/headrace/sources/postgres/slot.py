@@ -21,10 +21,15 @@ def create_slot(replication: Replication, slot: str) -> Point:
     return _create(replication, f'"{slot}"')
 
 
-def create_point(replication: Replication, slot: str) -> Point:
-    """A snapshot and its exact place in the stream, by way of a slot that dies with the session."""
+def temporary_name(slot: str) -> str:
+    """A name for a slot beside another one."""
     # A name has 63 characters at most, and must not be cut down to that of the slot itself.
-    return _create(replication, f'"{slot[:40]}_copy_{secrets.token_hex(4)}" TEMPORARY')
+    return f"{slot[:40]}_copy_{secrets.token_hex(4)}"
+
+
+def create_point(replication: Replication, name: str) -> Point:
+    """A snapshot and its exact place in the stream, by way of a slot that dies with the session."""
+    return _create(replication, f'"{name}" TEMPORARY')
 
 
 def verify(resume: PostgresResume, server: Server, catalog: Catalog) -> None:

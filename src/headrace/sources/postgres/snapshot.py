@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,15 @@ _IN_ORDER = """
 _REWRITTEN = """
     SELECT 1 FROM pg_class
     WHERE oid = %s::regclass AND relfilenode <> pg_relation_filenode(oid)"""
+
+# Rows are read by the names of columns, and a name may mean another column by now: what the
+# snapshot shows is compared with what the server's own function finds.
+_ALTERED = """
+    SELECT 1 FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped
+      AND (pg_get_object_address('table column', ARRAY[n.nspname, c.relname, a.attname], '{}')
+          ).objsubid <> a.attnum"""
 
 _CHANGED = {"42703", "42P01"}  # undefined_column, undefined_table
 _NOT_READABLE = "42501"  # insufficient_privilege
@@ -121,6 +131,15 @@ class PostgresSnapshotReader:
 
     def copy(self, tasks: Sequence[Task]) -> Iterator[Copied]:
         """Read every task, or as much as can be; what comes from one range comes in order."""
+        with closing(self.polled(tasks, None)) as reading:
+            for copied in reading:
+                if copied is not None:
+                    yield copied
+
+    def polled(
+        self, tasks: Sequence[Task], seconds: float | None
+    ) -> Generator[Copied | None, None, None]:
+        """As `copy`, with a None whenever nothing has come for so long."""
         todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
         for task in tasks:
             todo.put(task)
@@ -132,14 +151,18 @@ class PostgresSnapshotReader:
         for thread in threads:
             thread.start()
         try:
-            yield from self._collect(len(threads))
+            yield from self._collect(len(threads), seconds)
         finally:
             self._closed.set()
             self._drain(threads)
 
-    def _collect(self, workers: int) -> Iterator[Copied]:
+    def _collect(self, workers: int, seconds: float | None) -> Iterator[Copied | None]:
         while workers:
-            copied = self._read.get()
+            try:
+                copied = self._read.get(timeout=seconds)
+            except queue.Empty:
+                yield None
+                continue
             if isinstance(copied, BaseException):
                 raise copied
             if copied is None:
@@ -314,6 +337,8 @@ def _hold(connection: psycopg.Connection[Any], relation: str) -> None:
     connection.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(name))
     if connection.execute(_REWRITTEN, (relation,)).fetchone():
         raise SourceUnavailable(f"{relation} was rewritten when its copy was about to begin")
+    if connection.execute(_ALTERED, (relation,)).fetchone():
+        raise SourceUnavailable(f"{relation} was altered when its copy was about to begin")
 
 
 def _failure(error: psycopg.Error) -> SourceError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import ClassVar
 
 from ...change.connector import Connector
@@ -13,6 +13,7 @@ from ..resume import decode, described, snapshots_again
 from . import check, remove
 from .catalog import Catalog
 from .connector import POSTGRES
+from .point import WalPoint, wal_point
 from .resume import PostgresResume, paths_of
 from .retained import WalLook
 from .settings import PostgresSettings
@@ -52,6 +53,12 @@ class Postgres(PostgresSettings):
         """The tables that would be captured now, as the server's catalogs show them."""
         with closing(Catalog(self.address.connect(), source=self.name)) as catalog:
             return catalog.tables(self.publication_name, self.tables)
+
+    def at_point(
+        self, resume: bytes, tables: Sequence[str], register: Register
+    ) -> AbstractContextManager[WalPoint]:
+        """Captured tables at a place of the write-ahead log."""
+        return wal_point(self, resume, tables, register)
 
     def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
         """Take everything out of the database that Headrace has put there."""

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
+from ...change.columns import schema_payload
 from ...change.event import BeforeKind, Change, Op, Table, Transaction
+from ...change.path import table_path
 from ...errors import DecodeError, ProtocolError
 from .. import Register
 from .._annotations import annotated
+from .history import HistoryProof
+from .leaves import WrittenLeaves
+from .looks import (
+    DdlMessage,
+    LookMessage,
+    LookState,
+    Numbering,
+    TableLook,
+    as_relation,
+    compare,
+    placed,
+)
 from .pgoutput import (
     Message,
     Parsed,
-    RelationColumn,
     WalBegin,
     WalCommit,
     WalRelation,
@@ -24,27 +37,18 @@ from .pgoutput import (
     parse,
 )
 from .position import PostgresPosition
+from .relations import RelationCatalog
 from .rows import Row, Rows
 
 ANNOTATION = "headrace"
 HEARTBEAT = "headrace.heartbeat"
 DDL = "headrace.ddl"
+LOOK = "headrace.look"
 
 _OPERATIONS = {b"I": Op.INSERT, b"U": Op.UPDATE, b"D": Op.DELETE}
+_TEXTS = {25, 1043}  # text and varchar
 _Reading = tuple[Op, Callable[[bytes], Row], Table]
 _set = msgspec.structs.force_setattr
-
-
-class RelationCatalog(Protocol):
-    """Who knows the types and keys behind a Relation message: the catalog."""
-
-    def describe_relation(self, relation: WalRelation, *, announced_by: int) -> Rows:
-        """The decoder for rows that follow it; `announced_by` is the transaction, 0: an old one."""
-        ...
-
-    def sourceless(self) -> Table:
-        """The table of changes that belong to no table."""
-        ...
 
 
 class PostgresAssembler:
@@ -54,28 +58,52 @@ class PostgresAssembler:
     """
 
     def __init__(
-        self, catalog: RelationCatalog, register: Register, *, after: int, xid: int
+        self,
+        catalog: RelationCatalog,
+        register: Register,
+        *,
+        after: int,
+        xid: int,
+        proof: HistoryProof | None = None,
+        stop: Callable[[str, str], str] | None = None,
     ) -> None:
+        """`stop` makes the error of a table that must not be read anew without being asked."""
         self.done: list[Change] = []
         self.open: list[Change] = []
         self.position = after
         self.xid = xid
-        # Replaced, never altered: `settled` is what both were at `position`, whatever the open
+        self.proof = proof or HistoryProof(after)
+        self.last_begin: WalBegin | None = None  # of the last complete transaction of this stream
+        # Replaced, never altered: `settled` is what they were at `position`, whatever the open
         # transaction has found out since.
         self.errored: dict[str, str] = {}
         self.versions: dict[str, int] = {}
-        self.settled = (self.errored, self.versions)
+        self.looks: dict[str, LookState] = {}  # what the last look at each table has left
+        self.again: dict[str, str] = {}  # tables that must be read anew, and why
+        self.gone: frozenset[str] = frozenset()  # tables that were dropped, or have another name
+        self._settle_state()
         # Tables whose changes count: oid -> schema.table. Others are passed over.
         self.live: dict[int, str] = {}
         self._catalog = catalog
         self._register = register
+        self._stop = stop
         self._known: dict[int, Rows] = {}  # every relation that was described
+        self._relations: dict[int, WalRelation] = {}  # as they were described last
+        # Described in transactions that the log has, which may be older than what is known of them.
+        self._pending: set[int] = set()
+        self._uncertain: set[int] = set()  # whose columns, or their types, are not certain
         self._reading: dict[bytes, _Reading] = {}  # those whose rows are read
         self._transaction: Transaction | None = None
         self._begin: WalBegin | None = None
         self._commit_lsn = 0
         self._ordinal = 0
         self._nowhere: Table | None = None
+        self._leaves = WrittenLeaves()
+
+    @property
+    def unlooked_leaves(self) -> Mapping[int, int]:
+        """Partitions that were written to since the last look at their tables; leaf -> table."""
+        return self._leaves.unlooked
 
     @property
     def between_transactions(self) -> bool:
@@ -128,9 +156,12 @@ class PostgresAssembler:
     def _started(self, begin: WalBegin) -> None:
         if self._begin is not None:
             raise ProtocolError("a transaction began inside another")
+        if not self.proof.proven:
+            self.proof.began(begin)
         self._begin = begin
         self._commit_lsn = begin.commit_lsn
         self._ordinal = 0
+        self._leaves.began()
         if begin.commit_lsn >= self.position:
             self.xid = _full_xid(begin.xid, self.xid)
             now = time.time_ns() // 1000
@@ -143,24 +174,45 @@ class PostgresAssembler:
             end(self.open[-1], commit.end_lsn)
             self.done += self.open
             self.open = []
+        if self._leaves.new:
+            self._expect_leaves(self._leaves.unlooked)
+        if self._transaction is not None:
+            self.last_begin = self._begin
         self.position = max(self.position, commit.end_lsn)
-        self.settled = (self.errored, self.versions)
+        self._settle_state()
         self._begin = self._transaction = None
 
     def _cannot_read(self, table: Table, error: DecodeError) -> None:
-        self.errored = self.errored | {f"{table.schema}.{table.name}": str(error)}
+        self.errored = self.errored | {table.path: str(error)}
+        state = self.looks.get(table.path)
+        if state is not None and state.unseen(each.number for each in table.columns):
+            self._read_anew(table.path, "a type of a new column was altered")
+            self._uncertain.add(table.relation)
         self._settle(table.relation)
 
     def _passed_over(self, lsn: int, data: bytes) -> None:
         """A row that does not become a change of its own."""
         self._expect_begun()
         relation = int.from_bytes(data[1:5], "big")
+        if self._taken_up(relation, lsn):
+            self.feed(lsn, data)
+            return
         rows = self._known.get(relation)
-        if rows is None:
+        if rows is None and relation not in self._pending:
             raise ProtocolError(f"a row of relation {relation}, which was not described")
         path = self.live.get(relation)
-        if path in self.errored and self._transaction is not None:
+        if path in self.errored and rows is not None and self._transaction is not None:
             self._undecoded(path, rows.table, lsn, data)
+
+    def _taken_up(self, relation: int, lsn: int) -> bool:
+        """Describe a relation now that one of its rows counts."""
+        if relation not in self._pending or self._transaction is None:
+            return False
+        self._described(self._relations[relation], lsn)
+        return True
+
+    def _settle_state(self) -> None:
+        self.settled = (self.errored, self.versions, self.looks, self.again, self.gone)
 
     def _settle(self, relation: int) -> None:
         """Rows of a relation are read only while it is live and not errored."""
@@ -176,15 +228,27 @@ class PostgresAssembler:
             self._reading[b"D" + number] = (Op.DELETE, rows.delete, rows.table)
 
     def renew(
-        self, live: dict[int, str], errored: dict[str, str], versions: dict[str, int]
+        self,
+        live: dict[int, str],
+        errored: dict[str, str],
+        versions: dict[str, int],
+        looks: Mapping[str, LookState] | None = None,
     ) -> None:
         """Take up tables that were copied meanwhile."""
         self.live, self.errored = dict(live), dict(errored)
         self.versions = self.versions | versions
-        self.settled = (self.errored, self.versions)
-        for relation, rows in self._known.items():
-            if relation in live and rows.table.version == 0:
-                self._known[relation] = rows.of(self._register(rows.table))
+        self.looks, self.again, self.gone = dict(looks or {}), {}, frozenset()
+        self._settle_state()
+        uncertain = self._uncertain
+        self._uncertain = {relation for relation in uncertain if relation not in live}
+        if uncertain:
+            self._catalog.forget_types()
+        for relation, rows in list(self._known.items()):
+            path = live.get(relation)
+            current = rows.table.version > 0 and rows.path == path
+            if path is not None and (not current or relation in uncertain):
+                now, _ = self._rows_of(self._relations[relation], path)
+                self._known[relation] = now.of(self._register(now.table))
             self._settle(relation)
 
     def _undecoded(self, path: str, table: Table, lsn: int, data: bytes) -> None:
@@ -197,31 +261,88 @@ class PostgresAssembler:
         self._add(Op.MESSAGE, table, lsn, kept)
 
     def _described(self, relation: WalRelation, lsn: int) -> None:
-        rows = self._rows_of(relation)
+        # Of a transaction before, in which its version was reported if that was new.
+        older = relation.id in self._pending and self._relations[relation.id] == relation
+        self._relations[relation.id] = relation
         path = self.live.get(relation.id)
+        if self._transaction is None:
+            self._known.pop(relation.id, None)
+            self._pending.add(relation.id)
+            self._settle(relation.id)
+            return
+        self._pending.discard(relation.id)
+        rows, numbering = self._rows_of(relation, path)
+        self._uncertain.discard(relation.id)
         if path is None:
             self._known[relation.id] = rows
             self._settle(relation.id)
+            self._leaves.described_other(relation.id, self._ordinal)
             return
-        self._versioned(rows, path, lsn, {})
+        state = self.looks.get(path)
+        if not numbering.certain:
+            self._uncertain.add(relation.id)
+            self._read_anew(path, "it is not certain which columns DDL has dropped and added")
+        elif state is not None:
+            self._look_is(path, state.described(numbering))
+            if self._printed_otherwise(rows.table):
+                self._read_anew(path, "DDL has given a column another type")
+        self._versioned(rows, path, lsn, {}, report=not older)
+        if state is not None and state.parts is not None:
+            self._leaves.described_whole(relation.id, self._ordinal)
 
-    def _rows_of(self, relation: WalRelation) -> Rows:
+    def _expect_leaves(self, leaves: Mapping[int, int]) -> None:
+        """Read tables anew of which partitions with rows in the log are gone."""
+        gone = self._catalog.gone_leaves(leaves)
+        for leaf in gone:
+            path = self.live.get(leaves[leaf])
+            if path is not None:
+                self._read_anew(path, "a partition with rows was detached or dropped")
+        self._leaves.forget(gone)
+
+    def _printed_otherwise(self, table: Table) -> bool:
+        """Whether rows that were captured would be read in another way now."""
+        known = self._known.get(table.relation)
+        before = {c.number: c.type_id for c in known.table.columns} if known else {}
+        types = ((before.get(c.number, c.type_id), c.type_id) for c in table.columns)
+        return any(was != now and not {was, now} <= _TEXTS for was, now in types)
+
+    def _rows_of(self, relation: WalRelation, path: str | None) -> tuple[Rows, Numbering]:
         announced_by = 0 if self._transaction is None else self.xid
-        return self._catalog.describe_relation(relation, announced_by=announced_by)
+        if path is None:
+            return self._catalog.describe_relation(relation, announced_by=announced_by)
+        return self._catalog.describe_relation(
+            placed(relation, path), announced_by=announced_by, known=self.looks.get(path)
+        )
 
-    def _versioned(self, rows: Rows, path: str, lsn: int, ddl: dict[str, Any]) -> None:
+    def _look_is(self, path: str, state: LookState) -> None:
+        if self.looks.get(path) != state:
+            self.looks = self.looks | {path: state}
+
+    def _read_anew(self, path: str, why: str) -> None:
+        """Rows in the log are not those of the table: a snapshot later, or an error now."""
+        if self._stop is None:
+            self.again = {path: why} | self.again
+        elif path not in self.errored:
+            self.errored = self.errored | {path: self._stop(path, why)}
+
+    def _versioned(
+        self, rows: Rows, path: str, lsn: int, ddl: dict[str, Any], *, report: bool = True
+    ) -> None:
         table = self._register(rows.table)
         self._known[table.relation] = rows.of(table)
         self._settle(table.relation)
         if self.versions.get(path) != table.version or ddl:
             self.versions = self.versions | {path: table.version}
-            if self._transaction is not None:
-                self._add(Op.SCHEMA, table, lsn, schema(table) | ddl)
+            if report:
+                self._add(Op.SCHEMA, table, lsn, schema_payload(table) | ddl)
 
     def _truncated(self, truncate: WalTruncate, lsn: int) -> None:
         if self._transaction is None:
             self._expect_begun()
             return
+        self._leaves.truncated(truncate.relations)
+        for relation in truncate.relations:
+            self._taken_up(relation, lsn)
         captured = [
             each for each in truncate.relations if each in self.live and each in self._known
         ]
@@ -242,6 +363,8 @@ class PostgresAssembler:
             self._expect_begun()
         elif message.prefix == DDL:
             self._altered(message, lsn)
+        elif message.prefix == LOOK:
+            self._looked(message, lsn)
         elif message.prefix == ANNOTATION:
             self._annotated(message, lsn)
         else:
@@ -272,24 +395,69 @@ class PostgresAssembler:
 
     def _altered(self, message: Message, lsn: int) -> None:
         try:
-            ddl = msgspec.json.decode(message.content, type=_Ddl)
+            ddl = msgspec.json.decode(message.content, type=DdlMessage)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._add(Op.MESSAGE, self._no_table(), lsn, _message_payload(message))
             return
         statement = {"ddl_type": ddl.tag.replace(" ", "_"), "ddl_command": ddl.sql}
         for table in ddl.tables:
             path = self.live.get(table.oid)
-            if path is not None and table.columns:
-                self._versioned(self._rows_of(table.relation()), path, lsn, statement)
-            elif path is not None:
-                self._add(Op.SCHEMA, self._last_known(table), lsn, statement | {"dropped": True})
+            if path is None:
+                continue
+            if table.rewritten:
+                self._read_anew(path, "DDL has rewritten its rows")
+            elif table.numbered:
+                self._looked_at(self._catalog.narrowed(table), path, lsn, statement)
+            elif table.columns:
+                self._versioned(self._rows_of(as_relation(table), path)[0], path, lsn, statement)
+            else:
+                self._dropped(table, path, lsn, statement)
 
-    def _last_known(self, table: _DdlTable) -> Table:
-        """A table that is gone; its columns are forgotten unless it had a row just now."""
+    def _looked(self, message: Message, lsn: int) -> None:
+        """A look of ours, which is exact here."""
+        try:
+            looks = msgspec.json.decode(message.content, type=LookMessage)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        for table in looks.tables:
+            if table.oid in self.live and table.numbered:
+                self._looked_at(table, self.live[table.oid], lsn, {})
+                leaves = self._leaves.of(table.oid)
+                if leaves:
+                    self._expect_leaves(leaves)
+                    self._leaves.forget(leaves)
+        for table in looks.gone:
+            path = table_path(table.schema, table.name)
+            # Another table may have the name by now, and its snapshot.
+            named = {oid for oid, each in self.live.items() if each == path}
+            if named <= {table.oid} and path not in self.gone:
+                self._dropped(table, path, lsn, {})
+
+    def _looked_at(self, look: TableLook, path: str, lsn: int, statement: dict[str, Any]) -> None:
+        found = compare(self.looks.get(path), look)
+        if found.types:
+            self._catalog.forget_types()
+        if found.reason:
+            self._read_anew(path, found.reason)
+        self._look_is(path, found.state)
+        rows = self._catalog.describe_look(placed(look, path), announced_by=self.xid)
+        self._relations[look.oid] = as_relation(look)
+        self._pending.discard(look.oid)
+        self._versioned(rows, path, lsn, statement)
+
+    def _dropped(self, table: TableLook, path: str, lsn: int, statement: dict[str, Any]) -> None:
+        """Nothing of a table is left under its name."""
+        named = placed(table, path)
         known = self._known.get(table.oid)
         if known is None or known.table.version == 0:
-            return self._register(self._rows_of(table.relation()).table)
-        return known.table
+            rows, _ = self._catalog.describe_relation(as_relation(named), announced_by=0)
+            last = self._register(rows.table)
+        else:
+            last = known.table
+        self._add(Op.SCHEMA, last, lsn, statement | {"dropped": True})
+        self.live = {oid: each for oid, each in self.live.items() if oid != table.oid}
+        self.gone = self.gone | {path}
+        self._settle(table.oid)
 
     def _add(self, op: Op, table: Table, lsn: int, payload: dict[str, Any]) -> None:
         assert self._transaction is not None
@@ -308,54 +476,11 @@ class PostgresAssembler:
             raise ProtocolError("a change outside a transaction")
 
 
-# Anybody may write a message that looks like the trigger's: numbers are checked before use.
-_Oid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-
-
-class _DdlColumn(msgspec.Struct, frozen=True):
-    name: str
-    type_id: _Oid
-    modifier: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
-    key: bool
-
-
-class _DdlTable(msgspec.Struct, frozen=True):
-    oid: _Oid
-    schema: str
-    name: str
-    identity: str
-    columns: tuple[_DdlColumn, ...] = ()
-
-    def relation(self) -> WalRelation:
-        """What the Relation message will say when the next row comes."""
-        columns = tuple(
-            RelationColumn(column.name, column.key, column.type_id, column.modifier)
-            for column in self.columns
-        )
-        return WalRelation(self.oid, self.schema, self.name, self.identity, columns)
-
-
-class _Ddl(msgspec.Struct, frozen=True):
-    """What the event trigger of `ddl` writes."""
-
-    tag: str
-    sql: str
-    tables: tuple[_DdlTable, ...]
-
-
 def end(change: Change, end_lsn: int) -> None:
     """Make a change that nobody has seen yet the last of its transaction, which ends there."""
     at = change.position
     _set(change, "position", PostgresPosition(at.commit, at.own, end_lsn))
     _set(change, "last", True)
-
-
-def schema(table: Table) -> dict[str, Any]:
-    """What a SCHEMA change says."""
-    columns = [
-        {"name": column.name, "type": column.type, "key": column.key} for column in table.columns
-    ]
-    return {"columns": columns}
 
 
 def _rowless(

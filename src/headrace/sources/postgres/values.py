@@ -86,6 +86,7 @@ class PgType:
 
 _type = msgspec.json.Decoder(PgType).decode
 _quote = msgspec.json.Encoder().encode
+_parse = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def pg_types(rows: Iterable[Sequence[str | bytes]]) -> dict[int, PgType]:
@@ -358,9 +359,18 @@ def _composite(columns: Sequence[tuple[str, Encode | None]]) -> Encode:
                 parts.append(key + b"null")
             else:
                 parts.append(key + (text if encode is None else encode(text)))
-        return b"{%b}" % b",".join(parts)
+        return _whole(b"{%b}" % b",".join(parts))
 
     return write
+
+
+def _whole(document: bytes) -> bytes:
+    """Refuse what is no JSON: a type may have been altered since it was looked up."""
+    try:
+        _parse(document)
+    except msgspec.DecodeError:
+        raise unreadable("a row of its type") from None
+    return document
 
 
 _pairs = re.compile(rb"(%b)=>(%b|NULL)(, |\Z)|." % (_QUOTED, _QUOTED), re.DOTALL).findall
@@ -387,6 +397,12 @@ def _hstore(value: bytes) -> bytes:
 # --- from types to functions ---------------------------------------------------------------------
 
 
+def _too_deep(value: bytes) -> bytes:
+    """A value of such a type cannot be read; to describe its table does no harm."""
+    del value
+    raise DecodeError(f"a type is nested more than {TYPE_NESTING} levels deep")
+
+
 class _Encoders:
     """The functions of the types that one type is made of, each built once."""
 
@@ -403,7 +419,7 @@ class _Encoders:
         if pg_type is None:
             return as_text
         if self._depth == TYPE_NESTING:
-            raise DecodeError(f"a type is nested more than {TYPE_NESTING} levels deep")
+            return _too_deep
         self._built[oid] = as_text
         self._depth += 1
         self._built[oid] = self._build(pg_type)
