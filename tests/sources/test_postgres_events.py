@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from headrace.change.event import Batch, BeforeKind, Change, Op
+from headrace.change.event import Batch, BeforeKind, Change, Op, same_columns
 from headrace.errors import PositionLost
 from headrace.secret import Secret
 from headrace.sources.postgres_events import PostgresEvents
@@ -102,7 +102,9 @@ def test_images_are_those_of_logical_replication(any_pg: PostgresDatabase, tmp_p
             writer.execute("UPDATE second_part SET name = NULL")
             writer.execute("TRUNCATE everything, parted")
         for table in ("everything", "parted"):
-            expected = [_told(c) for c in wal.changes(table=table, after=after)]
+            # Truncated partitions make their table be read anew, which begins with a TRUNCATE.
+            found = wal.changes(table=table, after=after)
+            expected = [_told(c) for c in found if c.transaction.id.isdigit()]
             assert [c for c in map(_told, streamed(told, table)) if c[0] is not Op.SCHEMA] == [
                 c for c in expected if c[0] is not Op.SCHEMA
             ]
@@ -110,9 +112,26 @@ def test_images_are_those_of_logical_replication(any_pg: PostgresDatabase, tmp_p
         for change in told.changes():
             if change.table.name in ("everything", "parted"):
                 known = tables[change.table.name]
-                assert change.table.columns == known.columns
+                # An event does not say which column is which.
+                assert same_columns(change.table.columns, known.columns)
                 assert change.table.origin == known.origin
                 assert change.table.relation == known.relation
+
+
+def test_two_tables_whose_names_differ_only_by_where_a_dot_belongs_are_two(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    pg.execute(
+        'CREATE SCHEMA x; CREATE SCHEMA "x.y"; CREATE TABLE "x.y".z (id int PRIMARY KEY);'
+        'CREATE TABLE x."y.z" (id int PRIMARY KEY); INSERT INTO "x.y".z VALUES (1)'
+    )
+    with reading(place_of(pg, tables=("*", '"x.y".z', 'x."y.z"')), tmp_path) as told:
+        told.catch_up()
+        pg.execute('INSERT INTO "x.y".z VALUES (2); INSERT INTO x."y.z" VALUES (3)')
+        told.catch_up()
+        rows = [c for c in told.changes() if c.table.schema != "public" and c.op is not Op.SCHEMA]
+    names = [(c.table.path, image(c.after)) for c in rows]
+    assert names == [('"x.y".z', {"id": 1}), ('"x.y".z', {"id": 2}), ('x."y.z"', {"id": 3})]
 
 
 def _told(change: Change) -> tuple[object, ...]:

@@ -79,22 +79,19 @@ def test_a_captured_table_can_become_a_partition_and_a_table_again(
         any_pg.execute("UPDATE sales SET id = 14 WHERE id = 1")
         any_pg.execute("DELETE FROM sales WHERE id = 21")
         any_pg.execute("TRUNCATE leaf_sales")
-        expected = [
-            *((Op.INSERT, {"id": id_, "n": 1}) for id_ in (1, 11, 21)),
-            *((Op.INSERT, {"id": id_, "n": 2}) for id_ in (12, 22)),
-            (Op.UPDATE, {"id": 12, "n": 3}),
-            (Op.INSERT, {"id": 13, "n": 4}),
-            (Op.DELETE, {"id": 1, "n": 1}),
-            (Op.INSERT, {"id": 14, "n": 1}),
-            (Op.DELETE, {"id": 21, "n": 1}),
-        ]
-        assert written(feed, "sales") == expected
-        assert feed.changes(Op.TRUNCATE, table="sales") == []
+        feed.until(
+            lambda _: feed.rows("sales", surprises=True) == rows_of(any_pg, "sales"), take=feed.step
+        )
         any_pg.execute("ALTER TABLE sales DETACH PARTITION new_sales")
         any_pg.execute("INSERT INTO new_sales VALUES (15, 5)")
         any_pg.execute("INSERT INTO leaf_sales VALUES (25, 5)")
-        assert written(feed, "sales") == [*expected, (Op.INSERT, {"id": 25, "n": 5})]
-        feed.until(lambda _: feed.rows("new_sales") == rows_of(any_pg, "new_sales"), take=feed.step)
+        feed.until(
+            lambda _: feed.rows("sales", surprises=True) == rows_of(any_pg, "sales"), take=feed.step
+        )
+        feed.until(
+            lambda _: feed.rows("new_sales", surprises=True) == rows_of(any_pg, "new_sales"),
+            take=feed.step,
+        )
 
 
 def test_a_new_partition_is_captured_from_its_first_row(

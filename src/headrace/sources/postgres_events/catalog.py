@@ -10,9 +10,12 @@ import msgspec
 import psycopg
 
 from ...change.event import Column, Position, Table
+from ...change.path import split_path
 from ...errors import DecodeError, PositionLost, SourceError, SourceRefused
 from ..postgres.address import classify
 from ..postgres.catalog import Catalog, Published
+from ..postgres.lookout import present_paths
+from ..postgres.looks import TableLook
 from ..postgres.snapshot import Point
 from .ddl import HERE
 from .entries import EventEntry
@@ -32,9 +35,17 @@ _IDENTITY = """
 _TRIGGERED = """
     SELECT n.nspname, c.relname, c.oid::bigint, {by_row},
            array_agg(t.tgname::text), bool_and(t.tgenabled <> 'D' AND t.tgenabled <> 'R'),
-           string_agg(format('%%s:%%s:%%s', t.oid, t.xmin, t.tgenabled), ' ' ORDER BY t.tgname)
+           bool_and(t.tgenabled = 'A' AND clones.odd IS NULL),
+           string_agg(format('%%s:%%s:%%s', t.oid, t.xmin, t.tgenabled) || coalesce(clones.odd, ''),
+                      ' ' ORDER BY t.tgname)
     FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
     JOIN pg_namespace n ON n.oid = c.relnamespace
+    -- Of partitions, those that do not fire always, as the whole table's do: by name, which has an
+    -- oid in it.
+    CROSS JOIN LATERAL (
+        SELECT string_agg(format(' %%s:%%s:%%s', k.oid, k.xmin, k.tgenabled), '' ORDER BY k.oid)
+        FROM pg_trigger k WHERE k.tgparentid <> 0 AND k.tgname = t.tgname
+          AND k.tgfoid = t.tgfoid AND k.tgenabled <> 'A') clones(odd)
     WHERE t.tgparentid = 0 AND starts_with(t.tgname, %s) AND t.tgfoid IN (
         SELECT p.oid FROM pg_proc p JOIN pg_namespace ours ON ours.oid = p.pronamespace
         WHERE ours.nspname = %s)
@@ -43,6 +54,14 @@ _BY_ROW = """(c.relkind = 'p' OR EXISTS (
         SELECT FROM pg_inherits i WHERE c.oid IN (i.inhparent, i.inhrelid)))"""
 _TRIGGERED = _TRIGGERED.replace("{by_row}", _BY_ROW)
 _RECORDED_BY_ROW = f"SELECT {_BY_ROW} FROM pg_class c WHERE c.oid = %s"
+
+# Everything below some tables: plain reads, which show the snapshot of the session.
+_LEAVES = """
+    WITH RECURSIVE tree(oid, root) AS (
+        SELECT unnest(%s::oid[]), unnest(%s::oid[])
+        UNION SELECT i.inhrelid, tree.root FROM pg_inherits i JOIN tree ON i.inhparent = tree.oid)
+    SELECT tree.oid::bigint, root::bigint FROM tree
+    JOIN pg_class c ON c.oid = tree.oid AND c.relispartition"""
 
 # Whoever owns them decides what runs when others write.
 _STRANGERS = """
@@ -69,7 +88,10 @@ _NEWS = """
 _NEWS = _NEWS.replace("xid, id", "xid, id, " + _SIZE)
 
 # A dump that is loaded again keeps the installation's name, but makes other tables.
-_STATE = """SELECT installation || '/' || '{schema}.events'::regclass::oid, trimmed::text::bigint
+# Whoever disables the triggers that notice removed events writes their rows of the catalog anew.
+_STATE = """SELECT installation || '/' || '{schema}.events'::regclass::oid, trimmed::text::bigint,
+    (SELECT string_agg(format('%%s:%%s:%%s', t.oid, t.xmin, t.tgenabled), ' ' ORDER BY t.oid)
+     FROM pg_trigger t WHERE t.tgrelid = '{schema}.events'::regclass AND NOT t.tgisinternal) guards
     FROM {schema}.state"""
 
 # In this order: what a snapshot sees has been written before, but perhaps not to the disk.
@@ -141,6 +163,7 @@ class State(NamedTuple):
 
     installation: str
     trimmed: int
+    guards: str | None  # the triggers that notice removed events: changes whenever they do
 
 
 class EventPoll(NamedTuple):
@@ -158,6 +181,7 @@ class Triggers(NamedTuple):
 
     which: str  # changes whenever they are created, disabled or enabled
     enabled: bool
+    always: bool  # whether they also fire for rows that replication or a restore writes
     complete: bool  # whether every change has one
     current: bool  # whether they are those that would be created today
 
@@ -264,10 +288,10 @@ class EventCatalog(Catalog):
     def _triggered(self) -> list[tuple[TriggerTarget, Triggers]]:
         schema, found = self._schema, []
         for row in self.rows(_TRIGGERED, f"!{schema}_", schema):
-            namespace, name, oid, by_row, names, enabled, which = row
+            namespace, name, oid, by_row, names, enabled, always, which = row
             table = TriggerTarget(namespace, name, oid, by_row, frozenset(names))
             state = table.is_complete(schema), table.is_current(schema)
-            found.append((table, Triggers(which, enabled, *state)))
+            found.append((table, Triggers(which, enabled, always, *state)))
         return found
 
     def owns(self, relation: int) -> bool:
@@ -294,9 +318,24 @@ class EventCatalog(Catalog):
         published = Published(described.schema, described.name, described.relation, None)
         return EventRows(self._rows(self._described(published, "full", reported)), described)
 
+    def gone(self, path: str, relation: int) -> Table | None:
+        """A table that does not exist any more under this name, without columns; None: it does."""
+        if present_paths(self, [relation]).get(relation) == path:
+            return None
+        schema, name = split_path(path)
+        return self._described(Published(schema, name, relation, None), "full", ())
+
+    def looks_with_leaves(self, oids: list[int]) -> tuple[list[TableLook], dict[int, int]]:
+        """Some tables as one snapshot shows them, and the table of each of their partitions."""
+        with self.transaction():
+            self.run("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            return self.looks(oids), dict(self.rows(_LEAVES, oids, oids))
+
     def _described(self, published: Published, identity: str, columns: tuple[Column, ...]) -> Table:
-        # A trigger sees the whole old row, whatever the table's replica identity is.
-        return super()._described(published, "full", columns)
+        # A trigger sees the whole old row, whatever the table's replica identity is. It does not
+        # write which column is which.
+        named = tuple(msgspec.structs.replace(c, number=0, initial_default="") for c in columns)
+        return super()._described(published, "full", named)
 
     def _candidates(self, globs: Sequence[str]) -> list[Published]:
         return [t for t in super()._candidates(globs) if t.schema != self._schema]

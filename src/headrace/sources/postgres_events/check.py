@@ -123,6 +123,9 @@ class _Check:
             return Finding(what, ok=may, detail=detail, fix="" if may else statement)
         if not triggers.enabled:
             return Finding(what, ok=False, detail="has triggers that are disabled", fix=statement)
+        if not triggers.always:
+            detail = "has triggers that do not fire for rows that replication or a restore writes"
+            return Finding(what, ok=False, detail=detail, fix=statement)
         detail = "writes its changes" if keyed else "writes its changes; it has no primary key"
         if triggers.current:
             return Finding(what, ok=True, detail=detail)

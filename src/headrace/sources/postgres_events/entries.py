@@ -9,12 +9,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from ...change.columns import schema_payload
 from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError
 from .. import Register
 from .._annotations import annotated
 from ..postgres.resume import PostgresTablesResume
-from ..postgres.transactions import ANNOTATION, schema
+from ..postgres.transactions import ANNOTATION
 from .outbox import Outbox, OutboxRouter
 from .position import EventTablePosition
 from .rows import EventRows
@@ -36,6 +37,13 @@ class EventEntry(NamedTuple):
     new: bytes | None
     annotations: bytes | None
     at: int  # µs since 1970
+
+
+class Leaf(NamedTuple):
+    """A partition that holds rows."""
+
+    table: str  # schema.table of the whole table
+    relation: int
 
 
 class DescriptionCatalog(Protocol):
@@ -62,6 +70,7 @@ class EventAssembler:
     ) -> None:
         self.errored = resume.errored
         self.astray: frozenset[str] = frozenset()  # tables that were written to by another name
+        self.leaves: set[Leaf] = set()  # partitions that were written to
         self._router = OutboxRouter(outbox, register, resume.versions)
         self._catalog = catalog
         self._register = register
@@ -136,16 +145,18 @@ class EventAssembler:
         path = self._live.get(rows.table.relation)
         if path is None:
             return
-        if path != f"{rows.table.schema}.{rows.table.name}":
+        if path != rows.table.path:
             # It may get its name back before anybody looks; a copy says then what is in it.
             self.astray |= {path}
             del self._live[rows.table.relation]
             return
+        if entry.relation != rows.table.relation:
+            self.leaves.add(Leaf(path, entry.relation))
         if rows.table.version == 0:
             rows = self._known[entry.columns] = rows.of(self._register(rows.table))
         if self.versions.get(path) != rows.table.version:
             self._router.versions = self.versions | {path: rows.table.version}
-            self._add(Op.SCHEMA, rows.table, entry, schema(rows.table))
+            self._add(Op.SCHEMA, rows.table, entry, schema_payload(rows.table))
         self._row(entry, rows, path)
 
     def _row(self, entry: EventEntry, rows: EventRows, path: str) -> None:

@@ -48,10 +48,14 @@ def ensure(catalog: EventCatalog, source: PostgresEventsSettings) -> InstalledTr
     outcome = InstalledTriggers([], {}, {}, {}, {})
     for table in catalog.wanted(source.tables):
         found = present.get(table.oid)
-        if found is not None and found.current:
+        if found is not None and found.current and (found.always or not found.enabled):
             continue
         why = _cannot(catalog, source, table, other_owner)
-        if found is not None and found.complete:
+        if found is not None and found.current:
+            # Not as renewed: some rows may have been written while they did not fire.
+            if why or not _add(catalog, source, table):
+                outcome.waiting[table.path] = _not_always(catalog, source, table)
+        elif found is not None and found.complete:
             if not why and _add(catalog, source, table) and found.enabled:
                 outcome.renewed[table.path] = found.which
         elif why:
@@ -141,6 +145,13 @@ def _installed(
             )
     which = {table.path: present[table.oid].which for table in tables}
     return dataclasses.replace(outcome, tables=tables, triggers=which)
+
+
+def _not_always(catalog: EventCatalog, source: PostgresEventsSettings, table: Published) -> str:
+    return (
+        "its triggers do not fire for rows that replication or a restore writes; its owner can "
+        f"run: {triggers.create(source.schema, catalog.target(table))}"
+    )
 
 
 def _cannot(

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...change.columns import schema_payload
 from ...change.event import Change, Op, Table
 from ...errors import DecodeError
 from .. import Register
-from ..postgres.transactions import schema
 
 SCHEMA = "outbox"
 
@@ -64,7 +64,7 @@ class OutboxRouter:
     def routed(self, change: Change) -> list[Change]:
         """What a change becomes: itself, unless it is of the outbox; their ordinals are all its."""
         outbox = self._outbox
-        if outbox is None or change.op is Op.MESSAGE or _path(change.table) != outbox.table:
+        if outbox is None or change.op is Op.MESSAGE or change.table.path != outbox.table:
             return [change]
         if change.op not in (Op.READ, Op.INSERT):
             return []  # it was marked or tidied up
@@ -75,10 +75,10 @@ class OutboxRouter:
         del row[outbox.aggregate_type]
         key = _encode({"id": row["id"]})
         rerouted = msgspec.structs.replace(change, table=table, key=key, after=_encode(row))
-        if self.versions.get(_path(table)) == table.version:
+        if self.versions.get(table.path) == table.version:
             return [rerouted]
-        self.versions = self.versions | {_path(table): table.version}
-        payload = _encode(schema(table))
+        self.versions = self.versions | {table.path: table.version}
+        payload = _encode(schema_payload(table))
         return [msgspec.structs.replace(rerouted, op=Op.SCHEMA, key=None, after=payload), rerouted]
 
     def _table(self, outbox: Outbox, table: Table, fields: dict[str, msgspec.Raw]) -> Table:
@@ -106,7 +106,3 @@ def _named(outbox: Outbox, table: Table, name: str) -> Table:
         if column.name != outbox.aggregate_type
     )
     return Table(table.source, table.connector, table.origin, table.database, SCHEMA, name, columns)
-
-
-def _path(table: Table) -> str:
-    return f"{table.schema}.{table.name}"

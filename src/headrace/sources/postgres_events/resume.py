@@ -42,6 +42,8 @@ class EventResume(PostgresTablesResume, frozen=True, kw_only=True):
     # in the log counts one more, which is less than any of them has written.
     lsn: int = 0
     target_lsn: int = 0
+    # The triggers of the event table that notice removed events; "": not known yet.
+    guards: str = ""
 
     @property
     def reached(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ...change.event import BeforeKind, Op, Table
+from ...change.path import table_path
 from ...errors import DecodeError
 from ..postgres.rows import Row, Rows
 from ..postgres.values import record_fields
@@ -39,7 +40,7 @@ class EventTableDescription(msgspec.Struct, frozen=True):
     @property
     def path(self) -> str:
         """schema.table, as the config and the status write it."""
-        return f"{self.schema}.{self.name}"
+        return table_path(self.schema, self.name)
 
 
 class EventRows:

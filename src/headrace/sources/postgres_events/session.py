@@ -50,6 +50,8 @@ class EventSession:
                     raise SourceRefused(f"table {path}: {why}")
             if isinstance(stored, EventResume):
                 _expect_same_events(stored, asking)
+                guards = stored.guards or asking.state().guards or ""
+                stored = msgspec.structs.replace(stored, guards=guards)
                 resume = narrowed(stored, source.tables)
             else:
                 # Without a snapshot, what is not copied is what was there before the first start.
@@ -96,12 +98,14 @@ def with_triggers(
 
 
 def _begin(identity: Identity, catalog: EventCatalog, stored: Restart | None) -> EventResume:
+    state = catalog.state()
     seen, lsn = catalog.snapshot()
     return EventResume(
         system=identity.system,
         timeline=_expect_primary(identity),
         database=identity.database,
-        installation=catalog.state().installation,
+        installation=state.installation,
+        guards=state.guards or "",
         seen=seen,
         lsn=lsn,
         snapshots={},
@@ -145,6 +149,11 @@ def expect_kept(resume: EventResume, state: State) -> None:
     """The same, of what the event table says of itself."""
     if state.installation != resume.installation:
         raise PositionLost("the event table was removed and installed anew")
+    if resume.guards and state.guards != resume.guards:
+        raise PositionLost(
+            "the event table's own triggers were disabled, dropped or changed: events may have "
+            "been removed that nobody has noticed"
+        )
     if state.trimmed > TransactionSnapshot.of(resume.seen).oldest:
         raise PositionLost(
             f"events of transactions below {state.trimmed} were removed, but the log has only "

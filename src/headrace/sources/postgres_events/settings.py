@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -33,6 +33,8 @@ class PostgresEventsSettings:
     snapshot_workers: Annotated[int, Meta(ge=1, le=64)] = 2
     snapshot_rows_per_second: Annotated[int, Meta(ge=1)] | None = None  # None: as fast as can be
     poll_seconds: Annotated[float, Meta(gt=0)] = 0.2
+    # What to do with a table whose rows DDL has rewritten: read it anew, or wait for an operator.
+    on_rewrite: Literal["snapshot", "stop"] = "snapshot"
     outbox: Outbox | None = None  # a table of events that the application writes itself
 
     RENAMED: ClassVar[Mapping[str, str]] = {"copy_workers": "snapshot_workers"}

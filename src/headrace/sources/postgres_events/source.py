@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import ClassVar
 
 from ...change.connector import Connector
@@ -14,6 +14,7 @@ from ..postgres.resume import paths_of
 from ..resume import decode, described, snapshots_again
 from . import check, install
 from .catalog import EventCatalog
+from .point import SeenPoint, seen_point
 from .resume import EventResume
 from .settings import PostgresEventsSettings
 from .stream import EventStream
@@ -48,6 +49,12 @@ class PostgresEvents(PostgresEventsSettings):
         """The tables that would be captured now, as the server's catalogs show them."""
         with closing(self.catalog()) as catalog:
             return catalog.tables("", self.tables)
+
+    def at_point(
+        self, resume: bytes, tables: Sequence[str], register: Register
+    ) -> AbstractContextManager[SeenPoint]:
+        """Captured tables as a snapshot of the server shows them."""
+        return seen_point(self, resume, tables, register)
 
     def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
         """Take the event table, its functions and its triggers out of the database."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
 from itertools import groupby
 
@@ -26,8 +26,9 @@ from ..postgres.waiters import WaiterWatch, settled, yield_warnings
 from ..resume import Restart
 from ..stream import FlowStream, nothing_yet
 from . import install
+from .altered import dropped, gone_tables, look_at_tables
 from .catalog import EventPoint, EventPoll, EventTransaction
-from .entries import EventAssembler, EventEntry
+from .entries import EventAssembler, EventEntry, Leaf
 from .install import InstalledTriggers
 from .resume import EventResume, TransactionSnapshot, seen_in
 from .session import EventSession, expect_kept, with_triggers
@@ -38,6 +39,11 @@ _IDLE_SECONDS = 5.0  # between two steps of an idle position
 _PAGE = 4096  # entries read at once; a longer transaction is handed over in pieces,
 _PAGE_BYTES = 4 << 20  # and so is one whose rows are larger
 _TRIMMED = 10_000  # events removed by one statement
+
+
+_STOPPED = (
+    "DDL may have rewritten its rows (on_rewrite: stop); `headrace snapshot` restores the table"
+)
 
 
 class EventStream(FlowStream["_Flow"]):
@@ -74,6 +80,7 @@ class _Flow:
         self._assembler = EventAssembler(
             session.catalog, register, session.resume, self._source.outbox
         )
+        self._leaves: set[Leaf] = set()  # partitions that the looks in the resume have shown
         self._copier: PostgresSnapshotReader | None = None
         self._pace = RowPace(self._source.snapshot_rows_per_second)
         self._unreadable: dict[str, str] = {}  # tables that cannot be copied now, and why
@@ -238,6 +245,10 @@ class _Flow:
         if self._assembler.astray:
             self._resume = self._resume.anew(self._assembler.astray)
             self._assembler.renew(self._resume)
+        unknown, self._assembler.leaves = self._assembler.leaves - self._leaves, set()
+        if unknown:
+            self._look(unknown)
+            self._assembler.renew(self._resume)
         return self._batch(changes)
 
     def _idle(self) -> bool:
@@ -270,8 +281,30 @@ class _Flow:
         if self._closing.is_set():
             return
         self._installed = installed
-        self._resume = with_triggers(self._resume, installed, copying=True)
+        before = self._resume
+        self._resume = with_triggers(before, installed, copying=True)
+        yield from self._emptied(before)
+        self._look()
         self._assembler.renew(self._resume)
+
+    def _emptied(self, before: EventResume) -> Iterator[Batch]:
+        """Empty tables that are gone, or have another name."""
+        for path, table in gone_tables(self._catalog, before, self._resume).items():
+            versions = {name: at for name, at in self._resume.versions.items() if name != path}
+            errored = {name: why for name, why in self._resume.errored.items() if name != path}
+            change = dropped(table, self._register, self._resume)
+            self._resume = msgspec.structs.replace(self._resume, versions=versions, errored=errored)
+            yield self._batch([change])
+
+    def _look(self, written: Collection[Leaf] = ()) -> None:
+        """Read tables anew that DDL has changed since the last look, or stop them."""
+        self._resume, altered, leaves = look_at_tables(self._catalog, self._resume, written)
+        self._leaves |= leaves
+        if self._source.on_rewrite == "snapshot":
+            self._resume = self._resume.anew(altered)
+        else:
+            for path in altered - self._resume.errored.keys():
+                self._resume = self._resume.with_error(path, _STOPPED)
 
     # -- copying --------------------------------------------------------------------------------
 
@@ -296,6 +329,7 @@ class _Flow:
             with WaiterWatch(self._source.address.connect, exporter=holder.session) as watch:
                 yield from self._follow()
                 yield from self._copy(point, watch)
+        self._leaves = set()  # the copies come with looks of their own
         self._assembler.renew(self._resume)
 
     def _copy(self, point: EventPoint, watch: WaiterWatch) -> Iterator[Batch]:
@@ -311,6 +345,7 @@ class _Flow:
         with closing(self._session.another_catalog()) as catalog:
             catalog.share(point.snapshot)
             planner = Planner(catalog, self._register, publication="", point=point)
+            self._forget_absent({table.path: table.oid for table in catalog.published("")})
             tasks = []
             for path in self._resume.to_snapshot:
                 if path in self._unreadable:
@@ -323,6 +358,19 @@ class _Flow:
             yield self._copied(copied)
         self._yielded = watch.yielded
         self._watched = time.monotonic()  # what has yielded goes on at the next look for tables
+
+    def _forget_absent(self, there: dict[str, int]) -> None:
+        """Have tables that are none at the point read anew by the look that finds them again.
+
+        A table that is attached for a while is a partition meanwhile, and keeps its triggers.
+        """
+        kept = {
+            path: which
+            for path, which in self._resume.triggers.items()
+            if path not in self._resume.to_snapshot
+            or there.get(path) == self._resume.snapshots[path].relation
+        }
+        self._resume = msgspec.structs.replace(self._resume, triggers=kept)
 
     def _copied(self, copied: Copied) -> Batch:
         changes: Sequence[Change] = []

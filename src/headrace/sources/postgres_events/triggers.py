@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...change.path import table_path
 from .ddl import filled, quoted, quoted_table
 
 _APPLIED = (
@@ -74,7 +75,7 @@ class TriggerTarget:
     @property
     def path(self) -> str:
         """schema.table, as the config and the status write it."""
-        return f"{self.schema}.{self.name}"
+        return table_path(self.schema, self.name)
 
     def wanted(self, schema: str) -> frozenset[str]:
         """The names of the triggers that it shall have."""
