@@ -33,7 +33,11 @@ def test_an_altered_table_is_told_at_once_with_its_sql(my: MysqlDatabase, tmp_pa
         assert image(change.after)["ddl_command"] == "ALTER TABLE users ADD COLUMN age int unsigned"
         assert change.table.columns[2].type in ("int(10) unsigned", "int unsigned")
         assert change.last
-        my.execute("ALTER TABLE users CHANGE name title varchar(5) CHARACTER SET latin1 FIRST")
+        my.execute(
+            "ALTER TABLE users RENAME COLUMN name TO title, MODIFY age bigint unsigned FIRST"
+        )
+        my.execute("ALTER TABLE users MODIFY age bigint unsigned AFTER id, DROP COLUMN title")
+        my.execute("ALTER TABLE users ADD title varchar(5) CHARACTER SET latin1 FIRST")
         my.execute("INSERT INTO users VALUES ('é', 1, 4000000000)")
         *_, schema, insert = feed.streamed()
         assert schema_of(schema) == ("users", "ALTER_TABLE", ["title", "id", "age"], False)

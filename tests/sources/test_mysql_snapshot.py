@@ -7,8 +7,8 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -20,7 +20,7 @@ from headrace.change.event import Batch, Change, Op
 from headrace.change.replay import Replay, Row, TableName
 from headrace.errors import SourceUnavailable
 from headrace.log import Log
-from headrace.sources.mysql import Mysql, aside, plan, snapshot
+from headrace.sources.mysql import Mysql, aside, plan, snapshot, stream
 from headrace.sources.mysql.address import run
 from headrace.sources.mysql.catalog import BinlogEnd, FoundTable, MysqlCatalog
 from headrace.sources.mysql.decode.columns import DeclaredColumn
@@ -102,6 +102,7 @@ CERTAIN = {
     "moment": Kind({"id": "datetime(3)"}, ("'2000-01-01' + INTERVAL {0} * 250000 MICROSECOND",)),
     "instant": Kind({"id": "timestamp"}, ("'2005-01-01' + INTERVAL {0} MINUTE",)),
     "bytes": Kind({"id": "binary(6)"}, ("UNHEX(LPAD(HEX({0} * 7 + 100000), 8, '0'))",)),
+    "boolean": Kind({"b": "boolean", "id": "int"}, ("MOD({0}, 2)", "{0}")),
     "several": Kind(
         {"`b``s`": "varbinary(9)", "a": "smallint", "c": "int"},
         ("CAST(MOD({0} + 90000, 3) AS CHAR)", "FLOOR({0} / 100)", "{0}"),
@@ -113,7 +114,6 @@ UNCERTAIN = {
         {"id": "char(20) COLLATE utf8mb4_unicode_ci"},
         ("CONCAT(IF(MOD({0}, 2), 'É', 'e'), '''\\\\ 水', {0} + 100000)",),
     ),
-    "boolean": Kind({"b": "boolean", "id": "int"}, ("MOD({0}, 2)", "{0}")),
     "label": Kind({"e": "enum('z','a')", "id": "int"}, ("MOD({0} + 90000, 2) + 1", "{0}")),
 }
 
@@ -395,13 +395,24 @@ def test_rows_that_are_not_sent_whole_go_on_where_they_were_read(interrupted: In
     database = interrupted.database
     NUMBER.create(database)
     interrupted.copy_some(3)
-    database.execute(
-        "SET SESSION binlog_row_image = MINIMAL; UPDATE users SET n = n + 1 WHERE seq % 5 = 0;"
-        "UPDATE users SET id = id + 5000, n = n + 1 WHERE seq < 10"
-    )
-    database.execute("UPDATE users SET n = n + 1 WHERE seq % 5 = 0")
-    interrupted.finish()
+    with parts_of_rows(database):
+        database.execute(
+            "UPDATE users SET n = n + 1 WHERE seq % 5 = 0;"
+            "UPDATE users SET id = id + 5000, n = n + 1 WHERE seq < 10"
+        )
+        database.execute("SET binlog_row_image = FULL; UPDATE users SET n = n + 1 WHERE seq < 500")
+        interrupted.finish()
     assert interrupted.changes(Op.TRUNCATE) == []
+
+
+@contextmanager
+def parts_of_rows(database: MysqlDatabase) -> Iterator[None]:
+    """Let the server log parts of rows, and Headrace know it: it then requests their statements."""
+    database.execute("SET GLOBAL binlog_row_image = MINIMAL")
+    try:
+        yield
+    finally:
+        database.execute("SET GLOBAL binlog_row_image = FULL")
 
 
 def test_a_row_that_is_not_sent_whole_and_was_not_read_begins_the_snapshot_anew(
@@ -412,13 +423,14 @@ def test_a_row_that_is_not_sent_whole_and_was_not_read_begins_the_snapshot_anew(
     interrupted.source = mysql(database, snapshot_workers=1)
     NUMBER.create(database)
     interrupted.copy_some(3)
-    database.execute(
-        "BEGIN; UPDATE users SET n = n + 1 WHERE seq = 1; SET SESSION binlog_row_image = MINIMAL;"
-        f"UPDATE users SET id = -id, n = n + 1 WHERE seq = {_ROWS};"
-        f"UPDATE users SET n = n + 1 WHERE seq = {_ROWS}; COMMIT;"
-        "UPDATE users SET n = n + 1 WHERE seq % 5 = 0"
-    )
-    interrupted.finish()
+    with parts_of_rows(database):
+        database.execute(
+            "BEGIN; UPDATE users SET n = n + 1 WHERE seq = 1;"
+            f"UPDATE users SET id = -id, n = n + 1 WHERE seq = {_ROWS};"
+            f"UPDATE users SET n = n + 1 WHERE seq = {_ROWS}; COMMIT;"
+            "UPDATE users SET n = n + 1 WHERE seq % 5 = 0"
+        )
+        interrupted.finish()
     assert len(interrupted.changes(Op.TRUNCATE)) == 1
 
 
@@ -469,6 +481,55 @@ def test_a_snapshot_that_gave_way_goes_on_where_it_was(
         assert plain(feed.rows("users")) == table_rows(maria)
         assert feed.changes(Op.TRUNCATE) == []
         assert set(Counter(change.key for change in feed.changes(Op.READ)).values()) == {1}
+
+
+@pytest.mark.requirement("P-03")
+def test_a_table_that_gets_its_name_back_behind_the_snapshot_is_not_there_twice(
+    maria: MysqlDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maria.execute("CREATE TABLE bare (n int); INSERT INTO bare VALUES (1), (2)")
+    with captured(maria, tmp_path) as feed:
+        begin = MysqlSnapshot.open
+
+        def away_for_a_moment(*given: Any, **more: Any) -> MysqlSnapshot:
+            monkeypatch.setattr(MysqlSnapshot, "open", begin)
+            maria.execute("RENAME TABLE bare TO away; INSERT INTO away VALUES (3)")
+            opened = begin(*given, **more)
+            maria.execute("RENAME TABLE away TO bare")
+            return opened
+
+        monkeypatch.setattr(MysqlSnapshot, "open", away_for_a_moment)
+        feed.capture.copy_again([f"{maria.name}.bare"])
+        feed.until(lambda: bool(feed.stored(Op.TRUNCATE)), "the table is read again")
+        feed.until_caught_up()
+        assert sorted(row["n"] for row in feed.rows("bare")) == [1, 2, 3]
+
+
+@pytest.mark.requirement("P-03")
+def test_other_tables_arrive_while_one_is_read_again(
+    maria: MysqlDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "_TURN_SECONDS", 0.2)
+    NUMBER.create(maria, 3000)
+    maria.execute("CREATE TABLE others (id int PRIMARY KEY)")
+    with captured(maria, tmp_path) as feed:
+        feed.source = replace(feed.source, snapshot_rows_per_second=600)
+        feed.restart()
+        feed.until_streaming()
+        feed.capture.copy_again([f"{maria.name}.users"])
+        feed.until(lambda: bool(feed.stored(Op.TRUNCATE)), "the table is being read")
+        for number in range(3):
+            maria.execute("INSERT INTO others VALUES (%s)", number)
+            # Keys that are read, and such that are not.
+            maria.execute("UPDATE users SET n = n + 1 WHERE seq %% 500 = %s", number)
+            maria.execute("DELETE FROM users WHERE seq %% 700 = %s", number)
+        feed.until_caught_up()
+        assert plain(feed.rows("users")) == table_rows(maria)
+        (truncate,) = feed.stored(Op.TRUNCATE)
+        read = [each for each in feed.changes(Op.READ) if each.sequence > truncate.sequence]
+        others = [each.sequence for each in feed.changes(Op.INSERT) if each.table.name == "others"]
+        assert others[0] < read[-1].sequence, "it came only after the last row"
+        assert set(Counter(change.key for change in read).values()) == {1}
 
 
 def damage(database: MysqlDatabase, table: str) -> None:

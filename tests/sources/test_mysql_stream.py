@@ -12,7 +12,7 @@ from headrace.sources.mysql.position import MysqlPosition
 from headrace.testing import wait_until
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
 from tests.mysqls import mysql_of
-from tests.sources.mycapturing import captured, image, numbers
+from tests.sources.mycapturing import captured, image, numbers, ordered
 
 
 @pytest.fixture(autouse=True)
@@ -291,3 +291,16 @@ def _last_gtid(database: MysqlDatabase) -> str:
         return str(database.execute("SELECT @@gtid_binlog_pos")[0][0])
     server, _, executed = str(database.execute("SELECT @@gtid_executed")[0][0]).partition(":")
     return f"{server}:{executed.rpartition('-')[2]}"
+
+
+def test_a_snapshot_of_what_came_later_passes_over_nothing(
+    my: MysqlDatabase, tmp_path: Path
+) -> None:
+    """Also where no table was there when the source began."""
+    with captured(my, tmp_path) as feed:
+        my.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE u (id int PRIMARY KEY)")
+        feed.until_caught_up()
+        writes = "; ".join(f"INSERT INTO t VALUES ({number})" for number in range(50))
+        my.execute(f"RENAME TABLE u TO v; {writes}")
+        feed.until_caught_up()
+        assert feed.rows("t") == ordered([{"id": number} for number in range(50)])

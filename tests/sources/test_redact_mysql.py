@@ -122,10 +122,9 @@ def test_a_renamed_column_halts_the_source_until_the_rules_name_it(
         assert f"{maria.name}.users.mail may be {maria.name}.users.email renamed" in status.error
         feed.source = mysql(maria, **RULES | {"mask": {"*mail": None}})
         feed.restart()
-        [update] = feed.streamed(Op.UPDATE)
+        assert feed.rows("users") == [{"id": 1, "mail": None, "note": "plain"}]
         feed.capture.stop()
         assert_nowhere(("Oleander", "Rhabarber"), feed.log, tmp_path)
-    assert image(update.after) == {"id": 1, "mail": None, "note": "plain"}
 
 
 @pytest.mark.parametrize("key", ["email", "seq"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -34,11 +34,13 @@ _TABLES = """
     WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') AND TABLE_SCHEMA NOT IN ({system})
     ORDER BY 1, 2"""
 _ONE = """
-    SELECT COALESCE(ENGINE, ''), TABLE_TYPE, TABLE_COMMENT FROM information_schema.TABLES
+    SELECT COALESCE(ENGINE, ''), TABLE_TYPE, COALESCE(TABLE_COLLATION, ''), TABLE_COMMENT
+    FROM information_schema.TABLES
     WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
       AND TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')"""
 _COLUMNS = """
-    SELECT COLUMN_NAME, COLUMN_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COLUMN_COMMENT
+    SELECT COLUMN_NAME, COLUMN_TYPE, COALESCE(CHARACTER_SET_NAME, ''), COLUMN_COMMENT,
+           IS_NULLABLE, COLUMN_DEFAULT, EXTRA
     FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
     ORDER BY ORDINAL_POSITION"""
 # Of the table itself (no name) and its columns.
@@ -67,6 +69,10 @@ _REFERENCES = """
     FROM information_schema.KEY_COLUMN_USAGE
     WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND REFERENCED_TABLE_NAME IS NOT NULL
     ORDER BY CONSTRAINT_NAME, ORDINAL_POSITION"""
+_ACTIONS = """
+    SELECT CONSTRAINT_NAME, DELETE_RULE, UPDATE_RULE
+    FROM information_schema.REFERENTIAL_CONSTRAINTS
+    WHERE CONSTRAINT_SCHEMA = %s AND TABLE_NAME = %s"""
 # MariaDB's JSON is text with this constraint.
 _DOCUMENTS = """
     SELECT CONSTRAINT_NAME FROM information_schema.CHECK_CONSTRAINTS
@@ -104,6 +110,11 @@ class ServerIdentity:
     def newer(self) -> bool:
         """Whether it has the words of MySQL 8.2 for replication, and 8.4 has no others."""
         return not self.mariadb and _version(self.version) >= (8, 2)
+
+    @property
+    def logs_cascades(self) -> bool:
+        """Whether what foreign keys do to rows is in the binary log."""
+        return not self.mariadb and _version(self.version) >= (9, 6)
 
     @property
     def origin(self) -> str:
@@ -270,14 +281,22 @@ class MysqlCatalog:
         )
         described = self._soon(_COLUMNS, schema, name)
         columns = tuple(
-            DeclaredColumn(column, kind, charset, column in documents and _is_text(kind))
-            for column, kind, charset, _ in described
+            DeclaredColumn(
+                column,
+                kind,
+                charset,
+                column in documents and _is_text(kind),
+                nullable == "YES",
+                None if default is None else str(default),
+                str(extra).lower(),
+            )
+            for column, kind, charset, _, nullable, default, extra in described
         )
         key = tuple(row[0] for row in self._soon(_KEY, schema, name))
-        references = _references(self._soon(_REFERENCES, schema, name))
+        references = self._references(schema, name)
         *about, comment = found[0]
-        engine, kind = (str(each).lower() for each in about)
-        texts = [("", comment), *((column, text) for column, _, _, text in described)]
+        engine, kind, collation = (str(each).lower() for each in about)
+        texts = [("", comment), *((column, text) for column, _, _, text, *_ in described)]
         self._comments[TablePath(schema, name)] = _bounded(texts)
         hidden = self._hidden(schema, name) if engine != "memory" else 0
         return DeclaredTable(
@@ -287,9 +306,19 @@ class MysqlCatalog:
             transactional=engine in _TRANSACTIONAL,
             hidden=hidden,
             versioned=kind == "system versioned",
+            charset=collation.partition("_")[0],
             # Read last: whatever the responses above show has happened before this.
             read_at=self.end().offset,
         )
+
+    def _references(self, schema: str, name: str) -> tuple[Reference, ...]:
+        found = self._soon(_REFERENCES, schema, name)
+        if not found:
+            return ()
+        if self.server().logs_cascades:
+            return _references(found, {})
+        rules = self._soon(_ACTIONS, schema, name)
+        return _references(found, {each: (_acts(d), _acts(u)) for each, d, u in rules})
 
     def _hidden(self, schema: str, name: str) -> int:
         server = self.server()
@@ -316,12 +345,16 @@ class MysqlCatalog:
         # MariaDB declares a document as text, and its values are shown as documents.
         documents = {(column.name, column.type) for column in declared.columns if column.json}
         comments = self._comments_of(schema, name)
+        unnumbered = DeclaredColumn("", "")
+        there = {column.name: column for column in declared.there}
         typed = tuple(
             Column(
                 each,
                 "json" if (each, kind) in documents else kind,
                 each in declared.key,
                 comment=comments.get(each, ""),
+                number=there.get(each, unnumbered).number,
+                initial_default=there.get(each, unnumbered).initial_default,
             )
             for each, kind in columns
         )
@@ -353,7 +386,14 @@ def _is_text(kind: str) -> bool:
     return declared_type(kind).base in ("char", "varchar", *_LONG_TEXTS)
 
 
-def _references(rows: list[tuple[Any, ...]]) -> tuple[Reference, ...]:
+def _acts(rule: str) -> str:
+    """What InnoDB does by a rule; SET DEFAULT it refuses."""
+    return rule.lower() if rule.upper() in ("CASCADE", "SET NULL") else ""
+
+
+def _references(
+    rows: list[tuple[Any, ...]], actions: Mapping[str, tuple[str, str]]
+) -> tuple[Reference, ...]:
     found: dict[str, list[tuple[Any, ...]]] = {}
     for constraint, *rest in rows:
         found.setdefault(constraint, []).append(tuple(rest))
@@ -363,8 +403,9 @@ def _references(rows: list[tuple[Any, ...]]) -> tuple[Reference, ...]:
             parts[0][1],
             parts[0][2],
             tuple(part[3] for part in parts),
+            *actions.get(constraint, ("", "")),
         )
-        for parts in found.values()
+        for constraint, parts in found.items()
     ]
     return tuple(dict.fromkeys(references))
 

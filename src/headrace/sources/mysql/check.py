@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...change.path import table_path
 from ...errors import HeadraceError, SourceRefused, SourceUnavailable
 from .. import Finding
 from .address import quoted
@@ -13,7 +14,8 @@ from .settings import MysqlSettings
 _OLDEST = {True: (10, 5), False: (8, 0)}  # MariaDB, MySQL
 _A_DAY = 86_400
 _CASCADES = """
-    SELECT TABLE_NAME, CONSTRAINT_NAME, DELETE_RULE, UPDATE_RULE
+    SELECT TABLE_NAME, CONSTRAINT_NAME, DELETE_RULE, UPDATE_RULE,
+           UNIQUE_CONSTRAINT_SCHEMA, REFERENCED_TABLE_NAME
     FROM information_schema.REFERENTIAL_CONSTRAINTS WHERE CONSTRAINT_SCHEMA = %s
       AND (DELETE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
            OR UPDATE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT'))
@@ -23,6 +25,8 @@ _SETTINGS = (
     "binlog_format",
     "binlog_row_image",
     "binlog_row_metadata",
+    "binlog_annotate_row_events",
+    "binlog_rows_query_log_events",
     "binlog_row_value_options",
     "binlog_expire_logs_seconds",
     "expire_logs_days",
@@ -62,6 +66,7 @@ class _Check:
         yield self._log_bin()
         yield self._server_id()
         yield self._format()
+        yield self._session_log()
         yield self._image()
         yield self._metadata()
         yield self._retention()
@@ -113,9 +118,27 @@ class _Check:
             "NOBLOB": "large columns that did not change are left out",
             "MINIMAL": "columns that did not change are left out, and old rows are keys",
         }.get(image, image)
+        ok = not partial
         if partial:
             detail = "changes of JSON columns are sent in parts"
-        return Finding("binlog_row_image", ok=not partial, detail=f"{image}: {detail}", fix=fix)
+        elif image != "FULL":
+            ok = self._shows_statements()
+            fix = "" if ok else "SET GLOBAL binlog_row_image = FULL;  -- and in my.cnf"
+            detail += "; a table fails where what an event leaves out is not certain: virtual "
+            detail += "columns, no primary key, a REPLACE" + (" by a trigger" if ok else "")
+        return Finding("binlog_row_image", ok=ok, detail=f"{image}: {detail}", fix=fix)
+
+    def _shows_statements(self) -> bool:
+        """Whether the binary log has the text that rows come from."""
+        name = "binlog_annotate_row_events"
+        if not self._catalog.server().mariadb:
+            name = "binlog_rows_query_log_events"
+        return self._known.get(name) == "ON"
+
+    def _session_log(self) -> Finding:
+        detail = "what a session writes while it has set sql_log_bin to 0 is in no binary log, and "
+        detail += "is not captured; nothing shows that it happened"
+        return Finding("sql_log_bin", ok=True, detail=detail)
 
     def _metadata(self) -> Finding:
         fix = "SET GLOBAL binlog_row_metadata = FULL;  -- and in my.cnf"
@@ -259,14 +282,20 @@ class _Check:
         return Finding(what, ok=False, detail="has no primary key: its rows have no name", fix=fix)
 
     def _cascades(self, schema: str) -> Iterator[Finding]:
-        for table, constraint, deleting, updating in self._catalog.rows(_CASCADES, schema):
+        if self._catalog.server().logs_cascades:
+            return
+        for table, constraint, deleting, updating, *parent in self._catalog.rows(_CASCADES, schema):
             if not self._source.wants(schema, table):
                 continue
             detail = f"{constraint}: ON DELETE {deleting}, ON UPDATE {updating}; what InnoDB does "
-            detail += "by itself is not in the binary log"
+            detail += "by itself is not in the binary log, and readers of the log must do the same"
+            if not self._source.wants(*parent):
+                detail += f"; nobody can, since {'.'.join(parent)} is not captured"
             fix = f"ALTER TABLE {quoted(schema, table)} DROP FOREIGN KEY {quoted(constraint)};"
             fix += "  -- and let the application or a trigger do it"
-            yield Finding(f"foreign key of {schema}.{table}", ok=False, detail=detail, fix=fix)
+            yield Finding(
+                f"foreign key of {table_path(schema, table)}", ok=False, detail=detail, fix=fix
+            )
 
     def _user(self) -> str:
         name, _, host = str(self._catalog.rows("SELECT CURRENT_USER()")[0][0]).rpartition("@")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _COM_BINLOG_DUMP = 0x12
 _COM_REGISTER_SLAVE = 0x15
 _COM_BINLOG_DUMP_GTID = 0x1E
+_WITH_STATEMENTS = 2  # BINLOG_SEND_ANNOTATE_ROWS_EVENT, in the flags of the first one
 _THROUGH_GTID = 0x04
 
 _PACKET_HEAD = 4  # bytes: the length, and a number
@@ -41,6 +42,7 @@ class DumpStart:
     file: str
     position: int
     gtids: MysqlGtids | MariadbGtids | None = None  # given: begin by them, whatever the file
+    statements: bool = False  # MariaDB: send also the text that rows come from
 
 
 class Packets:
@@ -229,5 +231,6 @@ def _request(connection: Any, start: DumpStart, replica_id: int) -> None:
     file = b"" if by_gtid else start.file.encode()
     # Beyond 4 GB the command has no number; then the file is read from its start.
     position = FIRST if by_gtid or start.position > _MOST_POSITION else start.position
-    head = struct.pack("<IHI", position, 0, replica_id)
+    flags = _WITH_STATEMENTS if start.statements else 0
+    head = struct.pack("<IHI", position, flags, replica_id)
     connection._execute_command(_COM_BINLOG_DUMP, head + file)

@@ -96,8 +96,6 @@ def _key_column(column: DeclaredColumn) -> _KeyColumn | None:
     """None: its values have another order than their literals (ENUM), or no exact literals."""
     kind, name = declared_type(column.type), quoted(column.name)
     match kind.base:
-        case "tinyint" if kind.boolean:
-            return _KeyColumn(name, "{}")  # an image shows every number but 0 as true
         case base if base in _INTEGERS:
             return _KeyColumn(name, "{}", False, int, int)
         case "decimal":

@@ -12,6 +12,7 @@ import msgspec
 
 from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError
+from .decode.absent import Manner
 from .decode.events import RowsEvent, RowsKind
 from .decode.rows import Row
 from .position import MysqlPosition
@@ -51,6 +52,7 @@ class PendingRows(msgspec.Struct, frozen=True, gc=False):
     event: RowsEvent
     position: MysqlPosition
     data: bytes  # the event as it came
+    manner: Manner = Manner.UNKNOWN  # of what it leaves out
 
     def changes(self, rows: list[Row]) -> list[Change]:
         """The changes that its rows are; RowNotRead: the snapshot of the table begins anew."""
@@ -92,7 +94,13 @@ def decoded(waiting: list[PendingRows | None]) -> dict[int, Read]:
     for at, each in enumerate(waiting):
         if each is not None and each.reading.rows is not None:
             event = each.event
-            key = (id(each.reading), event.header.kind, event.present, event.present_after)
+            key = (
+                id(each.reading),
+                event.header.kind,
+                event.present,
+                event.present_after,
+                each.manner,
+            )
             alike.setdefault(key, []).append((at, each))
     found: dict[int, Read] = {}
     for some in alike.values():
@@ -105,7 +113,7 @@ def _read(alike: list[tuple[int, PendingRows]]) -> dict[int, Read]:
     rows = alike[0][1].reading.rows
     assert rows is not None
     try:
-        found = rows.read_all([each.event for _, each in alike])
+        found = rows.read_all([each.event for _, each in alike], alike[0][1].manner)
         return {at: these for (at, _), these in zip(alike, found, strict=True)}
     except DecodeError as error:
         if len(alike) == 1:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ...change.columns import schema_payload
 from ...change.event import Change, Op, Table, Transaction
 from .batches import SnapshotRows
 from .catalog import BinlogEnd, FoundTable
@@ -17,7 +18,7 @@ from .pending import change_without_row
 from .position import MysqlPosition
 from .resume import DeclaredTable, MysqlResume, MysqlTableSnapshot, PrimaryKeyRange, packed
 from .snapshot import RANGE_ROWS, CopiedRange, TableTask
-from .tables import expect_no_history, schema
+from .tables import expect_no_history
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +62,11 @@ def plan(
     """How to read a table from its first row, or what is left of it."""
     path = found.path
     known, progress = resume.declared().get(path), resume.snapshots[path]
-    same = known is not None and (known.columns, known.key) == (declared.columns, declared.key)
+    same = known is not None and known.like(declared)
     contents: list[tuple[Op, dict[str, Any]]] = []
-    if resume.versions.get(path) != table.version:
-        contents.append((Op.SCHEMA, schema(table)))
+    # A version whose statements wait for a row to show it is not in the log yet.
+    if resume.versions.get(path) != table.version or path in resume.pending_ddl:
+        contents.append((Op.SCHEMA, schema_payload(table)))
     if not progress.left or not same:
         if progress.replaces or progress.begun:
             contents.append((Op.TRUNCATE, {"snapshot": True, "relations": []}))

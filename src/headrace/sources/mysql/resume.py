@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import msgspec
 
 from ...change.event import Reference
 from .. import CopyProgress, Phase, Status
-from ..redact import ColumnRules
-from .decode.columns import DeclaredColumn
+from ..redact import ColumnMask, ColumnRules
+from .decode.columns import WITHHELD, DeclaredColumn
 from .decode.path import TablePath
 
 BinlogOffset = tuple[int, int]
@@ -31,6 +31,44 @@ class DeclaredTable(msgspec.Struct, frozen=True, array_like=True):
     )  # the binary log ended here, or earlier, when the catalogue was read
     hidden: int = 0  # columns behind these that an index needs and only the binary log shows
     versioned: bool = False  # WITH SYSTEM VERSIONING: the binary log shows its history as rows
+    # The columns at the stream's place, where the catalogue is of a later one; (): it is not.
+    followed: tuple[DeclaredColumn, ...] = ()
+    last_number: int = 0  # that a column ever had
+    # Columns and key are those of the stream's place; False: the catalogue may be of a later one.
+    exact: bool = False
+    charset: str = ""  # of columns whose definition has none; "": not known
+    keyless: bool = False  # it was created without a key, whatever the catalogue shows
+
+    @property
+    def there(self) -> tuple[DeclaredColumn, ...]:
+        """The columns at the stream's place, as far as they are known."""
+        return self.followed or self.columns
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Their names, in small letters."""
+        return frozenset(column.name.lower() for column in self.there)
+
+    def like(self, other: DeclaredTable) -> bool:
+        """Whether both have the same columns and key."""
+        pairs = zip(self.columns, other.columns, strict=False)
+        same = len(self.columns) == len(other.columns) and all(a.like(b) for a, b in pairs)
+        return same and self.key == other.key
+
+    def numbered(self, known: DeclaredTable | None) -> DeclaredTable:
+        """The same with the numbers that its columns have by their names; new ones get others."""
+        there = {} if known is None else {each.name.lower(): each for each in known.there}
+        last = 0 if known is None else known.last_number
+        columns = []
+        for column in self.columns:
+            was = there.get(column.name.lower())
+            if was is None or not was.number:
+                last += 1
+                columns.append(msgspec.structs.replace(column, number=last))
+            else:
+                given = {"number": was.number, "initial_default": was.initial_default}
+                columns.append(msgspec.structs.replace(column, **given))
+        return msgspec.structs.replace(self, columns=tuple(columns), last_number=last)
 
 
 KeyBound = tuple[str, ...]
@@ -102,6 +140,7 @@ class MysqlResume(msgspec.Struct, frozen=True):
                 for path, progress in self.snapshots.items()
             ),
             errored={str(path): why for path, why in self.errored.items()},
+            former=tuple(dict.fromkeys(map(str, self.former))),
         )
 
     def with_snapshot(self, path: TablePath, progress: MysqlTableSnapshot) -> MysqlResume:
@@ -113,7 +152,7 @@ class MysqlResume(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, errored=self.errored | {path: reason})
 
     def without_values(self, rules: ColumnRules) -> MysqlResume:
-        """The same without what these rules keep out of the log: masked keys, and DDL text.
+        """The same without what these rules keep out of the log: masked keys, defaults, DDL text.
 
         A snapshot whose place is such a key begins anew when it is interrupted.
         """
@@ -131,6 +170,7 @@ class MysqlResume(msgspec.Struct, frozen=True):
             self,
             snapshots=self.snapshots | snapshots if snapshots else self.snapshots,
             pending_ddl=pending or self.pending_ddl,
+            catalogue=_without_defaults(self.catalogue, rules.exclude, tuple(rules.mask.items())),
         )
 
     def declared(self) -> dict[TablePath, DeclaredTable]:
@@ -264,9 +304,40 @@ def unpacked(data: bytes) -> dict[TablePath, DeclaredTable]:
 
 
 @lru_cache(maxsize=8)
+def _unpacked_once(catalogue: bytes) -> Mapping[TablePath, DeclaredTable]:
+    return unpacked(catalogue)
+
+
+@lru_cache(maxsize=8)
 def _keys(catalogue: bytes) -> Mapping[TablePath, tuple[str, ...]]:
     """The key of each table; every batch asks, and the catalogue seldom changes."""
-    return {path: table.key for path, table in unpacked(catalogue).items()}
+    return {path: table.key for path, table in _unpacked_once(catalogue).items()}
+
+
+@lru_cache(maxsize=8)
+def _without_defaults(
+    catalogue: bytes, exclude: tuple[str, ...], mask: tuple[tuple[str, ColumnMask], ...]
+) -> bytes:
+    """The catalogue without default values of columns that are not stored as they are."""
+    rules = ColumnRules(exclude, dict(mask))
+
+    def stripped(path: TablePath, columns: tuple[DeclaredColumn, ...]) -> Iterator[DeclaredColumn]:
+        for column in columns:
+            hides = rules.hides(path.schema, path.table, column.name)
+            extra = f"{column.extra} {WITHHELD}" if column.default is not None else column.extra
+            none = {"default": None, "initial_default": "", "extra": extra}
+            yield msgspec.structs.replace(column, **none) if hides else column
+
+    return packed(
+        {
+            path: msgspec.structs.replace(
+                table,
+                columns=tuple(stripped(path, table.columns)),
+                followed=tuple(stripped(path, table.followed)),
+            )
+            for path, table in _unpacked_once(catalogue).items()
+        }
+    )
 
 
 def _compressed(value: object) -> bytes:

@@ -85,9 +85,14 @@ class MysqlSession:
                 [(resume.file, resume.position), *resume.prepared.values()],
                 key=lambda offset: (file_number(offset[0]), offset[1]),
             )
-            return DumpStart(file, position)
+            return DumpStart(file, position, statements=self._partial)
         gtids = self.server.parse_gtids(resume.gtids) if resume.moved else None
-        return DumpStart(resume.file, resume.position, gtids)
+        return DumpStart(resume.file, resume.position, gtids, self._partial)
+
+    @property
+    def _partial(self) -> bool:
+        """Whether rows have only a part of their columns, which their statement explains."""
+        return self.server.mariadb and self.server.image != "FULL"
 
 
 def expect_rows(catalog: MysqlCatalog) -> None:
@@ -233,5 +238,5 @@ def _with_columns(
     resume: MysqlResume, found: Sequence[FoundTable], catalog: MysqlCatalog
 ) -> MysqlResume:
     declared = {table.path: catalog.declared(table.schema, table.name) for table in found}
-    known = {path: each for path, each in declared.items() if each is not None}
+    known = {path: each.numbered(None) for path, each in declared.items() if each is not None}
     return msgspec.structs.replace(resume, catalogue=packed(known))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from ...change.path import is_qualified, path_matches
 from ...errors import ConfigError
 from ...secret import Secret
 from ..redact import ColumnMask
@@ -36,6 +36,8 @@ class MysqlSettings:
     snapshot: bool = True  # whether to capture the rows that are there already
     snapshot_workers: Annotated[int, Meta(ge=1, le=64)] = 2
     snapshot_rows_per_second: Annotated[int, Meta(ge=1)] | None = None  # None: as fast as can be
+    # What follows where a statement gives rows other values than the binary log shows.
+    on_rewrite: Literal["snapshot", "stop"] = "snapshot"
     xa_memory_mb: Annotated[int, Meta(ge=1)] = 256  # for rows of prepared XA transactions
     heartbeat_seconds: Annotated[float, Meta(gt=0, le=600)] = 10.0
 
@@ -46,7 +48,7 @@ class MysqlSettings:
                 f"the url of source {self.name} is no address of a MySQL or MariaDB server; "
                 "write mysql://user:password@host:3306/database"
             )
-        if not self.database and not all("." in glob for glob in self.tables):
+        if not self.database and not all(map(is_qualified, self.tables)):
             raise ConfigError(
                 f"source {self.name}: its url names no database, so each of `tables` must; "
                 "write database.table, or mysql://user:password@host:3306/database"
@@ -87,19 +89,4 @@ SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema",
 
 def matches(path: TablePath, globs: Sequence[str], database: str) -> bool:
     """Whether a table matches one of the globs; a bare name is of the url's database."""
-    return any(
-        _matches(path, glob)
-        if "." in glob
-        else path.schema == database and fnmatch.fnmatchcase(path.table, glob)
-        for glob in globs
-    )
-
-
-def _matches(path: TablePath, glob: str) -> bool:
-    """Names may have dots, so each dot of the glob may be the one between database and table."""
-    dots = [at for at, letter in enumerate(glob) if letter == "."]
-    return any(
-        fnmatch.fnmatchcase(path.schema, glob[:dot])
-        and fnmatch.fnmatchcase(path.table, glob[dot + 1 :])
-        for dot in dots
-    )
+    return any(path_matches(path.schema, path.table, glob, default=database) for glob in globs)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import ClassVar
+
+import msgspec
 
 from ...change.connector import Connector
 from ...change.event import Table
+from ...change.path import qualified
 from ...errors import TableUnknown
 from .. import Finding, Phase, Register, Removal, Status
 from . import check
 from .catalog import MysqlCatalog
 from .connector import MYSQL
+from .follow import unfollowed
+from .point import BinlogPoint, binlog_point
 from .resume import MysqlRestart, MysqlResume, decode, snapshot_again
 from .settings import MysqlSettings
 from .stream import MysqlStream
@@ -33,7 +38,7 @@ class Mysql(MysqlSettings):
         if resume is None:
             return None
         known = decode(resume)
-        paths = {table if "." in table else f"{self.database}.{table}" for table in tables}
+        paths = {qualified(table, self.database) for table in tables}
         snapshots = set(
             map(str, known.tables if isinstance(known, MysqlRestart) else known.snapshots)
         )
@@ -49,7 +54,8 @@ class Mysql(MysqlSettings):
         """The status in a stored resume, without a connection to the server."""
         known = None if resume is None else decode(resume)
         if isinstance(known, MysqlResume):
-            return known.status(self.name, Phase.STOPPED)
+            status = known.status(self.name, Phase.STOPPED)
+            return msgspec.structs.replace(status, errored=unfollowed(known))
         return Status(source=self.name, phase=Phase.STOPPED)
 
     def check(self) -> list[Finding]:
@@ -62,10 +68,16 @@ class Mysql(MysqlSettings):
             found = catalog.candidates(self.wants)
             declared = [(table, catalog.declared(table.schema, table.name)) for table in found]
             return [
-                catalog.table(table.schema, table.name, each)
+                catalog.table(table.schema, table.name, each.numbered(None))
                 for table, each in declared
                 if each is not None
             ]
+
+    def at_point(
+        self, resume: bytes, tables: Sequence[str], register: Register
+    ) -> AbstractContextManager[BinlogPoint]:
+        """Captured tables at a place of the binary log."""
+        return binlog_point(self, resume, tables, register)
 
     def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
         """Nothing: the source only reads."""

@@ -4,6 +4,9 @@ A snapshot belongs to a position in the binary log. The stream is followed up to
 rows are read, and the stream goes on. The first snapshot of a database, one begun anew after a
 crash, that of a renamed table and one that was requested are all this one case. A table that is
 created while the stream is followed is empty, and needs no snapshot.
+
+While other tables are streamed, a snapshot reads for some seconds, and another one, at a later
+position, goes on where it ended, as after an interruption: in between the stream catches up.
 """
 
 from __future__ import annotations
@@ -27,12 +30,14 @@ from .aside import LOCK_SECONDS, LOCK_TIMEOUT, TablesAside, anyone_waits, reason
 from .catalog import BinlogEnd, FoundTable
 from .decode.path import TablePath
 from .dump import BinlogDump
+from .follow import dependents, unfollowed
 from .plan import MysqlTablePlan, failed, interrupted, plan, progressed
 from .resume import (
     BinlogOffset,
     DeclaredTable,
     MysqlRestart,
     MysqlResume,
+    MysqlTableSnapshot,
     ResumeEncoder,
     file_number,
 )
@@ -47,6 +52,8 @@ _PIECE_BYTES = 8 << 20
 _WAIT_SECONDS = 0.5
 _LOOK_SECONDS = 5.0  # between two looks how far the server has come
 _IDLE_SECONDS = 5.0  # between two steps of a position without changes
+# For which a snapshot is read while the stream waits; MySQL locks tables to begin the next one.
+_TURN_SECONDS, _LOCKED_TURN_SECONDS = 2.0, 30.0
 
 
 class MysqlStream:
@@ -102,6 +109,10 @@ class _SnapshotYields(Exception):
     """Somebody has waited a second for a lock that a snapshot has."""
 
 
+class _TurnEnds(Exception):
+    """Rows are left to read, and it is the stream's turn."""
+
+
 class _Flow:
     """Batches of one session: snapshot what is not complete, then stream."""
 
@@ -130,7 +141,8 @@ class _Flow:
         """Everything, for ever."""
         if not self._session.fresh or not self._resume.to_snapshot:
             yield self._batch([])  # remembers the server before anything is read from it
-        first = self._session.fresh
+        # Where there is no table yet, the stream begins before the first snapshot.
+        first = self._session.fresh and bool(self._to_snapshot)
         while not self._closing.is_set():
             while self._to_snapshot and not self._closing.is_set():
                 self._phase = Phase.SNAPSHOT
@@ -164,8 +176,7 @@ class _Flow:
             lag_seconds=max(time.time() - since, 0.0) if self._lag else 0.0,
             heard_at=self._heard_at or self._stored_at,
             stored_at=self._stored_at,
-            errored=self._aside.reasons(self._resume.to_snapshot)
-            | {str(path): why for path, why in self._resume.errored.items()},
+            errored=self._aside.reasons(self._resume.to_snapshot) | unfollowed(self._resume),
             warnings=() if self._resume.snapshots else (nothing_yet(self._source.tables),),
         )
 
@@ -214,6 +225,7 @@ class _Flow:
             resume,
             wants=self._source.wants,
             named=known.get("binlog_row_metadata") == "FULL",
+            stops=self._source.on_rewrite == "stop",
         )
         no_table = self._register(catalog.sourceless(self._source.database))
         gtids = server.parse_gtids(resume.gtids)
@@ -344,7 +356,8 @@ class _Flow:
             found = self._found()
         for path in set(self._resume.to_snapshot) - found.keys():
             self._resume = _without(self._resume, path)
-        tables = _round([found[path] for path in self._readable()])
+        self._resume = _with_dependents(self._resume)
+        tables = _round([found[path] for path in self._readable() if path in found])
         try:
             snapshot = self._open_snapshot(tables) if tables else None
         except SourceError as error:
@@ -359,10 +372,14 @@ class _Flow:
             self._snapshot = snapshot
             try:
                 yield from self._reach(snapshot.end, first=first)
+                # A statement on the way may have given foreign keys to a table.
+                self._resume = _with_dependents(self._resume)
                 if not self._closing.is_set():
                     yield from self._snapshot_tables(snapshot, tables)
             except _SnapshotYields:
                 self._give_way(tables)
+            except _TurnEnds:
+                self._take_up_again()
             except UnreadableTable as unread:
                 self._take_up_again()
                 self._aside.put(unread.path, unread.reason)
@@ -447,11 +464,25 @@ class _Flow:
                 yield self._begun(plans.pop(path))
                 self._resume = failed(self._resume, path, str(error))
                 yield self._batch([])
+        until = time.monotonic() + self._turn_seconds(tasks)
         with closing(snapshot.copy(tasks, self._pace)) as reading:
             for copied in reading:
                 if copied is not None:
                     yield from self._copied(copied, plans)
+                    if copied.changes and time.monotonic() > until:
+                        raise _TurnEnds
                 self._expect_nobody_waits(self._resume.to_snapshot)
+
+    def _turn_seconds(self, tasks: Sequence[TableTask]) -> float:
+        """How long tables may be read before the stream goes on."""
+        streams = any(progress.done for progress in self._resume.snapshots.values())
+        # Whatever another snapshot cannot go on with is read in one.
+        certain = all(task.order is not None and task.order.certain for task in tasks)
+        bound = dependents(self._resume.declared(), [task.path for task in tasks])
+        if not streams or not certain or bound:
+            return float("inf")
+        mariadb = self._session.server.mariadb
+        return _TURN_SECONDS if mariadb else _LOCKED_TURN_SECONDS
 
     def _held(self, snapshot: MysqlSnapshot, table: FoundTable) -> bool:
         """Whether a table stays as it is until it is read; one that cannot waits."""
@@ -467,6 +498,9 @@ class _Flow:
         return self._session.catalog.declared(table.schema, table.name)
 
     def _plan(self, found: FoundTable, declared: DeclaredTable, end: BinlogEnd) -> MysqlTablePlan:
+        # Nobody alters it now, so the catalogue shows it as it is at the snapshot's position.
+        declared = msgspec.structs.replace(declared, read_at=end.offset, exact=True)
+        declared = declared.numbered(self._resume.declared().get(found.path))
         table = self._session.catalog.table(found.schema, found.name, declared)
         return plan(self._resume, found, self._register(table), declared, end)
 
@@ -493,6 +527,18 @@ def _round(tables: list[FoundTable]) -> list[FoundTable]:
     """Tables of one snapshot: all that a transaction shows, or one that none does."""
     transactional = [table for table in tables if table.transactional]
     return transactional or tables[:1]
+
+
+def _with_dependents(resume: MysqlResume) -> MysqlResume:
+    """The same with new snapshots also of tables whose foreign keys name one that gets one.
+
+    What the server does to their rows follows from changes that are not captured meanwhile.
+    """
+    for path in dependents(resume.declared(), resume.to_snapshot):
+        progress = resume.snapshots.get(path)
+        if progress is not None and progress.begun:
+            resume = resume.with_snapshot(path, MysqlTableSnapshot(replaces=True))
+    return resume
 
 
 def _without(resume: MysqlResume, path: TablePath) -> MysqlResume:

@@ -13,6 +13,7 @@ from ...errors import DecodeError, PositionLost, ProtocolError, SourceRefused, S
 from .._annotations import annotated
 from .address import TruncatedBinlog
 from .catalog import Gtids
+from .decode.absent import DefaultsOfAnotherTime, Manner, manner_of
 from .decode.binlog import inner_events, parse
 from .decode.events import (
     UNKNOWN,
@@ -26,6 +27,8 @@ from .decode.events import (
     Query,
     Rotate,
     RowsEvent,
+    RowsKind,
+    RowsQuery,
     TableMap,
     XaPrepare,
     Xid,
@@ -147,6 +150,8 @@ class BinlogAssembler:
         self._no_table = no_table
         self._known = (resume.file, resume.born)  # the file whose birth is known, for a look at it
         self._gtid: Any = None
+        self._sql = ""  # the statement that the next rows come from; "": it is not known
+        self._written: set[TablePath] = set()  # the tables that it writes to
 
     @property
     def between_transactions(self) -> bool:
@@ -217,6 +222,7 @@ class BinlogAssembler:
         if reading is None:
             return False
         self._readings[int.from_bytes(data[_HEAD : _HEAD + _TABLE_ID], "little")] = reading
+        self._written.add(reading.path)
         size = int.from_bytes(data[9:13], "little")
         self._reached(int.from_bytes(data[13:17], "little"), size, artificial=False)
         return True
@@ -254,7 +260,22 @@ class BinlogAssembler:
                 self._moved(event.header)
                 self._happened(event, data)
         if self._begun is None and self.offset > self._skip and not self._passing:
+            if self.tables.ahead:
+                self._settle(event.header)
             self.after = (self.file, self.end)  # nothing of a transaction stands before here
+
+    def _settle(self, header: Header) -> None:
+        """Emit columns that are certain by now, in a transaction of their own."""
+        events = self.tables.settled_at(self.offset)
+        if events:
+            begun = self._begin("", header)
+            name = f"{self.file}:{self.end}-columns"
+            begun.transaction = Transaction(
+                name, header.timestamp * 1_000_000, time.time_ns() // 1000
+            )
+            self._emit(events)
+            self._committed()
+        self.settled = self.tables.state
 
     def _happened(self, event: Event, data: bytes) -> None:
         match event:
@@ -270,6 +291,8 @@ class BinlogAssembler:
                 self._committed()
             case XaPrepare():
                 self._was_prepared(event)
+            case RowsQuery():
+                self._sql, self._written = event.sql, set()
             case Incident():
                 raise SourceRefused(
                     f"the server lost events at {self.file}:{self._at}: {event.message}",
@@ -364,7 +387,7 @@ class BinlogAssembler:
 
     def _stated(self, begun: OpenTransaction, event: Query) -> None:
         """A statement that is not about the transaction itself."""
-        if not begun.skipped:
+        if not begun.skipped and event.done:
             statement = self._read(event)
             if isinstance(statement, DmlStatement):
                 self._refuse(statement, event)
@@ -421,6 +444,7 @@ class BinlogAssembler:
             if self._gtid is not None:
                 self.gtids = self.gtids.add(self._gtid)
         self._gtid = None
+        self._sql, self._written = "", set()
         self._begun = None
 
     # -- XA -------------------------------------------------------------------------------------
@@ -484,9 +508,10 @@ class BinlogAssembler:
     # -- rows -----------------------------------------------------------------------------------
 
     def _mapped(self, event: TableMap) -> None:
-        reading, events = self.tables.mapped(event)
+        reading, events = self.tables.mapped(event, self.offset)
         self._emit(events)
         self._readings[event.id] = reading
+        self._written.add(reading.path)
 
     def _changed(self, event: RowsEvent, data: bytes) -> None:
         begun = self._expect_begun(event.header)
@@ -498,8 +523,25 @@ class BinlogAssembler:
         if reading.annotates:
             self._annotated(reading, event)
             return
+        if event.unchecked and event.kind is not RowsKind.INSERT:
+            self._foreign_keys_off(reading.path)
         position = MysqlPosition(self.file, self._at, begun.gtid, begun.position)
-        self._waiting.append(PendingRows(begun, reading, reading.table, event, position, data))
+        manner = Manner.UNKNOWN
+        if reading.rows is not None and self._sql and not reading.rows.has_all(event):
+            manner = manner_of(self._sql, reading.path, self._written)
+        self._waiting.append(
+            PendingRows(begun, reading, reading.table, event, position, data, manner)
+        )
+
+    def _foreign_keys_off(self, path: TablePath) -> None:
+        before = self.tables.state
+        self.tables.foreign_keys_off(path)
+        if self.tables.state is not before:
+            self.flush()
+            self._readings = {
+                number: known if self.tables.counts(known.path) else MappedTable(known.path)
+                for number, known in self._readings.items()
+            }
 
     def flush(self) -> None:
         """Turn the rows that wait into changes."""
@@ -510,10 +552,13 @@ class BinlogAssembler:
                 self._complete()
                 continue
             rows = found.get(at)
-            if each.reading.unread is not None and not self.tables.counts(each.reading.path):
-                continue
+            if not self.tables.counts(each.reading.path):
+                continue  # its snapshot, which is to come, shows what happened
             if isinstance(rows, list) and each.reading.path not in self.tables.state.errored:
                 self._add(each, rows)
+                continue
+            if isinstance(rows, DefaultsOfAnotherTime):
+                self._read_anew(each.reading.path)
                 continue
             if isinstance(rows, DecodeError):
                 self._cannot_read(each.reading.path, rows)
@@ -524,13 +569,18 @@ class BinlogAssembler:
         try:
             self.open += pending.changes(rows)
         except RowNotRead:
-            self.tables.begin_anew(path)
-            self._readings = {
-                number: MappedTable(path) if known.path == path else known
-                for number, known in self._readings.items()
-            }
-            snapshots = self.tables.state.snapshots
-            self.settled = msgspec.structs.replace(self.settled, snapshots=snapshots)
+            self._read_anew(path)
+        for child in self.tables.recomputed_by(path, rows):
+            self._read_anew(child)
+
+    def _read_anew(self, path: TablePath) -> None:
+        self.tables.begin_anew(path)
+        self._readings = {
+            number: MappedTable(path) if known.path == path else known
+            for number, known in self._readings.items()
+        }
+        snapshots = self.tables.state.snapshots
+        self.settled = msgspec.structs.replace(self.settled, snapshots=snapshots)
 
     def _cannot_read(self, path: TablePath, error: DecodeError) -> None:
         if path in self.tables.state.errored:

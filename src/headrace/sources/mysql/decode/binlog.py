@@ -53,6 +53,7 @@ CHECKSUM_SIZE = 4
 _HEADER = struct.Struct("<IBIIIH")
 _IN_USE = 0x01  # in the flags of a format description while its file is written
 _IGNORABLE = 0x80
+_FOREIGN_KEYS_OFF = 2  # in the flags of rows
 _STATEMENT_ENDS = 0x01  # in the flags of rows
 
 
@@ -198,16 +199,22 @@ def _query(header: Header, data: bytes, form: FormatDescription, *, between: int
     sql_mode = int.from_bytes(variables.get(1, b""), "little")
     microseconds = int.from_bytes(variables.get(13) or variables.get(128, b""), "little")
     text = _sql(sql, int.from_bytes(variables.get(4, b"")[:2], "little"))
-    return Query(header, database, text, sql_mode, error, microseconds, thread)
+    phase = (variables.get(_TWO_PHASE) or b"\0")[0]
+    done = not phase & (_ALTER_STARTED | _ALTER_ROLLED_BACK)
+    return Query(header, database, text, sql_mode, error, microseconds, thread, done)
 
 
 def _load_query(header: Header, data: bytes, form: FormatDescription) -> Query:
     return _query(header, data, form, between=_AFTER_LOAD)
 
 
+# MariaDB with binlog_alter_two_phase logs an ALTER TABLE when it starts and when it ends.
+_TWO_PHASE = 130
+_ALTER_STARTED, _ALTER_COMMITTED, _ALTER_ROLLED_BACK = 2, 4, 8
+
 # How long each status variable is; those with a length of their own are counted in `_status_size`.
 _STATUS_SIZES = {0: 4, 1: 8, 3: 4, 4: 6, 7: 2, 8: 2, 9: 8, 10: 4, 13: 3, 16: 1, 17: 8, 18: 2,
-                 19: 1, 20: 1, 128: 3, 129: 8, 130: 2}  # fmt: skip
+                 19: 1, 20: 1, 128: 3, 129: 8}  # fmt: skip
 
 
 def _statuses(data: bytes) -> dict[int, bytes]:
@@ -238,6 +245,8 @@ def _status_size(code: int, data: bytes, at: int) -> int | None:
         for _ in range(0 if count == 254 else count):
             end = data.index(b"\0", end) + 1
         return end - at
+    if code == _TWO_PHASE:  # the end of an ALTER also has the number of its start
+        return 9 if data[at] & (_ALTER_COMMITTED | _ALTER_ROLLED_BACK) else 1
     return None
 
 
@@ -414,7 +423,7 @@ def _rows(kind: RowsKind, *, second: bool, compressed: bool = False) -> _Reader:
             data, at = _uncompressed(data[at:]), 0
         return RowsEvent(
             header, kind, number >> 16, bool(flags & _STATEMENT_ENDS), width, present, after,
-            data, at, len(data),
+            data, at, len(data), bool(flags & _FOREIGN_KEYS_OFF),
         )  # fmt: skip
 
     return read

@@ -15,6 +15,8 @@ from ....errors import DecodeError
 from . import typecodes as t
 from .charsets import charset_of, decoder
 
+WITHHELD = "withheld"  # in `extra`: the column has a default that must not be stored
+
 
 class MappedColumn(msgspec.Struct, frozen=True):
     """A column as a table map describes it; None: the server left it out."""
@@ -32,13 +34,27 @@ class MappedColumn(msgspec.Struct, frozen=True):
     dimensions: int | None = None  # of a VECTOR
 
 
-class DeclaredColumn(msgspec.Struct, frozen=True):
-    """A column as information_schema.COLUMNS describes it."""
+class DeclaredColumn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A column as information_schema.COLUMNS describes it, and as DDL was followed."""
 
     name: str
     type: str  # COLUMN_TYPE: "int(10) unsigned", "enum('a','b')", "tinyint(1)"
     charset: str = ""  # CHARACTER_SET_NAME; "": not text
     json: bool = False  # MariaDB: text with CHECK (json_valid(…))
+    nullable: bool = True
+    default: str | None = None  # COLUMN_DEFAULT: text of the server's own; None: there is none
+    extra: str = ""  # EXTRA, in small letters: "auto_increment", "stored generated"
+    number: int = 0  # among all columns that the table ever had; 0: not given yet
+    initial_default: str = ""  # JSON of what rows have that are older than the column; "": null
+
+    def like(self, other: DeclaredColumn) -> bool:
+        """Whether both are declared alike; the server need not give the same values by default."""
+        return (self.name, self.type, self.charset, self.json) == (
+            other.name,
+            other.type,
+            other.charset,
+            other.json,
+        )
 
 
 class ColumnType(msgspec.Struct, frozen=True):

@@ -71,6 +71,7 @@ class Query(msgspec.Struct, frozen=True):
     error: int = 0
     microseconds: int = 0  # adds to the header's timestamp
     thread: int = 0
+    done: bool = True  # False: an ALTER TABLE that only starts here, or is rolled back
 
 
 class Xid(msgspec.Struct, frozen=True):
@@ -152,6 +153,7 @@ class RowsEvent(msgspec.Struct, frozen=True, gc=False):
     data: bytes
     at: int  # where the rows begin in `data`
     end: int  # and where they end
+    unchecked: bool = False  # foreign keys did nothing: foreign_key_checks was off
 
 
 class Payload(msgspec.Struct, frozen=True):

@@ -76,8 +76,11 @@ def _numbers(values: Values) -> tuple[bytes, Sequence[bytes]]:
     return PLAIN, _quote(values)[1:-1].split(b",")
 
 
+_BOOLEANS = {0: b"false", 1: b"true"}  # TINYINT(1) has other numbers, too
+
+
 def _booleans(values: Values) -> tuple[bytes, Sequence[bytes]]:
-    return PLAIN, [b"true" if value else b"false" for value in values]
+    return PLAIN, [_BOOLEANS.get(value) or b"%d" % value for value in values]
 
 
 def _integer(signed: str) -> Callable[[ColumnType], ColumnLayout]:

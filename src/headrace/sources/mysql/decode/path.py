@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ....change.path import table_path
+
 
 class TablePath(NamedTuple):
     """A table's database and name; both may have dots, so the text alone is ambiguous."""
@@ -13,7 +15,7 @@ class TablePath(NamedTuple):
 
     def __str__(self) -> str:
         """As the config and the status write it."""
-        return f"{self.schema}.{self.table}"
+        return table_path(self.schema, self.table)
 
     @property
     def label(self) -> str:

@@ -5,12 +5,13 @@ walks the rows once, then turns them into JSON a column at a time.
 
 An event may leave columns out (binlog_row_image): what the new image of an update does not have
 and the old one has did not change, so it is taken from there; what neither has is `unchanged`.
+What an INSERT or a REPLACE leaves out has its default.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from operator import ne
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +20,7 @@ import msgspec
 
 from ....change.event import BeforeKind, Table
 from ....errors import DecodeError, ProtocolError
+from .absent import ColumnDefaults, Manner, unnamed
 from .columns import ColumnType
 from .events import RowsEvent, RowsKind
 from .layouts import PLAIN, QUOTED, ColumnLayout, Convert, layout
@@ -47,13 +49,23 @@ _Values = list[Any]  # of an image's columns, row by row
 class BinlogRowDecoder:
     """Turns the rows of one version of a table into JSON."""
 
-    def __init__(self, table: Table, columns: Sequence[ColumnType]) -> None:
-        """`columns` in the order of the binlog, of which `table.columns` may leave some out."""
+    def __init__(
+        self,
+        table: Table,
+        columns: Sequence[ColumnType],
+        defaults: Callable[[], ColumnDefaults] | None = None,
+    ) -> None:
+        """`columns` in the order of the binlog, of which `table.columns` may leave some out.
+
+        `defaults`: what columns have that an event leaves out; None: they are listed as unchanged.
+        """
         self.table = table
+        self._defaults = defaults
+        self._all = _all_bits(len(columns))
         self._columns = tuple(columns)
         self._layouts = [layout(column) for column in columns]
         self._described = _Described(table, columns)
-        self._readers: dict[tuple[int, bytes, bytes], _Reader] = {}
+        self._readers: dict[tuple[int, bytes, bytes, Manner], _Reader] = {}
 
     def read(self, event: RowsEvent) -> list[Row]:
         """The rows of an event, in their order; an UPDATE's pair is one.
@@ -62,16 +74,22 @@ class BinlogRowDecoder:
         """
         return self.read_all([event])[0]
 
-    def read_all(self, events: Sequence[RowsEvent]) -> list[list[Row]]:
+    def has_all(self, event: RowsEvent) -> bool:
+        """Whether the (new) rows of an event have all columns."""
+        return (event.present_after or event.present) == self._all
+
+    def read_all(
+        self, events: Sequence[RowsEvent], manner: Manner = Manner.UNKNOWN
+    ) -> list[list[Row]]:
         """The rows of each of some events of one kind that have the same columns.
 
         Columns are converted for all of them at once, so many small events cost little more than
         a large one.
         """
         event = events[0]
-        reader = self._readers.get((event.header.kind, event.present, event.present_after))
+        reader = self._readers.get((event.header.kind, event.present, event.present_after, manner))
         if reader is None:
-            reader = self._reader(event)
+            reader = self._reader(event, manner)
         try:
             images: tuple[_Values, ...] = tuple([] for _ in range(reader.images))
             first, per_row = images[reader.counted], reader.per_row
@@ -88,29 +106,61 @@ class BinlogRowDecoder:
         except (struct.error, IndexError, ValueError) as error:
             raise ProtocolError(f"rows of {self.table.name} are cut short") from error
         except DecodeError as error:
-            path = f"{self.table.schema}.{self.table.name}"
+            path = self.table.path
             raise DecodeError(f"{path}: {error}", hint=error.hint) from error
 
-    def _reader(self, event: RowsEvent) -> _Reader:
+    def _reader(self, event: RowsEvent, manner: Manner) -> _Reader:
         if event.width != len(self._columns):
             raise ProtocolError(f"rows of {self.table.name} have another number of columns")
-        reader = self._build(event)
-        self._readers[event.header.kind, event.present, event.present_after] = reader
+        reader = self._build(event, manner)
+        self._readers[event.header.kind, event.present, event.present_after, manner] = reader
         return reader
 
-    def _build(self, event: RowsEvent) -> _Reader:
+    def _build(self, event: RowsEvent, manner: Manner) -> _Reader:
         old, new = self._image(event.present), self._image(event.present_after or event.present)
         if not old.width and not new.width:
             # The number of rows would be unknown.
             raise DecodeError(
-                f"{self.table.schema}.{self.table.name}: a row without any column",
+                f"{self.table.path}: a row without any column",
                 hint="SET GLOBAL binlog_row_image = FULL; then run `headrace snapshot`.",
             )
+        if event.kind is _INSERT:
+            return _Inserts(self._described, old, self._given(old))
+        self._expect_named(old)
         if event.kind is not _UPDATE:
-            return (_Inserts if event.kind is _INSERT else _Deletes)(self._described, old)
+            return _Deletes(self._described, old)
+        if self._replaces(new, manner):
+            return _PartialUpdates(self._described, old, new, self._given(new))
         if old.there == new.there:
             return _Updates(self._described, old)
-        return _PartialUpdates(self._described, old, new)
+        return _PartialUpdates(self._described, old, new, {})
+
+    def _given(self, image: _Image) -> dict[int, bytes]:
+        """What a new row has in the columns that its image leaves out."""
+        missing = self._described.missing(image)
+        if self._defaults is None or not missing:
+            return {}
+        values = self._defaults().given(missing)
+        return {self._described.names.index(name): value for name, value in values.items()}
+
+    def _replaces(self, new: _Image, manner: Manner) -> bool:
+        """Whether what an UPDATE leaves out has its default, and not what it had."""
+        missing = self._described.missing(new)
+        if self._defaults is None or not missing:
+            return False
+        defaults, names = self._defaults(), self._described.names
+        there = {names[at] for at in new.there}
+        if defaults.manner(manner, self.table.key, there) is Manner.REPLACE:
+            return True
+        defaults.expect_kept(missing)
+        return False
+
+    def _expect_named(self, old: _Image) -> None:
+        """DecodeError: it is not certain which row an event is about."""
+        described = self._described
+        if self._defaults is None or not described.missing(old) or described.key_writer(old):
+            return
+        raise unnamed()
 
     def _image(self, present: bytes) -> _Image:
         there = [at for at, is_there in enumerate(bits(present, len(self._columns))) if is_there]
@@ -182,9 +232,9 @@ class _Described:
         self._wanted = [at for at, name in enumerate(self.names) if name in wanted]
         self.keys = [at for at in self._wanted if wanted[self.names[at]]]
 
-    def of(self, *images: _Image) -> list[int]:
-        """The columns that one of the images has, of those that are shown."""
-        there = {at for image in images for at in image.there}
+    def of(self, *images: _Image, given: Iterable[int] = ()) -> list[int]:
+        """The columns that one of the images has, of those that are shown; or that are given."""
+        there = {at for image in images for at in image.there}.union(given)
         return [at for at in self._wanted if at in there]
 
     def missing(self, *images: _Image) -> tuple[str, ...]:
@@ -195,9 +245,9 @@ class _Described:
     def writer(self, chosen: Sequence[int]) -> _Writer:
         return _Writer([self.names[at] for at in chosen], chosen)
 
-    def key_writer(self, *images: _Image) -> _Writer | None:
+    def key_writer(self, *images: _Image, given: Iterable[int] = ()) -> _Writer | None:
         """None: there is no key, or not all of it was sent."""
-        there = self.of(*images)
+        there = self.of(*images, given=given)
         return self.writer(self.keys) if self.keys and set(self.keys) <= set(there) else None
 
 
@@ -222,6 +272,14 @@ class _Writer:
         return [template % row for row in zip(*[texts for _, texts in chosen], strict=True)]
 
 
+def _constant(given: dict[int, bytes], count: int) -> _Columns:
+    return {at: (PLAIN, [value] * count) for at, value in given.items()}
+
+
+def _all_bits(count: int) -> bytes:
+    return ((1 << count) - 1).to_bytes((count + 7) // 8, "little")
+
+
 def _keys(writer: _Writer | None, columns: _Columns, count: int) -> Sequence[bytes | None]:
     return [None] * count if writer is None else writer.write(columns, count)
 
@@ -229,16 +287,18 @@ def _keys(writer: _Writer | None, columns: _Columns, count: int) -> Sequence[byt
 class _Inserts:
     images, counted = 1, 0
 
-    def __init__(self, table: _Described, image: _Image) -> None:
+    def __init__(self, table: _Described, image: _Image, given: dict[int, bytes]) -> None:
+        """`given`: values of columns that the image leaves out."""
         self._walk = _walk([image.fields])
         self.per_row = image.width
         self._image = image
-        self._writer = table.writer(table.of(image))
-        self._key = table.key_writer(image)
-        self._missing = table.missing(image)
+        self._given = given
+        self._writer = table.writer(table.of(image, given=given))
+        self._key = table.key_writer(image, given=given)
+        self._missing = () if given else table.missing(image)
 
     def read(self, images: tuple[_Values, ...], count: int, *, nulls: bool) -> list[Row]:
-        columns = self._image.texts(images[0], nulls=nulls)
+        columns = self._image.texts(images[0], nulls=nulls) | _constant(self._given, count)
         every = zip(
             _keys(self._key, columns, count), self._writer.write(columns, count), strict=True
         )
@@ -337,25 +397,29 @@ class _PartialUpdates:
 
     images = 2
 
-    def __init__(self, table: _Described, old: _Image, new: _Image) -> None:
+    def __init__(
+        self, table: _Described, old: _Image, new: _Image, given: dict[int, bytes]
+    ) -> None:
+        """`given`: values that the new row has in columns which its image leaves out."""
         self._walk = _walk([old.fields, new.fields])
+        self._given = given
         self.counted = 0 if old.width else 1
         self.per_row = old.width or new.width
         self._old, self._new = old, new
-        self._writer = table.writer(table.of(old, new))
-        self._key = table.key_writer(old, new)
+        self._writer = table.writer(table.of(old, new, given=given))
+        self._key = table.key_writer(old, new, given=given)
         self._old_key = table.key_writer(old)
         self._old_writer = None if table.missing(old) else table.writer(table.of(old))
-        self._missing = table.missing(old, new)
+        self._missing = () if given else table.missing(old, new)
         # A column whose old value was not sent may have changed or not.
         sent = table.of(new)
-        self._compared = sent if set(sent) <= set(table.of(old)) else None
+        self._compared = sent if set(sent) <= set(table.of(old)) and not given else None
         self._changes = _Changes([table.names[at] for at in sent])
 
     def read(self, images: tuple[_Values, ...], count: int, *, nulls: bool) -> list[Row]:
         old = self._old.texts(images[0], nulls=nulls)
         new = self._new.texts(images[1], nulls=nulls)
-        merged = {**old, **new}
+        merged = {**old, **new, **_constant(self._given, count)}
         before: Sequence[bytes | None]
         if self._old_writer is not None:
             before, kind = self._old_writer.write(old, count), _FULL

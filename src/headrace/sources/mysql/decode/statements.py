@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
 
-from ....errors import DecodeError, ProtocolError
+from ....errors import ProtocolError
+from .alterations import Alteration, AlterationReader, acts, relates
 from .path import TablePath
+from .words import SqlToken, SqlWords
 
-NO_BACKSLASH_ESCAPES = 0x100000
 # MariaDB writes sequences and packages with the same words, and events, users, functions … too.
 _TABLES = frozenset({"TABLE", "TABLES"})
 # What changes no rows of a table. A SELECT may, by a function that it calls, so may all the rest.
@@ -25,10 +26,8 @@ _HARMLESS = (
     *("LOCK", "OPTIMIZE", "PURGE", "RELEASE", "REPAIR", "RESET", "REVOKE", "SAVEPOINT", "SET"),
     *("START", "STOP", "UNINSTALL", "UNLOCK", "USE", "XA"),
 )
-# What ALTER TABLE … DROP may name beside columns.
-_NO_COLUMN = frozenset(
-    {"CHECK", "CONSTRAINT", "FOREIGN", "INDEX", "KEY", "PARTITION", "PERIOD", "PRIMARY", "SYSTEM"}
-)
+# What stands before the KEY of an index that is not primary.
+_KEYS = frozenset({"(", ",", "UNIQUE", "FOREIGN", "FULLTEXT", "SPATIAL"})
 _LOSING = frozenset({"DROP", "TRUNCATE", "EXCHANGE", "CONVERT"})  # ALTER TABLE … PARTITION
 _UNDERLYING = frozenset({"IMPORT", "DISCARD"})  # ALTER TABLE … TABLESPACE, or PARTITION
 
@@ -53,7 +52,8 @@ class Effect(msgspec.Struct, frozen=True):
     to: TablePath | None = None  # of RENAME
     maybe: bool = False  # CREATE … IF NOT EXISTS: it may have been there
     loses: bool = False  # rows may have come or gone without an event
-    drops: frozenset[str] = frozenset()  # columns that go, in small letters
+    alteration: Alteration = Alteration()  # of CREATE only what its foreign keys do
+    keyless: bool = False  # of CREATE: it surely has no primary key
 
 
 class DdlStatement(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ def read(sql: str, *, database: str, sql_mode: int = 0, folds: bool = False) -> 
 
     `folds`: the server keeps names in small letters, however they are written.
     """
-    words = _Words(sql, database, sql_mode, folds)
+    words = SqlWords(sql, database, sql_mode, folds)
     first = words.word()
     if first == "SET" and words.skip("STATEMENT"):  # SET STATEMENT lock_wait_timeout = 5 FOR …
         words.pass_over("FOR")
@@ -99,7 +99,7 @@ def read(sql: str, *, database: str, sql_mode: int = 0, folds: bool = False) -> 
     return DdlStatement(first) if not first or first in _HARMLESS else _dml(words, first)
 
 
-def _dml(words: _Words, verb: str) -> Statement:
+def _dml(words: SqlWords, verb: str) -> Statement:
     # The server writes DELETE FROM t, and nothing else, for a MEMORY table that lost its rows.
     if verb == "DELETE" and words.skip("FROM"):
         path = words.path()
@@ -118,7 +118,7 @@ def _dml(words: _Words, verb: str) -> Statement:
     return DmlStatement(verb)
 
 
-def _create(words: _Words) -> DdlStatement:
+def _create(words: SqlWords) -> DdlStatement:
     replaces = words.skip("OR") and words.skip("REPLACE")
     temporary = words.skip("TEMPORARY")
     kind = words.word()
@@ -129,17 +129,35 @@ def _create(words: _Words) -> DdlStatement:
     if kind not in _TABLES or temporary:
         return DdlStatement(f"CREATE_{kind}")
     maybe = words.skip("IF") and words.skip("NOT") and words.skip("EXISTS")
-    verb = Verb.REPLACE if replaces else Verb.CREATE
-    return DdlStatement("CREATE_TABLE", (Effect(verb, words.path(), maybe=maybe),))
+    verb, path = Verb.REPLACE if replaces else Verb.CREATE, words.path()
+    rest = list(iter(words.next, None))
+    foreign_keys = Alteration(related=relates(rest), acting=acts(rest))
+    effect = Effect(verb, path, maybe=maybe, alteration=foreign_keys, keyless=_keyless(rest))
+    return DdlStatement("CREATE_TABLE", (effect,))
 
 
-def _index(words: _Words, kind: str) -> DdlStatement:
+def _keyless(tokens: Sequence[SqlToken]) -> bool:
+    """Whether the rest of CREATE TABLE says that there is no primary key."""
+    before, defines = "", tokens[:1] == ["("]
+    for token in tokens:
+        word = "" if token.quoted else token.upper()
+        # KEY behind a type is the primary one.
+        if word in ("PRIMARY", "LIKE", "SELECT", "AS") or (word == "KEY" and before not in _KEYS):
+            return False
+        before = word
+    return defines
+
+
+def _index(words: SqlWords, kind: str) -> DdlStatement:
+    words.skip("IF") and (words.skip("NOT"), words.skip("EXISTS"))
+    name = words.name()
     if not words.pass_over("ON"):
         return DdlStatement(kind)
-    return DdlStatement(kind, (Effect(Verb.INDEX, words.path()),))
+    alteration = Alteration(rekeyed=name.upper() == "PRIMARY")
+    return DdlStatement(kind, (Effect(Verb.INDEX, words.path(), alteration=alteration),))
 
 
-def _alter(words: _Words) -> DdlStatement:
+def _alter(words: SqlWords) -> DdlStatement:
     kind = words.word()
     ignores = False
     while kind in ("ONLINE", "OFFLINE", "IGNORE"):
@@ -152,7 +170,7 @@ def _alter(words: _Words) -> DdlStatement:
     words.skip_waiting()
     clauses = _Clauses(words)
     loses = clauses.loses or ignores  # a new UNIQUE then deletes rows
-    effects = [Effect(Verb.ALTER, path, loses=loses, drops=frozenset(clauses.drops))]
+    effects = [Effect(Verb.ALTER, path, loses=loses, alteration=clauses.columns.alteration())]
     effects += clauses.others
     if clauses.to is not None and clauses.to != path:
         effects.append(Effect(Verb.RENAME, path, to=clauses.to))
@@ -162,10 +180,10 @@ def _alter(words: _Words) -> DdlStatement:
 class _Clauses:
     """What the clauses of ALTER TABLE do."""
 
-    def __init__(self, words: _Words) -> None:
+    def __init__(self, words: SqlWords) -> None:
         self.to: TablePath | None = None  # where they move the table
         self.loses = False  # whether rows come or go without an event
-        self.drops: set[str] = set()  # columns, in small letters
+        self.columns = AlterationReader(words)
         self.others: list[Effect] = []  # on tables that give or take its partitions
         begins = True  # whether a clause begins here
         while (token := words.next()) is not None:
@@ -174,10 +192,11 @@ class _Clauses:
                 self._read(word, words)
             begins = word == "," and words.depth == 0
 
-    def _read(self, word: str, words: _Words) -> None:
+    def _read(self, word: str, words: SqlWords) -> None:
         follows = words.peek()
-        if word == "RENAME":
-            self.to = _renamed(words) or self.to
+        if word == "RENAME" and follows not in ("COLUMN", "INDEX", "KEY"):
+            words.skip("TO") or words.skip("AS") or words.skip("=")
+            self.to = words.path()
         elif word in _UNDERLYING:
             self.loses = self.loses or follows in ("PARTITION", "TABLESPACE")
         elif word in _LOSING and follows == "PARTITION":
@@ -186,26 +205,17 @@ class _Clauses:
         elif word == "CONVERT" and words.skip("TABLE"):
             self.loses = True
             self.others.append(Effect(Verb.DROP, words.path()))
-        elif word == "DROP" and follows not in _NO_COLUMN:
-            words.skip("COLUMN")
-            words.skip("IF") and words.skip("EXISTS")
-            self.drops.add(words.name().lower())
+        else:
+            self.columns.read(word)
 
-    def _read_partition(self, word: str, words: _Words) -> None:
+    def _read_partition(self, word: str, words: SqlWords) -> None:
         if word == "EXCHANGE" and words.pass_over("WITH", "TABLE"):
             self.others.append(Effect(Verb.ALTER, words.path(), loses=True))
         elif word == "CONVERT" and words.pass_over("TO", "TABLE"):
             self.others.append(Effect(Verb.CREATE, words.path(), loses=True))
 
 
-def _renamed(words: _Words) -> TablePath | None:
-    if words.peek() in ("COLUMN", "INDEX", "KEY"):
-        return None
-    words.skip("TO") or words.skip("AS") or words.skip("=")
-    return words.path()
-
-
-def _drop(words: _Words) -> DdlStatement:
+def _drop(words: SqlWords) -> DdlStatement:
     temporary = words.skip("TEMPORARY")
     kind = words.word()
     if kind in ("DATABASE", "SCHEMA"):
@@ -222,7 +232,7 @@ def _drop(words: _Words) -> DdlStatement:
     return DdlStatement("DROP_TABLE", tuple(Effect(Verb.DROP, path) for path in paths))
 
 
-def _rename(words: _Words) -> DdlStatement:
+def _rename(words: SqlWords) -> DdlStatement:
     kind = words.word()
     if kind not in _TABLES:
         return DdlStatement(f"RENAME_{kind}")
@@ -235,121 +245,6 @@ def _rename(words: _Words) -> DdlStatement:
         effects.append(Effect(Verb.RENAME, path, to=words.path()))
         if not words.skip(","):
             return DdlStatement("RENAME_TABLE", tuple(effects))
-
-
-class _Token(str):
-    """A word, a name or a sign; `quoted`: it was written in quotes, so it is no keyword."""
-
-    quoted: bool = False
-
-
-# Comments that the server executes (/*!50100 … */, /*M! … */) are text like any other.
-_PATTERN = r"""
-    (?P<space>\s+|\#[^\n]*|--(?=\s|$)[^\n]*|/\*M?!\d*|\*/|/\*(?!M?!).*?(?:\*/|$))
-  | `(?P<tick>(?:[^`]|``)*)`
-  | "(?P<double>(?:[^"\\]|""|\\.)*)"
-  | '(?P<single>(?:[^'\\]|''|\\.)*)'
-  | (?P<word>[\w$\u0080-\uffff]+)
-  | (?P<sign>.)
-"""
-_FLAGS = re.VERBOSE | re.DOTALL
-_escaping = re.compile(_PATTERN, _FLAGS)
-# In this mode a backslash is a letter like any other.
-_plain = re.compile(_PATTERN.replace(r"\\", "").replace("|.)*", ")*"), _FLAGS)
-
-
-class _Words:
-    """The words of a statement, one after the other."""
-
-    def __init__(self, sql: str, database: str, sql_mode: int, folds: bool) -> None:
-        self._database = database.lower() if folds else database
-        self._folds = folds
-        self._tokens = self._read(sql, bool(sql_mode & NO_BACKSLASH_ESCAPES))
-        self._ahead: list[_Token] = []
-        self.depth = 0  # of brackets
-
-    def _read(self, sql: str, plain: bool) -> Iterator[_Token]:
-        for match in (_plain if plain else _escaping).finditer(sql):
-            kind, text = match.lastgroup or "", match[match.lastgroup or 0]
-            if kind == "space":
-                continue
-            if kind == "tick":
-                text = text.replace("``", "`")
-            elif kind == "double":
-                text = text.replace('""', '"')
-            token = _Token(text)
-            token.quoted = kind in ("tick", "double", "single")
-            yield token
-
-    def next(self) -> _Token | None:
-        """The next word; None at the end."""
-        token = self._ahead.pop() if self._ahead else next(self._tokens, None)
-        if token is not None and not token.quoted:
-            self.depth += (token == "(") - (token == ")")
-        return token
-
-    def peek(self) -> str:
-        """The next word in capitals, which is still to come; "": the end, or a name in quotes."""
-        token = self._look()
-        return "" if token is None or token.quoted else token.upper()
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing follows."""
-        token = self._look()
-        return token is None or (token == ";" and not token.quoted)
-
-    def word(self) -> str:
-        """The next word in capitals, taken."""
-        token = self.next()
-        return "" if token is None else token.upper()
-
-    def skip(self, word: str) -> bool:
-        """Pass over a word, if it is this one."""
-        if self.peek() != word:
-            return False
-        self.next()
-        return True
-
-    def skip_waiting(self) -> None:
-        """Pass over how long to wait for a lock."""
-        if self.skip("WAIT"):
-            self.next()
-        self.skip("NOWAIT")
-
-    def pass_over(self, *sequence: str) -> bool:
-        """Pass over all up to these words outside of brackets, and over them; False: none came."""
-        depth = self.depth
-        while (token := self.next()) is not None:
-            if token.quoted or token.upper() != sequence[0] or self.depth != depth:
-                continue
-            if all(self.skip(word) for word in sequence[1:]):
-                return True
-        return False
-
-    def name(self) -> str:
-        """The next word as a name."""
-        token = self.next()
-        if token is None or (not token and not token.quoted):
-            raise DecodeError("a statement ends where a name is expected")
-        return str(token.lower() if self._folds else token)
-
-    def path(self) -> TablePath:
-        """The next words as a table's name."""
-        name = self.name()
-        if name == ".":  # .table, of the default database
-            return TablePath(self._database, self.name())
-        if not self.skip("."):
-            return TablePath(self._database, name)
-        return TablePath(name, self.name())
-
-    def _look(self) -> _Token | None:
-        if not self._ahead:
-            token = next(self._tokens, None)
-            if token is None:
-                return None
-            self._ahead.append(token)
-        return self._ahead[-1]
 
 
 # --- statements about transactions ----------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Values of MySQL and MariaDB as JSON, from the binlog and from SELECT: the same bytes for both.
 
-    INT …, YEAR, BIT    12              DECIMAL    "12.50"      TINYINT(1)  true, false
+    INT …, YEAR, BIT    12              DECIMAL    "12.50"      TINYINT(1)  true, false, 7
     FLOAT, DOUBLE       1.5             BLOB, BINARY, geometry (WKB)  "base64"
     DATETIME  "2025-01-15 10:30:00"     TIMESTAMP  "2025-01-15T10:30:00Z"
     DATE  "2025-01-15"    TIME  "-838:59:59"    ENUM  "label"    SET  ["a","b"]
@@ -75,9 +75,12 @@ def _named(column: DeclaredColumn, encode: Encode) -> Encode:
     return named
 
 
+_BOOLEANS = {b"0": b"false", b"1": b"true"}
+
+
 def _integer(kind: DeclaredType) -> Encode:
     if kind.boolean:
-        return lambda value: b"false" if value == b"0" else b"true"
+        return lambda value: _BOOLEANS.get(value, value)
     return _whole if kind.zerofill else _same
 
 
