@@ -96,6 +96,34 @@ def test_a_backup_of_the_same_run_put_back_halts(
         feed.assert_replays()
 
 
+@pytest.mark.parametrize(("unread", "written"), [(0, 0), (3, 0), (3, 2), (0, 50)])
+def test_after_entries_were_deleted_a_snapshot_goes_on(
+    path: Path, tmp_path: Path, unread: int, written: int
+) -> None:
+    with captured(path, tmp_path) as feed, closing(opened(path)) as connection:
+        for _ in range(5):
+            connection.execute("INSERT INTO users (name) VALUES ('stored')")
+        feed.catch_up()
+        feed.capture.stop()
+        for _ in range(unread):
+            connection.execute("INSERT INTO users (name) VALUES ('not stored')")
+        connection.execute("DELETE FROM headrace_changes")
+        for _ in range(written):
+            connection.execute("INSERT INTO users (name) VALUES ('written')")
+        feed.start()
+        status = feed.until_halted()
+        assert "somebody has deleted it" in status.error
+        assert f"headrace snapshot {SOURCE}" in status.hint
+        feed.capture.copy_again([])
+        feed.assert_replays()
+        connection.execute("INSERT INTO users (name) VALUES ('after')")
+        feed.assert_replays()
+        feed.capture.stop()
+        connection.execute("DELETE FROM users WHERE name = 'after'")
+        feed.start()
+        feed.assert_replays()
+
+
 def test_a_backup_restored_into_the_open_database_halts(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     with captured(path, tmp_path) as feed, closing(opened(path)) as connection:

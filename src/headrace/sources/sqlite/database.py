@@ -12,7 +12,7 @@ from typing import Any
 import apsw
 
 from ...errors import PositionLost, SourceReplaced, SourceUnavailable
-from . import installation
+from . import installation, seen
 from .connections import BUSY_MILLISECONDS, Row, connect, not_installed, page, quoted, rows, writing
 from .triggers import VALUES, WIDTH
 from .values import Broken
@@ -54,6 +54,17 @@ class Snapshot:
     def seal(self, entry: int) -> str:
         """What an entry is known by; an older copy of the database has another one there."""
         return _sealed(self.connection, entry)
+
+    def is_deleted(self, entry: int, seal: str) -> bool:
+        """Whether somebody has deleted an entry that had this seal.
+
+        Triggers of earlier versions count from 1 again where all were deleted: then a reader has
+        stored more than there are.
+        """
+        if entry <= self.last:
+            return bool(seal) and not self.seal(entry)
+        ((stored,),) = rows(self.connection, "SELECT max(acked) FROM headrace_readers")
+        return (stored or 0) > self.last
 
     def release(self) -> None:
         """Let the moment go."""
@@ -286,6 +297,7 @@ AND op = 'N' ORDER BY entry"
             return 0
         self._main.execute("DELETE FROM headrace_changes WHERE entry <= ?", (upto,))
         self._main.execute("DELETE FROM headrace_ends WHERE entry <= ?", (upto,))
+        seen.remember_entry(self._main)
         return int(upto)
 
     def checkpoint(self) -> bool | None:

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 import apsw
 import msgspec
 
+from ...change.event import Column
 from ...errors import SourceRefused
+from . import seen
+from .altered import altered_columns, numbered_columns, statements_of
 from .connections import classified, connect, not_installed, quoted, rows, writing
 from .schema import OURS, TABLES, Layout, SqliteShape, matches, path_of, shapes
-from .triggers import ANNOTATE, KEYS, MOVE_ON, NOW, VALUES, drop, triggers
+from .triggers import ANNOTATE, KEYS, MOVE_ON, NEXT, NOW, VALUES, drop, former_triggers, triggers
 
 _KEYS = ", ".join(f"k{number}" for number in range(KEYS))
 
@@ -28,6 +31,7 @@ CREATE TABLE headrace_ends (entry INTEGER PRIMARY KEY);
 CREATE TABLE headrace_readers (name TEXT PRIMARY KEY, id TEXT, acked INTEGER, looks INTEGER);
 CREATE TABLE headrace_annotations (metadata TEXT);
 {ANNOTATE};
+{seen.CREATE};
 """
 
 # Triggers first; the application may have names that begin like ours.
@@ -85,20 +89,20 @@ def install(path: str, globs: Sequence[str], *, wal: bool = True) -> Report:
 
 
 def alter(path: str, statements: str) -> Report:
-    """Run DDL without losing a change: no write comes between it and the new triggers.
-
-    SQLite refuses to drop a column that a trigger names, so these are away meanwhile.
-    """
+    """Run DDL without losing a change: no write comes between a statement and the new triggers."""
     connection = connect(path)
     with classified(path):
         try:
             expect_installed(connection, path)
             with writing(connection):
-                known = layouts(connection)
-                for each in known:
-                    _drop_triggers(connection, each.number)
-                _run(connection, statements)
-                return renew(connection, [each.path for each in known], altered=statements)
+                paths = [each.path for each in layouts(connection)]
+                report = renew(connection, paths)
+                changed: dict[str, None] = {}
+                for statement in statements_of(statements):
+                    _run(connection, statement)
+                    report = renew(connection, paths, altered=statement)
+                    changed |= dict.fromkeys(report.changed)
+                return Report(report.tables, tuple(changed), report.refused)
         finally:
             connection.close()
 
@@ -168,6 +172,17 @@ def layouts(connection: apsw.Connection) -> list[InstalledTable]:
     ]
 
 
+def expected_layouts(connection: apsw.Connection, globs: Sequence[str]) -> list[Layout]:
+    """The layouts that tables have, or get with their triggers."""
+    known = layouts(connection) if is_installed(connection) else []
+    there = {each.layout.declared: each.layout for each in known}
+    found = [shape.layout for shape in shapes(connection, globs)]
+    return [
+        there.get(each) or msgspec.structs.replace(each, columns=numbered_columns(each.columns, ()))
+        for each in found
+    ]
+
+
 def layout(connection: apsw.Connection, number: int) -> tuple[InstalledTable, int | None] | None:
     """A layout, also one that has gone, and the one that it follows."""
     query = "SELECT relation, told, follows FROM headrace_layouts WHERE layout = ?"
@@ -177,7 +192,12 @@ def layout(connection: apsw.Connection, number: int) -> tuple[InstalledTable, in
 
 
 def renew(connection: apsw.Connection, globs: Sequence[str], *, altered: str = "") -> Report:
-    """Give every table that matches the triggers that it should have; inside a transaction."""
+    """Give every table that matches the triggers that it should have; inside a transaction.
+
+    `altered`: the one DDL statement that has run since the last time.
+    """
+    _upgrade(connection)
+    doubt = seen.SchemaDoubt(connection)
     known = {each.layout.name: each for each in layouts(connection)}
     there = {shape.name: shape for shape in shapes(connection, ("*",))}
     for name, each in known.items():
@@ -186,18 +206,33 @@ def renew(connection: apsw.Connection, globs: Sequence[str], *, altered: str = "
     changed, refused = [], {}
     wanted = [shape for name, shape in there.items() if name in known or matches(name, globs)]
     for shape in wanted:
-        reason = _refusal(shape)
+        reason, was = _refusal(shape), known.get(shape.name)
         if reason:
             refused[shape.path] = reason
-        elif not _is_right(connection, shape, known.get(shape.name)):
-            _rebuild(connection, shape, known.get(shape.name), altered)
+        elif was is None or doubt.about(shape, was.number) or not _is_right(connection, shape, was):
+            _rebuild(connection, shape, was, altered)
             changed.append(shape.path)
+        else:
+            _replace_former(connection, shape, was.number)
+    seen.remember(connection)
     paths = tuple(shape.path for shape in wanted if shape.path not in refused)
     return Report(paths, tuple(changed), refused)
 
 
+def _upgrade(connection: apsw.Connection) -> None:
+    """Bring what an earlier version has installed up to date."""
+    if not rows(connection, "SELECT 1 FROM main.sqlite_schema WHERE name = ?", seen.TABLE):
+        connection.execute(seen.CREATE)
+    query = "SELECT sql FROM main.sqlite_schema WHERE name = 'headrace_annotate'"
+    if rows(connection, query) != [(ANNOTATE,)]:
+        connection.execute(drop("headrace_annotate"))
+        connection.execute(ANNOTATE)
+
+
 def is_stale(connection: apsw.Connection, globs: Sequence[str]) -> bool:
     """Whether `renew` would do anything."""
+    if not seen.is_current(connection):
+        return True
     known = {each.layout.name: each for each in layouts(connection)}
     there = {shape.name: shape for shape in shapes(connection, ("*",))}
     if not there.keys() >= known.keys():
@@ -226,15 +261,34 @@ def _refusal(shape: SqliteShape) -> str:
 def _is_right(
     connection: apsw.Connection, shape: SqliteShape, known: InstalledTable | None
 ) -> bool:
-    if known is None or known.layout != shape.layout:
+    if known is None or known.layout.declared != shape.layout:
         return False
     found = [row for row in rows(connection, _TRIGGERS) if row[2].lower() == shape.name.lower()]
     prefix = f"{OURS}{known.number}_"
     ours = [row for row in found if row[1].startswith(prefix)]
-    if {name: sql for _, name, _, sql in ours} != triggers(shape, known.number):
+    there = {name: sql for _, name, _, sql in ours}
+    if there not in (triggers(shape, known.number), former_triggers(shape, known.number)):
         return False
     others = [row[0] for row in found if not row[1].startswith(prefix)]
     return bool(max(others, default=0) < min(row[0] for row in ours))
+
+
+def _replace_former(connection: apsw.Connection, shape: SqliteShape, number: int) -> None:
+    """Put triggers of this version in place of earlier ones, which have missed nothing."""
+    query = "SELECT sql FROM main.sqlite_schema WHERE type = 'trigger' AND name = ?"
+    wanted = triggers(shape, number)
+    if any(rows(connection, query, name) != [(sql,)] for name, sql in wanted.items()):
+        _drop_triggers(connection, number)
+        _create_triggers(connection, shape, number)
+
+
+def _create_triggers(connection: apsw.Connection, shape: SqliteShape, number: int) -> None:
+    # Whoever creates the same objects again leaves no gap before them: that shows in the schema.
+    gap = f"{OURS}{number}_gap"
+    connection.execute(f"CREATE VIEW main.{gap} AS SELECT 1")
+    for statement in triggers(shape, number).values():
+        connection.execute(statement)
+    connection.execute(f"DROP VIEW main.{gap}")
 
 
 def _rebuild(
@@ -242,21 +296,32 @@ def _rebuild(
 ) -> None:
     (newest,) = rows(connection, "SELECT coalesce(max(layout), 0) FROM headrace_layouts")[0]
     number = newest + 1
-    follows = None
+    relation = known.relation if known else _relation(connection, shape.name, number)
+    earlier = _columns_of(connection, relation)
+    columns = follows = None
     if known is not None:
         _forget(connection, known.number)
-        follows = known.number if altered and _continues(known.layout, shape) else None
-    relation = known.relation if known else _relation(connection, shape.name, number)
+        columns = altered_columns(connection, earlier, shape, altered)
+        follows = None if columns is None else known.number
+    if columns is None:
+        columns = numbered_columns(shape.layout.columns, earlier)
+    layout = msgspec.structs.replace(shape.layout, columns=columns)
     connection.execute(
         "INSERT INTO headrace_layouts VALUES (?, ?, ?, ?, NULL)",
-        (number, relation, _encode(shape.layout).decode(), follows),
+        (number, relation, _encode(layout).decode(), follows),
     )
-    for statement in triggers(shape, number).values():
-        connection.execute(statement)
+    _create_triggers(connection, shape, number)
     if follows is not None:
-        stored = f"INSERT INTO headrace_changes (layout, op, at, v0) VALUES (?, 'S', {NOW}, ?)"
+        stored = f"""INSERT INTO headrace_changes (entry, layout, op, at, v0)
+            VALUES ({NEXT}, ?, 'S', {NOW}, ?)"""
         connection.execute(stored, (number, altered))
         connection.execute(MOVE_ON)
+
+
+def _columns_of(connection: apsw.Connection, relation: int) -> list[tuple[Column, ...]]:
+    """The columns of all layouts of a table, the newest last."""
+    query = "SELECT told FROM headrace_layouts WHERE relation = ? ORDER BY layout"
+    return [_layout(stored).columns for (stored,) in rows(connection, query, relation)]
 
 
 def _relation(connection: apsw.Connection, name: str, number: int) -> int:
@@ -267,21 +332,6 @@ def _relation(connection: apsw.Connection, name: str, number: int) -> int:
         name,
     )
     return int(found[0][0] or number)
-
-
-def _continues(old: Layout, shape: SqliteShape) -> bool:
-    """Whether old rows are rows of the new layout too, once columns are left out or null."""
-    new = shape.layout.columns
-    names = {column.name for column in old.columns}
-    kept = tuple(column for column in new if column.name in names)
-    same = tuple(column for column in old.columns if column in kept)
-    keys = [column for column in old.columns if column.key]
-    added = new[len(kept) :]
-    return (
-        kept == same == new[: len(kept)]
-        and keys == [column for column in new if column.key]
-        and not any(column.name in shape.filled for column in added)
-    )
 
 
 def _forget(connection: apsw.Connection, number: int) -> None:

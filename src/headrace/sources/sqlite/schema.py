@@ -5,19 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import apsw
 import msgspec
 
 from ...change.event import Column, Reference
+from ...change.path import path_matches, table_path
 from .connections import Row, quoted, rows, text
 
 SCHEMA = "main"  # the name of the database itself, as every connection calls it by default
 OURS = "headrace_"
 TABLES = tuple(
     OURS + name
-    for name in ("state", "changes", "replaced", "layouts", "ends", "readers", "annotations")
+    for name in (
+        "state",
+        "changes",
+        "replaced",
+        "layouts",
+        "ends",
+        "readers",
+        "annotations",
+        "seen",
+    )
 )
 
 _ROWIDS = ("rowid", "_rowid_", "oid")
@@ -44,6 +53,16 @@ class Layout(msgspec.Struct, frozen=True):
     columns: tuple[Column, ...]
     references: tuple[Reference, ...]
 
+    @property
+    def declared(self) -> Layout:
+        """As the database knows it: without what its history says of the columns."""
+        return Layout(self.name, tuple(map(declared, self.columns)), self.references)
+
+
+def declared(column: Column) -> Column:
+    """A column as the database knows it: without what its history says."""
+    return Column(column.name, column.type, column.key)
+
 
 @dataclass(frozen=True, slots=True)
 class Unique:
@@ -60,7 +79,8 @@ class SqliteShape:
     layout: Layout
     identity: tuple[str, ...]  # columns that tell rows apart: the rowid, or the key; (): none do
     uniques: tuple[Unique, ...]
-    filled: frozenset[str]  # columns that have a value in rows that were there before them
+    droppable: frozenset[str]  # columns that ALTER TABLE may drop, once no index is in its way
+    generated: frozenset[str]
 
     @property
     def name(self) -> str:
@@ -75,12 +95,12 @@ class SqliteShape:
 
 def path_of(name: str) -> str:
     """schema.table, as the config and the status write it."""
-    return f"{SCHEMA}.{name}"
+    return table_path(SCHEMA, name)
 
 
 def matches(name: str, globs: Sequence[str]) -> bool:
     """Whether a table is wanted; a bare name means the same as main.name."""
-    return any(fnmatchcase(path_of(name), g if "." in g else path_of(g)) for g in globs)
+    return any(path_matches(SCHEMA, name, glob, default=SCHEMA) for glob in globs)
 
 
 def shapes(connection: apsw.Connection, globs: Sequence[str]) -> list[SqliteShape]:
@@ -101,15 +121,15 @@ def _shape(connection: apsw.Connection, name: str, keyed: bool) -> SqliteShape:
         identity = tuple(free[:1])
     layout = Layout(name, columns, _references(connection, name, columns))
     if not identity:
-        return SqliteShape(layout, (), (), frozenset())
+        return SqliteShape(layout, (), (), frozenset(), frozenset())
     uniques = () if keyed else (Unique(((quoted(identity[0]), "BINARY"),), _alias(info)),)
-    found = [
-        _unique(connection, row[1], info, identity)
-        for row in _pragma(connection, "index_list", name)
-        if row[2]
-    ]
-    filled = frozenset(row[1] for row in info if row[4] is not None or row[6])
-    return SqliteShape(layout, identity, (*uniques, *found), filled)
+    indexes = [row for row in _pragma(connection, "index_list", name) if row[2]]
+    found = [_unique(connection, row[1], info, identity) for row in indexes]
+    declared = [each.names or () for each, row in zip(found, indexes, strict=True) if row[3] != "c"]
+    fixed = {column.name for column in columns if column.key}.union(*declared)
+    droppable = frozenset(column.name for column in columns if column.name not in fixed)
+    generated = frozenset(row[1] for row in info if row[6])
+    return SqliteShape(layout, identity, (*uniques, *found), droppable, generated)
 
 
 def _rowid(info: Sequence[Row]) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ...change.event import Table
+from ...change.path import qualified, split_path
 from ...errors import PositionLost, SourceReplaced
 from .. import Register
 from ..resume import Restart
@@ -20,6 +21,10 @@ from .settings import SqliteSettings
 from .transactions import DescribedLayout
 from .values import Images
 
+_STOPPED = (
+    "DDL may have rewritten its rows (on_rewrite: stop); `headrace snapshot` restores the table"
+)
+
 
 def begin(
     source: SqliteSettings, stored: SqliteResume | Restart | None, database: Database
@@ -30,6 +35,7 @@ def begin(
         expect_same(stored, database)
         looks = database.rejoin(source.name, stored.reader, stored.looks)
         return msgspec.structs.replace(_narrowed(stored, source.tables), looks=looks)
+    database.renew(source.tables)  # earlier triggers count from 1 where entries were deleted
     reader = uuid.uuid4().hex
     identity, last, seal = database.join(source.name, reader)
     former = stored.tables if stored else ()
@@ -54,6 +60,8 @@ def expect_known(resume: SqliteResume, snapshot: Snapshot, path: str) -> None:
         raise SourceReplaced(
             f"{path} is database {snapshot.uuid}, but the log follows database {resume.uuid}"
         )
+    if snapshot.is_deleted(resume.position, resume.seal):
+        raise PositionLost(f"entry {resume.position} of {path} is gone: somebody has deleted it")
     if snapshot.last < resume.position:
         raise SourceReplaced(
             f"{path} stands at entry {snapshot.last}, before the log's position "
@@ -68,24 +76,31 @@ def expect_known(resume: SqliteResume, snapshot: Snapshot, path: str) -> None:
 
 def _narrowed(resume: SqliteResume, globs: Sequence[str]) -> SqliteResume:
     """Let go of tables that the config does not name any more."""
+    resume = resume.repathed({path: qualified(path, SCHEMA) for path in resume.snapshots})
     for path in resume.snapshots:
-        if not matches(path.partition(".")[2], globs):
+        if not matches(split_path(path)[1], globs):
             resume = resume.without(path)
     return resume
 
 
 def with_tables(
-    resume: SqliteResume, tables: Sequence[InstalledTable], *, copying: bool
+    resume: SqliteResume, tables: Sequence[InstalledTable], *, copying: bool, stops: bool = False
 ) -> SqliteResume:
-    """Add unknown tables, and take a new snapshot of those whose changes are incomplete."""
+    """Add unknown tables, and take a new snapshot of those whose changes are incomplete.
+
+    `stops`: these go to the errored state instead, until somebody asks for the snapshot.
+    """
     copies, errored = dict(resume.snapshots), dict(resume.errored)
     for table in tables:
         known = copies.get(table.path)
         if known is not None and known.layout == table.number:
             continue
         again = known is not None or table.path in resume.former
-        copies[table.path] = SqliteTableSnapshot(table.number, done=not copying, again=again)
+        done = not copying or (stops and known is not None and known.done)
+        copies[table.path] = SqliteTableSnapshot(table.number, done=done, again=again)
         errored.pop(table.path, None)
+        if done and copying:
+            errored[table.path] = _STOPPED
     former = tuple(path for path in dict.fromkeys(resume.former) if path not in copies)
     return msgspec.structs.replace(resume, snapshots=copies, errored=errored, former=former)
 

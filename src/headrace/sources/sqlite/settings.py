@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -22,6 +22,8 @@ class SqliteSettings:
     snapshot: bool = True  # whether to copy the rows that are there already
     snapshot_rows_per_second: Annotated[int, Meta(ge=1)] | None = None  # None: as fast as can be
     poll_seconds: Annotated[float, Meta(gt=0)] = 0.02
+    # Where DDL may have rewritten rows: a new snapshot of that table, or the table stops.
+    on_rewrite: Literal["snapshot", "stop"] = "snapshot"
 
     @property
     def host(self) -> str:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import apsw
 import msgspec
 
+from ...change.columns import schema_payload
 from ...change.event import BeforeKind, Change, Op, Transaction
 from ...errors import DecodeError
 from ..pace import RowPace
 from .connections import Row, page
 from .connector import SqlitePosition
 from .database import Snapshot, read
-from .transactions import DescribedLayout, schema
+from .transactions import DescribedLayout
 
 _ROWS = 4096  # read and handed over at once
 
@@ -51,7 +52,7 @@ class SqliteSnapshotReader:
         table = self._described.table
         contents: list[tuple[Op, object]] = []
         if columns:
-            contents.append((Op.SCHEMA, schema(table)))
+            contents.append((Op.SCHEMA, schema_payload(table)))
         if forget:
             contents.append((Op.TRUNCATE, {"snapshot": True, "relations": [table.relation]}))
         return self._changes([(op, None, msgspec.json.encode(what)) for op, what in contents])

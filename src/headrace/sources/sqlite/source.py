@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import ClassVar
 
 from ...change.connector import Connector
@@ -13,9 +13,10 @@ from ..resume import decode, described, snapshots_again
 from . import check
 from .connections import classified, connect, quoted
 from .connector import SQLITE
-from .installation import InstalledTable, take_out
+from .installation import InstalledTable, expected_layouts, take_out
+from .point import EntryPoint, entry_point
 from .resume import SqliteResume
-from .schema import path_of, shapes
+from .schema import path_of
 from .session import table_of
 from .settings import SqliteSettings
 from .stream import SqliteStream
@@ -50,8 +51,14 @@ class Sqlite(SqliteSettings):
     def captured_tables(self) -> list[Table]:
         """The tables that would be captured now."""
         with classified(self.path), closing(connect(self.path)) as connection:
-            found = shapes(connection, self.tables)
-        return [table_of(self, InstalledTable(0, 0, shape.layout), "") for shape in found]
+            found = expected_layouts(connection, self.tables)
+        return [table_of(self, InstalledTable(0, 0, layout), "") for layout in found]
+
+    def at_point(
+        self, resume: bytes, tables: Sequence[str], register: Register
+    ) -> AbstractContextManager[EntryPoint]:
+        """Captured tables at an entry of the append table."""
+        return entry_point(self, resume, tables, register)
 
     def remove(self, resume: bytes | None, *, dry_run: bool = False) -> list[Removal]:
         """Take the triggers and tables of Headrace out of the database."""

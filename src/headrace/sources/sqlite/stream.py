@@ -187,7 +187,7 @@ class _Flow:
         if self._resume.position < snapshot.last:
             return  # it is being closed
         yield from self._dropped(snapshot)
-        self._resume = with_tables(self._resume, self._installed, copying=copying)
+        self._resume = self._with_tables(copying=copying)
         if any(not copy.done for copy in self._resume.snapshots.values()):
             self._phase = Phase.SNAPSHOT
             for path in [path for path, copy in self._resume.snapshots.items() if not copy.done]:
@@ -314,12 +314,13 @@ class _Flow:
             self._resume = self._resume.without(path)
             yield self._batch([change])
 
+    def _with_tables(self, *, copying: bool) -> SqliteResume:
+        stops = self._source.on_rewrite == "stop"
+        return with_tables(self._resume, self._installed, copying=copying, stops=stops)
+
     def _held(self, snapshot: Snapshot, *, copying: bool) -> dict[str, SqliteSnapshotReader]:
         """The rows of tables that are not copied, as far as can be known before the entries."""
-        resume, self._resume = (
-            self._resume,
-            with_tables(self._resume, self._installed, copying=copying),
-        )
+        resume, self._resume = self._resume, self._with_tables(copying=copying)
         pending = [path for path, copy in self._resume.snapshots.items() if not copy.done]
         copiers = {path: self._copier(snapshot, path) for path in pending}
         self._resume = resume

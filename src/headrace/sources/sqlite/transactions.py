@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ...change.columns import schema_payload
 from ...change.event import BeforeKind, Change, Op, Table, Transaction
 from ...errors import DecodeError, ProtocolError
 from .._annotations import annotated
@@ -204,7 +205,7 @@ class SqliteAssembler:
         resume = self.resume.with_snapshot(path, moved)
         self.resume = resume.with_version(path, described.table.version)
         ddl = str(entry.values[0])
-        payload = schema(described.table) | {
+        payload = schema_payload(described.table) | {
             "ddl_type": "_".join(ddl.split()[:2]).upper(),
             "ddl_command": ddl,
         }
@@ -228,14 +229,6 @@ class SqliteAssembler:
             Change(op, table, key, before, kind, after, changed, (),
                    self._transaction, self._ordinal, at)
         )  # fmt: skip
-
-
-def schema(table: Table) -> dict[str, Any]:
-    """What a SCHEMA change says."""
-    columns = [
-        {"name": column.name, "type": column.type, "key": column.key} for column in table.columns
-    ]
-    return {"columns": columns}
 
 
 def _spoken(note: object) -> bytes:

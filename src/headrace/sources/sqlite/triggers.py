@@ -7,6 +7,10 @@
 
 Values are stored as they are, of whatever type, so nothing is lost or needs a function that some
 build of SQLite lacks. A row of more than 32 values goes on in further entries, marked `+`.
+SQLite refuses to drop a column that a trigger cannot do without. So a column that can be dropped is
+named in a subquery, with a null of the same name outside of it: a name that the table does not have
+any more is looked up there.
+Entries are numbered on from the last one, also when somebody has deleted it.
 Of several triggers for one event SQLite runs the newest first. Ours must be the newest: a trigger
 of the application that updates the same row would otherwise come before the row itself.
 """
@@ -14,6 +18,7 @@ of the application that updates the same row would otherwise come before the row
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from .connections import quoted
 from .schema import OURS, SqliteShape, Unique
@@ -21,12 +26,17 @@ from .schema import OURS, SqliteShape, Unique
 WIDTH = 32  # values in an entry
 KEYS = 8  # columns of the longest key that a table without rowid may have
 
+_V = TypeVar("_V")
+
 VALUES = ", ".join(f"v{number}" for number in range(WIDTH))
 NOW = "CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER)"
 MOVE_ON = "UPDATE headrace_state SET last = (SELECT max(entry) FROM headrace_changes);"
 
+NEXT = "(SELECT last + 1 FROM headrace_state)"  # the number of a trigger's first entry
+
 ANNOTATE = f"""CREATE TRIGGER headrace_annotate AFTER INSERT ON headrace_annotations BEGIN
-  INSERT INTO headrace_changes (layout, op, at, v0) VALUES (0, 'N', {NOW}, NEW.metadata);
+  INSERT INTO headrace_changes (entry, layout, op, at, v0)
+    VALUES ({NEXT}, 0, 'N', {NOW}, NEW.metadata);
   DELETE FROM headrace_annotations;
   {MOVE_ON}
 END"""
@@ -34,21 +44,33 @@ END"""
 
 def triggers(shape: SqliteShape, layout: int) -> dict[str, str]:
     """The triggers of a table by name, in the order to create them in."""
+    return _written(shape, _Triggers(shape, layout))
+
+
+def former_triggers(shape: SqliteShape, layout: int) -> dict[str, str]:
+    """The same as earlier versions made them: they capture as much, but hold on to columns."""
+    return _written(shape, _FormerTriggers(shape, layout))
+
+
+def _written(shape: SqliteShape, made: _Triggers) -> dict[str, str]:
     return {
         name: f"CREATE TRIGGER {name} {event} ON {quoted(shape.name)}{when} BEGIN\n  "
         + "\n  ".join(body)
         + "\nEND"
-        for name, event, when, body in _Triggers(shape, layout).all()
+        for name, event, when, body in made.all()
     }
 
 
 class _Triggers:
+    _next = NEXT
+
     def __init__(self, shape: SqliteShape, layout: int) -> None:
         self._shape = shape
         self._layout = layout
         self._table = quoted(shape.name)
         self._columns = [quoted(column.name) for column in shape.layout.columns]
         self._identity = [quoted(name) for name in shape.identity]
+        self._loose = {quoted(name) for name in shape.droppable}
 
     def all(self) -> list[tuple[str, str, str, list[str]]]:
         prefix = f"{OURS}{self._layout}"
@@ -62,37 +84,57 @@ class _Triggers:
         ]
 
     def _inserted(self) -> list[str]:
-        return [*self._tell_replaced("1"), *self._tell("I", self._row("NEW")), MOVE_ON]
+        return self._after_replaced("1", "I", "NEW")
 
     def _updating(self) -> list[str]:
         same = [f"t.{name} IS OLD.{name}" for name in self._identity]
-        return self._set_aside(f" AND NOT ({' AND '.join(same)})")
+        return self._set_aside(f" AND NOT ({_all(same)})")
 
     def _updated(self, moved: str) -> list[str]:
-        values = self._row("OLD") + self._row("NEW")
-        return [*self._tell_replaced(moved), *self._tell("U", values), MOVE_ON]
+        return self._after_replaced(moved, "U", "OLD", "NEW")
 
     def _deleted(self) -> list[str]:
         conditions = [f"OLD.{name} = k{number}" for number, name in enumerate(self._identity)]
         return [
             f"DELETE FROM headrace_replaced WHERE layout = {self._layout} AND {_all(conditions)};",
-            *self._tell("D", self._row("OLD")),
+            *self._tell(self._next, "D", "OLD"),
             MOVE_ON,
         ]
 
-    def _row(self, which: str) -> list[str]:
-        return [f"{which}.{column}" for column in self._columns]
-
-    def _tell(self, op: str, values: Sequence[str]) -> list[str]:
+    def _tell(self, entry: str, op: str, *which: str) -> list[str]:
         statements = []
+        values = [(each, column) for each in which for column in self._columns]
         for number, part in enumerate(_parts(values)):
             names = ", ".join(f"v{at}" for at in range(len(part)))
             kind = op if number == 0 else "+"
+            into, first = ("entry, ", f"{entry}, ") if entry and number == 0 else ("", "")
+            row = self._selected(f"{first}{self._layout}, '{kind}', {NOW}", part)
             statements.append(
-                f"INSERT INTO headrace_changes (layout, op, at, {names})"
-                f" VALUES ({self._layout}, '{kind}', {NOW}, {', '.join(part)});"
+                f"INSERT INTO headrace_changes ({into}layout, op, at, {names}) {row};"
             )
         return statements
+
+    def _selected(self, first: str, part: Sequence[tuple[str, str]]) -> str:
+        """Values of the row, of which those that are dropped by then are null."""
+        absent = [
+            self._nulls(which, [c for w, c in part if w == which and c in self._loose])
+            for which in dict.fromkeys(which for which, c in part if c in self._loose)
+        ]
+        if not absent:
+            return f"VALUES ({first}, {', '.join(f'{which}.{c}' for which, c in part)})"
+        values = ", ".join(f"(SELECT {which}.{column})" for which, column in part)
+        return f"SELECT {first}, {values} FROM {' CROSS JOIN '.join(absent)}"
+
+    def _nulls(self, name: str, columns: Sequence[str]) -> str:
+        # Over a table of one row: older libraries build an index for a query without any.
+        nulls = ", ".join(f"NULL AS {column}" for column in columns)
+        return f"(SELECT {nulls} FROM headrace_state) AS {name}"
+
+    def _value(self, which: str, column: str) -> str:
+        """One value of the row; null where it is dropped by then."""
+        if column not in self._loose:
+            return f"{which}.{column}"
+        return f"(SELECT (SELECT {which}.{column}) FROM {self._nulls(which, [column])})"
 
     # -- rows that REPLACE deletes --------------------------------------------------------------
 
@@ -101,15 +143,26 @@ class _Triggers:
         keys = ", ".join(f"k{number}" for number in range(len(self._identity)))
         these = ", ".join(f"t.{name}" for name in self._identity)
         for number, unique in enumerate(self._shape.uniques):
-            for at, part in enumerate(_parts(self._row("t"))):
+            for at, part in enumerate(_parts(self._columns)):
                 names = ", ".join(f"v{n}" for n in range(len(part)))
                 known = self._known(at) if number else ""
                 statements.append(
                     f"INSERT INTO headrace_replaced (layout, part, {keys}, {names})"
-                    f" SELECT {self._layout}, {at}, {these}, {', '.join(part)}"
-                    f" FROM {self._table} AS t WHERE {self._conflict(unique)}{but}{known};"
+                    f" SELECT {self._layout}, {at}, {these}, {', '.join(map(self._stored, part))}"
+                    f" FROM {self._present()} WHERE {self._conflict(unique)}{but}{known};"
                 )
         return statements
+
+    def _present(self) -> str:
+        """The table as `t`; as `s`, nulls for columns that it does not have any more."""
+        loose = [column for column in self._columns if column in self._loose]
+        return f"{self._table} AS t" + (f" CROSS JOIN {self._nulls('s', loose)}" if loose else "")
+
+    def _stored(self, column: str) -> str:
+        if column not in self._loose:
+            return f"t.{column}"
+        same = _all([f"s.{name} = t.{name}" for name in self._identity])
+        return f"(SELECT s.{column} FROM {self._table} AS s WHERE {same})"
 
     def _known(self, part: int) -> str:
         same = [f"r.k{number} IS t.{name}" for number, name in enumerate(self._identity)]
@@ -119,17 +172,24 @@ class _Triggers:
         )
 
     def _conflict(self, unique: Unique) -> str:
-        if unique.names is not None:
+        if unique.names is not None and not self._loose & {term for term, _ in unique.terms}:
             return _all([f"t.{term}{_collated(c)} = NEW.{term}" for term, c in unique.terms])
+        if unique.names is not None:
+            conditions = [
+                f"s.{term}{_collated(c)} = {self._value('NEW', term)}" for term, c in unique.terms
+            ]
+            return self._found(conditions, " AS s", [f"s.{name}" for name in self._identity])
         # Over a row that has the names of the table's, an expression means what it means there.
-        news = ", ".join(f"NEW.{column} AS {column}" for column in self._columns)
+        news = ", ".join(f"{self._value('NEW', column)} AS {column}" for column in self._columns)
         conditions = [
             f"({term}){_collated(c)} = (SELECT {term} FROM (SELECT {news}))"
             for term, c in unique.terms
         ]
-        keys = ", ".join(self._identity)
+        return self._found(conditions, "", self._identity)
+
+    def _found(self, conditions: Sequence[str], alias: str, keys: Sequence[str]) -> str:
         these = ", ".join(f"t.{name}" for name in self._identity)
-        found = f"SELECT {keys} FROM {self._table} WHERE {_all(conditions)}"
+        found = f"SELECT {', '.join(keys)} FROM {self._table}{alias} WHERE {_all(conditions)}"
         return f"{these if len(self._identity) == 1 else f'({these})'} IN ({found})"
 
     def _moved(self) -> str:
@@ -139,24 +199,62 @@ class _Triggers:
             if unique.names is None:
                 return "1"
             names |= {quoted(name) for name in unique.names}
-        return f"({' OR '.join(f'NEW.{n} IS NOT OLD.{n}' for n in sorted(names))})"
+        moved = [f"{self._value('NEW', n)} IS NOT {self._value('OLD', n)}" for n in sorted(names)]
+        return f"({' OR '.join(moved)})"
 
-    def _tell_replaced(self, when: str) -> list[str]:
+    def _after_replaced(self, when: str, op: str, *which: str) -> list[str]:
+        """Record the rows that are gone, and then the row itself."""
+        ours = f"layout = {self._layout}"
+        count = f"(SELECT count(*) FROM headrace_replaced AS o WHERE o.{ours}"
+        order = self._upto("r")
+        return [
+            f"DELETE FROM headrace_replaced WHERE {ours} AND NOT ({when} AND {self._gone('')});",
+            f"INSERT INTO headrace_changes (entry, layout, op, at, {VALUES})"
+            f" SELECT (SELECT last FROM headrace_state)"
+            f" + {count} AND {self._upto('o')} <= {order}),"
+            f" r.layout, CASE r.part WHEN 0 THEN 'D' ELSE '+' END, {NOW}, {VALUES}"
+            f" FROM headrace_replaced AS r WHERE r.{ours} ORDER BY {order.strip('()')};",
+            *self._tell(f"{self._next} + {count})", op, *which),
+            f"DELETE FROM headrace_replaced WHERE {ours};",
+            MOVE_ON,
+        ]
+
+    def _upto(self, row: str) -> str:
+        """What rows that were set aside are ordered by; all parts of one come together."""
+        if len(self._columns) <= WIDTH:
+            return f"{row}.rowid"
+        keys = [f"{row}.k{number}" for number, _ in enumerate(self._identity)]
+        return f"({', '.join(keys)}, {row}.part)"
+
+    def _gone(self, row: str) -> str:
+        """Whether a row that was set aside has been deleted."""
         identity = list(enumerate(self._identity))
-        there = _all([f"t.{name} = r.k{number}" for number, name in identity])
-        taken = _all([f"NEW.{name} = r.k{number}" for number, name in identity])
-        order = ", ".join(f"r.k{number}" for number, _ in identity)
+        there = _all([f"t.{name} = {row}k{number}" for number, name in identity])
+        taken = _all([f"NEW.{name} = {row}k{number}" for number, name in identity])
+        return f"({taken} OR NOT EXISTS (SELECT 1 FROM {self._table} AS t WHERE {there}))"
+
+
+class _FormerTriggers(_Triggers):
+    _next = ""
+
+    def __init__(self, shape: SqliteShape, layout: int) -> None:
+        super().__init__(shape, layout)
+        self._loose = set()
+
+    def _after_replaced(self, when: str, op: str, *which: str) -> list[str]:
+        order = ", ".join(f"r.k{number}" for number, _ in enumerate(self._identity))
         return [
             f"INSERT INTO headrace_changes (layout, op, at, {VALUES})"
             f" SELECT r.layout, CASE r.part WHEN 0 THEN 'D' ELSE '+' END, {NOW}, {VALUES}"
             f" FROM headrace_replaced AS r WHERE r.layout = {self._layout} AND {when}"
-            f" AND ({taken} OR NOT EXISTS (SELECT 1 FROM {self._table} AS t WHERE {there}))"
-            f" ORDER BY {order}, r.part;",
+            f" AND {self._gone('r.')} ORDER BY {order}, r.part;",
             f"DELETE FROM headrace_replaced WHERE layout = {self._layout};",
+            *self._tell("", op, *which),
+            MOVE_ON,
         ]
 
 
-def _parts(values: Sequence[str]) -> list[Sequence[str]]:
+def _parts(values: Sequence[_V]) -> list[Sequence[_V]]:
     return [values[at : at + WIDTH] for at in range(0, len(values), WIDTH)]
 
 

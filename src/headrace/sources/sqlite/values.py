@@ -49,6 +49,11 @@ class Images:
             broken = [n for n, v in zip(self._names, values, strict=True) if type(v) is Broken]
             raise DecodeError(f"column {broken[0]!r} has text that is not UTF-8") from error
 
+    @staticmethod
+    def value(value: Any, column: Column) -> bytes:
+        """One value of a column."""
+        return _encode(_json_value(value, holds_blobs(column.type)))
+
     def key(self, values: Sequence[Any]) -> bytes | None:
         """The columns of the key; None: the table has none."""
         if not self._keys:
