@@ -9,7 +9,7 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
 from headrace.sinks.push import ACCEPTED, UNSENT, DeliveryOutcome, Template
-from headrace.testing import free_port
+from headrace.testing import free_port, wait_until
 from headrace.testing.kafka import KafkaServer
 from tests.sinks.brokers import channel, event, expect_kafka, read, table_name
 
@@ -222,7 +222,7 @@ def test_a_topic_that_nobody_makes_fails_with_what_to_do(kafka: KafkaServer) -> 
             assert "create_topics" in reply.reason
             # It is tried again on the same channel once somebody has made the topic.
             _create(strict, NewTopic(expect, 1, 1))
-            assert list(open_channel.send([event("absent", 1, 1)])) == [ACCEPTED]
+            wait_until(lambda: list(open_channel.send([event("absent", 1, 1)])) == [ACCEPTED])
         made = channel(
             strict, create_topics=True, partitions=3, topic_settings={"cleanup.policy": "compact"}
         )

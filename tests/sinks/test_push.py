@@ -75,9 +75,9 @@ def test_tables_and_schemas_have_events_too(post: Post) -> None:
     assert post.write() == 4
     told = [(event.op, event.row, event.key) for event in post.office.taken]
     assert told == [
-        ("SCHEMA", "shop|public.users:", None),
+        ("SCHEMA", "shop|public.users", None),
         ("INSERT", "shop|public.users:1", '{"id":1}'),
-        ("TRUNCATE", "shop|public.users:", None),
+        ("TRUNCATE", "shop|public.users", None),
     ], "the format does not carry messages"
     assert post.writer.progress() == Progress(post.log.epoch, 4)
 

@@ -257,6 +257,8 @@ class KafkaChannel:
         event = window.events[at]
         topic, begin, table = self._route(event)
         key, failed = event.row[begin:], partial(window.fail, at)
+        if not event.key and not key.endswith(":"):
+            key += ":"  # a TRUNCATE or a SCHEMA, which is of all rows
         headers: list[tuple[str, str | bytes | None]] = [
             ("savegress-event-id", event.id),
             _OPERATIONS[event.op],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 
+from ...change.path import path_part
 from ...errors import ConfigError
 from ..push import Event, Template, escaped, within
 
@@ -46,4 +47,4 @@ def key_begins(event: Event, *, with_schema: bool) -> int:
     their lengths show where each ends.
     """
     begin = len(event.source) + 1
-    return begin if with_schema else begin + len(event.schema) + 1
+    return begin if with_schema else begin + len(path_part(event.schema)) + 1

@@ -140,11 +140,6 @@ class Kafka(PushSettings):
         return self.servers
 
     @property
-    def splits_keys(self) -> bool:
-        """Yes: the key of a message is that of its row."""
-        return True
-
-    @property
     def adds_tombstones(self) -> bool:
         """For topics that keep only the last message of a key."""
         return self.tombstones

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,12 +17,14 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from ...change.event import Op
+from ...change.path import table_path
 from ...errors import SinkUnavailable, TableFailed, TableMoved
 from ..lake.append import due
 from ..lake.delta import KEEP, Delta, Marks
 from ..lake.storage import Added, Folder
 from .contract import Event
-from .delivery import DeadLetterRange
+from .delivery import DeadLetterRange, Position
 from .spill import Spill
 
 SCHEMA = pa.schema(
@@ -48,6 +50,7 @@ SCHEMA = pa.schema(
 LETTERS = "dead letters"  # what the table keeps
 FILE = "letters"
 _PLACE = ("epoch", "row", "sequence", "at")
+_TABLE_OPS = frozenset((Op.TRUNCATE.value, Op.SCHEMA.value))
 _BUFFERED_BYTES = 8_000_000
 _SEQUENCE, _STATUS = SCHEMA.get_field_index("sequence"), SCHEMA.get_field_index("status")
 _VACUUM_SECONDS = 3600.0
@@ -149,6 +152,16 @@ class DeadLetters:
         if not rows:
             return 0
         return sum(row in rows for file in self.files for row in _row_names(self._folder, file))
+
+    def has_before(self, table: str, place: tuple[str, Position], ranks: Mapping[str, int]) -> bool:
+        """Whether rows of a table (`source|schema.table`) have letters before a place of a log."""
+        epoch, position = place
+        return any(
+            row.startswith(f"{table}:")
+            and (span.first < position if log == epoch else ranks.get(log, 0) < ranks[epoch])
+            for log, rows in self._blocked.items()
+            for row, span in rows.items()
+        )
 
     def blocked(self) -> Spill:
         """The rows that have dead letters, as tasks get them; the same until these change."""
@@ -261,6 +274,15 @@ def blocked_rows(packed: bytes, epoch: str) -> dict[str, DeadLetterRange]:
         # Letters of another log come before all of this one.
         found[row] = DeadLetterRange(EARLIER.first, found.get(row, EARLIER).last)
     return found
+
+
+def are_of_tables(letters: pa.Table) -> list[bool]:
+    """Which letters are of a whole table: a TRUNCATE or a SCHEMA, named as all of its rows."""
+    columns = _rows(letters, ("op", "row", "source", "schema", "table"))
+    return [
+        op in _TABLE_OPS and row == f"{source}|{table_path(schema, table)}"
+        for op, row, source, schema, table in columns
+    ]
 
 
 def _rows(letters: pa.Table, names: Iterable[str]) -> Iterator[tuple[Any, ...]]:

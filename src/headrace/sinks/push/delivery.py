@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from ...change.path import table_path
 from ...errors import SinkRefused
 from ...retry import Backoff
 from ...retry.clock import DeliveryClock, SystemClock
@@ -261,6 +262,9 @@ class EventDelivery:
             else:
                 self._put_aside(event, "waiting", "", 0)
             return False
+        if self.blocked and self._waits_for_table(event):
+            self._put_aside(event, "waiting", "", 0)
+            return False
         if row in self._waiting.rows or position in self._tried:
             self._tried.discard(position)
             self._put_to_wait(event)
@@ -269,6 +273,15 @@ class EventDelivery:
             self._put_to_wait(event)
             return False
         return True
+
+    def _waits_for_table(self, event: Event) -> bool:
+        """Whether a change of a whole table waits for dead letters of its rows, or a row for it."""
+        table = f"{event.source}|{table_path(event.schema, event.table)}"
+        if event.row == table:
+            rows = f"{table}:"
+            return any(row.startswith(rows) for row in self.blocked)
+        span = self.blocked.get(table)
+        return span is not None and (event.sequence, event.at) > span.first
 
     def _due_ones(self, now: float) -> list[Event]:
         """Events of waiting rows that are due."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -19,7 +19,7 @@ from ..lake.disk import sync_names
 from .delivery import Counts, DeliveryCheckpoint
 
 if TYPE_CHECKING:
-    from .events import Chunk
+    from .events import Chunk, EventRendering
 
 FILE = "sent.jsonl"
 SETTLED = ("settled", "earlier")  # the entries that count events
@@ -35,6 +35,12 @@ class RenderingOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     splits_keys: bool = False
     adds_tombstones: bool = False
     rows_digest: str = ""  # of the transforms, see `Transforms.rows_digest`
+    schema_barriers: bool = False  # an earlier version had none
+
+
+def versioned(options: RenderingOptions | EventRendering) -> dict[str, Any]:
+    """The options that no setting decides, but the version of Headrace that began a batch."""
+    return {"splits_keys": options.splits_keys, "schema_barriers": options.schema_barriers}
 
 
 class ReadChanges(msgspec.Struct):
@@ -78,6 +84,9 @@ class LedgerEntry(msgspec.Struct, frozen=True, omit_defaults=True):
     rendered: RenderingOptions | None = None  # how changes became events
     closed: bool = False  # it waited, and its process has ended without sending more
     files: list[str] = []  # of dead letters that a redrive removes from their table
+    generation: str = "0"  # of the log; "": not known
+    barrier: int = 0  # the last TRUNCATE or SCHEMA before which everything is settled …
+    alone: bool = False  # … and which is sent now, and nothing else but its like
 
 
 _encode = msgspec.json.Encoder().encode
@@ -128,7 +137,9 @@ class PushLedger:
     def progress(self) -> Progress | None:
         """Up to where every change is settled; None: nothing is."""
         entry = self._settled
-        return Progress(entry.epoch, entry.last) if entry and entry.last else None
+        if entry is None or not entry.last:
+            return None
+        return Progress(entry.epoch, entry.last, entry.generation)
 
     def settled(self, batch: int) -> LedgerEntry | None:
         """The entry of a settled batch of this writer; None: it is not settled."""
@@ -224,15 +235,17 @@ class PushLedger:
         elif entry.what == "redriven":
             self._last_redriven = entry
         elif entry.what == "continued":
-            self._continue(entry.epoch)
+            self._continue(entry)
         elif entry.what == "writer":
             self._paused, self._begun = None, 0
 
-    def _continue(self, epoch: str) -> None:
+    def _continue(self, entry: LedgerEntry) -> None:
         """The log has another name, because it was restored; its sequences are the same."""
+        epoch = entry.epoch
         self.epochs.append(epoch)
         if self._settled is not None:
-            self._settled = msgspec.structs.replace(self._settled, epoch=epoch)
+            place = {"epoch": epoch, "generation": entry.generation}
+            self._settled = msgspec.structs.replace(self._settled, **place)
         if self._paused is not None:
             read = {
                 part: ReadChanges(each.changes, each.first, each.last, {epoch})
@@ -245,7 +258,8 @@ class PushLedger:
         known = self._settled
         if known is None or entry.last:
             return entry
-        return msgspec.structs.replace(entry, epoch=known.epoch, last=known.last)
+        place = {"epoch": known.epoch, "last": known.last, "generation": known.generation}
+        return msgspec.structs.replace(entry, **place)
 
     def compact(self) -> None:
         """Keep the file short: old batches become one entry."""
@@ -337,6 +351,7 @@ def _added(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
         one,
         batch=other.batch,
         last=other.last or one.last,
+        generation=other.generation if other.last else one.generation,
         changes=one.changes + other.changes,
         counts=Counts(**counts),
         at=other.at,

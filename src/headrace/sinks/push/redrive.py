@@ -24,13 +24,23 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...change.path import without_schema
 from ...errors import SinkRefused
 from ..lake.delta import Marks
 from ..lake.storage import Added, Folder
 from ..results import Batches, result, results
 from .channels import ReconnectingChannel
 from .contract import Event, PushDestination
-from .deadletters import EARLIER, FILE, REFUSED, SCHEMA, DeadLetters, events_of, ranks
+from .deadletters import (
+    EARLIER,
+    FILE,
+    REFUSED,
+    SCHEMA,
+    DeadLetters,
+    are_of_tables,
+    events_of,
+    ranks,
+)
 from .delivery import Counts, DeadLetterRange, EventDelivery, Policy, Position
 from .events import part_of
 from .ledger import LedgerEntry, PushLedger
@@ -52,6 +62,8 @@ _MOST_REASONS = 20
 _CHUNK = 1000
 SLICE = "redrive"  # the name of the file that tasks read letters from
 _PLACE = ["epoch", "row", "sequence", "at"]
+_POSITION = ("epoch", "sequence", "at")
+_TABLE = ("op", "source", "schema", "table")  # by which a letter of a whole table is known
 _MOST_PARTS = 8
 _SMALLEST_PART = 500  # letters; to send fewer is not worth a task
 _MOST_IDLE_STEPS = 3  # in a row in which nothing was settled; then the redrive ends
@@ -150,6 +162,11 @@ class RedriveSlice(NamedTuple):
     files: list[str]  # of the table, which they are in
     last: bool  # no others are to be sent again
 
+    @property
+    def of_table(self) -> str:
+        """The table of which it is a TRUNCATE or a SCHEMA; "": it is none."""
+        return str(self.letters["row"][0]) if are_of_tables(self.letters) == [True] else ""
+
 
 @dataclass(slots=True)
 class RedriveRun:
@@ -164,14 +181,22 @@ class RedriveRun:
     reason: str = ""  # why it stopped before its end
     # Rows of which a letter was refused again: the rest of their letters is not tried.
     stuck: set[str] = field(default_factory=set)
+    closed: set[str] = field(default_factory=set)  # tables of which such a letter has to wait
 
     def wants(self, row: str) -> bool:
         """Whether a row's letters are to be sent."""
+        if self.closed and any(row == each or row.startswith(f"{each}:") for each in self.closed):
+            return False
         if row in self.stuck or not self.request.keys:
             return row not in self.stuck
         # source|schema.table:key
         name = row.partition("|")[2]
-        return name in self.request.keys or name.partition(".")[2] in self.request.keys
+        return name in self.request.keys or without_schema(name) in self.request.keys
+
+    def close(self, table: str) -> None:
+        """Leave a letter of a whole table, and what follows it, where it is."""
+        self.closed.add(table)
+        self.index.keep(self.wants)
 
     def add(self, report: RedriveReport) -> None:
         """Count what a task has done."""
@@ -231,10 +256,16 @@ class LetterIndex:
             if (count := min(table.num_rows, MOST_LETTERS))
         ]
         first = _places(pa.concat_tables(heads)) if heads else []
-        letters = _within(self._read(files, first))
+        letters = _before_table(_within(self._read(files, first)))
         opened = [files[at] for at in sorted({place.file for place in first})]
         wanted = sum(table.num_rows for table in self._files.values())
         return RedriveSlice(letters, opened, letters.num_rows == wanted)
+
+    def keep(self, wants: Callable[[str], bool]) -> None:
+        """Leave out the letters of rows that are no longer wanted."""
+        for file, table in self._files.items():
+            wanted = [wants(row) for row in table["row"].to_pylist()]
+            self._files[file] = table.filter(pa.array(wanted, pa.bool_()))
 
     def forget(self, rows: Collection[str]) -> None:
         """Leave out the letters of rows that are no longer wanted."""
@@ -244,11 +275,13 @@ class LetterIndex:
                 self._files[file] = table.filter(pc.invert(pc.is_in(table["row"], left_out)))
 
     def _listed(self, file: str, wants: Callable[[str], bool]) -> pa.Table:
-        letters = self.folder.read(file, _PLACE)
+        letters = self.folder.read(file, [*_PLACE, *_TABLE])
         for epoch in letters["epoch"].unique().to_pylist():
             self.ranks.setdefault(epoch, len(self.ranks))  # one that is new is the latest
         ranks = [self.ranks[epoch] for epoch in letters["epoch"].to_pylist()]
-        wanted = [wants(row) for row in letters["row"].to_pylist()]
+        rows = zip(letters["row"].to_pylist(), are_of_tables(letters), strict=True)
+        # One of a whole table that is not wanted closes the table for those that are.
+        wanted = [wants(row) or of_table for row, of_table in rows]
         columns = {
             "rank": pa.array(ranks, pa.int32()),
             "sequence": letters["sequence"],
@@ -285,6 +318,12 @@ def _rows(letters: pa.Table) -> Iterator[tuple[str, str, int, int]]:
 def _inverse(numbers: Sequence[int]) -> list[int]:
     """The places of the numbers, from the least number to the largest."""
     return sorted(range(len(numbers)), key=numbers.__getitem__)
+
+
+def _before_table(letters: pa.Table) -> pa.Table:
+    """The letters before the first one of a whole table; that one alone, where it is the first."""
+    of_tables = are_of_tables(letters)
+    return letters.slice(0, max(of_tables.index(True), 1)) if True in of_tables else letters
 
 
 def _within(letters: pa.Table) -> pa.Table:
@@ -485,10 +524,12 @@ class RedriveRunner:
         if self._run is None or self._run.request.id != request.id:
             self._begin(request)
         assert self._run is not None
-        piece = self._run.index.chosen(self._letters.files, self._run.wants)
+        piece = self._next_piece(self._run)
         reports = self._sent(spark, piece) if piece.letters.num_rows else []
         for each in reports:
             self._run.add(each)
+        if piece.of_table and any(each.refused for each in reports):
+            self._run.close(piece.of_table)
         settled = any(each.sent or each.refused for each in reports)
         self._idle_steps = 0 if settled else self._idle_steps + 1
         if self._idle_steps >= _MOST_IDLE_STEPS:
@@ -498,6 +539,19 @@ class RedriveRunner:
         self._ended = over or bool(self._run.reason)
         self._unsaved = _Unsaved(piece.files, reports)
         return [each.delivery for each in reports]
+
+    def _next_piece(self, run: RedriveRun) -> RedriveSlice:
+        """The next letters; one of a whole table is sent when none of its rows comes before it."""
+        while True:
+            piece = run.index.chosen(self._letters.files, run.wants)
+            table = piece.of_table
+            if not table:
+                return piece
+            epoch, sequence, at = (piece.letters[name][0].as_py() for name in _POSITION)
+            behind = self._letters.has_before(table, (epoch, (sequence, at)), run.index.ranks)
+            if run.wants(table) and not behind:
+                return piece
+            run.close(table)
 
     def failed(self, request: RedriveRequest, reason: str) -> RedriveResult:
         """The result of a request that ended with an error."""

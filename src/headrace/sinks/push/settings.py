@@ -106,8 +106,11 @@ class PushSettings(Sink):
 
     @property
     def splits_keys(self) -> bool:
-        """Whether a change of a row's key is sent as a DELETE of the old and an INSERT."""
-        return False
+        """Whether a change of a row's key is sent as a DELETE of the old and an INSERT.
+
+        Yes: rows are sent side by side, each in its order, and such a change is of two.
+        """
+        return True
 
     @property
     def adds_tombstones(self) -> bool:
@@ -140,6 +143,7 @@ class PushSettings(Sink):
             self.splits_keys,
             self.adds_tombstones,
             self.shaping.rows_digest,
+            schema_barriers=True,
         )
 
     @property
@@ -189,7 +193,7 @@ class PushSettings(Sink):
             [
                 self._settled(entry)
                 for entry in entries
-                if entry.what in ledger.SETTLED and entry.last
+                if entry.what in ledger.SETTLED and entry.changes
             ],
             len(rows),
             len(set(rows)),
@@ -224,6 +228,7 @@ class PushSettings(Sink):
             counts.retries,
             rendering,
             comparable,
+            entry.generation,
         )
 
     def lost_changes_hint(self) -> str:

@@ -7,7 +7,7 @@ to look at the others costs far less than to bring changes from task to task, th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import msgspec
@@ -19,12 +19,12 @@ from .channels import ReconnectingChannel
 from .contract import Event, PushDestination
 from .deadletters import REFUSED, DeadLetterBuffer, blocked_rows
 from .delivery import Counts, DeliveryCheckpoint, EventDelivery, Policy, Stopped
-from .events import EventRendering
+from .events import Barrier, EventRendering
 from .ledger import ReadChanges
 from .spill import EMPTY, Spill
 from .waiting import Pending
 
-_LAST_PLACE = 2**31 - 1  # of an event among those of its change: all of them are before it
+LAST_PLACE = 2**31 - 1  # of an event among those of its change: all of them are before it
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
 
@@ -69,6 +69,8 @@ class TaskReport(msgspec.Struct):
     unread: str = ""  # why it could not begin; "": it did
     accepted_at: float = 0.0  # by the wall clock: when an event was last accepted
     again: bool = False  # Spark had run the task before, and what that run sent is not known
+    barrier: int = 0  # the change before which it has ended; 0: it has read everything
+    barrier_last: int = 0  # see Barrier
 
     @property
     def open(self) -> bool:
@@ -132,7 +134,7 @@ class DeliveryTask:
 
 def _unsaved(report: TaskReport, letters: DeadLetterBuffer, error: SinkUnavailable) -> Stopped:
     """Where a part stops whose dead letters were not kept: these are still to be sent."""
-    stopped = report.stopped or Stopped(DeliveryCheckpoint(report.seen.last, _LAST_PLACE), "")
+    stopped = report.stopped or Stopped(DeliveryCheckpoint(report.seen.last, LAST_PLACE), "")
     unsaved = [
         Pending(sequence, at, 0, handed=status == REFUSED)
         for sequence, at, status in letters.unsaved
@@ -160,6 +162,8 @@ class SendTask:
     open: frozenset[int] | None = None  # the parts that are not settled yet; None: all
     parts: int = 0  # into which the batch was divided then; otherwise they are of no use
     after: int = 0  # changes up to this one are settled in any case
+    barrier: int = 0  # the last TRUNCATE or SCHEMA that may be sent …
+    alone: bool = False  # … with nothing after it
 
     def __call__(self, wanted: LogRange) -> TaskReport | None:
         """Deliver a part, if it is to be delivered."""
@@ -178,12 +182,17 @@ class SendTask:
             report.unread = str(error)  # not raised: other parts have something to report
             return report
         wanted = wanted.beyond(max(self.after, progress.read.last))
+        if known and self.alone:
+            wanted = replace(wanted, upto=self.barrier)
+        barrier = Barrier(self.barrier if known else 0)
         reading = _Reading(progress.read)
-        chunks = reading.chunks(self.render, wanted)
+        chunks = reading.chunks(self.render, wanted, barrier)
         report.seen = reading.seen
         self.delivery.run(report, progress.checkpoint, chunks)
         if report.stopped:
             report.read = reading.settled(report.stopped.checkpoint)
+        else:
+            report.barrier, report.barrier_last = barrier.met, barrier.last
         return report
 
 
@@ -203,8 +212,10 @@ class _Reading:
         self.seen = read.copy()
         self._ends = [read]  # what was seen after each chunk
 
-    def chunks(self, render: EventRendering, wanted: LogRange) -> Iterator[EpochEvents]:
-        for chunk in render.events(wanted):
+    def chunks(
+        self, render: EventRendering, wanted: LogRange, barrier: Barrier
+    ) -> Iterator[EpochEvents]:
+        for chunk in render.events(wanted, barrier):
             self.seen.add(chunk)
             self._ends.append(self.seen.copy())
             yield chunk.epoch, chunk.events

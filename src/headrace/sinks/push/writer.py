@@ -17,13 +17,13 @@ from .. import DeliveryStatus, LogBatch, Progress, SinkWriter
 from ..lake.delta import Marks
 from .computing import sweep
 from .deadletters import DeadLetters
-from .delivery import Counts
+from .delivery import Counts, DeliveryCheckpoint
 from .events import EventRendering
 from .halt import expect_no_halt, write_halt
-from .ledger import LedgerEntry, PushLedger, ReadChanges
+from .ledger import LedgerEntry, PushLedger, ReadChanges, RenderingOptions, versioned
 from .redrive import RedriveResult, RedriveRunner, report_result, request_redrive, requested
 from .spill import Spill
-from .tasks import DeliveryTask, PartProgress, SendTask, TaskReport, packed
+from .tasks import LAST_PLACE, DeliveryTask, PartProgress, SendTask, TaskReport, packed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -53,6 +53,23 @@ class _Sending:
     rounds: int = 0  # in a row that ended before everything was settled, with nothing accepted
     begun: bool = False  # at least one has ended
     accepted_at: float = 0.0  # by the wall clock: when an event of any part was last accepted
+    barrier: int = 0  # the last TRUNCATE or SCHEMA before which everything is settled …
+    alone: bool = False  # … and which is sent now, with those just before it and nothing else
+    ahead: int = 0  # the next one, before which parts have ended; 0: there is none
+    ahead_last: int = 0  # the last one behind it, with no row between them
+
+    def pass_barrier(self) -> None:
+        """Once all parts are settled: go on with the changes at which they ended, or behind."""
+        if self.alone:
+            self.alone, done = False, self.barrier
+        elif self.ahead:
+            self.barrier, self.alone, done = self.ahead_last, True, self.ahead - 1
+            self.ahead, self.ahead_last = 0, 0
+        else:
+            return
+        place = DeliveryCheckpoint(done, LAST_PLACE)
+        self.progress = {part: PartProgress(place, self.seen.copy()) for part in range(self.parts)}
+        self.open = frozenset(self.progress)
 
 
 class PushWriter(SinkWriter[LogBatch]):
@@ -156,18 +173,29 @@ class PushWriter(SinkWriter[LogBatch]):
         self._accepted_at = time.monotonic()
         sending = _Sending(batch_id, rendering, after)
         entry = self._ledger.paused(batch_id)
-        if entry is not None and entry.rendered == self._sink.rendered:
+        if entry is not None and entry.rendered and self._goes_on(entry.rendered):
+            # An earlier version did not do this: its places are those of its events.
+            sending.rendering = replace(rendering, **versioned(entry.rendered))
             sending.parts = entry.tasks
             sending.progress = {
                 part: PartProgress(checkpoint, entry.read.get(part, ReadChanges()))
                 for part, checkpoint in entry.points.items()
             }
             sending.open = frozenset(sending.progress)
+            sending.barrier, sending.alone = entry.barrier, entry.alone
             _count(sending.counts, entry.counts)
             sending.known = entry.counts.sent
         else:
             sending.repeats = entry is not None and entry.counts.sent > 0
         return sending
+
+    def _goes_on(self, then: RenderingOptions) -> bool:
+        """Whether the places of a paused batch are places of today's events too."""
+        now = self._sink.rendered
+        return msgspec.structs.replace(then, **versioned(now)) == now
+
+    def _rendered(self, sending: _Sending) -> RenderingOptions:
+        return msgspec.structs.replace(self._sink.rendered, **versioned(sending.rendering))
 
     def _round(self, batch: LogBatch, sending: _Sending) -> None:
         reports = self._delivered(batch, sending)
@@ -182,12 +210,16 @@ class PushWriter(SinkWriter[LogBatch]):
             if each.refusal:
                 self._pause(sending, closed=True)
                 self._halt(SinkRefused(each.refusal.message, hint=each.refusal.hint))
+        settled = not sending.open
+        if settled:
+            sending.pass_barrier()
         if sending.open:
             closed = self._closed.is_set()
             self._pause(sending, closed=closed)
             if closed:
                 raise SinkUnavailable(f"{self._sink.name}: the batch was interrupted")
-            self._wait(sending, reports)
+            if not settled:
+                self._wait(sending, reports)
 
     def _delivered(self, batch: LogBatch, sending: _Sending) -> list[TaskReport]:
         sink, letters = self._sink, self._letters
@@ -203,7 +235,15 @@ class PushWriter(SinkWriter[LogBatch]):
         content = packed(sending.progress) if sending.progress else b""
         progress = self._until_done(lambda: Spill.of(content, letters.folder))
         delivery = DeliveryTask(sink, policy, letters.folder, blocked, progress)
-        send = SendTask(sending.rendering, delivery, sending.open, sending.parts, sending.after)
+        send = SendTask(
+            sending.rendering,
+            delivery,
+            sending.open,
+            sending.parts,
+            sending.after,
+            sending.barrier,
+            sending.alone,
+        )
         try:
             reports = batch.run(send)
         finally:
@@ -219,6 +259,9 @@ class PushWriter(SinkWriter[LogBatch]):
             _count(sending.counts, each.counts)
             sending.accepted_at = max(sending.accepted_at, each.accepted_at)
             sending.repeats |= each.again and each.counts.sent > 0
+            if each.barrier:
+                sending.ahead = each.barrier
+                sending.ahead_last = min(sending.ahead_last or each.barrier_last, each.barrier_last)
             if each.stopped:
                 progress[each.part] = PartProgress(each.stopped.checkpoint, each.read)
             elif each.unread:
@@ -280,14 +323,25 @@ class PushWriter(SinkWriter[LogBatch]):
             tasks=sending.parts,
             points={part: each.checkpoint for part, each in sending.progress.items()},
             read={part: each.read for part, each in sending.progress.items()},
-            rendered=self._sink.rendered,
+            rendered=self._rendered(sending),
             closed=closed,
+            barrier=sending.barrier,
+            alone=sending.alone,
         )
         self._until_done(lambda: self._ledger.pause(entry))
 
     def continue_in(self, epoch: str, upto: int) -> None:
         """Record the restored log's name; a batch that was interrupted is sent to its end."""
-        self._ledger.settle(LedgerEntry("continued", self._writer, epoch=epoch, at=_now()))
+        entry = LedgerEntry("continued", self._writer, epoch=epoch, generation=self.generation)
+        self._ledger.settle(msgspec.structs.replace(entry, at=_now()))
+
+    def go_back(self, upto: int) -> None:
+        """Record that what was sent beyond `upto` is not of this log."""
+        epoch, known = self._ledger.epoch, self._ledger.progress()
+        past = f"{epoch}~{known.generation if known else ''}"
+        self._ledger.settle(LedgerEntry("continued", self._writer, epoch=past, at=_now()))
+        entry = LedgerEntry("settled", self._writer, epoch=epoch, last=upto, at=_now())
+        self._ledger.settle(msgspec.structs.replace(entry, generation=self.generation))
 
     def _epoch(self, seen: ReadChanges) -> str:
         """The log that the batch comes from."""
@@ -311,7 +365,8 @@ class PushWriter(SinkWriter[LogBatch]):
             sending.counts,
             _now(),
             doubtful=sending.counts.sent - sending.known if unsure else 0,
-            rendered=self._sink.rendered,
+            rendered=self._rendered(sending),
+            generation=self.generation,
         )
         self._ledger.settle(entry)
         self._status = _recovered(self._status)
@@ -398,6 +453,7 @@ def _expect_all(reports: list[TaskReport], sending: _Sending) -> None:
         # It is the first round. What is recorded of other parts is of no use for these.
         sending.repeats |= sending.known > 0
         sending.counts, sending.known, sending.progress = Counts(), 0, {}
+        sending.barrier, sending.alone = 0, False
         sending.parts, sending.open = parts, frozenset(range(parts))
     expected = sending.open or frozenset()
     found = {each.part for each in reports}
