@@ -21,6 +21,7 @@ from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from headrace.errors import LogReplaced, SinkFenced, SinkUnavailable, TableFailed, TableMoved
+from headrace.sinks import Progress
 from headrace.sinks.lake.delta import EPOCH, Delta, Marks
 from headrace.sinks.lake.deltalog import DeltaCommit, DeltaLog
 from headrace.sinks.lake.storage import Folder
@@ -445,12 +446,13 @@ def test_no_second_table_is_made(table: Written) -> None:
 def test_a_restored_log_goes_on(table: Written) -> None:
     table.delta.note({EPOCH: "e"})
     with pytest.raises(LogReplaced, match="ends at 3"):
-        table.delta.continue_in("e", "f", 3)
-    table.delta.continue_in("other", "f", 10)
+        table.delta.continue_in("e", "f", 3, "1a")
+    table.delta.continue_in("other", "f", 10, "1a")
     version = table.delta.version
-    table.delta.continue_in("e", "f", 10)
+    table.delta.continue_in("e", "f", 10, "1a")
     assert table.delta.version == version + 1
     assert (table.open().applied("f"), table.delta.properties[EPOCH]) == (10, "f")
+    assert table.open().place("f") == Progress("f", 10, "1a")
 
 
 def test_commits_are_readable_as_files_are_here(tmp_path: Path) -> None:

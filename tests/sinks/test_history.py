@@ -131,9 +131,8 @@ def test_a_batch_without_changes_costs_no_commit(archive: Archive) -> None:
 def test_progress_is_what_the_table_has(archive: Archive) -> None:
     assert archive.writer.progress() is None
     fill(archive, 2)
-    expected = Progress(archive.log.epoch, 2)
-    assert archive.writer.progress() == expected
-    assert archive.open().progress() == expected
+    assert archive.writer.progress() == Progress(archive.log.epoch, 2)
+    assert archive.open().progress() == Progress(archive.log.epoch, 2, "0")
 
 
 def test_small_files_are_joined_and_old_ones_deleted(spark: SparkSession, tmp_path: Path) -> None:
@@ -261,7 +260,7 @@ def test_the_history_of_two_logs_is_told_apart_by_epoch(archive: Archive) -> Non
     archive.batches = 0
     archive.write()
     second = archive.log.epoch
-    assert archive.open("query-2").progress() == Progress(second, 1)
+    assert archive.open("query-2").progress() == Progress(second, 1, "0")
     archive.replace_log("log")  # and back again
     archive.commit(put(archive.table, **account(5)))
     archive.open("query-3", adopt=True)

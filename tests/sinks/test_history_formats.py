@@ -25,6 +25,7 @@ from headrace.pipeline.run import PipelineInput, plans
 from headrace.run import formats
 from headrace.sinks.history import History
 from headrace.sinks.lake.shape import FormattedEvents, renderer
+from headrace.sinks.status import Progress
 from tests.formats import generated
 from tests.sinks.archive import Archive, account
 from tests.sinks.lake import change, put, remove, schema, truncate
@@ -134,7 +135,7 @@ def test_a_history_in_another_format_is_refused(archives: Any) -> None:
             archive.open()
         assert "another path" in raised.value.hint
     archive.chosen |= {"format": "notification"}
-    assert archive.open().progress() == (archive.log.epoch, 1)
+    assert archive.open().progress() == Progress(archive.log.epoch, 1, "0")
 
 
 # --- entities ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
 from headrace.change.event import Column, Op
+from headrace.sinks import Progress
 from headrace.sinks.lake.plan import TableRef
 from headrace.sinks.tables.ledger import TablesLedger
 from tests.deltas import stored
@@ -362,7 +363,7 @@ def test_the_ledger_has_room_for_thousands_of_tables(lake: Lake) -> None:
     ledger = TablesLedger.open(lake.sink.folder, "query-1", adopt=False)
     for name in names:
         ledger.note(TableRef("shop", "public", name), None)
-    ledger.reach(lake.log.epoch, 1_500)
+    ledger.reach(Progress(lake.log.epoch, 1_500))
     ledger.save()
     again = TablesLedger.open(lake.sink.folder, "query-1", adopt=False)
     assert len(list(again.refs)) == 1_500

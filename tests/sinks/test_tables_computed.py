@@ -54,6 +54,26 @@ def failed(lake: Lake) -> tuple[str, str]:
     return table.reason, table.hint
 
 
+@pytest.mark.requirement("P-05")
+def test_the_text_of_an_unfit_value_is_kept_where_the_statement_keeps_it(opened: Opened) -> None:
+    rules = sql("SELECT * FROM changes")
+    rules |= sql("SELECT id, amount, _sequence FROM changes", "public.parts")
+    lake = opened(transforms=rules)
+    for name in ("orders", "parts"):
+        table = lake.table(name)
+        lake.commit(put(table, **order(1)), put(table, **{**order(2), "amount": "NaN"}))
+    lake.write()
+    assert {row["id"]: (row["amount"], row["_rescued"]) for row in lake.rows(own=True)} == {
+        1: (Decimal("1.00"), None),
+        2: (None, '{"amount":"NaN"}'),
+    }
+    parts = lake.rows("parts", own=True)
+    assert {row["id"]: row["amount"] for row in parts} == {1: Decimal("1.00"), 2: None}
+    assert "_rescued" not in parts[0]
+    assert lake.writer.failed_tables() == []
+    lake.log.close()
+
+
 def test_each_row_is_what_the_statement_makes_of_it(opened: Opened) -> None:
     lake = opened(transforms=sql(LARGE))
     commented = (msgspec.structs.replace(each, comment=f"the {each.name}") for each in ORDERS)

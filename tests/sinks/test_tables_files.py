@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from headrace.change.event import BeforeKind, Op
 from headrace.errors import PipelineError, SinkUnavailable
+from headrace.sinks import Progress
 from headrace.sinks.lake.delta import Delta
 from headrace.sinks.lake.plan import TableFailure, TableRef
 from headrace.sinks.lake.storage import Folder
@@ -325,7 +326,7 @@ def test_a_job_does_not_forget_what_another_beside_it_has_noted(tmp_path: Path) 
         other.save()
     again = TablesLedger.open(folder, "jobs", adopt=False)
     assert again.failure(orders)
-    again.reach("epoch", 9)
+    again.reach(Progress("epoch", 9))
     again.save()
     again.save()
 

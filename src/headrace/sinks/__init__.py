@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from ..change.event import Column
 from ..errors import ConfigError, LogReplaced
@@ -41,6 +41,7 @@ __all__ = [
     "FailedTable",
     "LogBatch",
     "LogBlock",
+    "LogLineage",
     "LogRange",
     "Progress",
     "ReadableLog",
@@ -52,9 +53,30 @@ __all__ = [
     "SinkWriter",
     "Takes",
     "informed",
+    "lost_tail",
 ]
 
 BatchT = TypeVar("BatchT")  # a DataFrame or a LogBatch, see Takes
+
+
+class LogLineage(Protocol):
+    """Which places are in a log; see `headrace.log.lineage`."""
+
+    def shared_upto(self, epoch: str, generation: str) -> int | None:
+        """Up to which sequence a place in that generation holds in this log; None: nowhere."""
+        ...
+
+    def likely_fork(self, epoch: str, generation: str) -> int | None:
+        """Up to where this log and that history of it are likely the same; None: nowhere."""
+        ...
+
+
+def lost_tail(holder: str, sequence: int, upto: int) -> str:
+    """Why changes that are stored are not in the log of the same epoch."""
+    return (
+        f"{holder} has changes up to {sequence}, but this log has other changes after {upto}: it "
+        "was put back from an older copy, or lost its tail"
+    )
 
 
 class SinkWriter(ABC, Generic[BatchT]):
@@ -62,6 +84,11 @@ class SinkWriter(ABC, Generic[BatchT]):
 
     Only `status`, `catalog_failure`, `close` and `serve_requests` are called by another thread.
     """
+
+    # Set before each call. The generation is stored with a place, and comes back in `progress`: it
+    # tells the log's changes from those of a copy that was put back. The lineage judges places.
+    generation: str = ""  # "": nobody knows it
+    lineage: "LogLineage | None" = None  # None: nobody knows it
 
     @abstractmethod
     def write(self, batch: BatchT, batch_id: int) -> int:
@@ -83,6 +110,24 @@ class SinkWriter(ABC, Generic[BatchT]):
         """
         raise LogReplaced("the log was restored, and this sink cannot go on with another one")
 
+    def go_back(self, upto: int) -> None:
+        """Count nothing beyond `upto` as stored: the log has other changes there, and sends them.
+
+        Called where an operator accepts it (`--adopt`). LogReplaced: the sink cannot do it.
+        """
+        raise LogReplaced(
+            "the log lost what came after a sequence, and this sink cannot go back to it"
+        )
+
+    def expect_place(self, place: Progress, holder: str, hint: str) -> None:
+        """Refuse what is stored by a place that is not in the log's lineage, where it is known."""
+        if self.lineage is None or not place.sequence:
+            return
+        upto = self.lineage.shared_upto(place.epoch, place.generation)
+        if upto is None or place.sequence > upto:
+            fork = self.lineage.likely_fork(place.epoch, place.generation) or 0
+            raise LogReplaced(lost_tail(holder, place.sequence, fork), hint=hint)
+
     def maintain(self) -> None:
         """Compact and clean what is stored: called between batches, never during one."""
         return
@@ -94,6 +139,10 @@ class SinkWriter(ABC, Generic[BatchT]):
     def failed_tables(self) -> list[FailedTable]:
         """The tables that are not followed any more."""
         return []
+
+    def rescued_values(self) -> Mapping[str, int]:
+        """How many values did not fit their column, by table; their text is kept beside it."""
+        return {}
 
     def catalog_failure(self) -> str:
         """Which tables are not in the sink's catalog as they are, and why; "": all are."""
@@ -177,6 +226,14 @@ class Sink(ABC):
     def text_columns(self, table: str) -> frozenset[str]:
         """The columns of a table (`schema.table`) whose values it gets as their exact text."""
         return frozenset()
+
+    @property
+    def unfit(self) -> Literal["null", "rescue", "stop"]:
+        """What becomes of a value that its column cannot hold, where it stores columns.
+
+        Null; with "rescue" its text is kept beside the row. Or it stops the table.
+        """
+        return "null"
 
     @property
     def local_folders(self) -> Mapping[str, str]:

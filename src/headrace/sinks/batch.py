@@ -88,7 +88,11 @@ class LogBlock:
         return b"".join(self.rows.records())
 
     def columns(
-        self, names: Sequence[str] | None = None, *, as_text: frozenset[str] = frozenset()
+        self,
+        names: Sequence[str] | None = None,
+        *,
+        as_text: frozenset[str] = frozenset(),
+        rescue: bool = False,
     ) -> "pa.Table":
         """Columns of the rows (without names: all), as `change.arrow.decode` gives them.
 
@@ -100,7 +104,9 @@ class LogBlock:
         table = self.described
         wanted = {column.name: column for column in table.columns}
         chosen = [wanted[name] for name in (wanted if names is None else names)]
-        return block_table(self.rows, chosen, connector=table.connector, as_text=as_text)
+        return block_table(
+            self.rows, chosen, connector=table.connector, as_text=as_text, rescue=rescue
+        )
 
 
 @dataclass(frozen=True, slots=True)

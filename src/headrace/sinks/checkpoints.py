@@ -15,6 +15,7 @@ from . import Progress
 from .lake.disk import move_aside
 
 _POSITION = "position.json"
+_FIRST_GENERATION = "0"
 
 
 class CheckpointFiles(Protocol):
@@ -91,7 +92,9 @@ def batch_offset(files: CheckpointFiles, batch: int) -> Progress:
 def offset_progress(offset: str) -> Progress:
     """What an offset of Spark's means."""
     known = json.loads(offset)
-    return Progress(str(known["epoch"]), int(known["sequence"]))
+    # Earlier versions noted no generation.
+    generation = str(known.get("generation", _FIRST_GENERATION))
+    return Progress(str(known["epoch"]), int(known["sequence"]), generation)
 
 
 def committed(files: CheckpointFiles) -> Progress | None:
@@ -111,7 +114,7 @@ def note_position(folder: Path, progress: Progress | None) -> None:
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = folder / f"{_POSITION}.new"
-    fresh.write_bytes(msgspec.json.encode({"epoch": progress.epoch, "sequence": progress.sequence}))
+    fresh.write_bytes(msgspec.json.encode(progress._asdict()))
     fresh.replace(folder / _POSITION)
 
 

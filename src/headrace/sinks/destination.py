@@ -154,6 +154,7 @@ class DestinationLedger(msgspec.Struct, frozen=True, kw_only=True):
     writer: str
     epoch: str = ""
     sequence: int = 0  # the destination has everything up to it
+    generation: str = "0"  # of the log; "": not known
 
 
 class DestinationWriter(SinkWriter[LogBatch]):
@@ -177,11 +178,16 @@ class DestinationWriter(SinkWriter[LogBatch]):
     def progress(self) -> Progress | None:
         """Up to where the destination has everything."""
         ledger = self._ledger
-        return Progress(ledger.epoch, ledger.sequence) if ledger.epoch else None
+        place = Progress(ledger.epoch, ledger.sequence, ledger.generation)
+        return place if ledger.epoch else None
 
     def continue_in(self, epoch: str, upto: int) -> None:
         """Note the same place under the restored log's name."""
         self._note(epoch, self._ledger.sequence)
+
+    def go_back(self, upto: int) -> None:
+        """Note that the destination has this log up to `upto`."""
+        self._note(self._ledger.epoch, upto)
 
     def status(self) -> DeliveryStatus:
         """What was sent, and what waits."""
@@ -229,7 +235,9 @@ class DestinationWriter(SinkWriter[LogBatch]):
             raise SinkUnavailable(f"{self._sink.name}: {reason}")
 
     def _note(self, epoch: str, sequence: int) -> None:
-        ledger = msgspec.structs.replace(self._ledger, epoch=epoch, sequence=sequence)
+        ledger = msgspec.structs.replace(
+            self._ledger, epoch=epoch, sequence=sequence, generation=self.generation
+        )
         if ledger != self._ledger:
             _write(self._file, ledger)
             self._ledger = ledger

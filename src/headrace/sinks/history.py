@@ -148,7 +148,19 @@ class HistoryWriter(SinkWriter["DataFrame"]):
     def continue_in(self, epoch: str, upto: int) -> None:
         """Mark the table."""
         if self._delta is not None:
-            self._delta.continue_in(self._known.epoch, epoch, upto)
+            self._delta.continue_in(self._known.epoch, epoch, upto, self.generation)
+            self._known = _progress(self._delta)
+
+    def go_back(self, upto: int) -> None:
+        """Mark the table; what it has beyond stays, as changes of another history."""
+        if self._delta is not None:
+            marks = Marks(
+                batch_id=None,
+                epoch=self._known.epoch,
+                sequence=upto,
+                generation=self.generation,
+            )
+            self._delta.go_back(marks)
             self._known = _progress(self._delta)
 
     def write(self, batch: DataFrame, batch_id: int) -> int:
@@ -172,10 +184,13 @@ class HistoryWriter(SinkWriter["DataFrame"]):
                 appended = self._appended(batch)  # some of this log came in an earlier time
         if added := [file for each in appended for file in each.added]:
             marks = Marks(
-                batch_id=batch_id, epoch=epoch, sequence=max(each.last for each in appended)
+                batch_id=batch_id,
+                epoch=epoch,
+                sequence=max(each.last for each in appended),
+                generation=self.generation,
             )
             delta.commit(added, [], marks=marks)
-            self._known = Progress(epoch, marks.sequence)
+            self._known = Progress(epoch, marks.sequence, self.generation)
         return sum(each.changes for each in appended)
 
     def _turn_to(self, delta: Delta, epoch: str) -> None:
@@ -187,7 +202,7 @@ class HistoryWriter(SinkWriter["DataFrame"]):
 
     def _appended(self, changes: DataFrame) -> list[Appended]:
         sink = self._sink
-        task = Append(sink.folder, sink.partition_by, sink.shape, *self._known)
+        task = Append(sink.folder, sink.partition_by, sink.shape, *self._known[:2])
         return results(changes.select(*frame.FIELDS), task, Appended)
 
     def _created(self, epoch: str) -> Delta:
@@ -228,8 +243,8 @@ class HistoryWriter(SinkWriter["DataFrame"]):
 
 def _progress(delta: Delta) -> Progress:
     epoch = delta.properties.get(EPOCH, "")
-    applied = delta.applied(epoch) if epoch else 0
-    return Progress(epoch, applied) if applied else _NOTHING  # an empty one may follow any log
+    place = delta.place(epoch)
+    return place if place.sequence else _NOTHING  # an empty one may follow any log
 
 
 def _check(sink: History, delta: Delta) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from . import Progress, SinkPhase, SinkStatus
 from .checkpoints import LocalCheckpointFiles, committed, noted_position
+from .verification import noted
 
 REPORT = "status.json"
 STALE_SECONDS = 15.0  # a pipeline that has not reported for so long is no longer there, or stuck
@@ -33,8 +34,11 @@ class PipelineFolder(msgspec.Struct, frozen=True, kw_only=True):
 
     def committed(self) -> dict[str, Progress | None]:
         """How far each sink is by its checkpoint, whether the pipeline runs or not."""
-        within = self.checkpoints or self.folder
-        return {sink: _committed(self._reading(within / sink)) for sink in self.sinks}
+        return {sink: _committed(self._reading(self.folder_of(sink))) for sink in self.sinks}
+
+    def folder_of(self, sink: str) -> Path:
+        """The folder of a sink."""
+        return (self.checkpoints or self.folder) / sink
 
     def _reading(self, folder: Path) -> Callable[[], Progress | None]:
         if self.elsewhere:
@@ -80,6 +84,14 @@ def read(folder: Path) -> PipelineOverview:
     return PipelineOverview(
         running=running, reported_at=report.at, detail=detail, sinks=report.sinks
     )
+
+
+def with_verified(found: PipelineOverview, folder_of: Callable[[str], Path]) -> PipelineOverview:
+    """A report, with what the last comparison of each sink has found."""
+    sinks = [
+        msgspec.structs.replace(sink, verified=noted(folder_of(sink.sink))) for sink in found.sinks
+    ]
+    return msgspec.structs.replace(found, sinks=sinks)
 
 
 def behind(position: int, *, first: int, latest: int) -> int:

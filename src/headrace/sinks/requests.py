@@ -7,11 +7,13 @@ stays paused after a restart, and a reset that was interrupted is done again fro
     resume.json   it has halted and is to be tried again
     reset.json    it is to begin again
     reload.json   in the pipeline's folder: it is to read its config again
+    verify.json   it is to be compared with its sources, again and again
 """
 
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -36,6 +38,15 @@ class ResetRequest(msgspec.Struct, frozen=True):
     at: int  # microseconds since 1970
     epoch: str = ""  # of the log that `after` belongs to; "": it begins with the log's first change
     after: int = 0
+
+
+class VerifySchedule(msgspec.Struct, frozen=True):
+    """How often a sink is compared with its sources; the content of `verify.json`."""
+
+    at: int  # microseconds since 1970
+    seconds: float  # from the begin of one to that of the next
+    tables: tuple[str, ...] = ()  # none: all
+    repair: bool = False  # whether tables that differ get a new snapshot
 
 
 class Requests:
@@ -89,6 +100,19 @@ class Requests:
     def take_reload(self) -> bool:
         """Whether the config is to be read again; says so once."""
         return self._remove("reload.json")
+
+    def schedule_verify(self, seconds: float, tables: Sequence[str], *, repair: bool) -> None:
+        """Let it be compared with its sources every so many seconds."""
+        self._write("verify.json", VerifySchedule(_now(), seconds, tuple(tables), repair))
+
+    def end_verify(self) -> bool:
+        """Let it not be compared any more by itself; whether it was."""
+        return self._remove("verify.json")
+
+    @property
+    def verify_schedule(self) -> VerifySchedule | None:
+        """How often it is compared; None: when somebody does."""
+        return self._read("verify.json", VerifySchedule)
 
     @property
     def interrupts(self) -> bool:

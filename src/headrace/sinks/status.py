@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from .verification import Verification
+
 if TYPE_CHECKING:
     from .push.events import EventRendering
 
@@ -15,6 +17,7 @@ class Progress(NamedTuple):
 
     epoch: str  # of the log that the sequence belongs to
     sequence: int  # everything up to it has arrived
+    generation: str = ""  # of the log's writer then (`SinkWriter.generation`); "": not noted
 
 
 class FailedTable(NamedTuple):
@@ -57,6 +60,11 @@ class SinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # why it waits or has halted
     hint: str = ""  # what to do about it
     catalog: str = ""  # which tables its catalog does not have as they are, and why
+    # By table: values that their columns could not hold, and whose text is beside them.
+    rescued: dict[str, int] = {}
+    # The last comparison with its sources; None: there was none. It is noted by who compares, and
+    # not by the pipeline.
+    verified: Verification | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,7 @@ class SettledRange(NamedTuple):
     retried: int = 0  # that were handed over again after no answer, or a failure
     rendering: "EventRendering | None" = None  # how changes became events then; None: as now
     comparable: bool = True  # False: transforms that are gone chose the rows
+    generation: str = ""  # of the log when the last one was sent; "": not known
 
 
 class SentEvents(NamedTuple):

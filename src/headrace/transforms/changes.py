@@ -16,7 +16,7 @@ import msgspec
 from ..change.arrow import decode
 from ..change.event import BeforeKind, Change, Column, Op, Table
 from ..errors import TableFailed
-from .rules import CODE_TYPE, Selected, Transforms, described, whole_rows_hint
+from .rules import Selected, Transforms, coded_column, described, whole_rows_hint
 from .shape import fitted, masked, verdicts
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -169,14 +169,14 @@ class _ShapedTable:
         )
 
     def _described(self, change: Change) -> Change:
-        after = change.after and described(change.after, self.table.columns)
+        after = change.after and described(change.after, self.table)
         return msgspec.structs.replace(change, table=self.table, after=after)
 
 
 def _declared(column: Column, selected: Selected) -> Column:
     if column.name not in selected.coded:
         return column
-    return Column(column.name, CODE_TYPE, column.key, comment=column.comment)
+    return coded_column(column, selected.masks[column.name])
 
 
 def _passed(change: Change, after: bool | None, before: bool | None) -> Change | None:

@@ -35,7 +35,7 @@ from pyspark.errors import (
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ..change.arrow import columns_of
+from ..change.arrow import RESCUED, columns_of
 from ..change.arrow.encode import CONNECTOR, declared
 from ..change.event import Column, Table, bounded_comment
 from ..errors import DecodeError, HeadraceError, TableFailed, own_error
@@ -50,6 +50,7 @@ from .computing import (
     Heads,
     Merge,
     TypedRows,
+    Unfit,
 )
 from .rules import TableTransform, Transforms
 
@@ -89,6 +90,7 @@ class ComputedTable(Computation):
         as_text: frozenset[str] = frozenset(),
         exact: bool = False,
         as_source: bool = False,
+        unfit: Unfit = "null",
     ) -> ComputedTable | None:
         """A table that Spark computes; None: it has no such transform."""
         known = transforms.computed(table.schema, table.name)
@@ -102,6 +104,7 @@ class ComputedTable(Computation):
             as_text=as_text,
             exact=exact,
             as_source=as_source,
+            unfit=unfit,
             rule=rule,
         )
 
@@ -162,7 +165,7 @@ class ComputedTable(Computation):
         types = {
             each.name: each.dataType.simpleString()
             for each in result.schema.fields
-            if each.name not in OWN.names
+            if each.name not in OWN.names and not self._is_rescued(each.name)
         }
         try:
             columns = declared(types, self.key)
@@ -174,6 +177,10 @@ class ComputedTable(Computation):
         return tuple(
             msgspec.structs.replace(each, comment=comments.get(each.name, "")) for each in columns
         )
+
+    def _is_rescued(self, name: str) -> bool:
+        """Whether a column of the result is no column of the table, but texts of unfit values."""
+        return self.shows_rescued and name == RESCUED
 
     def rows(self, changes: DataFrame) -> DataFrame:
         """The rows that INSERTs and UPDATEs have left, as the statement sees them."""
@@ -211,9 +218,11 @@ class ComputedTable(Computation):
 
     def _changes(self, changes: DataFrame) -> DataFrame:
         table = self.result_table(changes.sparkSession)
-        names = tuple(column.name for column in table.columns)
+        result = self.result(self.rows(changes))
+        rescued = [name for name in result.columns if self._is_rescued(name)]
+        names = (*(column.name for column in table.columns), *rescued)
         # By number: mapInArrow finds no column that has a dot or a backtick in its name.
-        stored = self.result(self.rows(changes)).select(
+        stored = result.select(
             F.col(SEQUENCE).cast("bigint").alias(SEQUENCE),
             *(quoted(name).alias(f"c{at}") for at, name in enumerate(names)),
         )

@@ -2,13 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..change.arrow import arrow_schema, columns_of, decode, row_schema
+from ..change.arrow import (
+    RESCUED,
+    arrow_schema,
+    columns_of,
+    decode,
+    rescued_of,
+    row_schema,
+)
 from ..change.arrow.encode import images
 from ..change.event import Column, Table
 from ..errors import DecodeError, TableFailed
@@ -30,6 +37,8 @@ LEAVING_OPS = ("INSERT", "UPDATE", "READ")  # that leave a row behind
 RESULT = pa.schema([("at", pa.int64()), ("image", pa.string()), ("image_key", pa.string())])
 """A row of the result: the change that it stands for, the row, and its key."""
 
+Unfit = Literal["null", "rescue", "stop"]
+
 HINT = "Correct the transform (`headrace check` tries it), then reset the sink."
 _GOES_ON = "Correct the transform (`headrace check` tries it); then the sink goes on from here."
 
@@ -46,6 +55,9 @@ class Computation:
     as_text: frozenset[str] = frozenset()
     exact: bool = False  # a row that is not there is deleted, even if it may never have been
     as_source: bool = False  # the result becomes events, which name the source's connector
+    # What the statement sees of a value that its column cannot hold: null, and with "rescue" its
+    # text in RESCUED.
+    unfit: Unfit = "null"
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -58,7 +70,13 @@ class Computation:
         names = {column.name for column in self.table.columns}
         if taken := names & set(OWN.names):
             raise self.failed(f"the table has a column {min(taken)}, a name that is needed here")
-        return pa.schema([*self._schema(self.table.columns), *OWN])
+        rescued = [(RESCUED, pa.string())] if self.shows_rescued else []
+        return pa.schema([*self._schema(self.table.columns), *rescued, *OWN])
+
+    @property
+    def shows_rescued(self) -> bool:
+        """Whether the statement sees RESCUED, and what it keeps of it is stored as such."""
+        return self.unfit == "rescue" and all(each.name != RESCUED for each in self.table.columns)
 
     def _schema(self, columns: Sequence[Column]) -> pa.Schema:
         as_text = self.as_text & {column.name for column in columns}
@@ -67,7 +85,13 @@ class Computation:
     def decoded(self, found: Sequence[str | None], columns: Sequence[Column]) -> pa.Table:
         """Columns of some images, which were written by some version of the table."""
         as_text = self.as_text & {column.name for column in columns}
-        return decode(found, columns, as_text=as_text, connector=self.table.connector)
+        return decode(
+            found,
+            columns,
+            as_text=as_text,
+            connector=self.table.connector,
+            rescue=self.unfit != "stop",
+        )
 
     def failed(self, text: str, *, hint: str = HINT) -> TableFailed:
         """Why the table cannot be computed."""
@@ -164,10 +188,21 @@ class Encode:
             if batch[SEQUENCE].null_count:
                 raise self.of.no_row(f"a row comes out without {SEQUENCE}")
             rows = batch.drop_columns([SEQUENCE]).rename_columns(list(self.names))
+            if self.of.shows_rescued and RESCUED in self.names:
+                self._expect_rescued(rows[RESCUED])
             keys = images(rows.select(key)) if key else [None] * rows.num_rows
             arrays = [batch[SEQUENCE], pa.array(images(rows)), pa.array(keys, pa.binary())]
             fitted = [each.cast(of.type) for each, of in zip(arrays, RESULT, strict=True)]
             yield pa.record_batch(fitted, schema=RESULT)
+
+    def _expect_rescued(self, texts: pa.Array) -> None:
+        try:
+            for text in pc.unique(texts.cast(pa.string())).to_pylist():
+                rescued_of(text)
+        except (msgspec.DecodeError, pa.ArrowException):
+            raise self.of.failed(
+                f"{RESCUED} comes out as something else than an object of texts"
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +234,7 @@ class Heads:
             "before": self._encoded(old, key),
             "before_kind": ["none"] * rows.num_rows,
             "after": [
-                None
-                if text is None or op in ROW_OPS
-                else described(text.encode(), self.table.columns)
+                None if text is None or op in ROW_OPS else described(text.encode(), self.table)
                 for op, text in zip(ops, rows["after"].to_pylist(), strict=True)
             ],
             "changed": [None] * rows.num_rows,

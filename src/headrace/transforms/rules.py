@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 
+from ..change.columns import schema_payload
 from ..change.event import Column, Table
+from ..change.path import table_path
 from ..errors import ConfigError
 from ..secret import Secret
 
@@ -110,14 +112,35 @@ _OF_MESSAGES = ("error", "operation", "prefix", "transactional")
 _SHOWN = frozenset((*_OF_DDL, *_OF_TRUNCATE, *_OF_MESSAGES))
 
 
-def described(after: bytes, columns: Sequence[Column]) -> bytes:
-    """What a change of a table itself says, without what may show a value: raw rows, DDL text."""
+def value_text(value: bytes) -> str:
+    """The text of a value, which is JSON and not null: what a mask makes a code of."""
+    return msgspec.json.decode(value, type=str) if value[:1] == b'"' else value.decode()
+
+
+def coded_column(column: Column, mask: Mask | None) -> Column:
+    """A column whose values are codes, or null where there is no mask."""
+    initial = column.initial_default
+    if initial:
+        initial = "" if mask is None else f'"{mask.code(value_text(initial.encode()))}"'
+    return Column(
+        column.name,
+        CODE_TYPE,
+        column.key,
+        comment=column.comment,
+        number=column.number,
+        initial_default=initial,
+    )
+
+
+def described(after: bytes, table: Table) -> bytes:
+    """What a change of a table itself says, without what may show a value: raw rows, DDL text.
+
+    `table` has the columns that are shown, and the foreign keys over those that are not hidden.
+    """
     content: dict[str, Any] = msgspec.json.decode(after)
     shown = {name: value for name, value in content.items() if name in _SHOWN}
     if "columns" in content:
-        shown["columns"] = [
-            {"name": each.name, "type": each.type, "key": each.key} for each in columns
-        ]
+        shown |= schema_payload(table)
     return msgspec.json.encode(shown)
 
 
@@ -152,7 +175,7 @@ class Transforms(msgspec.Struct, frozen=True):
         """The transform of a table, and how the config names it; None: it has none."""
         if not table:
             return None  # a message of the database, which belongs to none
-        name = f"{schema}.{table}"
+        name = table_path(schema, table)
         if found := self.by_table.get(name):
             return name, found
         probe = Table("", "", "", "", schema, table)
@@ -171,7 +194,7 @@ class Transforms(msgspec.Struct, frozen=True):
         found = self.of(schema, table)
         if found is None or not found[1].computes:
             return None
-        return self.place(found[0], f"{schema}.{table}"), found[1]
+        return self.place(found[0], table_path(schema, table)), found[1]
 
 
 def expect_not_computed(transforms: Mapping[str, TableTransform], taker: str) -> None:

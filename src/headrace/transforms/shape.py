@@ -5,14 +5,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..change.arrow import arrow_schema, decode
+from ..change.arrow import RESCUED, arrow_schema, decode, rescued_under
 from ..change.event import Column
+from ..change.path import table_path
 from ..errors import ConfigError, DecodeError, TableFailed
 from .rules import Mask, Selected, Transforms
 from .where import columns_of, conjuncts, passes, uncast_columns
 
 Decoder = Callable[[Sequence[Column], frozenset[str]], pa.Table]
-"""Gives some columns of rows, those of the second argument as their text."""
+"""Gives some columns of rows, those of the second argument as their text; RESCUED may follow."""
 
 
 def fitted(
@@ -26,7 +27,7 @@ def fitted(
     if found is None or found[1].computes:
         return None
     pattern, rule = found
-    place = transforms.place(pattern, f"{schema}.{table}")
+    place = transforms.place(pattern, table_path(schema, table))
     try:
         exact = not set(pattern) & set("*?[")
         selected = Selected.of(rule, columns, exact=exact, place=place)
@@ -88,7 +89,13 @@ def shaped(
         verdict = passing(selected, _conditions(selected, decoder))
         return masked(decoder(columns, as_text), selected), verdict
     rows = decoder([*columns, *further], as_text)
-    return masked(rows.select(names), selected), passing(selected, rows)
+    kept = rows.select(names)
+    if RESCUED in rows.column_names[len(names) + len(further) :]:
+        # What `where` alone looks at is not to be stored, and neither is its text.
+        kept = kept.append_column(
+            RESCUED, rescued_under(rows[RESCUED], {name: name for name in names})
+        )
+    return masked(kept, selected), passing(selected, rows)
 
 
 def masked(rows: pa.Table, selected: Selected) -> pa.Table:
@@ -112,13 +119,20 @@ def verdicts(
     images: Sequence[bytes | None],
     absent: Sequence[Collection[str]],
     connector: str,
+    *,
+    rescue: bool = True,
 ) -> list[bool | None]:
     """Which images fulfil the condition, each without its absent columns; None: that is not known.
 
-    A part of the condition that is not true decides, whatever the others are.
+    A part of the condition that is not true decides, whatever the others are. A value that its
+    column cannot hold is null to it, or with `rescue` not set a TableFailed.
     """
     found: list[bool | None] = [True] * len(images)
-    rows = _conditions(selected, lambda *how: decode(images, how[0], connector=connector))
+
+    def decoder(columns: Sequence[Column], _as_text: frozenset[str]) -> pa.Table:
+        return decode(images, columns, connector=connector, rescue=rescue)
+
+    rows = _conditions(selected, decoder)
     for part in conjuncts(selected.rule.where):
         names = {name.lower() for name in columns_of(part)}
         passed = _evaluated(selected, part, rows).to_pylist()

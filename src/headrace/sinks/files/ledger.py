@@ -78,6 +78,7 @@ class FilesEntry(msgspec.Struct, frozen=True, kw_only=True):
     files: list[File] = []  # of this batch
     written: list[WrittenRange] = []  # all batches, those alike as one
     at: int = 0  # microseconds since 1970
+    generation: str = "0"  # of the log that was read last; "": not known
 
 
 def added(written: list[WrittenRange], more: WrittenRange) -> list[WrittenRange]:
@@ -109,7 +110,7 @@ class FilesLedger:
     def progress(self) -> Progress:
         """Up to where the log that was read last is in the files."""
         epoch = self.entry.epoch if self.entry else ""
-        return Progress(epoch, self.applied(epoch))
+        return Progress(epoch, self.applied(epoch), self.entry.generation if self.entry else "")
 
     def applied(self, epoch: str) -> int:
         """The sequence of that log up to which everything is here; 0: nothing of it."""

@@ -188,8 +188,28 @@ class FilesWriter(SinkWriter["DataFrame"]):
         known, entry = self._ledger.progress, self._ledger.entry
         if entry is not None:
             logs = {**entry.logs, epoch: known.sequence}
-            again = msgspec.structs.replace(entry, epoch=epoch, logs=logs, files=[], at=_now())
-            self._ledger.commit(again)
+            self._ledger.commit(self._renamed(entry, epoch, logs))
+
+    def go_back(self, upto: int) -> None:
+        """Write an entry in which what is there is of another log: names of files stay apart."""
+        self._place()
+        entry = self._ledger.entry
+        if entry is not None and entry.epoch:
+            past = f"{entry.epoch}~{entry.generation}"
+            logs = {past if log == entry.epoch else log: has for log, has in entry.logs.items()}
+            written = [
+                msgspec.structs.replace(each, epoch=past)
+                if each.epoch == entry.epoch and each.last > upto
+                else each
+                for each in entry.written
+            ]
+            entry = msgspec.structs.replace(entry, written=written)
+            self._ledger.commit(self._renamed(entry, entry.epoch, {**logs, entry.epoch: upto}))
+
+    def _renamed(self, entry: FilesEntry, epoch: str, logs: dict[str, int]) -> FilesEntry:
+        return msgspec.structs.replace(
+            entry, epoch=epoch, logs=logs, files=[], at=_now(), generation=self.generation
+        )
 
     def write(self, batch: DataFrame, batch_id: int) -> int:
         """Add those changes that the files do not have."""
@@ -243,6 +263,7 @@ class FilesWriter(SinkWriter["DataFrame"]):
             files=sorted(named, key=lambda file: (file.first, file.path)),
             written=written,
             at=_now(),
+            generation=self.generation,
         )
         self._ledger.commit(entry)
         self._placed = False

@@ -23,7 +23,8 @@ from pyiceberg.table import WriteTask
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Record
 
-from ...change.arrow import columns_of, decode
+from ...change.arrow import columns_of, decode, keyless
+from ...change.path import table_path
 from ...errors import DecodeError
 from .. import Progress
 from ..lake.append import HELD_BYTES, IN_ORDER, ChangesRead, fresh
@@ -248,7 +249,7 @@ def _by_table(changes: pa.RecordBatch) -> Iterator[tuple[str, pa.Table]]:
 
 def table_name(schema: str | None, table: str | None) -> str:
     """A table as the config names it; a message belongs to none."""
-    return f"{schema or ''}.{table}" if table else ""
+    return table_path(schema or "", table) if table else ""
 
 
 def _wanted(rows: pa.Table, plan: AppendPlan) -> pa.ChunkedArray:
@@ -269,7 +270,14 @@ def row_images(changes: pa.Table) -> pa.ChunkedArray:
 
 
 def _decoded(images: pa.ChunkedArray, version: TableVersion) -> pa.Table:
-    return decode(images, version.columns, connector=version.connector, as_text=version.as_text)
+    # What does not fit is null in `row`: the change's own image has its text.
+    return decode(
+        images,
+        keyless(version.columns),
+        connector=version.connector,
+        as_text=version.as_text,
+        rescue=True,
+    )
 
 
 def _first_misfit(rows: pa.Table, version: TableVersion) -> int:

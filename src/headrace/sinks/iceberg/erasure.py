@@ -43,7 +43,7 @@ def erase_in_iceberg(sink: IcebergHistory, row: ErasedRow) -> list[ErasedPlace]:
     """Take the row out of the sink's Iceberg table, and look for it afterwards."""
     catalog = sink.link.connect()
     entry = sink.ledger(catalog).entry
-    table = f"{row.table.schema}.{row.table.name}"
+    table = row.table.path
     place = f"sink {sink.name}: {table}"
     former = tuple(_former(sink, catalog, table, entry.tables.get(table)))
     if table not in entry.tables:

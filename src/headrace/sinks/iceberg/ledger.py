@@ -19,7 +19,7 @@ from pyiceberg.types import NestedField, StringType
 from ...errors import PipelineError, SinkFenced, SinkUnavailable
 from .. import FailedTable, Progress
 from .catalog import CatalogLink
-from .table import EPOCH, SEQUENCE, WRITER, Identifier
+from .table import EPOCH, LOG_GENERATION, SEQUENCE, WRITER, Identifier
 
 _LEDGER = "headrace.ledger"  # the sink that it is of
 _TABLES = "headrace.tables"
@@ -49,6 +49,7 @@ class IcebergEntry:
     # Those of them whose Iceberg table somebody has dropped while it was followed.
     lost: frozenset[str] = frozenset()
     new: frozenset[str] = frozenset()  # without a batch so far: the Iceberg table may not be there
+    generation: str = "0"  # of the log; "": not known
 
     @classmethod
     def read(cls, properties: Mapping[str, str]) -> IcebergEntry:
@@ -61,6 +62,7 @@ class IcebergEntry:
             _failures(properties.get(_FAILED, "{}")),
             _set(properties.get(_LOST, "[]")),
             _set(properties.get(_NEW, "[]")),
+            properties.get(LOG_GENERATION, "0"),
         )
 
     def properties(self) -> dict[str, str]:
@@ -73,16 +75,20 @@ class IcebergEntry:
             _FAILED: msgspec.json.encode(self.failed).decode(),
             _LOST: msgspec.json.encode(sorted(self.lost)).decode(),
             _NEW: msgspec.json.encode(sorted(self.new)).decode(),
+            LOG_GENERATION: self.generation,
         }
 
     def progress(self) -> Progress | None:
         """How far all tables are; None: nothing has come."""
-        return Progress(self.epoch, self.sequence) if self.epoch and self.sequence else None
+        place = Progress(self.epoch, self.sequence, self.generation)
+        return place if self.epoch and self.sequence else None
 
-    def reached(self, epoch: str, sequence: int) -> IcebergEntry:
+    def reached(self, place: Progress) -> IcebergEntry:
         """After a batch."""
+        epoch, sequence, generation = place
         before = self.sequence if epoch == self.epoch else 0
-        return replace(self, epoch=epoch, sequence=max(sequence, before), new=frozenset())
+        noted = replace(self, epoch=epoch, sequence=max(sequence, before), new=frozenset())
+        return replace(noted, generation=generation)
 
     def with_table(self, table: str, name: str) -> IcebergEntry:
         """With one more table."""

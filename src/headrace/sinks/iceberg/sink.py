@@ -17,6 +17,7 @@ from typing import ClassVar
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import NamespaceAlreadyExistsError
 
+from ...change.path import split_path
 from ...errors import ConfigError, HeadraceError, TableFailed
 from ...plugins import Finding
 from ...secret import Secret
@@ -123,7 +124,7 @@ class IcebergHistory(Sink):
 
     def identifier(self, source: str, table: str) -> Identifier:
         """The Iceberg table of a source's table (`schema.table`)."""
-        schema, _, name = table.partition(".")
+        schema, name = split_path(table)
         if not name:
             return (*self.levels, _MESSAGES)
         # Without a schema there is nothing before the underscore. Other underscores stay, because

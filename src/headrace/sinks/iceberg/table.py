@@ -44,6 +44,7 @@ BATCH = "headrace.batch"
 EPOCH = "headrace.epoch"
 SEQUENCE = "headrace.sequence"
 APPLIED = "headrace.applied"  # by epoch, as JSON
+LOG_GENERATION = "headrace.generation"
 
 _TRIES = 10
 _BACKOFF = Backoff(0.1, 5.0, jitter=0.25)
@@ -71,6 +72,7 @@ class HistoryMarks:
     batch: int
     epoch: str  # the log of the last batch
     applied: Mapping[str, int]  # by epoch
+    generation: str = "0"  # of the log of the last batch; "": not known
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> HistoryMarks:
@@ -80,12 +82,19 @@ class HistoryMarks:
             int(properties.get(BATCH, "-1")),
             properties.get(EPOCH, ""),
             _applied(properties.get(APPLIED, "{}")),
+            properties.get(LOG_GENERATION, "0"),
         )
+
+    @property
+    def place(self) -> Progress:
+        """Up to where it has the log of the last batch."""
+        return Progress(self.epoch, self.applied.get(self.epoch, 0), self.generation)
 
     def reached(self, progress: Progress, batch: int) -> HistoryMarks:
         """The same after a batch."""
         applied = {**self.applied, progress.epoch: progress.sequence}
-        return replace(self, epoch=progress.epoch, batch=batch, applied=applied)
+        noted = replace(self, epoch=progress.epoch, batch=batch, applied=applied)
+        return replace(noted, generation=progress.generation)
 
     def summary(self) -> dict[str, str]:
         """What a snapshot says."""
@@ -98,7 +107,8 @@ class HistoryMarks:
 
     def properties(self) -> dict[str, str]:
         """What the table says."""
-        return {**self.summary(), APPLIED: msgspec.json.encode(self.applied).decode()}
+        applied = msgspec.json.encode(self.applied).decode()
+        return {**self.summary(), APPLIED: applied, LOG_GENERATION: self.generation}
 
 
 class IcebergTable:

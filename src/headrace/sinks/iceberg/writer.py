@@ -56,6 +56,7 @@ class IcebergHistoryWriter(SinkWriter["DataFrame"]):
         else:
             self._ledger.expect_writer(writer)
         self._tables: dict[str, IcebergTable] = {}  # by schema.table
+        self._places_expected = False
         self._expiry_due = time.monotonic()
         self._open_tables()
         entry = self._ledger.entry
@@ -109,12 +110,35 @@ class IcebergHistoryWriter(SinkWriter["DataFrame"]):
             raise LogReplaced(f"the tables in {self._sink.namespace} have changes beyond {upto}")
 
         def mark(table: str) -> None:
-            self._tables[table].mark(Progress(epoch, has[table]))
+            self._tables[table].mark(Progress(epoch, has[table], self.generation))
 
         for done in self._each(self._tables, mark).values():
             done()
-        self._ledger.entry = replace(before, epoch=epoch)
+        self._ledger.entry = replace(before, epoch=epoch, generation=self.generation)
         self._ledger.save()
+
+    def go_back(self, upto: int) -> None:
+        """Mark every table, and the ledger last; what they have beyond stays."""
+        epoch = self._ledger.entry.epoch
+
+        def mark(table: str) -> None:
+            has = self._tables[table].marks.applied.get(epoch, 0)
+            self._tables[table].mark(Progress(epoch, min(has, upto), self.generation))
+
+        for done in self._each(self._tables, mark).values():
+            done()
+        entry = self._ledger.entry
+        sequence = min(entry.sequence, upto)
+        self._ledger.entry = replace(entry, sequence=sequence, generation=self.generation)
+        self._ledger.save()
+
+    def _expect_places(self) -> None:
+        """Refuse tables that a crash left ahead of the ledger, with changes of a lost tail."""
+        if not self._ledger.entry.generation or self._places_expected:
+            return
+        for table, each in self._tables.items():
+            self.expect_place(each.marks.place, table, self._sink.ahead_hint(0))
+        self._places_expected = True
 
     # --- batches ---------------------------------------------------------------------------------
 
@@ -127,6 +151,7 @@ class IcebergHistoryWriter(SinkWriter["DataFrame"]):
                 hint="Bring it back from a copy, or run `headrace pipeline --adopt "
                 f"{self._sink.name}` to begin a new one with all that is still in the log.",
             )
+        self._expect_places()
         changes = batch.select(*frame.FIELDS)
         self._go_on_with_dropped()
         met = results(changes, self._task(), HistoryWritten)
@@ -139,7 +164,7 @@ class IcebergHistoryWriter(SinkWriter["DataFrame"]):
         written = self._followed(changes, _by_table(met))
         self._commit(written, epoch, batch_id)
         last = max((each.last for each in met), default=0)
-        self._ledger.entry = self._ledger.entry.reached(epoch, last)
+        self._ledger.entry = self._ledger.entry.reached(Progress(epoch, last, self.generation))
         self._ledger.save()
         return sum(each.changes for each in met)
 
@@ -237,7 +262,7 @@ class IcebergHistoryWriter(SinkWriter["DataFrame"]):
     def _commit(self, written: Mapping[str, TableWritten], epoch: str, batch_id: int) -> None:
         def commit(table: str) -> None:
             found, each = self._tables[table], written[table]
-            found.append(each.files, Progress(epoch, each.last), batch_id)
+            found.append(each.files, Progress(epoch, each.last, self.generation), batch_id)
 
         with_files = [table for table, each in written.items() if each.files]
         for table, done in self._each(with_files, commit).items():

@@ -25,6 +25,7 @@ from pyroaring import BitMap
 
 from ... import __version__
 from ...errors import HeadraceError, LogReplaced, SinkFenced, TableFailed, TableMoved
+from ..status import Progress
 from . import vectors
 from .comments import TableComments, commented, with_comments
 from .deltalog import (
@@ -38,7 +39,7 @@ from .deltalog import (
     TableState,
 )
 from .features import TIMES, VECTORS, expect_writable, features, with_feature
-from .foreign import SEQUENCE, VERSION, WRITER, judge, judge_since_ours
+from .foreign import LOG_GENERATION, SEQUENCE, VERSION, WRITER, judge, judge_since_ours
 from .storage import Added, Folder
 from .vacuum import vacuum
 from .vectors import VectorRef
@@ -170,7 +171,12 @@ class Delta:
 
     def applied(self, epoch: str) -> int:
         """The sequence of that log up to which the table has everything; 0: nothing of it."""
-        return self._state.transactions.get(_sequence_mark(epoch), 0)
+        return self._state.transactions.get(applied_mark(epoch), 0)
+
+    def place(self, epoch: str) -> Progress:
+        """The same with the generation of the log in which it was reached."""
+        generation = self._state.transactions.get(_generation_mark(epoch), 0)
+        return Progress(epoch, self.applied(epoch), f"{generation:x}")
 
     def dead(self, path: str) -> BitMap:
         """The positions of a file's dead rows; not to be changed."""
@@ -214,8 +220,30 @@ class Delta:
             {path: BitMap.deserialize(rows) for path, rows in (dead or {}).items()},
             data_change=marks is not None,
         )
-        metadata = self._metadata(schema, None)
+        operation = "OPTIMIZE" if marks is None else "MERGE" if removed or dead else "WRITE"
+        operation = "REPLACE" if replace else operation
+        self._commit_files(operation, change, self._metadata(schema, None), marks)
 
+    def replace_columns(
+        self,
+        added: Sequence[Added],
+        removed: Sequence[str],
+        schema: pa.Schema,
+        properties: Mapping[str, str],
+    ) -> None:
+        """The same rows in other files, with other columns, and what is noted of these."""
+        gone = {path: self.files.get(path) for path in removed}
+        fresh = {file.path: _data_file(file) for file in added}
+        change = _FileChange(fresh, gone, gone, {}, data_change=False)
+        self._commit_files("REPLACE COLUMNS", change, self._metadata(schema, properties), None)
+
+    def _commit_files(
+        self,
+        operation: str,
+        change: "_FileChange",
+        metadata: Callable[[TableState], Metadata],
+        marks: "Marks | None",
+    ) -> None:
         def build(state: TableState) -> list[Action]:
             marked = marks.transactions(self._writer) if marks else []
             return [
@@ -224,8 +252,7 @@ class Delta:
                 *self._file_actions(change, state),
             ]
 
-        operation = "OPTIMIZE" if marks is None else "MERGE" if removed or dead else "WRITE"
-        self._commit("REPLACE" if replace else operation, build)
+        self._commit(operation, build)
 
     def _file_actions(self, change: "_FileChange", state: TableState) -> list[Action]:
         change.expect_there(self.folder, state)
@@ -259,9 +286,11 @@ class Delta:
         metadata = self._metadata(None, properties)
         self._commit("SET TBLPROPERTIES", lambda state: _metadata_actions(state, metadata(state)))
 
-    def add_columns(self, fields: Sequence[pa.Field]) -> None:
+    def add_columns(
+        self, fields: Sequence[pa.Field], properties: Mapping[str, str] | None = None
+    ) -> None:
         """Give the table columns that its files do not have: they read as null."""
-        metadata = self._metadata(pa.schema([*self.schema, *fields]), None)
+        metadata = self._metadata(pa.schema([*self.schema, *fields]), properties)
         self._commit("ADD COLUMNS", lambda state: _metadata_actions(state, metadata(state)))
 
     def describe(self, comments: TableComments) -> None:
@@ -305,7 +334,12 @@ class Delta:
 
         return changed
 
-    def continue_in(self, before: str, epoch: str, upto: int) -> None:
+    def go_back(self, marks: "Marks") -> None:
+        """Count nothing as applied beyond these marks; files stay as they are."""
+        marked = marks.transactions(self._writer)
+        self._commit("GO BACK", lambda _: [Action(txn=each) for each in marked])
+
+    def continue_in(self, before: str, epoch: str, upto: int, generation: str) -> None:
         """Count what the table has of the log `before` as of `epoch`, its restored copy."""
         if self.properties.get(EPOCH) != before:
             return
@@ -315,7 +349,7 @@ class Delta:
                 f"the Delta table {self.folder.uri} has changes up to {applied}, but the log was "
                 f"restored from a copy that ends at {upto}"
             )
-        marks = Marks(batch_id=None, epoch=epoch, sequence=applied)
+        marks = Marks(batch_id=None, epoch=epoch, sequence=applied, generation=generation)
         metadata, marked = self._metadata(None, {EPOCH: epoch}), marks.transactions(self._writer)
         self._commit(
             "CONTINUE",
@@ -456,13 +490,16 @@ class Marks:
     batch_id: int | None  # None: it is no batch's
     epoch: str
     sequence: int
+    generation: str = ""
 
     def transactions(self, writer: str) -> list[AppTransaction]:
         """The marks as Delta keeps them."""
-        reached = AppTransaction(_sequence_mark(self.epoch), self.sequence)
+        reached = [AppTransaction(applied_mark(self.epoch), self.sequence)]
+        if number := int(self.generation or "0", 16):  # 0 is what a table without the mark has
+            reached.append(AppTransaction(_generation_mark(self.epoch), number))
         if self.batch_id is None:
-            return [reached]
-        return [AppTransaction(writer, self.batch_id), reached]
+            return reached
+        return [AppTransaction(writer, self.batch_id), *reached]
 
 
 def _metadata_actions(state: TableState, metadata: Metadata) -> list[Action]:
@@ -505,8 +542,13 @@ def _duration(text: str) -> timedelta:
     return timedelta(**{f"{found[2].lower()}s": int(found[1])})
 
 
-def _sequence_mark(epoch: str) -> str:
+def applied_mark(epoch: str) -> str:
+    """Under which name a table notes up to where it has everything of a log."""
     return f"{SEQUENCE}{epoch}"
+
+
+def _generation_mark(epoch: str) -> str:
+    return f"{LOG_GENERATION}{epoch}"
 
 
 def _now() -> int:

@@ -28,6 +28,7 @@ from .storage import Folder
 WRITER = "headrace.writer"
 VERSION = "headrace.version"  # the transaction by which each of our commits names itself
 SEQUENCE = "headrace.sequence:"  # … and one with changes how far they reach
+LOG_GENERATION = "headrace.generation:"  # … in which generation of the log, as a number
 
 
 def judge(uri: str, before: TableState, commits: Sequence[DeltaCommit], owner: str) -> TableState:

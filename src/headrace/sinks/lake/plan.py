@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
-from ...change.arrow import arrow_type
+from ...change.arrow import RESCUED, arrow_type
 from ...change.event import Column
+from ...change.path import table_path
 from ...errors import HeadraceError, TableFailed
 from ...transforms.rules import Selected
 from .storage import Added, Folder
@@ -34,7 +35,7 @@ class TableRef(msgspec.Struct, frozen=True):
     table: str
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.table}"
+        return table_path(self.schema, self.table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,14 @@ class PlannedFile:
     nulls: bool = False  # whether that column may be null
     vector: VectorRef | None = None  # the rows that are dead already
     partition: tuple[tuple[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CascadedPlace:
+    """Where a batch has changes that follow from foreign keys, and that the log does not have."""
+
+    folder: Folder  # of the sink
+    token: str  # of these changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +84,11 @@ class TablePlan:
     order: tuple[str, ...] = ()  # columns by which the rows of a file are sorted
     partition_by: tuple[str, ...] = ()
     shape: Selected | None = None  # what rows become before they are stored
+    computed: bool = False  # rows come from Spark, which may have put RESCUED into their images
+    rescue: bool = False  # a value that its column cannot hold stops nothing
+    has_rescued: bool = False  # RESCUED is there, and is not a column of the source
+    whole_rows: bool = True  # old rows come whole, so several may have one key in a transaction
+    cascaded: CascadedPlace | None = None  # changes of the table that are taken beside the log's
 
     @property
     def key(self) -> tuple[Column, ...]:
@@ -83,10 +97,19 @@ class TablePlan:
 
 
 def delta_schema(
-    columns: Sequence[Column], as_text: frozenset[str], *, connector: str, keep_history: bool
+    columns: Sequence[Column],
+    as_text: frozenset[str],
+    *,
+    connector: str,
+    keep_history: bool,
+    has_rescued: bool = False,
 ) -> pa.Schema:
     """The columns of a Delta table: the source's, and our own."""
-    taken = [column.name for column in columns if column.name in OWN_COLUMNS]
+    own = OWN_COLUMNS if keep_history else {SEQUENCE: OWN_COLUMNS[SEQUENCE]}
+    if has_rescued:
+        own = {**own, RESCUED: pa.string()}
+    reserved = {*OWN_COLUMNS, *own}
+    taken = [column.name for column in columns if column.name in reserved]
     if taken:
         raise TableFailed(
             f"the source has a column {taken[0]}, a name that Headrace uses for itself",
@@ -97,7 +120,6 @@ def delta_schema(
         for column in columns
     ]
     fields = [pa.field(column.name, kind) for column, kind in zip(columns, types, strict=True)]
-    own = OWN_COLUMNS if keep_history else {SEQUENCE: OWN_COLUMNS[SEQUENCE]}
     return pa.schema(fields + [pa.field(name, kind) for name, kind in own.items()])
 
 
@@ -112,11 +134,15 @@ class VersionSummary:
     first_sequence: int
     last_sequence: int
     changes: int
+    inputs: tuple[Column, ...] = ()  # of the source, where rows are computed from them
     comment: str | None = None  # of the table; None: neither it nor those of columns are known
     last_record: int = 0  # the last change of a row that is no row of a block
     snapshots: set[bytes] = field(default_factory=set)  # of which there are blocks
     emptied: list[int] = field(default_factory=list)  # every TRUNCATE, and DROP
+    dropped: int = 0  # the last DROP: what comes after it is of another table of the name
     failure: "TableFailure | None" = None  # what the source could not read
+    whole_rows: bool = True  # old rows may come whole: the table's replica identity is full
+    cascades: bool = False  # its foreign keys change rows without a change event
 
 
 class TableFailure(msgspec.Struct, frozen=True):
@@ -149,6 +175,8 @@ class ShareResult(msgspec.Struct, kw_only=True):
     added: list[Added] = []
     dead: dict[str, bytes] = {}  # by file: the rows that are dead now, as a bitmap
     moves: bool = False  # a row that is not whole has changed its key: do it all in one share
+    unfit: bool = False  # a value does not fit, and the table has no RESCUED yet: do it with one
+    rescued: int = 0  # values whose text is in RESCUED
     failure: TableFailure | None = None
 
 

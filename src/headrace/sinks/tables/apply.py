@@ -8,8 +8,10 @@ of the one before.
 """
 
 import gc
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -32,14 +34,18 @@ from ..lake.plan import (
     failure_of,
 )
 from ..lake.storage import Added
+from .cascade_files import cascaded_records
 from .fold import ROW_OPS, Fold, RowKey, SequencedRecord, Share
 from .keys import Mask, bitmap, row_numbers
 from .lookup import INDEXES, ON_DISK, KeyIndex
 from .parquet import FILLED, LOOSE, PAST, is_in_order, joined, key_columns, read_rows, write_rows
+from .rescue import NoRescuedColumn, rescued_values
 from .window import KeySearch, Window
 
 _MOST_BYTES = 64_000_000  # of the images of a window, and of the rows of a file that it makes
 _MOST_APPENDED = 2 * _MOST_BYTES  # of the rows of a snapshot that make a file
+
+_ENDING = (*APPLY_ERRORS, NoRescuedColumn)
 
 Changes = LogBlock | list[SequencedRecord]
 
@@ -64,21 +70,39 @@ class TableShare:
     def _new_fold(self) -> Fold:
         plan = self.plan
         emptied = frozenset(plan.emptied) if plan.keep_history else frozenset[int]()
-        return Fold(self._key, self._share, emptied=emptied, every_version=plan.keep_history)
+        return Fold(
+            self._key,
+            self._share,
+            emptied=emptied,
+            every_version=plan.keep_history,
+            whole_rows=plan.whole_rows,
+        )
 
     def extend(self, changes: Sequence[SequencedRecord]) -> None:
         """Take changes of the table, in order."""
         if changes and not self.plan.after < changes[0][0] <= changes[-1][0] <= self.plan.upto:
             changes = [each for each in changes if self.plan.after < each[0] <= self.plan.upto]
-        if self._result.failure or not changes:
+        if self._ended or not changes:
             return
         if not self._fold.versions:
             self._first = changes[0][0]
         try:
             self._fold.extend(self._visible(changes))
-            if len(self._fold.versions) >= self.plan.window_keys or self._fold.size >= _MOST_BYTES:
+            keys = len(self._fold.versions) - self._fold.handed_on
+            if keys >= self.plan.window_keys or self._fold.size >= _MOST_BYTES:
                 self._apply()
-        except APPLY_ERRORS as error:
+        except _ENDING as error:
+            self._end(error)
+
+    @property
+    def _ended(self) -> bool:
+        """Whether it cannot go on: for good, or because it is done again."""
+        return self._result.failure is not None or self._result.unfit
+
+    def _end(self, error: Exception) -> None:
+        if isinstance(error, NoRescuedColumn):
+            self._result.unfit = True
+        else:
             self._result.failure = failure_of(error, self._first)
 
     def _visible(self, changes: Sequence[SequencedRecord]) -> Sequence[SequencedRecord]:
@@ -87,7 +111,12 @@ class TableShare:
         if not self.plan.chosen_key or shape is None or not shape.rule.where:
             return changes
         after, before = (
-            verdicts(shape, *self._images(changes, name), self.plan.connector)
+            verdicts(
+                shape,
+                *self._images(changes, name),
+                self.plan.connector,
+                rescue=self.plan.rescue,
+            )
             for name in (record.AFTER, record.BEFORE)
         )
         kept = []
@@ -113,7 +142,7 @@ class TableShare:
 
     def append(self, block: LogBlock) -> None:
         """Take rows of a snapshot; no other change of the table is in the batch."""
-        if self._result.failure:
+        if self._ended:
             return
         self._first = block.first
         try:
@@ -123,8 +152,8 @@ class TableShare:
                 self._append(count)
             elif count >= self.plan.file_rows:
                 self._append(count - count % self.plan.file_rows)
-        except APPLY_ERRORS as error:
-            self._result.failure = failure_of(error, self._first)
+        except _ENDING as error:
+            self._end(error)
 
     def _columns_of(self, block: LogBlock) -> pa.Table:
         plan = self.plan
@@ -132,7 +161,7 @@ class TableShare:
 
         def decoder(columns: Sequence[Column], as_text: frozenset[str]) -> pa.Table:
             names = [column.name for column in columns if column.name in there]
-            return block.columns(names, as_text=as_text & there)
+            return block.columns(names, as_text=as_text & there, rescue=plan.rescue)
 
         kept = [column for column in plan.columns if column.name in there]
         if plan.shape is None:
@@ -143,7 +172,9 @@ class TableShare:
         rows = rows.append_column(SEQUENCE, pa.array(sequences))
         inside = pa.array((sequences > plan.after) & (sequences <= plan.upto))
         wanted = inside if verdict is None else pc.and_(inside, verdict)
-        return conformed(rows if pc.all(wanted).as_py() else rows.filter(wanted), plan.schema)
+        rows = rows if pc.all(wanted).as_py() else rows.filter(wanted)
+        self._result.rescued += rescued_values(rows, plan)
+        return conformed(rows, plan.schema)
 
     def _hold(self, rows: pa.Table) -> None:
         self._blocks.append(rows)
@@ -184,28 +215,30 @@ class TableShare:
 
     def finish(self) -> ShareResult:
         """Apply what is left."""
-        if not self._result.failure:
+        if not self._ended:
             try:
                 if self._block_rows:
                     self._append(self._block_rows)
-                self._apply()
+                self._apply(ends=True)
                 self._tidy()
-            except APPLY_ERRORS as error:
-                self._result.failure = failure_of(error, self._first)
+            except _ENDING as error:
+                self._end(error)
         self._result.moves = self._result.moves or self._fold.moves
         self._result.added = list(self._own.values())
         self._result.dead = {path: rows.serialize() for path, rows in self._dead.items()}
         return self._result
 
-    def _apply(self) -> None:
+    def _apply(self, *, ends: bool = False) -> None:
         fold, self._fold = self._fold, self._new_fold()
         self._result.moves = self._result.moves or fold.moves
+        waiting = set() if ends else fold.hand_on(self._fold)  # transactions are whole at the end
         if fold.versions or fold.emptied_time is not None:
             window = Window(self.plan, fold)
-            window.look_up(self._files, self._dead)
-            self._fold.go_on_from(fold, window.replaced(fold.shared))
+            window.look_up(self._files, self._dead, waiting)
+            fold.hand_over(window.left_out, self._fold)
             for name, rows in joined(window.rows(), _MOST_BYTES):
                 self._write(rows, name)
+            self._result.rescued += window.rescued
 
     def _write(self, rows: pa.Table, name: str) -> None:
         plan, key = self.plan, key_columns(self.plan)
@@ -267,6 +300,7 @@ def log_changes(
     else is in the batch, a part may begin within one.
     """
     by_version = {version: share for share in shares for version in share.plan.versions}
+    cascaded = cascaded_records(plans)
     held: dict[int, list[SequencedRecord]] = {share.at: [] for share in shares}
     takers = {version: held[share.at] for version, share in by_version.items()}
     wanted = wanted.beyond(min((plan.after for plan in plans), default=wanted.upto))
@@ -288,9 +322,20 @@ def log_changes(
             if (taker := takers.get(each[1][record.TABLE])) is not None:
                 taker.append(each)
         for share in shares:
+            if share.plan.ref in cascaded:
+                _take_cascaded(cascaded[share.plan.ref], first + count - 1, held[share.at])
             if held[share.at]:
                 yield share, held[share.at].copy()
                 held[share.at].clear()
+    yield from ((share, left) for share in shares if (left := cascaded.get(share.plan.ref)))
+
+
+def _take_cascaded(waiting: list[SequencedRecord], upto: int, held: list[SequencedRecord]) -> None:
+    """Put changes that follow from foreign keys behind those that they follow from."""
+    count = bisect_right(waiting, upto, key=itemgetter(0))
+    held += waiting[:count]
+    held.sort(key=itemgetter(0))
+    del waiting[:count]
 
 
 def applied(

@@ -13,6 +13,8 @@ import pyarrow as pa
 from ..lake.deltalog import DataFile
 from .parquet import kind
 
+# Types whose bounds are exact in a file's statistics.
+EXACT = (pa.types.is_integer, pa.types.is_string, pa.types.is_date32)
 _DOUBLE_DIGITS = 15  # of a decimal that a double keeps
 _CUT_OFF = timedelta(milliseconds=1)
 

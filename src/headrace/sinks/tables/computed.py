@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from ...change.event import Table
 from ...errors import TableFailed
 from ...transforms.computed import ComputedTable
-from .. import LogBatch
+from .. import LogBatch, LogRange
 from ..lake.plan import (
     ShareResult,
     TableFailure,
@@ -70,9 +70,9 @@ class ComputedInput:
         return self._log.epochs
 
     @property
-    def covered(self) -> tuple[int, int] | None:
+    def whole(self) -> LogRange | None:
         """The range."""
-        return self._log.covered
+        return self._log.whole
 
     def scan(self) -> Summaries:
         """What the log has, with the columns of what is computed; what fails is left out."""
@@ -102,7 +102,9 @@ class ComputedInput:
         columns = sink.keyed(str(ref), source.columns)
         keyed = msgspec.structs.replace(source, columns=columns)
         as_text = sink.text_columns(str(ref))
-        computed = ComputedTable.of(sink.shaping, keyed, as_text=as_text, exact=True)
+        computed = ComputedTable.of(
+            sink.shaping, keyed, as_text=as_text, exact=True, unfit=sink.unfit
+        )
         assert computed  # since the table is among those
         table = computed.result_table(self.spark)
         self._computed[newest.version] = _Computed(computed, source, first)
@@ -114,9 +116,12 @@ class ComputedInput:
             first_sequence=first,
             last_sequence=max(each.last_sequence for each in versions),
             changes=sum(each.changes for each in versions),
+            inputs=source.columns,
             comment=table.comment,
             last_record=max(each.last_sequence for each in versions),
             emptied=sorted(at for each in versions for at in each.emptied),
+            dropped=max(each.dropped for each in versions),
+            cascades=newest.cascades,
             failure=min(
                 (each.failure for each in versions if each.failure),
                 key=lambda failure: failure.sequence,

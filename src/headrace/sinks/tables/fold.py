@@ -5,11 +5,15 @@
 A version that lacks columns (the source did not send them) takes them from the version before it
 in the batch; what the batch does not have is left to the row that the table holds.
 
+Where a key is checked at the end of a transaction, several rows may have it until then. Sources
+then send whole old rows, and each says which of the rows leaves: one that came in the transaction,
+or the one that was there before it.
+
 Each task folds the keys of its own share. A row that changes its key leaves one and takes another,
 which may be in another share: each does its part.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 from zlib import crc32
 
@@ -22,7 +26,9 @@ from ...errors import TableFailed
 ROW_OPS = frozenset(("INSERT", "READ", "UPDATE", "DELETE"))
 _NEW = frozenset(("INSERT", "READ"))
 _NOTHING: frozenset[str] = frozenset()
-_MOST_DISPLACED = 100_000  # rows that the next fold knows of
+_ABOVE = b"above"  # as a version's `base`: the key may still have the row that it had before
+_MOST_HANDED_ON = 512_000_000  # bytes of keys with several rows, about
+_PER_KEY = 500  # bytes that a key takes beside its images, about
 _new_tuple = tuple.__new__  # past the constructor of a NamedTuple, which takes twice as long
 
 _image = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -66,15 +72,6 @@ class Version(NamedTuple):
     image: bytes | None
     absent: frozenset[str] = _NOTHING  # to be taken from the table's row …
     base: bytes = b""  # … of this key
-
-
-class _Displaced(NamedTuple):
-    """What a key had when another row took it, in the middle of a transaction."""
-
-    commit_time: int
-    versions: list[Version] | None
-    top: bytes | None = None  # the other row, where an earlier fold of the transaction has it …
-    replaced: bool = False  # … and has put it in place of the row that the table had
 
 
 class Share(NamedTuple):
@@ -151,25 +148,41 @@ class Fold:
     """The changes of one table in one share, folded."""
 
     def __init__(
-        self, key: RowKey, share: Share, *, emptied: frozenset[int], every_version: bool
+        self,
+        key: RowKey,
+        share: Share,
+        *,
+        emptied: frozenset[int],
+        every_version: bool,
+        whole_rows: bool = True,
     ) -> None:
-        """`emptied`: changes that empty the table; else than `every_version`: only the last."""
+        """`emptied`: changes that empty the table; else than `every_version`: only the last.
+
+        `whole_rows`: old rows come whole, so that a new row may have the key of another.
+        """
         self._emptied = emptied
         self._key = key
         self._share = share
         self._every = every_version
         self._plain = bool(key.names) and not key.chosen
+        self._whole_rows = whole_rows
         self.versions: dict[bytes, list[Version]] = {}
         self.emptied_time: int | None = None  # the commit time of the first TRUNCATE
         self.moves = False  # a row that is not whole has come from another share
         self.partial = False  # some version lacks columns
         self.size = 0  # bytes of images, about
-        self._displaced: dict[bytes, _Displaced] = {}
+        self.handed_on = 0  # keys that the fold before has left to this one
+        self._handed_bytes = 0
+        self._time = 0  # when the last change was committed
+        # By key: other rows that have come to it in the transaction, beside its last version.
+        self._others: dict[bytes, list[Version]] = {}
 
     def extend(self, changes: Iterable[SequencedRecord]) -> None:
         """Take changes of rows in their order."""
         number, of = self._share
         plain, every, versions = self._plain, self._every, self.versions
+        inserts = self._whole_rows
+        fields: tuple[Any, ...] | None = None
         for sequence, fields in changes:
             key = fields[KEY]
             if (
@@ -184,13 +197,17 @@ class Fold:
                     image = fields[AFTER] if op != "DELETE" else None
                     whole = (sequence, fields[COMMIT_TIME], image, _NOTHING, b"")
                     version: Version = _new_tuple(Version, whole)
-                    if every:
+                    if inserts and op == "INSERT":
+                        self._come(key, _new_tuple(Version, (*whole[:4], _ABOVE)))
+                    elif every:
                         self._put(key, version)
                     else:
                         versions[key] = [version]
                         self.size += len(image or b"")
             else:
                 self.add(RowChange.of(sequence, fields))
+        if fields is not None:
+            self._time = fields[COMMIT_TIME]
 
     def add(self, change: RowChange) -> None:
         """Take the next change."""
@@ -205,11 +222,9 @@ class Fold:
         left = None
         if before is not None or key is None or self._key.chosen:
             key, left = self._key.keys(change)
-        if left is None and self._displaced and self._stays_below(key, change):
+        if not absent and not self._key.chosen:
+            self._add_whole(change, key, left)
             return
-        if left is not None and not self._key.chosen and self._share.has(key):
-            known = self.versions.get(key)
-            self._displaced[key] = _Displaced(commit_time, known and list(known))
         if self._share.has(key):
             image = None if op == "DELETE" else after
             if not absent or image is None:
@@ -221,71 +236,103 @@ class Fold:
             self.moves = True
         # After the row at its new key, which may need what was there.
         if left is not None and self._share.has(left):
-            self._leave(left, change)
+            self._put(left, Version(sequence, commit_time, None))
+
+    # --- several rows with one key ---------------------------------------------------------------
+
+    def _add_whole(self, change: RowChange, key: bytes, left: bytes | None) -> None:
+        """Take a change whose row is whole: the old row leaves its key, the new one comes."""
+        sequence, op, _, before, after, _, commit_time = change
+        if left is None and op == "UPDATE" and self._share.has(key):
+            known = self.versions.get(key)
+            if known is None or known[-1].commit_time != commit_time:
+                self._put(key, Version(sequence, commit_time, after))
+                return
+            if known[-1].image == before and key not in self._others:
+                known[-1] = Version(sequence, commit_time, after, _NOTHING, known[-1].base)
+                self.size += len(after or b"")
+                return
+        if op not in _NEW and self._share.has(left or key):
+            self._leave(left or key, change)
+        if op != "DELETE" and self._share.has(key):
+            self._come(key, Version(sequence, commit_time, after, _NOTHING, _ABOVE))
+
+    def _come(self, key: bytes, version: Version) -> None:
+        """Put a row to a key, where another may be."""
+        known = self.versions.get(key)
+        if known is None:
+            self.versions[key] = [version]
+            self.size += len(version.image or b"")
+            return
+        top = known[-1]
+        if top.image is None:
+            self._put(key, version._replace(base=b""))
+            return
+        self.size += len(version.image or b"")
+        if top.commit_time == version.commit_time:
+            self._others.setdefault(key, []).append(top)
+            known[-1] = version._replace(base=top.base)
+        else:
+            self.versions[key] = [*(known if self._every else [top]), version]
 
     def _leave(self, key: bytes, change: RowChange) -> None:
-        """Take a row from a key that it leaves for another one."""
-        if not self._stays_below(key, change._replace(op="DELETE")):
-            self._put(key, Version(change.sequence, change.commit_time, None))
+        """Take the row from a key that a change calls its old one."""
+        gone = Version(change.sequence, change.commit_time, None)
+        known = self.versions.get(key)
+        top = known[-1] if known else gone
+        if known is None or top.image is None or top.commit_time != change.commit_time:
+            self._put(key, gone)  # it was there before the transaction
+            return
+        rows = [each for each in self._others.pop(key, ()) if each.commit_time == top.commit_time]
+        rows.append(top)
+        base, which = top.base, _equal(rows, change.before)
+        if which is not None:
+            del rows[which]
+        elif base is _ABOVE and _is_whole(change.before, top):
+            base = b""
+        else:
+            rows.pop(0)
+        if rows:
+            known[-1] = rows.pop()._replace(base=base)
+            if rows:
+                self._others[key] = rows
+        elif base is _ABOVE and which is not None:
+            known.pop()
+            if not known:
+                del self.versions[key]
+        else:
+            known[-1] = gone
 
-    def _stays_below(self, key: bytes, change: RowChange) -> bool:
-        """Whether a change is of one of two rows that have a key, and this is seen to.
+    def hand_on(self, to: "Fold") -> set[bytes]:
+        """Leave keys to the next fold that have several rows, while the transaction goes on.
 
-        Where a key is checked at the end of a transaction, two rows may have it for a moment, as
-        when two rows exchange their keys. The old row says which of them is meant.
+        Returns keys that have one more if the table has a row of them.
         """
-        known = self._displaced.get(key)
-        if known is None or known.commit_time != change.commit_time or change.before is None:
-            return False
-        above = self.versions[key][-1].image if key in self.versions else known.top
-        old, now = _image(change.before), _image(above or b"{}")
-        if len(old) < len(now):
-            return False  # the key alone, which is then always checked at once
-        sequence, gone = change.sequence, change.op == "DELETE"
-        if any(old[name] != now[name] for name in old if name in now):
-            absent = _NOTHING if gone else frozenset(change.absent)
-            self.partial = self.partial or bool(absent)
-            image = None if gone else change.after
-            below = Version(sequence, change.commit_time, image, absent, key)
-            earlier = [each for each in known.versions or () if self._every]
-            if earlier and earlier[-1].commit_time == change.commit_time:
-                earlier.pop()
-            self._displaced[key] = known._replace(versions=[*earlier, below])
-            return True
-        if gone:
-            del self._displaced[key]
-            self.versions.pop(key, None)
-            if known.top is None and known.versions:
-                self.versions[key] = known.versions
-            elif known.versions:  # the table has the other one, which this now follows
-                below = known.versions[-1]
-                self.versions[key] = [
-                    below._replace(sequence=sequence, commit_time=change.commit_time)
-                ]
-            elif known.replaced:
-                raise TableFailed(
-                    f"change {sequence} moves one of two rows with one key, in a transaction of "
-                    "more rows than can be looked at together"
-                )
-            elif known.top is not None:
-                return False  # the table has it, and loses it
-        return gone
+        now = self._time
+        unsettled = [
+            key
+            for key, known in self.versions.items()
+            if known[-1].base is _ABOVE and known[-1].commit_time == now
+        ]
+        several = {key for key in unsettled if len(self.versions[key]) > 1}
+        several |= {key for key, rows in self._others.items() if rows[-1].commit_time == now}
+        self.hand_over(several, to)
+        return set(unsettled) - several
 
-    def go_on_from(self, before: Self, replaced: Collection[bytes]) -> None:
-        """Know which keys two rows may have, since the fold before this one has ended.
-
-        `replaced` are keys of which the table had a row.
-        """
-        for key, below in list(before._displaced.items())[-_MOST_DISPLACED:]:
-            known = before.versions.get(key)
-            if (top := known[-1].image if known else below.top) is not None:
-                lost = below.replaced or (below.top is None and key in replaced)
-                self._displaced[key] = below._replace(top=top, replaced=lost)
-
-    @property
-    def shared(self) -> Collection[bytes]:
-        """Keys that two rows may have."""
-        return self._displaced.keys()
+    def hand_over(self, keys: Iterable[bytes], to: "Fold") -> None:
+        """Leave keys to the next fold."""
+        for key in keys:
+            to.versions[key] = rows = self.versions.pop(key)
+            if key in self._others:
+                to._others[key] = self._others.pop(key)
+                rows = [*rows, *to._others[key]]
+            to.handed_on += 1
+            to._handed_bytes += _PER_KEY + sum(len(each.image or b"") for each in rows)
+        if to._handed_bytes > _MOST_HANDED_ON:
+            raise TableFailed(
+                f"a transaction has {to.handed_on} keys with several rows, more than can be looked "
+                "at together"
+            )
 
     def _put(self, key: bytes, version: Version) -> None:
         self.size += len(version.image or b"")
@@ -308,7 +355,7 @@ class Fold:
     def _empty(self, sequence: int, commit_time: int) -> None:
         if self.emptied_time is None:
             self.emptied_time = commit_time
-        self._displaced.clear()
+        self._others.clear()
         gone = Version(sequence, commit_time, None)
         for known in self.versions.values():
             if known[-1].image is None:
@@ -333,6 +380,25 @@ class Fold:
         lacking = absent & earlier.absent
         self.partial = self.partial or bool(lacking)
         return Version(change.sequence, change.commit_time, _text(image), lacking, earlier.base)
+
+
+def _equal(rows: Sequence[Version], before: bytes | None) -> int | None:
+    """Which of the rows is the one that an old image shows; the last one, where several are."""
+    for at in range(len(rows) - 1, -1, -1):
+        if rows[at].image == before:
+            return at
+    old = _image(before or b"{}")
+    for at in range(len(rows) - 1, -1, -1):
+        now = _image(rows[at].image or b"{}")
+        # Columns may have come or gone since. An image of the key alone means all rows of it.
+        if all(old[name] == now[name] for name in old if name in now):
+            return at
+    return None
+
+
+def _is_whole(before: bytes | None, row: Version) -> bool:
+    """Whether an old image has all columns of a row."""
+    return len(_image(before or b"{}")) >= len(_image(row.image or b"{}"))
 
 
 def rekeyed(columns: Sequence[Column], key: Sequence[str]) -> tuple[Column, ...]:

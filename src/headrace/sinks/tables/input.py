@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from ...change.arrow.frame import pack, unpack
 from ...change.event import Table
-from .. import LogBatch
+from .. import LogBatch, LogRange
 from ..lake.plan import (
     APPLY_ERRORS,
     ShareResult,
@@ -56,8 +56,8 @@ class BatchInput(Protocol):
         ...
 
     @property
-    def covered(self) -> tuple[int, int] | None:
-        """After which sequence and up to which it has all changes; None: that is not known."""
+    def whole(self) -> LogRange | None:
+        """The range of the log that it is; None: it is empty, or may lack some changes."""
         ...
 
     @property
@@ -85,10 +85,9 @@ class LogInput:
         return self._batch.spark
 
     @property
-    def covered(self) -> tuple[int, int] | None:
+    def whole(self) -> LogRange | None:
         """The range."""
-        whole = self._batch.whole
-        return (whole.after, whole.upto) if whole else None
+        return self._batch.whole
 
     def scan(self) -> Summaries:
         """Ask the log what it has, and look at the heads of the records where it cannot tell."""
@@ -106,7 +105,7 @@ class LogInput:
 class RowsInput:
     """A DataFrame of changes, whose rows are sent to the task of their key."""
 
-    covered: tuple[int, int] | None = None  # a person may have left some out
+    whole: LogRange | None = None  # a person may have left some out
 
     def __init__(self, changes: DataFrame) -> None:
         self._changes = changes

@@ -57,7 +57,7 @@ def key_codes(columns: Sequence[pa.Array | pa.ChunkedArray], *, exact: bool) -> 
     for lane in range(len(_SALTS)):
         code = np.zeros(len(columns[0]), dtype=np.uint64)
         for column in columns:
-            code = _mixed(code ^ _hashes(combined(column), lane))
+            code = mixed(code ^ _hashes(combined(column), lane))
         lanes.append(code.view(np.int64))
     return KeyCodes(*lanes)
 
@@ -90,15 +90,16 @@ def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def _hashes(column: pa.Array, lane: int) -> Hashes:
     if is_exact([column.type]) or pa.types.is_boolean(column.type):
-        found = _mixed(_whole(column).view(np.uint64) + np.uint64(lane))
+        found = mixed(_whole(column).view(np.uint64) + np.uint64(lane))
     else:
-        found = _text_hashes(column, lane)
+        found = text_hashes(column, lane)
     if column.null_count:
         found = np.where(column.is_null().to_numpy(zero_copy_only=False), _NULLS[lane], found)
     return found
 
 
-def _text_hashes(column: pa.Array, lane: int) -> Hashes:
+def text_hashes(column: pa.Array, lane: int) -> Hashes:
+    """Hashes of values that have no number of their own."""
     # Not at the top: it takes long to import, and most keys are whole numbers.
     from pandas.util import hash_array  # noqa: PLC0415
 
@@ -120,7 +121,7 @@ def _whole(column: pa.Array, null: int = 0) -> Numbers:
     return cast("Numbers", numbers.to_numpy(zero_copy_only=False))
 
 
-def _mixed(numbers: Hashes) -> Hashes:
+def mixed(numbers: Hashes) -> Hashes:
     """Neighbouring numbers spread over all 64 bits (the finalizer of splitmix64)."""
     numbers = numbers + np.uint64(0x9E3779B97F4A7C15)
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -16,6 +16,15 @@ class TableEntry(msgspec.Struct):
     ref: TableRef = msgspec.field(name="place")
     failure: TableFailure | None = msgspec.field(default=None, name="trouble")
     applied: int = 0  # the table has had everything up to this sequence; 0: that is not noted
+    rescued: int = 0  # values that their columns could not hold, since the sink began
+    cascaded: bool = False  # several of its rows may have one sequence: that of a change elsewhere
+
+
+class CascadingTable(msgspec.Struct):
+    """A table of the log, followed or not, whose foreign keys act: its version of now."""
+
+    ref: TableRef
+    version: int
 
 
 class _Content(msgspec.Struct):
@@ -24,6 +33,8 @@ class _Content(msgspec.Struct):
     sequence: int = 0
     upto: int = 0  # the end of the last batch, whatever it was about; 0: that is not noted
     tables: list[TableEntry] = []
+    generation: str = "0"  # of the log; "": not known
+    cascading: list[CascadingTable] = []
 
 
 class TablesLedger:
@@ -62,7 +73,13 @@ class TablesLedger:
     def progress(self) -> Progress | None:
         """How far every table has come; None: nowhere."""
         content = self._content
-        return Progress(content.epoch, content.sequence) if content.epoch else None
+        place = Progress(content.epoch, content.sequence, content.generation)
+        return place if content.epoch else None
+
+    @property
+    def generation(self) -> str:
+        """The generation of the log in which that place was reached; "": not known."""
+        return self._content.generation
 
     @property
     def refs(self) -> list[TableRef]:
@@ -92,6 +109,33 @@ class TablesLedger:
         """Remember how far a table has come that is known here."""
         self._entries[ref].applied = sequence
 
+    def note_rescued(self, ref: TableRef, values: int) -> None:
+        """Count values that their columns could not hold."""
+        self._entries[ref].rescued += values
+
+    @property
+    def cascading(self) -> dict[TableRef, int]:
+        """The tables whose foreign keys act, each with its version."""
+        return {each.ref: each.version for each in self._content.cascading}
+
+    def note_cascading(self, ref: TableRef, version: int) -> None:
+        """Remember that the foreign keys of a table act; version 0: they do not."""
+        others = [each for each in self._content.cascading if each.ref != ref]
+        self._content.cascading = [*others, *([CascadingTable(ref, version)] if version else [])]
+
+    def cascaded(self, ref: TableRef) -> bool:
+        """Whether foreign keys have changed rows of a table."""
+        entry = self._entries.get(ref)
+        return entry is not None and entry.cascaded
+
+    def note_cascaded(self, ref: TableRef) -> None:
+        """Remember it."""
+        self._entries[ref].cascaded = True
+
+    def rescued_values(self) -> dict[str, int]:
+        """How many there were, by table."""
+        return {str(entry.ref): entry.rescued for entry in self._content.tables if entry.rescued}
+
     def failed_tables(self) -> list[FailedTable]:
         """Every table that is not followed."""
         found = [entry for entry in self._content.tables if entry.failure]
@@ -112,16 +156,20 @@ class TablesLedger:
         """Begin anew with every table: another log will fill them."""
         for entry in self._content.tables:
             entry.failure = None
+        self._content.cascading = []
 
     def begin_again(self) -> None:
         """Forget how far every table is, and which tables there were; they are empty now."""
         self._content.epoch, self._content.sequence, self._content.upto = "", 0, 0
         self._content.tables, self._entries = [], {}
+        self._content.cascading = []
         self.save()
 
-    def reach(self, epoch: str, sequence: int, upto: int = 0) -> None:
+    def reach(self, place: Progress, upto: int = 0) -> None:
         """Remember that every change up to this one has arrived, with a batch that ends there."""
+        epoch, sequence, generation = place
         content = self._content
+        content.generation = generation
         if epoch != content.epoch:
             content.epoch, content.sequence, content.upto = epoch, 0, 0
             for entry in content.tables:
@@ -129,9 +177,9 @@ class TablesLedger:
         content.sequence = max(content.sequence, sequence)
         content.upto = max(content.upto, upto)
 
-    def continue_in(self, epoch: str) -> None:
+    def continue_in(self, epoch: str, generation: str) -> None:
         """Remember the same place under the name of a restored log."""
-        self._content.epoch = epoch
+        self._content.epoch, self._content.generation = epoch, generation
         self.save()
 
     def save(self) -> None:

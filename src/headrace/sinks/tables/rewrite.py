@@ -19,8 +19,10 @@ from ..lake import vectors
 from ..lake.conform import conformed
 from ..lake.plan import CURRENT, PlannedFile, TablePlan
 from ..lake.storage import Added
+from .evolution import Carry
 from .keys import Numbers, bitmap, row_numbers
 from .parquet import PAST, write_rows
+from .rescue import with_carried_rescues
 
 _SAMPLES = 8  # values of a file; one with so many row groups has their bounds
 
@@ -56,6 +58,9 @@ class RewriteWork:
     parts: tuple[PlannedFile, ...] = ()  # files of which only the rows of `range` are taken
     range: KeyRange = KeyRange()
     dead: Mapping[str, bytes] = field(default_factory=dict)  # rows that no vector knows of yet
+    carry: Carry = field(
+        default_factory=Carry
+    )  # what the rows become, where their columns are others from now on
 
 
 class Rewritten(msgspec.Struct, frozen=True):
@@ -129,7 +134,8 @@ def _live(
         counts = [parquet.metadata.row_group(at).num_rows for at in range(parquet.num_row_groups)]
         begins = np.concatenate([[0], np.cumsum(counts)])
         read = parquet.read_row_groups(list(groups), use_threads=False)
-    rows = conformed(read, plan.schema, file.partition)
+    rows = conformed(work.carry.of(read), plan.schema, file.partition)
+    rows = with_carried_rescues(rows, read.column_names, plan, work.carry)
     parts = [np.arange(begins[at], begins[at + 1], dtype=np.int64) for at in groups]
     numbers = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
     dead = vectors.read(plan.folder, file.vector) if file.vector else BitMap()

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 
 from ...change import record
-from ...change.arrow import columns_of
+from ...change.arrow import columns_of, references_of
+from ...change.cascade import acts
 from ...change.event import Table
 from ...change.span import LogSpan
 from ...errors import TableFailed
@@ -120,6 +121,7 @@ def summed(versions: Iterable[Mapping[str, Any]], others: Iterable[tuple[Any, ..
                 connector=row["connector"],
                 version=row["schema_version"],
                 columns=columns_of(row["row_schema"]),
+                cascades=any(map(acts, references_of(row["row_schema"]))),
                 first_sequence=row["first"],
                 last_sequence=row["last"],
                 changes=0,
@@ -141,6 +143,8 @@ def _summary(seen: Summaries, table: Table, first: int) -> VersionSummary:
         last_sequence=first,
         changes=0,
         comment=table.comment,
+        whole_rows=table.identity == "full",
+        cascades=any(map(acts, table.references)),
     )
     return seen[table.version]
 
@@ -156,3 +160,4 @@ def _note_others(seen: Summaries, others: Iterable[tuple[Any, ...]]) -> None:
             known.failure = TableFailure(sequence, reason, TableFailed.hint)
         elif op == "TRUNCATE" or details.get("dropped"):
             known.emptied.append(sequence)
+            known.dropped = sequence if details.get("dropped") else known.dropped

@@ -19,18 +19,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import pyarrow as pa
-
 from ...change.event import Column, Table
 from ...errors import ConfigError, LogReplaced, PipelineError, TableFailed
 from ...plugins import Finding
 from ...transforms.rules import TableTransform
-from .. import FailedTable, Progress, Sink, SinkWriter, Takes
+from .. import FailedTable, LogRange, Progress, Sink, SinkWriter, Takes
 from ..erasing import ErasedPlace, ErasedRow
 from ..lake.catalog import AnyCatalog, Registrar, check_catalog
 from ..lake.delta import EPOCH, Delta, Marks
 from ..lake.modes import PRIVATE, expect_mode, make_folder
 from ..lake.plan import (
+    CascadedPlace,
     ShareResult,
     TableFailure,
     TablePlan,
@@ -39,11 +38,16 @@ from ..lake.plan import (
     failure_of,
 )
 from ..lake.storage import Folder, is_local
+from .cascade_files import forget_cascaded
+from .cascades import CascadeFailed, Child, Family, Search, cascaded_rows, read_steps, ref_of
 from .erasure import erase_in_table
-from .fold import rekeyed
+from .evolution import Evolution
+from .fold import RowChange, rekeyed
+from .foreign_keys import BatchPart, ForeignKeys, family_of, idle_summary
 from .input import BatchInput, LogInput, RowsInput
 from .ledger import TablesLedger
 from .maintenance import Maintenance, MaintenanceWork, run_rewrites
+from .row_search import Wanted, run_searches, searches
 from .scan import Summaries
 from .staged import StagedInput
 from .target import Opening, TargetTable
@@ -95,6 +99,9 @@ class Tables(Sink):
     keep: Literal["rows", "history"] = "rows"
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by schema.table
     as_text: tuple[str, ...] = ()  # schema.table.column: kept as the source's exact text
+    # What a value does that its column cannot hold, outside the key: it becomes null, with its text
+    # in RESCUED, or it stops the table.
+    unfit: Literal["rescue", "stop"] = "rescue"
     # How replaced rows go: marked in a vector beside their file, or by writing the file anew, for
     # readers that know no vectors.
     deletes: Literal["vectors", "rewrite"] = "vectors"
@@ -180,7 +187,11 @@ class Tables(Sink):
 
     def reset(self, writer: str) -> None:
         """Empty every table; the ledger last, because it names them."""
-        ledger = TablesLedger.open(self.folder, writer, adopt=True)
+        self.empty(TablesLedger.open(self.folder, writer, adopt=True), writer)
+
+    def empty(self, ledger: TablesLedger, writer: str) -> None:
+        """Empty every table of a ledger, and then the ledger."""
+        forget_cascaded(self.folder)
         for ref in ledger.refs:
             # A damaged table stays as it is: it fails again, with its reason, at its next change.
             with suppress(TableFailed):
@@ -214,6 +225,8 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
         self._between_batches = threading.Lock()  # who commits
         self._maintenance = Maintenance(self._between_batches)
         self._changed: set[TableRef] = set()  # since compaction last looked
+        self._foreign_keys = ForeignKeys(sink, self._ledger)
+        self._cascaded: Mapping[TableRef, CascadedPlace] = {}  # in the batch that is being written
         self._registrar = Registrar(sink.catalog, sink.name) if sink.catalog else None
         if self._registrar:
             for ref in self._ledger.refs:
@@ -235,8 +248,13 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
             with suppress(TableFailed):
                 folder = self._sink.folder.within(ref.schema, ref.table)
                 if delta := Delta.open(folder, self._writer, adopt=False):
-                    delta.continue_in(before, epoch, upto)
-        self._ledger.continue_in(epoch)
+                    delta.continue_in(before, epoch, upto, self.generation)
+        self._foreign_keys.continue_in(before, epoch, upto, self.generation)
+        self._ledger.continue_in(epoch, self.generation)
+
+    def go_back(self, upto: int) -> None:
+        """Empty every table: what it had before a change is known no more."""
+        self._sink.empty(self._ledger, self._writer)
 
     def progress(self) -> Progress | None:
         """How far every table has come."""
@@ -245,6 +263,10 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
     def failed_tables(self) -> list[FailedTable]:
         """The tables that are not followed any more."""
         return self._ledger.failed_tables()
+
+    def rescued_values(self) -> dict[str, int]:
+        """How many values were put into RESCUED, by table."""
+        return self._ledger.rescued_values()
 
     def catalog_failure(self) -> str:
         """Which tables the catalog does not have, and why."""
@@ -257,15 +279,33 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
 
     def _write(self, batch: LogBatch | DataFrame | StagedInput, batch_id: int) -> int:
         self._expect_tables(batch_id)
+        count, rest = 0, batch
+        while True:
+            changes, seen = self._scanned(rest)
+            cut = self._cut(changes, seen)
+            if not cut or changes.whole is None:
+                return count + self._write_part(changes, seen, batch_id)
+            whole: Any = batch
+            part = self._scanned(BatchPart(whole, changes.whole.after, cut))
+            count += self._write_part(*part, batch_id)
+            rest = BatchPart(whole, cut, changes.whole.upto)
+
+    def _scanned(self, batch: Any) -> tuple[BatchInput, Summaries]:
+        self._foreign_keys.begin()
         changes = self._input(batch)
         self._spark = changes.spark
-        seen = changes.scan()
+        return changes, changes.scan()
+
+    def _write_part(self, changes: BatchInput, seen: Summaries, batch_id: int) -> int:
         for ref, failure in changes.failures.items():
             self._give_up(ref, failure)
         marks = self._marks(changes, seen, batch_id)
-        after, upto = changes.covered or (0, 0)
+        after, upto = (changes.whole.after, changes.whole.upto) if changes.whole else (0, 0)
         self._expect_no_gap(marks.epoch, after)
         waiting = self._followed(seen, marks.epoch)
+        self._cascaded = self._cascade(changes, seen, waiting, marks.epoch)
+        last = [marks.sequence, *(each.last_sequence for some in waiting.values() for each in some)]
+        marks = replace(marks, sequence=max(last))
         for _ in range(_MOST_ROUNDS):
             if not waiting:
                 break
@@ -274,7 +314,9 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
             raise PipelineError(
                 f"batch {batch_id} reads differently each time: {next(iter(waiting))}"
             )
-        self._ledger.reach(marks.epoch, marks.sequence, upto)
+        if changes.whole:
+            self._foreign_keys.note(changes.whole, seen.values())
+        self._ledger.reach(Progress(marks.epoch, marks.sequence, self.generation), upto)
         self._ledger.save()
         return sum(each.changes for each in seen.values())
 
@@ -289,7 +331,7 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
                 self._give_up(ref, failure_of(error, _first(seen)))
                 continue
             if plan is not None:
-                planned.append((target, plan))
+                planned.append((target, replace(plan, cascaded=self._cascaded.get(ref))))
         results = changes.run(tuple(plan for _, plan in planned)) if planned else {}
         again: Waiting = {}
         settled: list[Settled] = []
@@ -303,6 +345,9 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
             try:
                 if any(each.moves for each in done) and not plan.together:
                     target.apply_together()
+                    again[target.ref] = seen
+                elif any(each.unfit for each in done):
+                    target.rescue()
                     again[target.ref] = seen
                 elif failure:
                     target.recover(failure, seen)
@@ -327,10 +372,11 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
                 for target, plan, done in settled
             ]
         self._changed |= {target.ref for target, _, _ in settled}
-        for (target, _, _), each in zip(settled, waiting, strict=True):
+        for (target, _, done), each in zip(settled, waiting, strict=True):
             try:
                 each.result()
                 self._ledger.note_applied(target.ref, target.delta.applied(marks.epoch))
+                self._ledger.note_rescued(target.ref, sum(part.rescued for part in done))
             except TableFailed as error:
                 self._give_up(target.ref, failure_of(error, marks.sequence))
 
@@ -352,6 +398,10 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
         return failure is None or _emptied(seen) > failure.sequence
 
     def _wants(self, table: Table) -> bool:
+        self._foreign_keys.meet(table)
+        return self._chosen(table)
+
+    def _chosen(self, table: Table) -> bool:
         globs = self._sink.tables
         return not globs or any(map(table.matches, globs))
 
@@ -388,7 +438,7 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
                 raise LogReplaced(f"the tables in {self._sink.path} were filled from another log")
             self._ledger.forget_failures()
         last = max((each.last_sequence for each in seen.values()), default=0)
-        return Marks(batch_id=batch_id, epoch=epoch, sequence=last)
+        return Marks(batch_id=batch_id, epoch=epoch, sequence=last, generation=self.generation)
 
     def _followed(self, seen: Summaries, epoch: str) -> Waiting:
         """What the batch has of tables that are followed, those included that are new."""
@@ -420,6 +470,10 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
                 restart=failure is not None,
             ),
         )
+        if self._ledger.generation and not emptied:
+            # It may be ahead of the ledger, after a crash between their commits.
+            hint = self._sink.ahead_hint(0)
+            self.expect_place(target.delta.place(epoch), target.delta.folder.uri, hint)
         had = self._ledger.applied(ref) if epoch == self._ledger.epoch else 0
         if target.applied < had and not (failure or emptied):
             raise TableFailed(
@@ -430,6 +484,7 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
             logger.info("a full snapshot has come, so the table goes on table=%s", ref)
             target.start_at(emptied)
         self._ledger.note(ref, None)
+        target.cascaded = self._ledger.cascaded(ref)
         self._targets[ref] = target
         return True
 
@@ -438,11 +493,121 @@ class TablesWriter(SinkWriter["LogBatch | DataFrame | StagedInput"]):
         self._targets.pop(ref, None)
         self._ledger.note(ref, failure)
 
+    # --- foreign keys that act -------------------------------------------------------------------
+
+    def _cut(self, changes: BatchInput, seen: Summaries) -> int:
+        """Where a part of the batch ends that is written by itself; 0: all of it is."""
+        whole = changes.whole
+        if whole is None:
+            return 0
+        stored = self._foreign_keys.stored(whole.epoch, self._reached(whole), self.lineage)
+        ends = [self._foreign_keys.cut(whole, seen), stored.upto if stored else 0]
+        return min((end for end in ends if 0 < end < whole.upto), default=0)
+
+    def _reached(self, whole: LogRange) -> int:
+        """After which change of the batch the tables lack some."""
+        return max(whole.after, self._ledger.upto if whole.epoch == self._ledger.epoch else 0)
+
+    def _cascade(
+        self, changes: BatchInput, seen: Summaries, waiting: Waiting, epoch: str
+    ) -> Mapping[TableRef, CascadedPlace]:
+        """Let tables wait for what foreign keys do to their rows; returns where that is stored."""
+        whole = changes.whole
+        if whole is None:
+            self._refuse_cascades(seen, waiting)
+            return {}
+        whole = whole.beyond(self._reached(whole))
+        if whole.after >= whole.upto:
+            return {}
+        tables = self._foreign_keys.in_force(whole)
+        found = self._foreign_keys.stored(epoch, whole.after, self.lineage)
+        if found is None and self._foreign_keys.concerns(tables):
+            rows = self._cascaded_rows(whole, tables, waiting)
+            found = None if rows is None else self._foreign_keys.store(whole, self.generation, rows)
+        if found is None:
+            return {}
+        for ref, every in found.by_table.items():
+            some = [each for each in every if each.sequence <= whole.upto]
+            if some and self._opens(tables[ref], epoch, whole.after + 1):
+                self._await_cascaded(tables[ref], some, waiting)
+        place = CascadedPlace(self._sink.folder, found.token)
+        return {ref: place for ref in found.by_table if ref in waiting}
+
+    def _cascaded_rows(
+        self, whole: LogRange, tables: Mapping[TableRef, Table], waiting: Waiting
+    ) -> Mapping[TableRef, Sequence[RowChange]] | None:
+        """What foreign keys do to rows in a range; None: it has no change that they act upon."""
+        while True:
+            family = self._family(whole, tables)
+            try:
+                steps = read_steps(whole, family)
+                return cascaded_rows(family, steps, self._found_rows(family)) if steps else None
+            except CascadeFailed as error:
+                waiting.pop(error.ref, None)
+                self._give_up(error.ref, failure_of(error.reason, error.sequence))
+
+    def _found_rows(self, family: Family) -> Search:
+        def search(child: Child, wanted: Wanted) -> list[dict[str, Any]]:
+            names = [column.name for column in family.columns(child.table)]
+            delta = self._targets[child.ref].delta
+            return run_searches(self._spark, searches(delta, names, wanted))
+
+        return search
+
+    def _family(self, whole: LogRange, tables: Mapping[TableRef, Table]) -> Family:
+        opened = {
+            ref for ref, table in tables.items() if self._opens(table, whole.epoch, whole.after + 1)
+        }
+        return family_of(self._sink, tables, {ref: self._targets[ref].applied for ref in opened})
+
+    def _opens(self, table: Table, epoch: str, first: int) -> bool:
+        """Whether a table is followed, also if the batch has no change of it."""
+        ref = ref_of(table)
+        if ref in self._targets:
+            return True
+        if not self._chosen(table) or not self._ledger.knows(ref) or self._ledger.failure(ref):
+            return False
+        try:
+            return self._opened(ref, [idle_summary(table, first, first)], epoch)
+        except TableFailed as error:
+            self._give_up(ref, failure_of(error, first))
+            return False
+
+    def _await_cascaded(self, table: Table, some: Sequence[RowChange], waiting: Waiting) -> None:
+        ref, last = ref_of(table), some[-1].sequence
+        self._targets[ref].cascaded = True
+        self._ledger.note_cascaded(ref)
+        if ref not in waiting:
+            waiting[ref] = [idle_summary(table, some[0].sequence, last)]
+            return
+        newest = max(waiting[ref], key=lambda each: each.last_sequence)
+        newest.last_sequence = max(newest.last_sequence, last)
+        newest.last_record = max(newest.last_record, last)
+
+    def _refuse_cascades(self, seen: Summaries, waiting: Waiting) -> None:
+        """Changes that come as rows may lack those by which rows of other tables follow."""
+        for each in seen.values():
+            if each.cascades and waiting.pop(each.ref, []):
+                reason = (
+                    "its foreign keys change rows, which only a sink that reads the log follows"
+                )
+                hint = f"Write it with `headrace pipeline {self._sink.name}`."
+                self._give_up(each.ref, TableFailure(each.first_sequence, reason, hint))
+
     # --- files written anew ----------------------------------------------------------------------
 
-    def _rewrite(self, spark: SparkSession | None, target: TargetTable, schema: pa.Schema) -> None:
+    def _rewrite(
+        self,
+        spark: SparkSession | None,
+        target: TargetTable,
+        evolution: Evolution,
+        notes: Mapping[str, str],
+    ) -> None:
         """All files of a table with other columns."""
-        target.take_over(run_rewrites(spark, target.rewrites(schema)), schema)
+        rows = target.current_rows
+        done = run_rewrites(spark, target.rewrites(evolution))
+        target.take_over(done, evolution.schema, notes)
+        self._ledger.note_rescued(target.ref, rows * len(evolution.carry.rescued))
 
     def maintain(self, *, vacuum: bool | None = None) -> None:
         """Let files be compacted beside the stream, and now and then unused ones be deleted.

@@ -21,6 +21,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...change.path import split_path
+from .. import LogRange
 from ..lake.plan import ShareResult, TableFailure, TablePlan, TableRef
 from ..lake.storage import OWN_FOLDER, Folder
 from .apply import Changes, TableShare, applied, table_shares
@@ -163,8 +165,9 @@ class _RunWriter:
 def _of_table(batch: pa.RecordBatch, table: str) -> pa.RecordBatch:
     if not table:
         return batch
-    names = pc.binary_join_element_wise(batch["schema"], batch["table"], ".")
-    return batch.filter(pc.fill_null(pc.equal(names, table), fill_value=False))
+    schema, name = split_path(table)
+    ours = pc.and_(pc.equal(batch["schema"], schema), pc.equal(batch["table"], name))
+    return batch.filter(pc.fill_null(ours, fill_value=False))
 
 
 def _note(
@@ -191,7 +194,7 @@ class StagedInput:
     """What the tasks of a batch have stored; a `BatchInput`."""
 
     spark: SparkSession | None = None
-    covered: tuple[int, int] | None = None  # a person may have left some changes out
+    whole: LogRange | None = None  # a person may have left some changes out
 
     def __init__(self, folder: Folder, staged: Sequence[StagedPart]) -> None:
         self._folder = folder

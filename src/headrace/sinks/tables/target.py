@@ -11,7 +11,8 @@ import msgspec
 import pyarrow as pa
 from pyroaring import BitMap
 
-from ...change.arrow import widened
+from ...change.arrow import RESCUED
+from ...change.columns import carried_columns
 from ...change.event import Column, Table
 from ...errors import LogReplaced, TableFailed
 from ...transforms.rules import Selected, TransformNote
@@ -31,8 +32,23 @@ from ..lake.plan import (
     delta_schema,
 )
 from ..lake.storage import Added, Folder
-from .bounds import column_bounds
+from .bounds import EXACT, column_bounds
 from .compaction import due
+from .evolution import (
+    DROPPED,
+    Carry,
+    Evolution,
+    InitialDefaults,
+    Keep,
+    column_note,
+    evolved,
+    grown,
+    initial_defaults,
+    key_note,
+    noted_columns,
+    touched,
+    with_first_defaults,
+)
 from .keys import bitmap, row_numbers, united
 from .lookup import INDEXES, KeyColumns
 from .parquet import LOOSE, PAST, kind, read_rows
@@ -44,16 +60,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEY = "headrace.key"
+COLUMNS = "headrace.columns"
+INPUTS = "headrace.inputs"  # columns of the source by which rows are chosen, or computed
 TRANSFORM = "headrace.transform"
+HAS_RESCUED = "headrace.rescued"  # "true": RESCUED is ours, and no column of the source
 # Writes all files of a table anew, with other columns.
-Rewrite = Callable[["TargetTable", pa.Schema], None]
+Rewrite = Callable[["TargetTable", Evolution, Mapping[str, str]], None]
 RunRewrites = Callable[[Sequence[RewriteWork]], Sequence[Rewritten]]
 
 FILE_ROWS = 500_000  # at most in a file: so the vectors of its dead rows stay small
 WINDOW_KEYS = 250_000  # that are applied at once: so much of a share is in memory
-
-# Types whose bounds are exact in a file's statistics.
-_BOUNDED = (pa.types.is_integer, pa.types.is_string, pa.types.is_date32)
 
 
 class Opening(NamedTuple):
@@ -78,6 +94,7 @@ class TargetTable:
         self._comments: TableComments | None = None  # of the source; None: they are not known
         self._commented_by = 0  # the version of the source's table that has them
         self._together = False
+        self.cascaded = False  # foreign keys have changed rows
 
     @classmethod
     def open(
@@ -119,7 +136,9 @@ class TargetTable:
             SOURCE: ref.source,
             KEEP: sink.keep,
             EPOCH: epoch,
-            KEY: _key_note(columns),
+            KEY: key_note(columns),
+            COLUMNS: column_note(columns),
+            INPUTS: column_note(_inputs(first, shape)),
             TRANSFORM: _transform_note(sink, ref, shape),
         }
         vectors = sink.deletes == "vectors"
@@ -167,10 +186,11 @@ class TargetTable:
         history = self._sink.keep == "history"
         emptied = sorted(at for each in segment for at in each.emptied if self.applied < at <= upto)
         after = emptied[-1] if emptied and not history else self.applied
-        schema = _schema(self._sink, self.ref, columns, shape, newest.connector)
+        schema = _schema(
+            *(self._sink, self.ref, columns, shape, newest.connector), has_rescued=self._has_rescued
+        )
         if after == self.applied and self.applied + 1 not in emptied:
             self._expect_keyed(columns)
-        self._note_columns(columns)
         _follow_transform(self._sink, self.ref, self.delta, shape, restart=after > self.applied)
         lost = [name for name in self.delta.partition_by if name not in schema.names]
         if lost and not history:
@@ -179,9 +199,24 @@ class TargetTable:
                 hint="Remove it from partition_by and the folder of the Delta table, then run "
                 "`headrace snapshot SOURCE TABLE`.",
             )
+        if self._columns and self._columns != columns:
+            logger.info("columns have changed table=%s", self.ref)
+        self._columns = columns
+        notes = {
+            KEY: key_note(columns),
+            COLUMNS: column_note(columns),
+            INPUTS: column_note(_inputs(newest, shape)),
+        }
+        if newest.dropped == newest.last_sequence:
+            notes |= {COLUMNS: DROPPED, INPUTS: ""}
         if after == self.applied:
-            self._follow(schema, rewrite)
+            self._expect_same_values(_inputs(newest, shape))
+            keep = Keep(history, history and self._replaces_rows(segment, emptied))
+            given = with_first_defaults(columns, [each.columns for each in segment])
+            evolution = self._evolution(given, shape, newest.connector, keep)
+            self._follow(evolution, notes, rewrite)
             schema = self.delta.schema  # in the order that Delta keeps columns
+        self._note(notes)
         self._follow_comments(segment)
         return TablePlan(
             ref=self.ref,
@@ -209,7 +244,27 @@ class TargetTable:
             order=self._order(columns, schema),
             partition_by=self.delta.partition_by,
             shape=shape,
+            computed=self._sink.shaping.computed(self.ref.schema, self.ref.table) is not None,
+            rescue=self._rescues(columns),
+            has_rescued=self._has_rescued,
+            whole_rows=any(each.whole_rows for each in segment),
         )
+
+    @property
+    def _has_rescued(self) -> bool:
+        return self.delta.properties.get(HAS_RESCUED) == "true"
+
+    def _rescues(self, columns: Sequence[Column]) -> bool:
+        """Whether the texts of unfit values can be kept: a column of the source has the name."""
+        names = {*(each.name for each in columns), *self.delta.schema.names}
+        taken = not self._has_rescued and RESCUED in names
+        return self._sink.unfit == "rescue" and not taken
+
+    def rescue(self) -> None:
+        """Have a column for the texts of unfit values from the next plan on."""
+        # Noted before it is there: so a column of this name is never taken for the source's.
+        self.delta.note({HAS_RESCUED: "true"})
+        logger.warning("a value does not fit its column, and becomes null table=%s", self.ref)
 
     def _file_rows(self) -> int:
         """How many rows a file of the largest size has, as far as the files tell."""
@@ -250,10 +305,13 @@ class TargetTable:
         """
         ordered = sorted(fresh, key=lambda each: each.first_sequence)
         columns = ordered[0].columns
-        gone = set(self.delta.schema.names) - _names(columns)
+        gone = set(self.delta.schema.names).difference(each.name for each in columns)
         for each in ordered:
-            if not _grown(columns, each.columns) or gone & _names(each.columns):
+            back = any(column.name in gone for column in each.columns)
+            if not grown(columns, each.columns) or back:
                 upto = each.first_sequence - 1
+                if upto <= self.applied:
+                    raise TableFailed("changes with several versions of its columns are mixed")
                 return [one for one in ordered if one.first_sequence <= upto], upto
             columns = each.columns
         return ordered, max(each.last_sequence for each in ordered)
@@ -269,33 +327,70 @@ class TargetTable:
         )
         self.start_at(emptied)
 
-    def _follow(self, wanted: pa.Schema, rewrite: Rewrite) -> None:
+    def _replaces_rows(self, segment: Sequence[VersionSummary], emptied: Sequence[int]) -> bool:
+        """Whether no row that is current now stays so: they go before any other change."""
+        first = max(min(each.first_sequence for each in segment), self.applied + 1)
+        dropped = self.delta.properties.get(COLUMNS) == DROPPED
+        return dropped or (bool(emptied) and emptied[0] <= first + 1)
+
+    @property
+    def _known_columns(self) -> tuple[Column, ...]:
+        """The source's columns that the rows have."""
+        return noted_columns(self.delta.properties.get(COLUMNS, ""), self.delta.schema.names)
+
+    def _evolution(
+        self, columns: tuple[Column, ...], shape: Selected | None, connector: str, keep: Keep
+    ) -> Evolution:
+        known = self._known_columns
+        fresh = [column for column, was in carried_columns(known, columns) if was is None]
+        texts, defaults = texts_of(self._sink, self.ref, shape), InitialDefaults()
+        if self.delta.files:
+            defaults = initial_defaults(
+                *(fresh, texts, shape, connector), rescue=self._rescues(columns)
+            )
+        if defaults.rescued and not self._has_rescued:
+            self.rescue()
+        wanted = _schema(
+            *(self._sink, self.ref, columns, shape, connector), has_rescued=self._has_rescued
+        )
+        if not self.delta.files:
+            return Evolution(wanted, Carry(), rewrites=wanted != self.delta.schema)
+        return evolved(self.delta.schema, wanted, known, columns, defaults=defaults, keep=keep)
+
+    def _expect_same_values(self, inputs: Sequence[Column]) -> None:
+        """Expect that what chooses or computes rows finds the same values as before in them."""
+        noted = self.delta.properties.get(INPUTS, "")
+        if noted and self.delta.files and (column := touched(noted_columns(noted, ()), inputs)):
+            raise TableFailed(
+                f"column {column} has another value now in rows that did not change, and the "
+                "table's transform looks at it"
+            )
+
+    def _follow(self, evolution: Evolution, notes: Mapping[str, str], rewrite: Rewrite) -> None:
         """Take over the columns of the source, with the least that this needs."""
         known = self.delta.schema
-        schema, lost, widens = _evolved(known, wanted, keep_lost=self._sink.keep == "history")
-        if (lost or widens) and self.delta.files:
-            rewrite(self, schema)
-        elif lost or widens:
-            self.delta.commit([], [], schema=schema)
-        elif added := [each for each in schema if each.name not in known.names]:
-            self.delta.add_columns(added)
+        if evolution.rewrites and self.delta.files:
+            rewrite(self, evolution, notes)
+        elif evolution.rewrites:
+            self.delta.replace_columns([], [], evolution.schema, notes)
+        elif added := [each for each in evolution.schema if each.name not in known.names]:
+            self.delta.add_columns(added, notes)
 
     def _expect_keyed(self, columns: Sequence[Column]) -> None:
         """Expect that rows can be found by a key that is another one from now on."""
-        if self.delta.properties.get(KEY) == _key_note(columns):
+        if self.delta.properties.get(KEY) == key_note(columns):
             return
         files = [file for file in self.delta.files.values() if kind(file.path) != PAST]
-        for name in (column.name for column in columns if column.key):
-            known = name in self.delta.schema.names
-            if files and (not known or any(file.has_nulls(name) for file in files)):
-                raise TableFailed(f"its key is {name} now, which its rows do not have")
+        for column, was in carried_columns(self._known_columns, columns):
+            if not column.key or not files:
+                continue
+            if was is None or any(file.has_nulls(was.name) for file in files):
+                raise TableFailed(f"its key is {column.name} now, which its rows do not have")
 
-    def _note_columns(self, columns: tuple[Column, ...]) -> None:
-        if self.delta.properties.get(KEY) != _key_note(columns):
-            self.delta.note({KEY: _key_note(columns)})
-        if self._columns and self._columns != columns:
-            logger.info("columns have changed table=%s", self.ref)
-        self._columns = columns
+    def _note(self, notes: Mapping[str, str]) -> None:
+        noted = self.delta.properties
+        if {name: noted.get(name, "") for name in notes} != notes:
+            self.delta.note(notes)
 
     def _follow_comments(self, segment: Sequence[VersionSummary]) -> None:
         """Take over the comments of the newest version.
@@ -351,13 +446,19 @@ class TargetTable:
             for file in files
         ]
 
-    def rewrites(self, schema: pa.Schema) -> list[RewriteWork]:
+    def rewrites(self, evolution: Evolution) -> list[RewriteWork]:
         """The work of giving all files other columns: each by itself, since they are in order."""
-        plan = self._rewrite_plan(schema)
+        plan, carry = self._rewrite_plan(evolution.schema), evolution.carry
         return [
-            RewriteWork(plan=plan, name=kind(file.path) or LOOSE, whole=(file,))
-            for file in self._all_files()
+            RewriteWork(plan=plan, name=kind(file.path) or LOOSE, whole=(file,), carry=carry)
+            for file in (planned(each, "", plan.schema) for each in self.delta.files.values())
         ]
+
+    @property
+    def current_rows(self) -> int:
+        """How many rows there are now."""
+        files = self.delta.files.values()
+        return sum(file.live for file in files if kind(file.path) != PAST)
 
     def layout(self) -> tuple[TablePlan, list[PlannedFile]]:
         """What compaction must know."""
@@ -376,11 +477,13 @@ class TargetTable:
         )
         return replace(work, whole=whole, parts=parts)
 
-    def take_over(self, done: Sequence[Rewritten], schema: pa.Schema) -> None:
+    def take_over(
+        self, done: Sequence[Rewritten], schema: pa.Schema, properties: Mapping[str, str]
+    ) -> None:
         """The same rows in other files, and with other columns."""
         added = [file for each in done for file in each.added]
         removed = [path for each in done for path in each.removed]
-        self.delta.commit(added, removed, schema=schema)
+        self.delta.replace_columns(added, removed, schema, properties)
 
     def compacted(self, work: Sequence[RewriteWork], done: Sequence[Rewritten]) -> bool:
         """Take over what compaction has made of files; False: nothing of it is of use.
@@ -409,7 +512,9 @@ class TargetTable:
     def _late(self, work: Sequence[RewriteWork], added: Sequence[Added]) -> dict[str, bytes]:
         """The rows of new files that were replaced or deleted after compaction read them."""
         folder = self.delta.folder
-        sequence = KeyColumns((SEQUENCE,), (self.delta.schema.field(SEQUENCE).type,))
+        # Where foreign keys act, several rows may have followed one change.
+        names = (SEQUENCE, *(msgspec.json.decode(self.delta.properties[KEY]) * self.cascaded))
+        sequence = KeyColumns(names, tuple(self.delta.schema.field(name).type for name in names))
         sequences = []
         files = {file.path: file for each in work for file in (*each.whole, *each.parts)}
         for file in files.values():
@@ -422,7 +527,7 @@ class TargetTable:
         if sequences:
             wanted = sequence.codes(pa.concat_tables(sequences))
             for each in added:
-                new = PlannedFile(each.path, each.rows, 0)
+                new = PlannedFile(each.path, each.rows, 0, partition=(*each.partition.items(),))
                 _, rows = INDEXES.of(folder, new, sequence).find(wanted)
                 if len(rows):
                     found[each.path] = bitmap(rows).serialize()
@@ -449,6 +554,7 @@ class TargetTable:
             file_rows=self._file_rows(),
             order=self._order(self._columns, schema),
             partition_by=self.delta.partition_by,
+            has_rescued=self._has_rescued,
         )
 
     def apply_together(self) -> None:
@@ -460,7 +566,7 @@ def planned(file: DataFile, column: str, schema: pa.Schema, *, exact: bool = Tru
     """A file as tasks see it, with the bounds of a column; `exact`: only if rounding is none."""
     sequences = file.bounds(SEQUENCE)
     low = high = None
-    kinds = _BOUNDED if exact else (*_BOUNDED, pa.types.is_timestamp, pa.types.is_decimal)
+    kinds = EXACT if exact else (*EXACT, pa.types.is_timestamp, pa.types.is_decimal)
     if column and any(bounded(of := schema.field(column).type) for bounded in kinds):
         low, high = column_bounds(file, column, of) or (None, None)
     return PlannedFile(
@@ -508,7 +614,7 @@ def _expect_order(sink: Tables, ref: TableRef, schema: pa.Schema) -> None:
 def _partition_by(sink: Tables, ref: TableRef, schema: pa.Schema) -> tuple[str, ...]:
     names = sink.partition_by.get(str(ref), ())
     for name in names:
-        kinds = (*_BOUNDED, pa.types.is_boolean)
+        kinds = (*EXACT, pa.types.is_boolean)
         if name not in schema.names or not any(kind(schema.field(name).type) for kind in kinds):
             raise TableFailed(
                 f"partition_by names {name}: no column of whole numbers, text, dates or booleans",
@@ -523,9 +629,13 @@ def _schema(
     columns: Sequence[Column],
     shape: Selected | None,
     connector: str,
+    *,
+    has_rescued: bool = False,
 ) -> pa.Schema:
     texts, history = texts_of(sink, ref, shape), sink.keep == "history"
-    return delta_schema(columns, texts, connector=connector, keep_history=history)
+    return delta_schema(
+        columns, texts, connector=connector, keep_history=history, has_rescued=has_rescued
+    )
 
 
 def texts_of(sink: Tables, ref: TableRef, shape: Selected | None) -> frozenset[str]:
@@ -585,39 +695,5 @@ def _first_failure(fresh: Sequence[VersionSummary], applied: int) -> TableFailur
     return min(found, key=lambda failure: failure.sequence, default=None)
 
 
-def _grown(columns: Sequence[Column], later: Sequence[Column]) -> bool:
-    """Whether later columns are the same, or these and others that are not part of the key."""
-    known = {column.name: (column.type, column.key) for column in later}
-    return all(known.get(column.name) == (column.type, column.key) for column in columns) and (
-        [column.name for column in columns if column.key]
-        == [column.name for column in later if column.key]
-    )
-
-
-def _names(columns: Sequence[Column]) -> set[str]:
-    return {column.name for column in columns}
-
-
-def _key_note(columns: Sequence[Column]) -> str:
-    return msgspec.json.encode([column.name for column in columns if column.key]).decode()
-
-
-def _evolved(
-    known: pa.Schema, wanted: pa.Schema, *, keep_lost: bool
-) -> tuple[pa.Schema, list[str], list[str]]:
-    """The schema that follows, the columns that it loses, and those that get a wider type."""
-    lost = [name for name in known.names if name not in wanted.names]
-    widens = []
-    for each in wanted:
-        if each.name not in known.names or known.field(each.name).type == each.type:
-            continue
-        was = known.field(each.name).type
-        if not widened(was, each.type):
-            raise TableFailed(
-                f"column {each.name} was {was} and is {each.type} now, "
-                "and its earlier values are not known in the new type"
-            )
-        widens.append(each.name)
-    if keep_lost:
-        return pa.schema([*wanted, *(known.field(name) for name in lost)]), [], widens
-    return wanted, lost, widens
+def _inputs(newest: VersionSummary, shape: Selected | None) -> Sequence[Column]:
+    return shape.conditions if shape else newest.inputs

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap
 
-from ...change.arrow import decode
+from ...change.arrow import RESCUED, decode
 from ...change.event import Column
 from ...errors import TableFailed
 from ...transforms.rules import whole_rows_hint
@@ -22,6 +22,9 @@ from .fold import Fold, Version
 from .keys import Mask, Numbers, bitmap, key_codes, row_numbers
 from .lookup import INDEXES
 from .parquet import LOOSE, PAST, key_columns, kind, read_in_groups, read_rows
+from .rescue import carried_over, rescued_values
+
+_RESCUED_BY_SPARK = Column(RESCUED, "text")
 
 
 class KeySearch:
@@ -86,8 +89,11 @@ class Window:
         self._first = np.array([each[0].sequence for each in self._versions], dtype=np.int64)
         self._outdated = np.zeros(len(self._texts), dtype=np.bool_)
         self._found: list[_Found] = []
+        self._waiting: Mask | None = None
+        self._left_out: set[int] = set()
         self._bases = self._bases_of_partial() if fold.partial else set[int]()
         self._partial = fold.partial
+        self.rescued = 0  # values of the new rows that are so
 
     def _without_unneeded(self, version: Version) -> Version:
         """A version that lacks no more than what is stored or looked at."""
@@ -107,9 +113,19 @@ class Window:
 
     # --- the old rows ----------------------------------------------------------------------------
 
-    def look_up(self, files: Sequence[PlannedFile], dead: dict[str, BitMap]) -> None:
-        """Find the old rows of all keys, and note them as dead."""
+    def look_up(
+        self,
+        files: Sequence[PlannedFile],
+        dead: dict[str, BitMap],
+        waiting: Collection[bytes] = (),
+    ) -> None:
+        """Find the old rows of all keys, and note them as dead.
+
+        Keys that wait are left out, with their old rows, if they have any: see `left_out`.
+        """
         plan = self._plan
+        if waiting:
+            self._waiting = np.array([text in waiting for text in self._texts], dtype=np.bool_)
         keys = self._masked(self._decoded(self._texts, plan.key)) if plan.key else None
         search = None if keys is None else KeySearch(plan, keys)
         for file in files:
@@ -118,12 +134,10 @@ class Window:
             if self._emptied is not None:
                 self._note_emptied(file, dead)
 
-    def replaced(self, keys: Collection[bytes]) -> set[bytes]:
-        """Those of the keys of which a row was found."""
-        if not keys:
-            return set()
-        found = {at for each in self._found for at in each.keys.tolist() if at >= 0}
-        return {text for at, text in enumerate(self._texts) if text in keys and at in found}
+    @property
+    def left_out(self) -> list[bytes]:
+        """The keys that waited and of which a row was found."""
+        return [self._texts[at] for at in sorted(self._left_out)]
 
     def _note(
         self, file: PlannedFile, keys: Numbers, rows: Numbers, dead: dict[str, BitMap]
@@ -131,13 +145,18 @@ class Window:
         if not len(rows):
             return
         late = file.newest >= self._first.min()
-        if late or self._plan.keep_history or self._bases:
+        if late or self._plan.keep_history or self._bases or self._waiting is not None:
             keys, rows = self._alive(file, keys, rows, dead)
         if late and len(rows):
             stored = self._read(file, rows, [SEQUENCE])[SEQUENCE].to_numpy()
             newer = stored >= self._first[keys]
             self._outdated[keys[newer]] = True
             keys, rows = keys[~newer], rows[~newer]
+        if self._waiting is not None and len(rows):
+            waits = self._waiting[keys]
+            self._left_out.update(keys[waits].tolist())
+            self._outdated[keys[waits]] = True
+            keys, rows = keys[~waits], rows[~waits]
         self._mark(file, keys, rows, dead)
 
     def _mark(
@@ -230,6 +249,8 @@ class Window:
             yield self._table(*_chosen(versions, whole, own))
         lacking = set().union(*(versions[at].absent for some in partial.values() for at in some))
         names = [name for name in self._plan.schema.names if name in lacking]
+        if names and self._plan.has_rescued:
+            names.append(RESCUED)
         for bases, keys in self._base_rows(names) if names else ():
             pairs = [(number, at) for number, key in enumerate(keys) for at in partial.pop(key, ())]
             if pairs:
@@ -245,12 +266,16 @@ class Window:
         if plan.shape is None:
             return self._with_own(self._decoded(images, plan.columns), own)
         rows, verdict = shaped(plan.shape, plan.columns, plan.as_text, self._decoder(images))
-        rows = self._with_own(rows, own)
-        return rows if verdict is None else rows.filter(verdict)
+        return self._with_own(rows, own, verdict)
 
-    def _with_own(self, rows: pa.Table, own: dict[str, pa.Array]) -> pa.Table:
+    def _with_own(
+        self, rows: pa.Table, own: dict[str, pa.Array], passed: pa.BooleanArray | None = None
+    ) -> pa.Table:
         for name, values in own.items():
             rows = rows.append_column(name, values)
+        if passed is not None:
+            rows = rows.filter(passed)
+        self.rescued += rescued_values(rows, self._plan)
         return conformed(rows, self._plan.schema)
 
     def _completed_table(
@@ -259,6 +284,10 @@ class Window:
         """The rows of versions with what they lack, those that pass."""
         images, shape = [each.image for each in versions], self._plan.shape
         rows = self._with_own(self._masked(self._decoded(images, self._plan.columns)), own)
+        if self._plan.has_rescued:
+            absent = [version.absent for version in versions]
+            rows = _with(rows, RESCUED, carried_over(rows[RESCUED], bases[RESCUED], absent))
+            bases = bases.drop_columns([RESCUED])
         rows = _completed(rows, versions, bases)
         if shape is None or not shape.rule.where:
             return rows
@@ -276,7 +305,7 @@ class Window:
         looked_at = {column.name for column in shape.conditions}
         images = [versions[at].image for at in partial]
         absent = [versions[at].absent for at in partial]
-        found = verdicts(shape, images, absent, self._plan.connector)
+        found = verdicts(shape, images, absent, self._plan.connector, rescue=self._plan.rescue)
         left = [at for at, verdict in zip(partial, found, strict=True) if verdict is not False]
         stored = {column.name for column in shape.columns} - shape.coded - self._plan.as_text
         if any(versions[at].absent & looked_at - stored for at in left):
@@ -311,9 +340,15 @@ class Window:
         return self._decoder(images)(columns, self._plan.as_text)
 
     def _decoder(self, images: Sequence[bytes | None]) -> Decoder:
+        plan = self._plan
+
         def decoder(columns: Sequence[Column], as_text: frozenset[str]) -> pa.Table:
             text = as_text & {column.name for column in columns}
-            return decode(images, columns, as_text=text, connector=self._plan.connector)
+            if plan.computed and plan.rescue:
+                columns = [*columns, _RESCUED_BY_SPARK]
+            return decode(
+                images, columns, as_text=text, connector=plan.connector, rescue=plan.rescue
+            )
 
         return decoder
 

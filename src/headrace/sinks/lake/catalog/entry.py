@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from ....change.path import table_path
 from ....errors import HeadraceError, SinkRefused
 from ....plugins import Finding
 from ..deltalog import Metadata
@@ -157,7 +158,7 @@ def source_name(schema: str, table: str) -> str:
     >>> source_name("public", "orders"), source_name("", "audit")
     ('public.orders', 'audit')
     """
-    return f"{schema}.{table}" if schema else table
+    return table_path(schema, table) if schema else table
 
 
 def type_text(kind: str | dict[str, Any]) -> str:
