@@ -47,10 +47,11 @@ class Told:
 
     @property
     def streamed(self) -> list[Change]:
-        """Changes of users after the copy."""
+        """Changes of users after the copy, without the one that DDL brings on an event table."""
         users = [change for change in self.changes if change.table.name == "users"]
-        (copied,) = [at for at, change in enumerate(users) if change.op is Op.READ]
-        return users[copied + 1 :]
+        copied = next(at for at, change in enumerate(users) if change.op is Op.READ)
+        copies = (Op.TRUNCATE, Op.READ) if self.kind == "postgres_events" else ()
+        return [change for change in users[copied + 1 :] if change.op not in copies]
 
     @property
     def rows(self) -> list[Change]:

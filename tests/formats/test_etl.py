@@ -244,9 +244,12 @@ def test_what_no_other_kind_can_say_is_unsupported(said: dict[str, str]) -> None
     assert [type(event) for event in events([middle(Op.MESSAGE, after=said)])] == [Unsupported]
 
 
-def test_a_dropped_table_has_no_columns_from_here_on() -> None:
+def test_a_dropped_table_has_no_rows_from_here_on() -> None:
     gone = middle(Op.SCHEMA, after={"ddl_type": "DROP_TABLE", "dropped": True})
-    assert [type(event) for event in events([gone])] == [Unsupported]
+    relation, event = events([gone])
+    assert isinstance(relation, Relation)
+    assert isinstance(event, Truncate)
+    assert list(event.rel_ids) == [gone.table.relation]
 
 
 # --- tables and their versions -------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_savegress_shows_old_rows_beside_new_ones(told: Told) -> None:
 
 
 def test_savegress_marks_a_copied_row(told: Told) -> None:
-    (copied,) = [c for c in told.changes if c.op is Op.READ and c.table.name == "users"]
+    copied = next(c for c in told.changes if c.op is Op.READ and c.table.name == "users")
     event = of(Savegress(FACTS), copied)
     assert (event["operation"], event["metadata"]["snapshot"]) == ("INSERT", "true")
 

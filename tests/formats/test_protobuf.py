@@ -121,7 +121,7 @@ def test_the_service_can_be_polled_and_subscribed_to() -> None:
     shared = ["after", "tables", "operations", "limit", *filters]
     own = {"Subscribe": "together", "Poll": "wait_ms"}
     for method, asked in {
-        method: [*shared, last, "source"] for method, last in own.items()
+        method: [*shared, last, "source", "epoch", "generation"] for method, last in own.items()
     }.items():
         fields = service.methods_by_name[method].input_type.fields
         assert [(field.number, field.name) for field in fields] == list(enumerate(asked, start=1))

@@ -83,7 +83,7 @@ class _Place:
 
 def _place(table: Table, facts: Facts) -> _Place:
     path = [part for part in ("headrace", facts.pipeline, table.source) if part]
-    subject = f"{table.schema}.{table.name}" if table.name else ""
+    subject = table.path if table.name else ""
     return _Place("".join(f"/{quote(part, safe='')}" for part in path), _attribute(subject))
 
 

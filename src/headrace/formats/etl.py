@@ -20,10 +20,12 @@ from typing import Any, ClassVar, Protocol, Self
 
 import msgspec
 
+from ..change.cascade import acts
 from ..change.event import (
     BeforeKind,
     Change,
     Op,
+    Reference,
     Table,
 )
 from ..change.lsn import format_lsn, parse_lsn
@@ -86,7 +88,7 @@ class OldRow(msgspec.Struct, frozen=True):
     row: TableRow
 
 
-class TableColumn(msgspec.Struct, frozen=True):
+class TableColumn(msgspec.Struct, frozen=True, omit_defaults=True):
     """A column as the source declares it."""
 
     name: str
@@ -94,9 +96,13 @@ class TableColumn(msgspec.Struct, frozen=True):
     type_id: int  # of pg_type; 0: another source's
     modifier: int  # precision, length …, as PostgreSQL packs them; -1: none
     key: bool
+    # No other column of the table ever has it: a renamed column keeps it. 0: it is not known.
+    number: int = 0
+    # The value in rows that were there when the column was added; None: they have null.
+    initial_default: Any = None
 
 
-class TableSchema(msgspec.Struct, frozen=True):
+class TableSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     """A table's columns from here on."""
 
     id: int  # PostgreSQL's or SQLite's number for it, or made of its name; no other table has it
@@ -104,6 +110,9 @@ class TableSchema(msgspec.Struct, frozen=True):
     schema: str
     name: str
     columns: tuple[TableColumn, ...]
+    # What the database does to its rows by itself, without an event, when those of others go or get
+    # other keys; only MySQL and MariaDB leave it to the reader.
+    foreign_keys: tuple[Reference, ...] = ()
 
 
 class Insert(_Placed, frozen=True):
@@ -168,7 +177,7 @@ class Commit(_Placed, frozen=True):
 
 
 class Unsupported(_Placed, frozen=True):
-    """What the other kinds have no word for: a message, a dropped table, an unreadable row."""
+    """What the other kinds have no word for: a message, an unreadable row."""
 
 
 Event = Insert | Update | Delete | Relation | Truncate | Begin | Commit | Unsupported
@@ -298,8 +307,8 @@ class _EtlStream:
             case Op.MESSAGE:
                 return [_unsupported(change)]
             case Op.SCHEMA if _drops(change):
-                # A Relation would say that the table has these columns from here on.
-                return [_unsupported(change)]
+                emptied = _truncate(change, 0, [table_id(change.table)])
+                return [*self._introduced(change), emptied]
             case Op.SCHEMA:
                 self._described[_table(change)] = change.table.version
                 self._expect_own_number(change.table)
@@ -428,10 +437,19 @@ def _relation(change: Change, slot: int) -> bytes:
 
 def _schema(table: Table) -> TableSchema:
     columns = tuple(
-        TableColumn(column.name, column.type, column.type_id, column.modifier, column.key)
+        TableColumn(
+            column.name,
+            column.type,
+            column.type_id,
+            column.modifier,
+            column.key,
+            column.number,
+            msgspec.Raw(column.initial_default.encode()) if column.initial_default else None,
+        )
         for column in table.columns
     )
-    return TableSchema(table_id(table), table.source, table.schema, table.name, columns)
+    acting = tuple(filter(acts, table.references))
+    return TableSchema(table_id(table), table.source, table.schema, table.name, columns, acting)
 
 
 def _truncate(change: Change, options: int, relations: Sequence[int]) -> bytes:

@@ -83,7 +83,7 @@ _openings = PerTable(_openings_of)
 
 
 def _name(table: Table) -> str:
-    return table.name if in_default_schema(table) else f"{table.schema}.{table.name}"
+    return table.name if in_default_schema(table) else table.path
 
 
 def in_default_schema(table: Table) -> bool:
