@@ -28,6 +28,7 @@ from . import (
     lake_costs,
     lake_transaction,
     lake_variants,
+    lake_verify,
     lake_whole,
     latency,
     machine,
@@ -75,6 +76,7 @@ class Part(StrEnum):
     LAKE_TRANSACTION = "lake-transaction"
     LAKE_DELAY = "lake-delay"
     LAKE_IDLE = "lake-idle"
+    VERIFY = "verify"
     FORMATS = "formats"
     MYSQL = "mysql"
     MYSQL_SNAPSHOT = "mysql-snapshot"
@@ -261,6 +263,14 @@ class Bench:
         with temporary_folder() as folder:
             return lake_whole.idle(self.database, folder, rows=IDLE_ROWS, seconds=seconds)
 
+    def verify(self) -> Section:
+        """Every row of a Delta table compared with its source."""
+        rows = max(1, round(lake_verify.ROWS * self.scale.factor))
+        console.print(f"verify: loading {rows:,} rows")
+        workload.load_copy(self.database, rows)
+        with temporary_folder() as folder:
+            return lake_verify.measure(self.database, folder, rows=rows)
+
     def formats(self) -> Section:
         """A change in every format."""
         changes = max(formats.PER_TRANSACTION, round(formats.CHANGES * self.scale.factor))
@@ -420,6 +430,7 @@ def measure(
             Part.LAKE_TRANSACTION: bench.lake_transaction,
             Part.LAKE_DELAY: bench.lake_delay,
             Part.LAKE_IDLE: bench.lake_idle,
+            Part.VERIFY: bench.verify,
             Part.FORMATS: bench.formats,
             Part.MYSQL: bench.mysql,
             Part.MYSQL_SNAPSHOT: bench.mysql_snapshot,

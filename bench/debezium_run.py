@@ -47,6 +47,9 @@ def settings(task: Task, folder: Path) -> dict[str, str]:
     }
 
 
+_MESSAGES = 100  # at most
+
+
 class Count:
     """Counts records a batch at a time, and notes when the first and the last batch came."""
 
@@ -137,7 +140,8 @@ def main(encoded: str) -> None:
     count.wait()
     engine.close()
     thread.join(60)
-    if count.records != task.expected:
+    # Headrace's own messages in the same write-ahead log are records of Debezium's, too.
+    if not task.expected <= count.records <= task.expected + _MESSAGES:
         raise MeasurementFailed(f"{count.records} records, not {task.expected}")
     answer(outcome(count, began))
 

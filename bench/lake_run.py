@@ -37,7 +37,7 @@ class Timed(Batches):
     def __init__(self, plan: QueryPlan, writer: SinkWriter[Any], table: Path) -> None:
         super().__init__(writer, plan.sink.name, self._note, plan.batch_of())
         self._table = table
-        self._last = Stored(-1, 0, 0.0, ())
+        self._last = Stored(-1, 0, 0.0, (), {})
         self.laps = [self._lap()]
 
     def __call__(self, changes: DataFrame, batch_id: int) -> None:

@@ -86,7 +86,7 @@ def running(
     """A `headrace run` that copies the table and has a pipeline with these sinks."""
     config = folder / "headrace.yaml"
     config.write_bytes(msgspec.json.encode(_config(database, sinks, trigger)))  # JSON is YAML
-    command = [_program(), "run", "--config", str(config)]
+    command = [program(), "run", "--config", str(config)]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
         try:
@@ -133,7 +133,7 @@ def _again(server: Server, rows: int) -> float:
     time.sleep(SETTLING_SECONDS)
     last = int(delta.sequences(server.table).max())
     began = time.perf_counter()
-    command = [_program(), "snapshot", "bench", workload.COPY_TABLE]
+    command = [program(), "snapshot", "bench", workload.COPY_TABLE]
     subprocess.run(command, cwd=server.folder, check=True, capture_output=True)
     wait_until(
         lambda: server.rows(after=last) >= rows,
@@ -143,7 +143,8 @@ def _again(server: Server, rows: int) -> float:
     return time.perf_counter() - began
 
 
-def _program() -> str:
+def program() -> str:
+    """The program `headrace` of this environment."""
     return str(Path(sys.executable).with_name("headrace"))
 
 

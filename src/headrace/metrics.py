@@ -21,6 +21,7 @@ from .log import Cursor, Stats
 from .log.counts import Histogram
 from .sinks import SinkPhase, SinkStatus
 from .sinks.report import PipelineFolder, PipelineOverview, lag_of
+from .sinks.verification import Verification
 from .sources import CopyProgress, Phase, Status
 
 # The oldest text format, which every version of every scraper reads.
@@ -123,6 +124,7 @@ class _Exposed(Collector):
         if measured.pipeline is not None:
             yield from _pipeline(measured.pipeline)
             yield from _kept(measured.pipeline, measured.log)
+            yield from _verified(measured.pipeline.sinks)
             yield _ages(measured.sink_ages)
             yield from _at_work(measured.pipeline)
 
@@ -227,7 +229,7 @@ def _by_table(changes: Sequence[tuple[Table, str, int]]) -> Mapping[tuple[str, s
     named: dict[tuple[str, str], str] = {}
     counts: Counter[tuple[str, str, str]] = Counter()
     for table, operation, count in changes:
-        key = table.source, f"{table.schema}.{table.name}" if table.name else ""
+        key = table.source, table.path if table.name else ""
         # A table keeps the name that it got, or a counter would go down.
         name = named.setdefault(key, key[1] if len(named) < MOST_TABLES else OTHERS)
         counts[table.source, name, operation] += count
@@ -379,6 +381,41 @@ def _kept(pipeline: PipelineState, log: Stats) -> Iterator[Metric]:
             "Tables that a sink does not follow any more, as last reported.",
             lambda each: len(each.failed_tables),
         )
+    yield _sinks(pipeline.sinks, CounterMetricFamily)(
+        "rescued_values",
+        "Values that their columns could not hold, kept as text in _rescued, as last reported.",
+        lambda each: sum(each.rescued.values()),
+    )
+
+
+def _verified(sinks: Sequence[SinkStatus]) -> Iterator[Metric]:
+    """What the last comparison of each sink with its sources has found."""
+
+    def gauge(name: str, about: str, value: Callable[[Verification], float]) -> Metric:
+        found = {each.sink: each.verified for each in sinks}
+        values = {
+            sink: value(verified) if verified and verified.at else None
+            for sink, verified in found.items()
+        }
+        family = GaugeMetricFamily(f"headrace_sink_verified_{name}", about, labels=["sink"])
+        return _filled(family, values)
+
+    yield gauge(
+        "timestamp_seconds",
+        "When the sink's tables were last compared with their sources, all of them.",
+        lambda found: found.oldest / 1e6,
+    )
+    yield gauge("rows", "Rows of the sources that were compared then.", lambda found: found.rows)
+    yield gauge(
+        "different_rows",
+        "Rows that were missing, surplus, repeated or different then.",
+        lambda found: found.differences,
+    )
+    yield gauge(
+        "different_tables",
+        "Tables that were not equal then, or that the sink did not follow.",
+        lambda found: sum(not table.sound for table in found.tables),
+    )
 
 
 def _ages(ages: Mapping[str, float | None]) -> Metric:

@@ -73,7 +73,10 @@ def backup_folders(config: Config) -> BackupFolders:
     return BackupFolders(
         data=config.data_dir,
         sinks=config.checkpoint_dir,
-        left_out=tuple(Path(path) for path in paths if path and "://" not in path),
+        left_out=(
+            config.verify_dir,
+            *(Path(path) for path in paths if path and "://" not in path),
+        ),
     )
 
 
@@ -313,7 +316,7 @@ class SourceStatusLog:
             for warning in status.warnings:
                 if before is None or warning not in before.warnings:
                     logger.warning("source=%s warning=%s", status.source, warning)
-            if status.phase is Phase.SNAPSHOT:
+            if status.copying:
                 self._log_progress(status)
             self._known[status.source] = status
 

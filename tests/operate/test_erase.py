@@ -129,6 +129,24 @@ def test_a_deleted_row_leaves_nothing_but_its_key(lake: Erasable, tmp_path: Path
     assert lake.erased("public.users", "42")["places"][0]["rewritten"] == 0
 
 
+@pytest.mark.requirement("P-05")
+def test_the_text_of_a_value_that_did_not_fit_goes_too(lake: Erasable, tmp_path: Path) -> None:
+    people = lake.table("people", (USERS[0], Column("born", "date"), Column("city", "text")))
+    lake.commit(put(people, id=7, born="0044-03-15 BC", city="Rome"))
+    lake.commit(put(people, id=42, born=MARKER, city="Germany"))
+    lake.flow()
+    lake.commit(put(people, Op.UPDATE, id=42, born="2000-01-01", city="Germany"))
+    lake.flow()
+    lake.commit(remove(people, id=42))
+    lake.flow()
+    lake.log._db.flush()
+    assert len(places_with(tmp_path)) > 1
+    lake.erased("public.people", "42")
+    assert places_with(tmp_path) == []
+    kept = [each["_rescued"] for each in lake.rows("people", own=True) if each["id"] == 7]
+    assert kept == ['{"born":"0044-03-15 BC"}']
+
+
 def test_a_row_that_is_still_there_is_refused_unless_its_last_values_stay(
     lake: Erasable, tmp_path: Path
 ) -> None:

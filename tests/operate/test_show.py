@@ -140,6 +140,7 @@ LAKE = SinkStatus(
     lag=3_400,
     failed_tables=(FailedTable("public.users", 8, "its key went", "Copy it anew."),),
     catalog="public.orders is not in the catalog",
+    rescued={"public.parts": 1_200},
 )
 
 
@@ -174,6 +175,7 @@ def test_a_terminal_shows_how_far_each_sink_is_and_what_troubles_it() -> None:
     assert "lake: public.users is not followed: its key went" in text
     assert "Copy it anew." in text
     assert "lake: public.orders is not in the catalog" in text
+    assert "lake: public.parts has had 1,200 values that do not fit their columns" in text
 
 
 def test_a_lag_that_is_not_known_is_shown_as_unknown() -> None:

@@ -1,6 +1,7 @@
 """A log restored from a backup: sinks go on without repeats or loss, or halt with what to do."""
 
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +140,86 @@ def test_sinks_that_are_ahead_of_the_backup_halt_with_what_to_do(
     assert rows(site) == {"1", "2", "3", "4", "5"}
 
 
+@pytest.mark.requirement("P-06")
+def test_sinks_that_have_more_than_a_copy_that_was_put_back_halt_with_what_to_do(
+    site: Site, office: Office, tmp_path: Path
+) -> None:
+    sinks = every_kind(site, office)
+    with site.writing() as writer:
+        for id in ("1", "2"):
+            writer.put("users", id)
+        shutil.copytree(site.log, tmp_path / "copy")
+        for id in ("lost-1", "lost-2"):
+            writer.put("users", id)
+    site.once(*sinks)
+    shutil.rmtree(site.log)
+    (tmp_path / "copy").rename(site.log)
+    # The same sequences, of the same epoch, for other changes, and more of them.
+    fill(site, "3", "4", "5")
+    halted = site.once(*sinks)
+    assert {status.phase for status in halted.values()} == {SinkPhase.HALTED}, halted
+    for name, status in halted.items():
+        assert f"sink {name} has changes up to 4, but this log has other changes after 2" in (
+            status.error
+        )
+    assert "headrace reset tables" in halted["tables"].hint
+    for name in ("history", "files", "post"):
+        assert f"headrace pipeline --adopt {name}" in halted[name].hint
+    assert rows(site) == {"1", "2", "lost-1", "lost-2"}
+    assert len(office.taken) == 4
+    # What the hints say works, and holds over another start of the writer.
+    others = sinks[1:]
+    gone_on = site.once(*others, adopt=[sink.name for sink in others])
+    assert {status.phase for status in gone_on.values()} == {SinkPhase.STOPPED}, gone_on
+    Requests(site.checkpoints / "tables").reset()
+    site.once(sinks[0])
+    fill(site, "6")
+    again = site.once(*sinks)
+    assert {status.phase for status in again.values()} == {SinkPhase.STOPPED}, again
+    assert history(site) == filed(site) == [1, 2, 3, 3, 4, 4, 5, 6]
+    assert [event.sequence for event in office.taken] == [1, 2, 3, 4, 3, 4, 5, 6]
+    assert rows(site) == {"1", "2", "3", "4", "5", "6"}
+
+
+@pytest.mark.requirement("P-06")
+def test_a_delta_table_that_is_ahead_of_its_ledger_is_not_taken_for_what_the_log_has(
+    site: Site, tmp_path: Path
+) -> None:
+    """A process that dies between the commit of a table and the ledger leaves it so."""
+    tables = Tables(name="tables", path=str(site.folder / "lake" / "tables"))
+    ledger = site.folder / "lake" / "tables" / "_headrace" / "ledger.json"
+    with site.writing() as writer:
+        writer.put("users", "1")
+        site.once(tables)
+        kept = ledger.read_text()
+        checkpoint = shutil.copytree(site.checkpoints, tmp_path / "checkpoints")
+        writer.put("users", "2")
+        shutil.copytree(site.log, tmp_path / "copy")
+        writer.put("users", "lost")
+    site.once(tables)
+    shutil.rmtree(site.log)
+    (tmp_path / "copy").rename(site.log)
+    shutil.rmtree(site.checkpoints)
+    checkpoint.rename(site.checkpoints)
+    ledger.write_text(kept)
+    fill(site, "3", "4")
+    [halted] = site.once(tables).values()
+    assert halted.phase is SinkPhase.HALTED
+    assert "has changes up to 3, but this log has other changes after 2" in halted.error
+    assert "headrace reset tables" in halted.hint
+
+
+@pytest.mark.requirement("P-06")
+def test_a_writer_that_is_started_often_is_no_other_history(site: Site, office: Office) -> None:
+    sinks = every_kind(site, office)
+    for id in ("1", "2", "3"):
+        fill(site, id)
+        statuses = site.once(*sinks)
+        assert {status.phase for status in statuses.values()} == {SinkPhase.STOPPED}, statuses
+    assert rows(site) == {"1", "2", "3"}
+    assert history(site) == filed(site) == [1, 2, 3]
+
+
 @pytest.mark.requirement("P-36")
 def test_restored_elsewhere_with_its_notes_a_push_sink_goes_on_where_it_was(
     site: Site, office: Office, tmp_path: Path
@@ -170,7 +251,7 @@ def test_the_ledger_of_a_push_sink_keeps_the_restored_logs_name_when_it_is_compa
         epoch = "first" if batch < 100 else "copy"
         if batch == 100:
             opened.settle(LedgerEntry("continued", "query", epoch="copy"))
-            assert opened.progress() == Progress("copy", 100)
+            assert opened.progress() == Progress("copy", 100, "0")
         last = batch + 1
         opened.settle(LedgerEntry("settled", "query", batch, epoch, last, last, 1))
     file = tmp_path / "sent.jsonl"

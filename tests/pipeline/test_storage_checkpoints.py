@@ -73,7 +73,7 @@ def test_what_a_sink_needs_of_the_log_is_known_without_spark(site: Site) -> None
     assert pipeline.committed() == {"lake": None}
     carried(site, address)
     with site.writing() as writer:
-        assert pipeline.committed() == {"lake": Progress(writer.log.epoch, 20)}
+        assert pipeline.committed() == {"lake": Progress(writer.log.epoch, 20, "0")}
     announce(queries(site, address), site.checkpoints)
     [status] = reports.read(site.checkpoints).sinks
     assert (status.phase, status.lag) == (SinkPhase.STARTING, None)

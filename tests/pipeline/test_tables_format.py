@@ -66,6 +66,7 @@ def test_a_stream_into_the_format_keeps_tables_equal_to_their_source(lake: Lake)
     lake.commit(*(put(orders, **order(n)) for n in range(5)), put(customers, **order(7)))
     lake.commit(put(orders, Op.UPDATE, id=1, status="paid"), remove(orders, id=2))
     lake.commit(put(orders, Op.UPDATE, was={"id": 3}, id=30, status="moved"))
+    lake.commit(put(orders, Op.UPDATE, id=1, amount="NaN"))
     applied(lake, changes(lake, maxChangesPerTrigger=6))
     assert lake.rows() == lake.expected()
     assert lake.rows("customers") == lake.expected("customers")
@@ -79,8 +80,13 @@ def test_a_stream_into_the_format_keeps_tables_equal_to_their_source(lake: Lake)
     applied(lake)
     assert lake.delta().version() == version
     # The rows can be read by the same name.
-    found = read(lake).orderBy("id").select("id", "status").collect()
-    assert [tuple(row) for row in found] == [(0, "new"), (1, "paid"), (4, "new"), (30, "moved")]
+    found = read(lake).orderBy("id").select("id", "status", "_rescued").collect()
+    assert [tuple(row) for row in found] == [
+        (0, "new", None),
+        (1, "paid", '{"amount":"NaN"}'),
+        (4, "new", None),
+        (30, "moved", None),
+    ]
 
 
 def test_rows_in_any_order_are_applied_in_that_of_the_log(lake: Lake) -> None:

@@ -23,7 +23,7 @@ from headrace.pipeline.typed import TypedTable
 from headrace.serve import BackgroundServer, ServerSettings, create_app
 from tests.sinks.lake import ORDERS, Shop, change, order, put, remove, schema, truncate
 
-OWN = ["_change_type", "_commit_version", "_commit_timestamp", "_sequence", "_absent"]
+OWN = ["_change_type", "_commit_version", "_commit_timestamp", "_sequence", "_absent", "_rescued"]
 COMMENTED = (ORDERS[0], msgspec.structs.replace(ORDERS[1], comment="new, paid"), *ORDERS[2:])
 WIDER = (*ORDERS, Column("seen", "timestamp with time zone"))
 
@@ -113,6 +113,20 @@ def test_rows_of_a_snapshot_are_inserts_of_one_commit(shop: Shop) -> None:
     ]
     assert [row["_commit_version"] for row in rows(shop)] == [1, 1, 1, 4]
     assert {tuple(row["_absent"]) for row in rows(shop)} == {()}
+
+
+@pytest.mark.requirement("P-05")
+def test_a_value_that_does_not_fit_is_null_with_its_text_beside_it(shop: Shop) -> None:
+    odd = shop.table("orders", (Column("until", "date", key=True), *ORDERS[1:]))
+    shop.snapshot(odd, [{**order(1), "until": "infinity"}])
+    shop.commit(put(odd, until="2024-01-01", status="new", amount="NaN", note=""))
+    copied, streamed = rows(shop, columns="until,amount,_rescued")
+    assert copied == {
+        "until": None,
+        "amount": Decimal("1.00"),
+        "_rescued": '{"until":"infinity"}',
+    }
+    assert (streamed["amount"], streamed["_rescued"]) == (None, '{"amount":"NaN"}')
 
 
 def test_other_tables_and_messages_are_left_out(shop: Shop) -> None:

@@ -38,6 +38,7 @@ def run(
     from ..config import load
     from ..operate.control import RunControl
     from ..operate.reload import ConfigReload
+    from ..operate.schedule import ScheduledVerifications
     from ..operate.show import RunProgress
     from ..run import PipelineProcess, Run
 
@@ -59,6 +60,7 @@ def run(
 
         file = stack.enter_context(ConfigReload(running, config, pipeline_process))
         running.service.control = RunControl(running, file)
+        stack.enter_context(ScheduledVerifications(lambda: running.config, config))
         started = f"headrace {__version__}: {running.server.url}, log in {settings.log_dir}"
         if log_format is LogFormat.JSON:
             logging.getLogger(__name__).info("%s url=%s", started, running.server.url)

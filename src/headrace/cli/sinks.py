@@ -1,9 +1,10 @@
 """The commands for what sinks get and send; each loads only what it needs, as all commands do."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from ..change.path import without_schema
 from ..errors import ConfigError, PipelineError, nearest
 from .options import DEFAULT_CONFIG, AsJson, ConfigFile
 from .terminal import open_lakes
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..sinks import Sink
     from ..sinks.push.settings import PushSettings
 
+REPAIRS = 2  # that the first snapshot finds what another writer did, and fails, is not the end
 PATIENCE_SECONDS = 10.0  # with a sink that waits for its destination, before nobody is kept waiting
 
 SinkName = Annotated[str, typer.Argument(help="The sink's name in the config.", metavar="SINK")]
@@ -68,7 +70,7 @@ def redrive(
 
 def _expect_keys(keys: "Sequence[str]", rows: dict[str, int]) -> None:
     named = [row.partition("|")[2] for row in rows]  # source|schema.table:key
-    known = {*named, *(each.partition(".")[2] for each in named)}
+    known = {*named, *(without_schema(each) for each in named)}
     for key in keys:
         if key not in known:
             raise ConfigError(f"there is no dead letter of {key}{nearest(key, named[:20])}")
@@ -135,20 +137,49 @@ def _do(settings: "Config", sink: "PushSettings", keys: "Sequence[str]") -> "Red
 # --- verify --------------------------------------------------------------------------------------
 
 
-def verify(
+def verify(  # noqa: PLR0913, PLR0917 - an option for each thing one may set
     name: SinkName,
-    first: Annotated[int, typer.Option("--from", help="The first sequence to look at.", min=1)] = 1,
+    table: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Of a sink of tables: only these, schema.table or patterns.",
+            metavar="[TABLE]...",
+            show_default="all",
+        ),
+    ] = None,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Take new snapshots of the tables that differ.")
+    ] = False,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            help="Let `headrace run` do it every 1h, 30m or 1d from now on; never: no more.",
+            metavar="AGE",
+        ),
+    ] = None,
+    rows: Annotated[
+        int, typer.Option(help="Name so many rows of a table at most.", min=0, max=1000)
+    ] = 20,
+    first: Annotated[
+        int,
+        typer.Option(
+            "--from", help="Of a sink that sends events: the first sequence to look at.", min=1
+        ),
+    ] = 1,
     upto: Annotated[
         int | None,
         typer.Option(help="The last one.", min=1, show_default="the log's last"),
     ] = None,
     config: ConfigFile = DEFAULT_CONFIG,
     as_json: AsJson = False,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
-    """Compare what a sink has sent with the log, and name what is missing or came twice.
+    """Compare a sink with where its changes come from, and name what is not equal.
 
-    The events that the log holds for it are counted by ranges of sequences, against the sink's
-    own account and its dead letters. Exits with 1 when something is missing.
+    Every row of a sink of tables is compared with its source, while both go on changing; rows
+    that differ are named by their keys and columns. Of a sink that sends events, those that the
+    log holds for it are counted by ranges of sequences, against the sink's own account and its
+    dead letters. Exits with 1 when something is missing or differs.
     """
     import msgspec
 
@@ -157,7 +188,18 @@ def verify(
     from ..pipeline.verify import verify as comparing
 
     settings = load(config)
-    sink = _sink(settings, name, lambda sink: sink.rendering is not None, "keeps no account of it")
+    sink = _sink(settings, name, _is_comparable, "keeps no account of it, and no rows")
+    if sink.needs_every_row:
+        given = _TablesGiven(table or [], repair=repair, rows=rows, as_json=as_json)
+        if every is not None:
+            _schedule(settings, name, every, given)
+        else:
+            _verify_tables(settings, sink, given, with_parent=with_parent)
+        return
+    if table or repair or every:
+        raise ConfigError(
+            f"the sink {name} has no tables of rows: TABLE, --repair and --every are for one"
+        )
     with Bar(terminal(stderr=True), f"{name}: reading the log") as bar:
         found = comparing(sink, settings.log_address, bar.show, first=first, upto=upto)
     if as_json:
@@ -166,6 +208,76 @@ def verify(
         for line in verified_lines(found):
             typer.echo(line)
     if not found.complete:
+        raise typer.Exit(1)
+
+
+def _is_comparable(sink: "Sink") -> bool:
+    return sink.needs_every_row or sink.rendering is not None
+
+
+class _TablesGiven(NamedTuple):
+    """What was given for a sink of tables."""
+
+    tables: "Sequence[str]"
+    repair: bool
+    rows: int
+    as_json: bool
+
+
+def _schedule(settings: "Config", name: str, every: str, given: _TablesGiven) -> None:
+    from ..sinks.requests import Requests
+    from .quantities import parse_age
+
+    requests = Requests(settings.sink_dir(name))
+    if every == "never":
+        was = requests.end_verify()
+        typer.echo(f"{name}: is {'no longer' if was else 'not'} verified by `headrace run`")
+        return
+    requests.schedule_verify(parse_age(every), given.tables, repair=given.repair)
+    typer.echo(f"{name}: `headrace run` verifies it every {every}; `headrace status` has the last")
+
+
+def _verify_tables(
+    settings: "Config", sink: "Sink", given: _TablesGiven, *, with_parent: bool
+) -> None:
+    """Compare the rows of a sink's tables with their sources."""
+    import os
+
+    import msgspec
+
+    from ..operate.show import Bar, terminal
+    from ..operate.verify import Repair, compared_lines, verify_tables
+    from ..sinks.tables.sink import Tables
+    from .terminal import stop_on_signals
+
+    if not isinstance(sink, Tables):
+        raise ConfigError(
+            f"the rows of the sink {sink.name} cannot be compared: it is of no known type"
+        )
+    if with_parent:
+        stop_on_signals(with_parent=True)
+        os.nice(10)
+    with Bar(terminal(stderr=True), f"{sink.name}: comparing rows") as bar:
+
+        def look(what: str, rows: int) -> None:
+            bar.show(rows, 0)
+
+        found = verify_tables(settings, sink, given.tables, look)
+        for _ in range(REPAIRS if given.repair else 0):
+            if found.verification.sound:
+                break
+            repair = Repair(settings, sink, found)
+            for line in repair.request():
+                typer.echo(line, err=True)
+            if not repair.wait():
+                break
+            found = verify_tables(settings, sink, repair.tables, look)
+    if given.as_json:
+        typer.echo(msgspec.json.encode(found.verification))
+    else:
+        for line in compared_lines(found, most=given.rows):
+            typer.echo(line)
+    if not found.verification.sound:
         raise typer.Exit(1)
 
 

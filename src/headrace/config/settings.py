@@ -248,6 +248,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.checkpoint_dir / name
 
     @property
+    def verify_dir(self) -> Path:
+        """Where rows of sources are while they are compared."""
+        return self.data_dir / "verify"
+
+    @property
     def log_address(self) -> dict[str, str]:
         """How Spark reaches the log: `path`, or `url` where its tasks run on other machines."""
         pipeline = self.pipeline

@@ -207,7 +207,7 @@ def _globs(sink: Sink, tables: Sequence[Table] | None) -> Iterator[Finding]:
         return
     lost = [glob for glob in sink.tables if not any(table.matches(glob) for table in tables)]
     if lost:
-        there = sorted({f"{table.schema}.{table.name}" for table in tables})
+        there = sorted({table.path for table in tables})
         shown = ", ".join(there[:10]) + (" …" if len(there) > 10 else "")
         fix = f"Check `tables` of the sink; there are: {shown}"
         yield Finding("tables", ok=False, detail=f"no table matches {', '.join(lost)}", fix=fix)
@@ -232,12 +232,12 @@ def _transforms(sink: Sink, tables: Sequence[Table] | None) -> Iterator[Finding]
         found = sink.shaping.of(table.schema, table.name)
         if found is None:
             continue
-        name = f"transforms {table.schema}.{table.name}"
+        name = f"transforms {table.path}"
         used[found[0]].add("")
         if found[1].computes:
             continue  # see `_computed`
         try:
-            columns = sink.keyed(f"{table.schema}.{table.name}", table.columns)
+            columns = sink.keyed(table.path, table.columns)
             selected = fitted(sink.shaping, table.schema, table.name, columns, table.connector)
         except HeadraceError as error:
             yield Finding(name, ok=False, detail=str(error), fix=error.hint)

@@ -4,7 +4,7 @@ import time
 
 import msgspec
 
-from ..change.glob import matches
+from ..change.path import path_matches, split_path
 from ..client import Client
 from ..config import Config, ConfigDifference
 from ..errors import LogAbsent, ServerError
@@ -90,9 +90,8 @@ class RunControl:
 
 
 def _wants(sink: Sink, table: str) -> bool:
-    bare = table.partition(".")[2]
-    globs = sink.tables
-    return not globs or any(matches(table if "." in glob else bare, glob) for glob in globs)
+    schema, name = split_path(table)
+    return not sink.tables or any(path_matches(schema, name, glob) for glob in sink.tables)
 
 
 def _snapshots(renewed: dict[str, list[str]]) -> str:

@@ -124,7 +124,7 @@ def _erase(config: Config, log: Log, request: EraseRequest) -> tuple[Erasure, fr
     }
     places.insert(0, _log_place(history, count, after, plain, former))
     erasure = Erasure(
-        table=f"{table.schema}.{table.name}",
+        table=table.path,
         key=request.key,
         state=_state(history),
         found=history.last is not None or any(place.rewritten or place.has_row for place in places),
@@ -138,7 +138,7 @@ def _erase(config: Config, log: Log, request: EraseRequest) -> tuple[Erasure, fr
 
 def key_of(table: Table, given: str) -> KeyValues:
     """The key that was meant."""
-    name, names = f"{table.schema}.{table.name}", list(table.key)
+    name, names = table.path, list(table.key)
     if not names:
         raise ConfigError(
             f"{name} has no key, so no row of it can be named",
@@ -192,7 +192,7 @@ def _chosen_keys(config: Config, table: Table) -> frozenset[str]:
 
     A sink that is behind, or begins anew, cannot follow the row's changes without them.
     """
-    name = f"{table.schema}.{table.name}"
+    name = table.path
     sinks = config.pipeline.sinks if config.pipeline else ()
     chosen = {
         column.name for sink in sinks for column in sink.keyed(name, table.columns) if column.key
@@ -202,7 +202,7 @@ def _chosen_keys(config: Config, table: Table) -> frozenset[str]:
 
 def _expect_copied(config: Config, log: LogReader, history: RowHistory) -> None:
     """Refuse while a snapshot has emptied the table, and may not have read the row yet."""
-    table = f"{history.table.schema}.{history.table.name}"
+    table = history.table.path
     if not history.emptied_away:
         return
     for source in config.sources:

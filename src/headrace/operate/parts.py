@@ -48,7 +48,8 @@ def overview(config: Config) -> PipelineOverview:
     if not found.running:
         sinks = [_idle(status, config) for status in sinks]
     removed = known.values() if found.running else ()  # not in the config, and still at work
-    return msgspec.structs.replace(found, sinks=[*sinks, *removed])
+    listed = msgspec.structs.replace(found, sinks=[*sinks, *removed])
+    return report.with_verified(listed, config.sink_dir)
 
 
 def _unreported(name: str) -> SinkStatus:

@@ -13,13 +13,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ..change.path import table_path
 from ..formats.canonical import CanonicalTransaction
 from ..log import Stats
 from ..log.keys import ListedKey
 from ..observe.lines import LineFormatter, LogFormat, is_line, level_of
 from ..sinks import SinkPhase, SinkStatus
 from ..sinks.report import PipelineOverview
-from ..sources import CopyProgress, Finding, Phase, Removal, Status
+from ..sources import FORMER, CopyProgress, Finding, Phase, Removal, Status
 from .commands import Overview
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ class RunProgress:
             return
         if self._live_only:
             return
-        printed = [s for s in statuses if self._always or s.phase is Phase.SNAPSHOT]
+        printed = [s for s in statuses if self._always or s.copying]
         lines = [plain_line(status, stats, rate=self._rate.per_second) for status in printed]
         self._plain = [*lines, *map(sink_line, sinks)]
         if time.monotonic() >= self._due:
@@ -274,6 +275,10 @@ def sinks_table(statuses: Sequence[SinkStatus]) -> RenderableType:
             "unknown" if status.lag is None else f"{status.lag:,} changes",
         )
         notes += [Text(line, style="red") for line in sink_complaints(status)]
+        notes += [Text(line, style="yellow") for line in rescued_lines(status)]
+        if verified := status.verified:
+            style = "" if verified.sound else "red"
+            notes.append(Text(f"{status.sink}: {verified.summary()}", style=style))
     return Group(table, *notes)
 
 
@@ -342,6 +347,15 @@ def sink_complaints(status: SinkStatus) -> list[str]:
     return lines
 
 
+def rescued_lines(status: SinkStatus) -> list[str]:
+    """Which tables have values that their columns cannot hold."""
+    return [
+        f"{status.sink}: {table} has had {count:,} values that do not fit their columns: null "
+        "there, with their text in _rescued"
+        for table, count in status.rescued.items()
+    ]
+
+
 def redriven_lines(name: str, result: "RedriveResult") -> Iterator[str]:
     """What `redrive` prints."""
     tried = result.sent + result.refused + result.waiting
@@ -405,6 +419,7 @@ def complaints(status: Status) -> list[str]:
         f"{status.source}: {table} is captured for inserts only; all of it after: {fix}"
         for table, fix in status.inserts_only.items()
     ]
+    lines += [f"{status.source}: {table} {FORMER}" for table in status.former]
     return lines + [f"{status.source}: {warning}" for warning in status.warnings]
 
 
@@ -500,7 +515,7 @@ def change_line(encoded: bytes) -> str:
     """A canonical change on one line."""
     change = _decode_change(encoded)
     moment = datetime.fromtimestamp(change.transaction.commit_time / 1e6, UTC)
-    name = f"{change.schema}.{change.table}" if change.table else change.source
+    name = table_path(change.schema, change.table) if change.table else change.source
     images = (str(image, "utf-8") for image in (change.after, change.before))
     row = next((image for image in images if image != "null"), "")
     if len(row) > _LONGEST_ROW:

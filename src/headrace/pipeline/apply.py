@@ -10,6 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from pyspark.sql.streaming.query import StreamingQuery
 
 from ..change.arrow.frame import expect
+from ..change.path import split_path
 from ..errors import ConfigError, HeadraceError
 from ..sinks import Takes
 from ..sinks.tables.sink import Tables, TablesWriter
@@ -26,6 +27,7 @@ class Settings(TypedDict, total=False):
 
     keep: Literal["rows", "history"]
     as_text: tuple[str, ...]
+    unfit: Literal["rescue", "stop"]
     deletes: Literal["vectors", "rewrite"]
     cluster_by: Mapping[str, tuple[str, ...]]
     partition_by: Mapping[str, tuple[str, ...]]
@@ -114,7 +116,8 @@ def _note(stored: Stored) -> None:
 
 
 def _is_of(table: str) -> Column:
-    return F.concat_ws(".", "schema", "table") == table
+    schema, name = split_path(table)
+    return (F.col("schema") == schema) & (F.col("table") == name)
 
 
 def _expect_columns(changes: DataFrame, fields: Sequence[str]) -> None:

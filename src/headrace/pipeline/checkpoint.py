@@ -109,6 +109,13 @@ class QueryCheckpoint:
             return None
         return before, end
 
+    def generation(self, number: int) -> str:
+        """The generation of the log that a batch ends in; "": Spark has not noted the batch."""
+        try:
+            return batch_offset(self._files, number).generation
+        except FileNotFoundError:
+            return ""
+
     def set_aside(self) -> str | None:
         """Begin anew; returns where the notes so far were moved, None: there were none."""
         return self._files.move_aside()

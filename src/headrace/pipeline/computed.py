@@ -41,9 +41,9 @@ def own_session() -> Iterator[SparkSession]:
 
 def computed_table(sink: Sink, table: Table) -> ComputedTable | None:
     """A table that Spark computes for a sink; None: it has no such transform."""
-    name = f"{table.schema}.{table.name}"
+    name = table.path
     keyed = msgspec.structs.replace(table, columns=sink.keyed(name, table.columns))
-    return ComputedTable.of(sink.shaping, keyed, as_text=sink.text_columns(name))
+    return ComputedTable.of(sink.shaping, keyed, as_text=sink.text_columns(name), unfit=sink.unfit)
 
 
 def check_computed(
@@ -65,7 +65,7 @@ def check_computed(
 
 def _checked(spark: SparkSession, sink: Sink, computed: ComputedTable) -> Finding:
     table = computed.table
-    name = f"{sink.name}: {table.schema}.{table.name}"
+    name = f"{sink.name}: {table.path}"
     try:
         columns = computed.result_table(spark).columns
     except HeadraceError as error:

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..change.arrow.frame import FIELDS
+from ..change.path import is_qualified, qualified
 from ..errors import ConfigError
 
 EARLIEST = "earliest"
@@ -155,9 +156,9 @@ def read_list(name: str, text: str) -> tuple[str, ...]:
 
 
 def read_table(name: str, text: str) -> str:
-    if "." not in text:
+    if not is_qualified(text):
         raise ConfigError(f"the option {name} must be schema.table, not {text!r}")
-    return text
+    return qualified(text, "")
 
 
 def read_columns(name: str, text: str) -> tuple[str, ...]:

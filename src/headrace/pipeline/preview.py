@@ -53,7 +53,7 @@ def preview(
     seen, hidden = _seen(log, table, tables, shaped, limit)
     columns = arrow_schema(shaped.table(table).columns, connector=table.connector)
     return Preview(
-        f"{table.schema}.{table.name}",
+        table.path,
         {each.name: str(each.type) for each in columns},
         [_shown(change) for change in seen],
         hidden,
@@ -89,17 +89,17 @@ def _computed(
         {"op": op, "sequence": sequence, **msgspec.json.decode(image or "{}")}
         for op, sequence, image in rows
     ]
-    return Preview(f"{table.schema}.{table.name}", types, shown)
+    return Preview(table.path, types, shown)
 
 
 def _keyed(sink: Sink, table: Table) -> Table:
-    columns = sink.keyed(f"{table.schema}.{table.name}", table.columns)
+    columns = sink.keyed(table.path, table.columns)
     return msgspec.structs.replace(table, columns=columns) if table.name else table
 
 
 def _newest(tables: Sequence[Table], name: str) -> Table:
     found = [table for table in tables if table.name and table.matches(name)]
-    names = sorted({f"{table.schema}.{table.name}" for table in found})
+    names = sorted({table.path for table in found})
     if not found:
         raise ConfigError(f"the log has no table {name}")
     if len(names) > 1:

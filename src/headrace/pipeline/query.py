@@ -29,6 +29,7 @@ from ..sinks import (
     Sink,
     SinkWriter,
     Takes,
+    lost_tail,
 )
 from ..sinks.results import result, texts
 from ..transforms.computed import is_of
@@ -70,6 +71,7 @@ class Stored(NamedTuple):
     changes: int
     seconds: float
     failed_tables: tuple[FailedTable, ...]
+    rescued: Mapping[str, int]  # by table: values that did not fit their columns
 
 
 BatchOf = Callable[[DataFrame, int], AbstractContextManager[Any]]
@@ -107,7 +109,8 @@ class Batches:
             with self._batch_of(changes, batch_id) as batch:
                 count = self._writer.write(batch, batch_id)
             seconds = time.monotonic() - began
-            self._stored(Stored(batch_id, count, seconds, tuple(self._writer.failed_tables())))
+            failed, rescued = self._writer.failed_tables(), self._writer.rescued_values()
+            self._stored(Stored(batch_id, count, seconds, tuple(failed), rescued))
             self._maintain(batch_id)
         except BaseException as error:
             self.error = error
@@ -153,13 +156,25 @@ class QueryPlan:
         if progress is None:
             return self._beginning() if self.checkpoint.new else None
         log = self.feed.look()
+        writer.generation, writer.lineage = log.generation, log
         if progress.epoch != log.epoch:
             if self.adopt:
                 return self._adopted(progress, log)
             self._continue(writer, progress, log)
+        elif not _is_in(progress, log):
+            if self.adopt:
+                writer.go_back(log.likely_fork(progress.epoch, progress.generation) or 0)
+                return self._adopted(progress, log)
+            raise self._lost(progress, log)
         if not self.checkpoint.new:
             return None
         return self._after_loss(progress.sequence + 1, log)
+
+    def _lost(self, progress: Progress, log: Ranges) -> LogReplaced:
+        """What to report when the sink has changes that are not in this log, of the same epoch."""
+        upto = log.likely_fork(progress.epoch, progress.generation) or 0
+        what = lost_tail(f"sink {self.sink.name}", progress.sequence, upto)
+        return LogReplaced(what, hint=self.sink.ahead_hint(upto))
 
     def _beginning(self) -> int | None:
         log = self.feed.look()
@@ -176,14 +191,14 @@ class QueryPlan:
 
     def _adopted(self, progress: Progress, log: Ranges) -> int | None:
         """Where a sink goes on that accepts another log: after what both logs have in common."""
-        upto = log.shared_upto(progress.epoch)
+        upto = log.likely_fork(progress.epoch, progress.generation)
         if upto is None or self.sink.needs_every_row:
             return None
         return max(min(progress.sequence, upto) + 1, log.first_sequence)
 
     def _continue(self, writer: SinkWriter[Any], progress: Progress, log: Ranges) -> None:
         """Go on with a log that was restored from the one so far, if that is possible."""
-        upto = log.shared_upto(progress.epoch)
+        upto = log.likely_fork(progress.epoch, progress.generation)
         name = self.sink.name
         if upto is None:
             raise LogReplaced(
@@ -192,7 +207,7 @@ class QueryPlan:
                 hint="Check data_dir and pipeline.url; if the log is new for good, run "
                 f"`headrace pipeline --adopt {name}` to carry all of it into the sink.",
             )
-        if progress.sequence > upto:
+        if not _is_in(progress, log):
             raise LogReplaced(
                 f"sink {name} has changes up to {progress.sequence}, but the log was restored from "
                 f"a copy that ends at {upto}",
@@ -256,6 +271,7 @@ class QueryPlan:
         def claimed(changes: DataFrame, batch: int) -> AbstractContextManager[Any]:
             if driver:
                 self.checkpoint.expect_claimed(driver)
+            writer.generation = self.checkpoint.generation(batch)
             return batch_of(changes, batch)
 
         return Batches(writer, self.sink.name, stored, claimed)
@@ -302,6 +318,12 @@ class QueryPlan:
         return options
 
 
+def _is_in(place: Progress, log: Ranges) -> bool:
+    """Whether everything up to a place is in this log."""
+    upto = log.shared_upto(place.epoch, place.generation)
+    return upto is not None and place.sequence <= upto
+
+
 def parts_of(sink: Sink, cores: int) -> int:
     """Into how many parts the log ranges of a sink are divided; 0: it takes none."""
     if sink.takes is not Takes.LOG_RANGE:
@@ -329,6 +351,15 @@ class RangesBatch(LogBatch):
         self._address = address or {}
         self._known = known
         self._counted = False  # whether Spark has read, and so counted, the rows
+
+    @classmethod
+    def of_range(
+        cls, spark: SparkSession, wanted: LogRange, *, parts: int, address: Mapping[str, str]
+    ) -> "RangesBatch":
+        """A range of the log that no query has planned."""
+        made = cls(spark.range(parts, numPartitions=parts), wanted.log, wanted, address=address)
+        made._counted = True
+        return made
 
     @property
     def spark(self) -> SparkSession:
@@ -361,7 +392,7 @@ class RangesBatch(LogBatch):
         options = dict(self._address)
         if (whole := self.whole) is not None:
             options |= {"startingSequence": f"{whole.after + 1}", "endingSequence": f"{whole.upto}"}
-        if _PLAIN.fullmatch(name := f"{table.schema}.{table.name}"):
+        if _PLAIN.fullmatch(name := table.path):
             options["tables"] = name
         changes = self.spark.read.format("headrace").options(**options).load()
         return changes.where(is_of(table))

@@ -15,6 +15,7 @@ from ..change.event import Table
 from ..change.span import LogSpan
 from ..errors import ChangesLost, LogReplaced, PipelineError
 from ..log import LogReader, Piece, Ranges
+from ..sinks import Progress, lost_tail
 from .options import Options
 from .typed import TypedTable
 
@@ -118,6 +119,12 @@ class DiskLog:
 # One for each log in a process, refreshed when it is used: opening one takes a tenth of a second.
 _readers: dict[str, tuple[bytes, LogReader]] = {}
 _opening = threading.Lock()
+
+
+def close_reader(path: str) -> None:
+    """Let go of a log that nobody reads any more."""
+    if path in _readers:
+        _readers.pop(path)[1].close()
 
 
 def _reader(path: str, upto: int = 0) -> LogReader:
@@ -227,17 +234,20 @@ def expect_epoch(wanted: str, found: str) -> None:
         raise LogReplaced(f"the query has read the log {wanted}, but this one is {found}")
 
 
-def expect_shared(epoch: str, sequence: int, now: Ranges) -> None:
-    """A position of the log that this one was restored from holds as far as the copy goes."""
-    upto = now.shared_upto(epoch)
-    if upto is None:
-        expect_epoch(epoch, now.epoch)
-    elif sequence > upto:
-        ends = "the log ends" if epoch == now.epoch else "what this log has of it ends"
+def expect_shared(place: Progress, now: Ranges) -> None:
+    """A place of the log that this one was restored from holds as far as the copy goes."""
+    upto = now.shared_upto(place.epoch, place.generation)
+    if upto is not None and place.sequence <= upto:
+        return
+    fork = now.likely_fork(place.epoch, place.generation)
+    if fork is None:
+        expect_epoch(place.epoch, now.epoch)
+    elif place.epoch != now.epoch:
         raise LogReplaced(
-            f"the query has read up to {sequence}, but {ends} at {upto}: "
-            "it was restored from an older copy"
+            f"the query has read up to {place.sequence}, but what this log has of it ends at "
+            f"{fork}: it was restored from an older copy"
         )
+    raise LogReplaced(lost_tail("the query", place.sequence, fork or 0))
 
 
 def lose(options: Options, wanted: int, first: int, removed: str = "") -> None:

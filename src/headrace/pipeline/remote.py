@@ -164,12 +164,20 @@ class RemoteLog:
         path = with_query("/v1/records", {"after": after, "upto": upto})
         request = HttpRequest("GET", path, accept=accept, seconds=RESPONSE_SECONDS)
         with http.open(request) as response:
+            self._note_generation(epoch, response.headers.get("X-Headrace-Generation", ""))
             if response.headers.get("X-Headrace-Epoch", "") != epoch:
                 return
             body = _Body(http.pieces(response))
             while head := body.read(PIECE_HEAD.size):
                 first, count, size = PIECE_HEAD.unpack(self._whole(head, PIECE_HEAD.size))
                 yield first, count, self._whole(body.read(size), size)
+
+    def _note_generation(self, epoch: str, generation: str) -> None:
+        """Forget the tables of a log that may have been put back from a copy with others."""
+        known = _generations.setdefault((self.url, epoch), generation)
+        if known != generation:
+            _versions.pop((self.url, epoch), None)
+            _generations[self.url, epoch] = generation
 
     def _whole(self, data: bytes, size: int) -> bytes:
         if len(data) < size:
@@ -192,6 +200,7 @@ class RemoteLog:
 # For as long as the process lives: the driver makes a request every second.
 _connections: dict[RemoteLog, tuple[HttpTransport, httpx.Client]] = {}
 _versions: dict[tuple[str, str], list[Table]] = {}
+_generations: dict[tuple[str, str], str] = {}  # in which these were read
 
 
 class _Body:

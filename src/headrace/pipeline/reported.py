@@ -35,5 +35,6 @@ def _shown(status: SinkStatus) -> dict[str, Any]:
         "deadLetters": status.dead_letters,
         "waitingRows": status.waiting_rows,
         "failedTables": {each.table: each.reason for each in status.failed_tables},
+        "rescuedValues": status.rescued,
         "error": status.error,
     }

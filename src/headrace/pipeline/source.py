@@ -1,7 +1,8 @@
 """`spark.readStream.format("headrace")` and `spark.read.format("headrace")`: changes as rows.
 
-An offset is {"epoch": the log's, "sequence": the last one read}. The driver only asks where
-transactions end; rows go from the log to the executors.
+An offset is {"epoch": the log's, "sequence": the last one read, "generation": of the log's writer
+when it was read}. The driver only asks where transactions end; rows go from the log to the
+executors.
 """
 
 import sys
@@ -28,7 +29,8 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from ..change.arrow import frame
 from ..errors import ConfigError
-from ..log import Ranges
+from ..log import FIRST_GENERATION, Ranges
+from ..sinks import Progress
 from .options import EARLIEST, LATEST, Options
 from .reading import LogAccess, SequenceRange, expect_shared, lose, read, read_typed
 from .remote import reading
@@ -139,7 +141,7 @@ class ChangeReader(DataSourceReader):
         if options.ending_time is not None:
             upto = self._reading.since(options.ending_time) - 1
         after, upto = max(after, self._least - 1), min(upto, now.latest_sequence, self._most)
-        begin, end = _offset(now.epoch, after), _offset(now.epoch, upto)
+        begin, end = _offset(now, after), _offset(now, upto)
         return _partitions(self._reading, options, begin, end)
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
@@ -189,7 +191,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             self._expect_past()
             now = self._reading.ranges(0, upto=0)
-            self._initial = _offset(now.epoch, _after(self._options, now, self._reading))
+            self._initial = _offset(now, _after(self._options, now, self._reading))
         return self._initial
 
     def _expect_past(self) -> None:
@@ -223,10 +225,13 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if now.ends:
             all_taken = now.ends[-1] == now.latest_sequence
             self._due = looked + pause if all_taken else 0.0
-            return _offset(now.epoch, now.ends[-1])
+            return _offset(now, now.ends[-1])
         self._due = looked + max(pause, _IDLE_SECONDS)
         # Beyond what was lost, so that the loss is reported once.
-        return _offset(now.epoch, max(start["sequence"], now.first_sequence - 1))
+        if (lost := now.first_sequence - 1) > start["sequence"] or start["epoch"] != now.epoch:
+            return _offset(now, max(start["sequence"], lost))
+        # As it is, with the generation that it has: another text would make a batch.
+        return start
 
     def _pauses(self) -> bool:
         """Wait until it is time to look again, but not for long; True: it is not yet."""
@@ -258,21 +263,27 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(self._reading, partition, self._options, self._table)
 
     def _check(self, start: Offset, now: Ranges) -> None:
-        expect_shared(start["epoch"], start["sequence"], now)
+        expect_shared(_place(start), now)
         if start["sequence"] + 1 < now.first_sequence:
             lose(self._options, start["sequence"] + 1, now.first_sequence, now.removed)
 
 
-def _offset(epoch: str, sequence: int) -> Offset:
+def _offset(now: Ranges, sequence: int) -> Offset:
     # Spark compares offsets as text, so the order of the keys matters.
-    return {"epoch": epoch, "sequence": sequence}
+    return {"epoch": now.epoch, "sequence": sequence, "generation": now.generation}
+
+
+def _place(offset: Offset) -> Progress:
+    # Earlier versions noted no generation.
+    generation = offset.get("generation", FIRST_GENERATION)
+    return Progress(offset["epoch"], offset["sequence"], generation)
 
 
 def _latest(start: Offset, now: Ranges) -> Offset:
     """How far the log reaches, and what of it a batch leaves to the next ones."""
     end = now.ends[-1] if now.ends else max(start["sequence"], now.first_sequence - 1)
     left = max(now.latest_sequence - end, 0)
-    reported = _offset(now.epoch, now.latest_sequence) | {"changesBehindLatest": left}
+    reported = _offset(now, now.latest_sequence) | {"changesBehindLatest": left}
     if not left or now.left_since:
         age = time.time() - now.left_since / 1e6 if left else 0.0
         reported["secondsBehindLatest"] = round(max(age, 0.0), 3)
@@ -320,7 +331,7 @@ def _partitions(
     parts = 1 if options.log_ranges else max(options.parts, (upto - after) // options.most)
     now = reading.ranges(after, upto=upto, parts=parts)
     for offset in (start, end):
-        expect_shared(offset["epoch"], offset["sequence"], now)
+        expect_shared(_place(offset), now)
     epoch = now.epoch
     if after + 1 < now.first_sequence:
         lose(options, after + 1, min(now.first_sequence, upto + 1), now.removed)

@@ -215,7 +215,9 @@ class Supervised:
         plan = self.plan
         starting = plan.starting(writer)
         self._arrived(plan.checkpoint.sequence() if starting is None else starting - 1)
-        self._note(failed_tables=tuple(writer.failed_tables()))
+        self._note(
+            failed_tables=tuple(writer.failed_tables()), rescued=dict(writer.rescued_values())
+        )
         batches = plan.batches(writer, self._stored, self._driver)
         batches.unmaintained = self._unmaintained
         self._before = self._status
@@ -327,6 +329,7 @@ class Supervised:
             batch=stored.batch,
             changes=self._status.changes + stored.changes,
             failed_tables=stored.failed_tables,
+            rescued=dict(stored.rescued),
             error="",
             hint="",
             **rate,

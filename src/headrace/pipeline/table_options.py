@@ -157,6 +157,7 @@ _KNOWN: Known = {
     "keys": ("keys", _columns_of),
     "keep": ("keep", _word("rows", "history")),
     "asText": ("as_text", read_list),
+    "unfit": ("unfit", _word("rescue", "stop")),
     "deletes": ("deletes", _word("vectors", "rewrite")),
     "clusterBy": ("cluster_by", _columns_of),
     "partitionBy": ("partition_by", _columns_of),

@@ -26,6 +26,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from ..change.path import split_path
 from ..errors import ConfigError
 from ..sinks.lake import vectors
 from ..sinks.lake.catalog.spark import PLACE
@@ -186,7 +187,7 @@ def _table(options: TableOptions) -> tuple[Folder, TableState]:
     options.expect_reading()
     folder = options.folder
     if options.table:
-        folder = folder.within(*options.table.split(".", 1))
+        folder = folder.within(*split_path(options.table))
     state = DeltaLog(folder).read()
     if state is None:
         raise ConfigError(

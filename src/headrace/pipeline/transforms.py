@@ -20,11 +20,12 @@ from pyspark.sql import Column as Expression
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # as everybody calls them
 from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
-from ..change.arrow import arrow_schema, columns_of, decode
+from ..change.arrow import RESCUED, arrow_schema, columns_of, decode, keyless
 from ..change.arrow.frame import expect
 from ..change.event import Column, Table, piece_begin
+from ..change.path import split_path
 from ..errors import ConfigError
 from ..formats.entity import Entity
 from ..formats.facts import Facts
@@ -57,8 +58,14 @@ class _Shape:
         for batch in batches:
             rows = pa.Table.from_batches([batch])
             typed = decode(
-                rows[_IMAGE], self.columns, as_text=self.as_text, connector=self.connector
+                rows[_IMAGE],
+                keyless(self.columns),
+                as_text=self.as_text,
+                connector=self.connector,
+                rescue=True,
             )
+            if RESCUED not in typed.column_names:
+                typed = typed.append_column(RESCUED, pa.nulls(typed.num_rows, pa.string()))
             rows = rows.drop_columns([_IMAGE])
             arrays = [*rows.columns, *typed.columns]
             yield from pa.table(
@@ -72,6 +79,8 @@ class _Shape:
         for field in typed:
             spark_type = from_arrow_type(field.type, prefer_timestamp_ntz=True)
             fields.append(StructField(field.name, spark_type))
+        if RESCUED not in typed.names:
+            fields.append(StructField(RESCUED, StringType()))
         table = images.mapInArrow(self, StructType(fields))
         if self.json == "string":
             return table
@@ -101,8 +110,9 @@ def rows(
     Its columns are those of its last change in the batch, unless they are given as `columns`, whose
     types are then `connector`'s. The values are the new ones, for DELETE the old ones as far as
     the source sent them; `_absent` names the columns that were not sent, which is not null. The
-    types are those of `headrace.change.arrow.arrow_type`; a value that its type cannot hold fails
-    the query with DecodeError, unless `as_text` names its column.
+    types are those of `headrace.change.arrow.arrow_type`; a value that its type cannot hold is
+    null, and the last column, `_rescued`, has its text: a JSON object of such texts by column.
+    Columns that `as_text` names are text, with every value as it was.
     """
     known = _known(changes, table, columns, connector)
     image = F.when(F.col("op") == "DELETE", _old_image()).otherwise(F.col("after"))
@@ -206,7 +216,8 @@ def _joined(parts: DataFrame, about: DataFrame) -> DataFrame:
 def _of_table(changes: DataFrame, table: Table | str) -> DataFrame:
     row = F.col("op").isin(*_ROW_OPS)
     if isinstance(table, str):
-        return changes.where(row & (F.concat_ws(".", "schema", "table") == table))
+        schema, name = split_path(table)
+        return changes.where(row & (F.col("schema") == schema) & (F.col("table") == name))
     there = (F.col("source") == table.source) & (F.col("schema") == table.schema)
     return changes.where(row & there & (F.col("table") == table.name))
 

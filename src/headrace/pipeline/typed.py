@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from ..change import record
-from ..change.arrow import arrow_schema, block_table, decode
+from ..change.arrow import RESCUED, arrow_schema, block_table, decode, keyless
 from ..change.block import BlockRows
 from ..change.event import Column, Table, same_columns
 from ..errors import ColumnsChanged, ConfigError, DecodeError
@@ -67,8 +67,7 @@ class TypedTable:
         found = [
             table
             for table in tables
-            if f"{table.schema}.{table.name}" == options.table
-            and options.source in ("", table.source)
+            if table.path == options.table and options.source in ("", table.source)
         ]
         if not found:
             raise ConfigError(f"the log has no table {options.table}{_among(tables)}")
@@ -91,7 +90,7 @@ class TypedTable:
                 hint="Leave out the option table, and read images instead.",
             )
         for option, given in (("columns", self.chosen), ("asText", self.as_text)):
-            known = [*names, *_OWN.names] if option == "columns" else names
+            known = self._whole.names if option == "columns" else names
             if unknown := [name for name in given if name not in known]:
                 raise ConfigError(
                     f"the option {option} names {unknown[0]!r}; there are: {', '.join(known)}"
@@ -104,7 +103,7 @@ class TypedTable:
     @property
     def name(self) -> str:
         """As the option names it."""
-        return f"{self.table.schema}.{self.table.name}"
+        return self.table.path
 
     @property
     def schema(self) -> pa.Schema:
@@ -116,7 +115,10 @@ class TypedTable:
 
     @property
     def _whole(self) -> pa.Schema:
-        return pa.schema([*self._of(self.table), *_OWN])
+        own = self._of(self.table)
+        # A column of the table's may have the name; then nothing is rescued.
+        rescued = [] if RESCUED in own.names else [(RESCUED, pa.string())]
+        return pa.schema([*own, *_OWN, *rescued])
 
     def _of(self, table: Table) -> pa.Schema:
         return arrow_schema(table.columns, as_text=self._as_text(table), connector=table.connector)
@@ -141,7 +143,11 @@ class TypedTable:
         if self._is_of(table):
             self._expect_columns(table, rows.first)
             typed = block_table(
-                rows, table.columns, connector=table.connector, as_text=self._as_text(table)
+                rows,
+                keyless(table.columns),
+                connector=table.connector,
+                as_text=self._as_text(table),
+                rescue=True,
             )
             own: dict[str, Any] = {
                 CHANGE_TYPE: pa.repeat("insert", rows.count),
@@ -172,7 +178,11 @@ class TypedTable:
                     own[ABSENT].append(absent)
                     images.append(image)
             typed = decode(
-                images, table.columns, connector=table.connector, as_text=self._as_text(table)
+                images,
+                keyless(table.columns),
+                connector=table.connector,
+                as_text=self._as_text(table),
+                rescue=True,
             )
             yield from self._shown(typed, own)
 
@@ -274,5 +284,5 @@ def _difference(known: Sequence[Column], found: Sequence[Column]) -> str:
 
 
 def _among(tables: Sequence[Table]) -> str:
-    names = sorted({f"{table.schema}.{table.name}" for table in tables if table.name})
+    names = sorted({table.path for table in tables if table.name})
     return f"; there are: {', '.join(names[:20])}" if names else ", and no other yet"

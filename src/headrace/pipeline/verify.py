@@ -159,9 +159,7 @@ class _Counting:
         return found
 
     def _is_of_this_log(self, settled: SettledRange) -> bool:
-        if settled.epoch == self._epoch:
-            return True
-        return settled.last <= (self._shared(settled.epoch) or 0)
+        return settled.last <= (self._shared(settled.epoch, settled.generation) or 0)
 
     def _walk(
         self, found: Verified, settled: Sequence[SettledRange], begin: int, look: Look

@@ -26,7 +26,7 @@ import msgspec
 from ..change.event import Batch, BeforeKind, Change, Column, Op, Table, Transaction
 from ..errors import HeadraceError, LogReplaced, SinkFenced
 from ..log import Log
-from ..sinks import LogBatch, LogRange, Progress, Sink, SinkWriter, Takes
+from ..sinks import LogBatch, LogRange, Sink, SinkWriter, Takes
 from ..sources.postgres.position import PostgresPosition
 
 _COLUMNS = (Column("id", "bigint", key=True), Column("name", "text"))
@@ -178,7 +178,7 @@ class SinkContract:
             run.insert(*(("users", number) for number in range(first, first + 10)))
             assert run.write(writer) == 10
         run.expect_stored()
-        assert writer.progress() == Progress(run.log.epoch, 20)
+        assert _place(writer) == (run.log.epoch, 20)
         assert writer.failed_tables() == []
 
     def test_a_batch_that_comes_twice_changes_nothing(
@@ -240,7 +240,7 @@ class SinkContract:
         run.insert(("users", 1))
         run.write(run.open())
         _expect(SinkFenced, lambda: run.open("query-2"))
-        assert run.open("query-2", adopt=True).progress() == Progress(run.log.epoch, 1)
+        assert _place(run.open("query-2", adopt=True)) == (run.log.epoch, 1)
 
     def test_without_its_checkpoint_a_query_goes_on_after_the_progress(
         self, trial: SinkTrial, tmp_path: Path
@@ -274,9 +274,15 @@ class SinkContract:
         adopted = other.open("query-2", adopt=True)
         other.batches = 0
         other.write(adopted)
-        assert adopted.progress() == Progress(other.log.epoch, 2)
+        assert _place(adopted) == (other.log.epoch, 2)
         # What the first log brought may go: a table equals the source of its log.
         assert set(other.rows) <= set(trial.stored())
+
+
+def _place(writer: SinkWriter[Any]) -> tuple[str, int] | None:
+    """How far a sink is; whether it notes the generation is its own choice."""
+    progress = writer.progress()
+    return None if progress is None else (progress.epoch, progress.sequence)
 
 
 def _expect(kind: type[HeadraceError], call: Callable[[], object]) -> None:

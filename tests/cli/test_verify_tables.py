@@ -1,0 +1,104 @@
+"""`headrace verify` of a sink of tables: what may be given, and what the server is asked to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner, Result
+
+from headrace.cli import app
+from headrace.config import Config, load
+from headrace.operate.schedule import ScheduledVerifications
+from headrace.sinks.requests import Requests
+from headrace.sinks.verification import (
+    TableOutcome,
+    TableVerification,
+    Verification,
+    note,
+    noted,
+)
+from headrace.testing import free_port, wait_until
+
+pytestmark = pytest.mark.requirement("P-11")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A config with a lake and a folder of files, whose source was never captured."""
+    content = {
+        "data_dir": str(tmp_path / "data"),
+        "sources": {"shop": {"type": "sqlite", "path": str(tmp_path / "shop.db")}},
+        "server": {"port": free_port()},
+        "pipeline": {
+            "sinks": {
+                "lake": {"type": "tables", "path": str(tmp_path / "lake")},
+                "files": {"type": "files", "path": str(tmp_path / "files")},
+                "audit": {"type": "history", "path": str(tmp_path / "audit")},
+            }
+        },
+    }
+    place = tmp_path / "headrace.yaml"
+    place.write_bytes(msgspec.json.encode(content))  # JSON is YAML
+    return place
+
+
+def verify(file: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["verify", *arguments, "--config", str(file)])
+
+
+def test_a_schedule_is_kept_for_the_server_until_it_is_ended(file: Path) -> None:
+    requests = Requests(load(file).sink_dir("lake"))
+    done = verify(file, "lake", "main.items", "--repair", "--every", "30m")
+    assert done.exit_code == 0, done.output
+    assert "every 30m" in done.output
+    schedule = requests.verify_schedule
+    assert schedule is not None
+    assert (schedule.seconds, schedule.tables, schedule.repair) == (1800, ("main.items",), True)
+    assert "no longer" in verify(file, "lake", "--every", "never").output
+    assert requests.verify_schedule is None
+    assert "is not verified" in verify(file, "lake", "--every", "never").output
+
+
+def test_what_is_for_tables_is_refused_for_another_sink(file: Path) -> None:
+    for given in (("--repair",), ("--every", "1h"), ("main.items",)):
+        done = verify(file, "files", *given)
+        assert done.exit_code == 1
+        assert "no tables of rows" in done.output
+    done = verify(file, "audit")
+    assert done.exit_code == 1
+    assert "those that do: lake, files" in done.output
+
+
+def test_the_server_runs_what_is_due_and_the_result_is_kept(file: Path) -> None:
+    config = load(file)
+    folder = config.sink_dir("lake")
+
+    def current() -> Config:
+        return config
+
+    with ScheduledVerifications(current, file):
+        Requests(folder).schedule_verify(3600, (), repair=False)
+        wait_until(lambda: noted(folder) is not None, timeout=60)
+    found = noted(folder)
+    assert found is not None
+    assert "there is no log" in found.error
+    assert "could not be verified" in found.summary()
+
+
+def test_a_difference_stays_known_when_the_next_verification_ends_without_a_result(
+    file: Path,
+) -> None:
+    config = load(file)
+    folder = config.sink_dir("lake")
+    differs = TableVerification(source="shop", table="main.t", outcome=TableOutcome.DIFFERS)
+    note(folder, Verification(sink="lake", at=1, tables=(differs,)))
+    file.write_text("nonsense")
+    with ScheduledVerifications(lambda: config, file):
+        Requests(folder).schedule_verify(3600, (), repair=False)
+        wait_until(lambda: (found := noted(folder)) and found.error, timeout=60)
+    found = noted(folder)
+    assert found is not None
+    assert not found.sound
+    assert "no result" in found.error
