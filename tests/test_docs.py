@@ -31,6 +31,7 @@ MANY_PARAMETERS: frozenset[str] = frozenset(
         "headrace.cli.init.init",  # as above
         "headrace.cli.inspect.tail",  # as above
         "headrace.cli.keys.create",  # as above
+        "headrace.cli.sinks.verify",  # as above
     }
 )
 

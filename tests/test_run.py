@@ -168,7 +168,9 @@ def test_every_setting_of_the_server_reaches_it() -> None:
         "batch_size": 7,
         "pipeline": None,
         "retention": RetentionSettings(days=3, cursor_hours=4),
-        "backup": BackupFolders(data=Path("unused"), sinks=Path("unused/pipeline")),
+        "backup": BackupFolders(
+            data=Path("unused"), sinks=Path("unused/pipeline"), left_out=(Path("unused/verify"),)
+        ),
     }
 
 

@@ -168,9 +168,20 @@ def test_the_demo_fails_when_the_log_does_not_lead_to_the_database(folder: Path)
         database = demo.find(r"write:  psql (\S+)")
         demo.find(r"streaming, (snapshot 5 of 5 tables)")
         with psycopg.connect(database, autocommit=True) as connection:
-            # A default fills the old rows without a word to anybody: the log cannot know.
+            # Whoever writes into the catalogs alters rows without a word: the log cannot know.
             connection.execute("ALTER TABLE products ADD COLUMN stars int DEFAULT 5")
             connection.execute("UPDATE products SET price = 1 WHERE id = 1")
+            (end,) = connection.execute("SELECT pg_current_wal_lsn()").fetchone() or ("",)
+            read = "SELECT bool_and(confirmed_flush_lsn >= %s::pg_lsn) FROM pg_replication_slots"
+            wait_until(
+                lambda: connection.execute(read, (end,)).fetchone() == (True,),
+                timeout=60,
+                message="the log has the default",
+            )
+            connection.execute(
+                "UPDATE pg_attribute SET atthasmissing = false, attmissingval = NULL"
+                " WHERE attrelid = 'products'::regclass AND attname = 'stars'"
+            )
         demo.process.send_signal(signal.SIGINT)
         assert demo.end() == 1, demo.output
     assert marks(demo.output, "products") == ["✗"]

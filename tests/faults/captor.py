@@ -74,6 +74,7 @@ class Orders(msgspec.Struct, frozen=True):
     file_limit: int = 0  # bytes a file may have; 0: as many as the disk holds
     copy_again: tuple[str, ...] | None = None  # tables to copy anew, and then to die meanwhile
     type: str = "postgres"  # of the source
+    settings: dict[str, Any] = {}  # more of its settings
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -83,6 +84,7 @@ class Report(msgspec.Struct, frozen=True):
     error: str = ""
     hint: str = ""
     errored: dict[str, str] = {}
+    copying: bool = False  # whether a snapshot is not complete
 
 
 class Killer:
@@ -214,7 +216,9 @@ def main(orders: Orders) -> int:
         return REFUSED
     with log:
         chosen: Any = source_class(orders.type)
-        source = Apart(chosen(name=SOURCE, url=Secret(orders.url)))  # as `headrace run` does
+        source = Apart(
+            chosen(name=SOURCE, url=Secret(orders.url), **orders.settings)
+        )  # as `headrace run` does
         killer = Killer(orders)
         capture = Capture(WatchedSource(source, killer), log)
         capture.start()
@@ -232,12 +236,14 @@ def _watch(capture: Capture, *, until: Phase = Phase.HALTED) -> Phase:
     told: Report | None = None
     while True:
         status = capture.status()
-        report = Report(status.phase, status.error, status.hint, status.errored)
+        copying = any(not copy.done for copy in status.copies)
+        report = Report(status.phase, status.error, status.hint, status.errored, copying)
         if report != told:
             _tell(report)
             told = report
         ended, _, _ = select.select([sys.stdin], [], [], 0.02)
-        if ended or status.phase in (until, Phase.HALTED):
+        reached = status.phase is until and not copying
+        if ended or reached or status.phase is Phase.HALTED:
             return status.phase
 
 

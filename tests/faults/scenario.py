@@ -63,6 +63,16 @@ class Captor:
 
         return wait_until(reported, timeout=120, message=f"{phases} after {self.reports}")[0]
 
+    def wait_for_snapshots(self) -> None:
+        """Wait until it streams, and every snapshot is complete."""
+
+        def complete() -> bool:
+            assert self.running, f"it has ended: {self.words()}"
+            last = self.reports[-1]
+            return last.phase is Phase.STREAMING and not last.copying
+
+        wait_until(complete, timeout=120, message=f"complete after {self.reports}")
+
     def linger(self, seconds: float) -> None:
         """Let it run for a while, or to its end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -238,7 +248,7 @@ class Scenario:
         """Wait until everything committed so far is in the log."""
         assert self._watcher is not None
         # A word from before the copy's point would come while rows are still being copied.
-        captor.wait_for(Phase.STREAMING)
+        captor.wait_for_snapshots()
         watcher, word = self._watcher, uuid4().hex
         watcher.want(word.encode())
         self.database.execute("SELECT pg_logical_emit_message(true, 'faults', %s)", (word,))

@@ -66,7 +66,12 @@ class CapturedSource(ABC, Generic[S]):
 
     def until_streaming(self) -> None:
         """Wait until every snapshot is complete."""
-        self.until(lambda: self.status.phase is Phase.STREAMING, "the capture streams")
+
+        def all_read() -> bool:
+            status = self.status
+            return status.phase is Phase.STREAMING and not status.copying
+
+        self.until(all_read, "the capture streams")
 
     def until_halted(self) -> Status:
         """Wait until the capture has given up, and return its status."""

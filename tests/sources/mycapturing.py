@@ -49,7 +49,7 @@ class Captured(CapturedSource[Mysql]):
         """The rows of a table that the log adds up to."""
         replay = Replay.of(self.changes())
         if not surprises:
-            assert replay.surprises == []
+            assert replay.surprises == [], replay.surprises
         return ordered(replay.rows(TableName(self.source.name, self.database.name, table)))
 
     def execute(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:

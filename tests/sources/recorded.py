@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headrace.change.event import Column, Table
 from headrace.change.lsn import parse_lsn
+from headrace.sources.postgres.looks import LookState, Numbering, TableLook, as_relation
 from headrace.sources.postgres.pgoutput import WalRelation
 from headrace.sources.postgres.rows import Rows
 from headrace.sources.postgres.values import SESSION_SETTINGS, TYPES_SQL, PgType, encoder, pg_types
@@ -69,7 +70,9 @@ class Describing:
     def __init__(self, types: Mapping[int, PgType]) -> None:
         self._types = types
 
-    def describe_relation(self, relation: WalRelation, *, announced_by: int = 0) -> Rows:
+    def describe_relation(
+        self, relation: WalRelation, *, announced_by: int = 0, known: LookState | None = None
+    ) -> tuple[Rows, Numbering]:
         """The decoder for rows that follow it."""
         columns = tuple(
             Column(column.name, "", column.identity, column.type_id, column.modifier)
@@ -79,7 +82,22 @@ class Describing:
             "shop", "postgres", "origin", "db", relation.schema, relation.name, columns,
             relation.identity, relation.id,
         )  # fmt: skip
-        return decoder(table, self._types)
+        return decoder(table, self._types), Numbering([0] * len(columns), True)
+
+    def describe_look(self, look: TableLook, *, announced_by: int) -> Rows:
+        """The decoder for rows that follow a look."""
+        return self.describe_relation(as_relation(look))[0]
+
+    def narrowed(self, look: TableLook) -> TableLook:
+        """Everything is published."""
+        return look
+
+    def gone_leaves(self, leaves: Mapping[int, int]) -> set[int]:
+        """All are there."""
+        return set()
+
+    def forget_types(self) -> None:
+        """They are always the same."""
 
     def sourceless(self) -> Table:
         """The table of changes that belong to no table."""

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DecodeError
+from headrace.sources.mysql.decode.columns import DeclaredColumn
 from headrace.sources.mysql.decode.path import TablePath
 from headrace.sources.mysql.decode.statements import DdlStatement, DmlStatement, Verb, read
 
@@ -68,7 +69,18 @@ def test_columns_that_go_are_named() -> None:
         database="d",
     )
     assert isinstance(found, DdlStatement)
-    assert [effect.drops for effect in found.effects] == [{"a", "b c", "e", "key"}]
+    (effect,) = found.effects
+    assert effect.alteration.dropped == {"a", "b c", "e", "key"}
+    assert effect.alteration.rekeyed
+
+
+def test_a_column_that_the_catalogue_shows_early_is_there_once() -> None:
+    found = read("ALTER TABLE t ADD n int, ADD m int, CHANGE a b int, CHANGE x X int", database="d")
+    assert isinstance(found, DdlStatement)
+    (effect,) = found.effects
+    early = [DeclaredColumn(name, "int(11)") for name in ("id", "N", "a", "b", "x")]
+    columns, _ = effect.alteration.applied(early, 5, "")
+    assert [column.name for column in columns] == ["id", "b", "X", "n", "m"]
 
 
 @pytest.mark.parametrize("what", ["DROP", "NOWAIT TRUNCATE", "EXCHANGE", "CONVERT", "IMPORT"])
