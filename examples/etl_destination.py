@@ -117,19 +117,21 @@ class Rows:
 
     def _describe(self, schema: TableSchema) -> None:
         """Take a table's columns over; rows that are there get or lose what is different."""
-        names = [column.name for column in schema.columns]
+        names = [(column.name, column.number) for column in schema.columns]
         key = [column.name for column in schema.columns if column.key]
-        known = self._db.execute("SELECT columns FROM tables WHERE id = ?", (schema.id,)).fetchone()
+        query = "SELECT columns, key FROM tables WHERE id = ?"
+        known = self._db.execute(query, (schema.id,)).fetchone()
         row = (schema.id, schema.schema, schema.name, _json(names), _json(key))
         self._db.execute("INSERT OR REPLACE INTO tables VALUES (?, ?, ?, ?, ?)", row)
-        same = known == (_json(names),) and self._keys.get(schema.id) == key
         self._keys[schema.id] = key
-        if not same:
+        if known is not None and known != row[3:]:
+            # A column is known by its number, which a rename leaves as it is; or by its name.
+            before = {number or name: name for name, number in json.loads(known[0])}
             query = "SELECT row FROM rows WHERE table_id = ?"
             rows = [json.loads(row) for (row,) in self._db.execute(query, (schema.id,)).fetchall()]
             self._db.execute("DELETE FROM rows WHERE table_id = ?", (schema.id,))
             for row in rows:
-                self._add(schema.id, {name: row.get(name) for name in names})
+                self._add(schema.id, _described(row, before, schema))
 
     def of(self, schema: str, name: str) -> list[TableRow]:
         """The rows of a table, in no order."""
@@ -141,6 +143,16 @@ class Rows:
     def close(self) -> None:
         """Let go of the file."""
         self._db.close()
+
+
+def _described(row: TableRow, before: dict[int | str, str], schema: TableSchema) -> TableRow:
+    """A row of the columns before with those of now; one that is new has its default."""
+    return {
+        column.name: row.get(before[column.number or column.name])
+        if (column.number or column.name) in before
+        else column.initial_default
+        for column in schema.columns
+    }
 
 
 def _json(value: object) -> str:
