@@ -1,7 +1,10 @@
 """What a table's users do arrives in the log: every change, once, in commit order."""
 
+import os
+import resource
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import LiteralString
 
@@ -473,3 +476,28 @@ def test_changes_read_twice_have_the_same_ids_and_bytes(
     assert [(c.id, c.op, c.key, c.before, c.after, c.position) for c in again] == [
         (c.id, c.op, c.key, c.before, c.after, c.position) for c in seen
     ]
+
+
+def test_a_process_with_more_than_a_thousand_open_files_captures(
+    pg: PostgresDatabase, tmp_path: Path
+) -> None:
+    pg.execute("CREATE TABLE item (id int PRIMARY KEY); INSERT INTO item VALUES (1)")
+    with descriptors_beyond(1024), captured(pg, tmp_path) as feed:  # a server has many clients
+        pg.execute("INSERT INTO item VALUES (2)")
+        assert [c.op for c in feed.changes(Op.READ, Op.INSERT)] == [Op.READ, Op.INSERT]
+
+
+@contextmanager
+def descriptors_beyond(number: int) -> Iterator[None]:
+    """Whatever is opened in the block has a descriptor above a number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, number * 2), hard), hard))
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while held[-1] <= number:
+            held.append(os.dup(held[0]))
+        yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

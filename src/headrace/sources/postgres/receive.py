@@ -7,7 +7,6 @@ first row and after each DDL, make it wait until the log has their version.
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 import threading
@@ -23,7 +22,7 @@ from .catalog import Catalog
 from .lag import WalLag
 from .looks import LookState
 from .pgoutput import EPOCH_MICROSECONDS, WalBegin
-from .replication import Replication
+from .replication import Replication, readable
 from .resume import PostgresResume
 from .transactions import PostgresAssembler
 
@@ -373,7 +372,7 @@ class Receiver:
 
     def _wait_for_input(self) -> None:
         stream, wake = self._replication.socket, self._wake_out.fileno()
-        ready, _, _ = select.select([stream, wake], [], [], self._until_status())
+        ready = readable(stream, wake, seconds=self._until_status())
         if wake in ready:
             self._wake_out.recv(4096)
         if stream in ready:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import select
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -133,8 +134,7 @@ class Replication:
 
     def _wait(self) -> None:
         """Wait for an answer; creating a slot takes as long as the longest open transaction."""
-        ready, _, _ = select.select([self._connection.socket], [], [], _LOOK_SECONDS)
-        if ready:
+        if readable(self._connection.socket, seconds=_LOOK_SECONDS):
             self._connection.consume_input()
         elif self._closing.is_set():
             raise SourceUnavailable("closed while the server was still at work")
@@ -179,7 +179,7 @@ def copy_lines(connection: pq.abc.PGconn, statement: bytes) -> Iterator[list[byt
             # Waiting lets other threads in, and a busy one gives the turn back late: so first
             # take what has come meanwhile, and wait only when that is nothing.
             if dry:
-                select.select([connection.socket], [], [])
+                readable(connection.socket)
             dry = True
             connection.consume_input()
     if lines:
@@ -187,6 +187,15 @@ def copy_lines(connection: pq.abc.PGconn, statement: bytes) -> Iterator[list[byt
     while (ending := connection.get_result()) is not None:
         if ending.status == pq.ExecStatus.FATAL_ERROR:
             raise psycopg.errors.error_from_result(ending)
+
+
+def readable(*descriptors: int, seconds: float | None = None) -> list[int]:
+    """Wait for input and return where it is; select() would refuse descriptors above 1,023."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    milliseconds = None if seconds is None else math.ceil(seconds * 1000)
+    return [descriptor for descriptor, _ in poll.poll(milliseconds)]
 
 
 def _literal(value: str) -> str:

@@ -30,6 +30,7 @@ from .lookout import Lookout, present_paths
 from .looks import LookState
 from .pgoutput import WalBegin
 from .plan import Planner, SnapshotPlan, progressed
+from .publications import PublishedTables
 from .receive import Received, Receiver
 from .replication import Replication
 from .resume import AckedResume, LastCommit, PostgresResume
@@ -170,6 +171,7 @@ class _Flow(BesideFlow):
 
     def status(self) -> Status:
         """How it is doing."""
+        warnings, refused = self._warnings(), self._published.refused  # before what replaces them
         resume, receiver = self._resume, self._receiver
         lag_bytes, lag_seconds = receiver.lag.now(time.time()) if receiver else (0, 0.0)
         return msgspec.structs.replace(
@@ -178,8 +180,8 @@ class _Flow(BesideFlow):
             lag_seconds=lag_seconds,
             heard_at=receiver.heard_at if receiver else self._stored_at,
             stored_at=self._stored_at,
-            errored=resume.errored | self._published.refused | self._unreadable,
-            warnings=self._warnings(),
+            errored=resume.errored | refused | self._unreadable,
+            warnings=warnings,
         )
 
     def _warnings(self) -> tuple[str, ...]:
@@ -319,18 +321,20 @@ class _Flow(BesideFlow):
             receiver.ask()
         elif not publications.changed(self._durable):
             return self._altered()
-        self._published = publications.publish(self._durable)
-        resume = self._without_left(self._resume)
-        resume = with_tables(resume, self._published.tables, copying=True)
-        self._resume = with_inserts(resume, self._published)
+        published = publications.publish(self._durable)
+        resume = self._without_left(self._resume, published)
+        resume = with_tables(resume, published.tables, copying=True)
+        # In this order: a status without the warning of a table already has its snapshot.
+        self._resume = with_inserts(resume, published)
+        self._published = published
         self._altered()
         return True
 
-    def _without_left(self, resume: PostgresResume) -> PostgresResume:
+    def _without_left(self, resume: PostgresResume, published: PublishedTables) -> PostgresResume:
         """Let go of tables that were dropped, or have a name that nobody wants."""
         catalog = self._session.catalog
         paths = present_paths(catalog, [copy.relation for copy in resume.snapshots.values()])
-        return with_leaving(resume, self._published.tables, paths)
+        return with_leaving(resume, published.tables, paths)
 
     def _altered(self) -> bool:
         """Look at the catalogs of the captured tables."""
