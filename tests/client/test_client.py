@@ -16,6 +16,7 @@ from headrace.errors import (
     ServerAbsent,
     ServerError,
 )
+from headrace.log import Generation
 from headrace.testing import wait_until
 from headrace.v1 import changefeed_pb2 as v1
 from tests.client.conftest import Clients, Place, take
@@ -235,6 +236,22 @@ def test_a_cursor_moves_by_acks_alone(place: Place, clients: Clients, transport:
     assert (cursor.name, cursor.sequence) == ("billing", 5)
     with pytest.raises(ServerError, match="billing"):
         client.ack("billing", 1)
+
+
+@pytest.mark.requirement("P-06")
+def test_an_ack_of_what_a_log_that_was_put_back_lacks_is_refused(
+    place: Place, clients: Clients, transport: str
+) -> None:
+    place.writer.put_many("users", 5)
+    client, log = clients(), place.writer.log
+    read = list(itertools.islice(client.changes(cursor="billing", transport=transport), 4))
+    # As if the log had been put back from a copy that ended at 2, and had gone on since.
+    log._lineage = [*log.lineage, Generation(log.epoch, "abc", 3)]
+    client.ack("billing", read[1])
+    with pytest.raises(FeedReplaced, match="put back"):
+        client.ack("billing", read[3])
+    assert [cursor.sequence for cursor in log.cursors()] == [2]
+    assert clients.slept == []
 
 
 def test_an_ack_waits_for_a_server_that_is_away(place: Place, clients: Clients) -> None:

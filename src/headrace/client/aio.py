@@ -17,6 +17,7 @@ from .messages import (
     ReaderProgress,
     ReceivedEvent,
     StreamMessage,
+    acked,
     cursor_path,
     opened,
 )
@@ -63,12 +64,11 @@ class AsyncClient:
         return self._followed(request, cursor, ReaderProgress(after, on_gap))
 
     async def ack(self, cursor: str, event: ReceivedEvent | int) -> None:
-        """Store, durably, that everything up to an event is done: a cursor begins after it."""
-        sequence = event if isinstance(event, int) else event.sequence
+        """Store, durably, that everything up to an event is done; see `Client.ack`."""
         progress = ReaderProgress(0, None)
         while True:
             try:
-                await self.put(cursor_path(cursor), {"sequence": sequence})
+                await self.put(cursor_path(cursor), acked(event))
             except ServerError as error:
                 await self._sleep(progress.pause(error))
             else:

@@ -17,6 +17,7 @@ from .messages import (
     ReaderProgress,
     ReceivedEvent,
     StreamMessage,
+    acked,
     cursor_path,
     opened,
 )
@@ -107,12 +108,15 @@ class Client:
         return self._followed(request, cursor, ReaderProgress(after, on_gap))
 
     def ack(self, cursor: str, event: ReceivedEvent | int) -> None:
-        """Store, durably, that everything up to an event is done: a cursor begins after it."""
-        sequence = event if isinstance(event, int) else event.sequence
+        """Store, durably, that everything up to an event is done: a cursor begins after it.
+
+        FeedReplaced: the log was put back from an older copy, and has another change there. Of a
+        sequence without its event, that is noticed only beyond the newest one.
+        """
         progress = ReaderProgress(0, None)
         while True:
             try:
-                self.put(cursor_path(cursor), {"sequence": sequence})
+                self.put(cursor_path(cursor), acked(event))
             except ServerError as error:
                 self._sleep(progress.pause(error))
             else:

@@ -98,6 +98,8 @@ class ReceivedEvent(NamedTuple):
     sequence: int  # this event completes everything up to here: resume after it, or ack it
     data: Any  # the decoded JSON; over gRPC the CDCEvent
     raw: bytes = b""  # the JSON itself, with every digit; not over gRPC
+    epoch: str = ""  # of the log in which the sequence was read
+    generation: str = ""  # of its writer then
 
 
 class MissedChanges(NamedTuple):
@@ -119,6 +121,14 @@ def opened(headers: Mapping[str, str]) -> Opened:
     """What the headers of a response say of the log."""
     named = (headers.get(f"X-Headrace-{name}", "") for name in ("Epoch", "Generation"))
     return Opened(*named)
+
+
+def acked(event: ReceivedEvent | int) -> dict[str, object]:
+    """Where a cursor is to stand when an event is done; a number does not say in which log."""
+    if isinstance(event, int):
+        return {"sequence": event}
+    named = {"epoch": event.epoch, "generation": event.generation}
+    return {"sequence": event.sequence, **{name: value for name, value in named.items() if value}}
 
 
 class Scanned(NamedTuple):
@@ -162,7 +172,8 @@ class ReaderProgress:
                 self._reach(message.sequence)
                 self._since += 1
                 self.last_id = message.id
-                return message if self._is_new(message.id) else None
+                if self._is_new(message.id):
+                    return message._replace(epoch=self._epoch, generation=self._generation)
         return None
 
     @property
