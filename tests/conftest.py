@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.pipeline.reading import close_readers
 from headrace.pipeline.session import check_java
 from headrace.testing import PostgresDatabase, PostgresInstall, PostgresServer, postgres_installs
 from headrace.testing.mysql import MysqlDatabase, MysqlServer
@@ -56,6 +57,13 @@ class Servers:
             server = PostgresServer(install_of(version), settings=SETTINGS)
             self._running[version] = self._stack.enter_context(server)
         return self._running[version]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _logs_closed() -> Iterator[None]:
+    """Close what the tests of a file have read: each log keeps some files open."""
+    yield
+    close_readers()
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ The replay of the log is what a test compares with the database; the others are 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -94,15 +95,16 @@ def _written(
     sink: Tables, path: Path, epoch: str, changes: Sequence[Change], dice: Random
 ) -> dict[str, str]:
     """Bring a log into a lake, in batches of any size; the tables that are not followed."""
-    writer = sink.open("query-1")
     log = PipelineLog(DiskLog(str(path)), Options(path=str(path)))
     ends = [change.sequence for change in changes if change.last]
     chosen = sorted({*(end for end in ends if dice.random() < 0.1), *ends[-1:]})
     after = 0
-    for number, upto in enumerate(chosen):
-        writer.write(PlainBatch(LogRange(log, epoch, after, upto), dice.randrange(1, 4)), number)
-        after = upto
-    return {each.table: each.reason for each in writer.failed_tables()}
+    with closing(sink.open("query-1")) as writer:
+        for number, upto in enumerate(chosen):
+            wanted = LogRange(log, epoch, after, upto)
+            writer.write(PlainBatch(wanted, dice.randrange(1, 4)), number)
+            after = upto
+        return {each.table: each.reason for each in writer.failed_tables()}
 
 
 def _lake(folder: Path, table: Table) -> list[str]:

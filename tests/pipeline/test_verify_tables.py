@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,14 +22,12 @@ from headrace.sinks.lake.storage import Folder
 from headrace.sinks.tables.codes import value_codes
 from headrace.sinks.tables.compare import RowDifference
 from headrace.sinks.verification import TableOutcome
-from headrace.testing import Place, session, wait_until
+from headrace.testing import Place, wait_until
 from headrace.transforms import TableTransform
 from tests.conftest import Servers
-from tests.formats.other_sources import place_of
-from tests.pipeline.verifying import FollowingLake
+from tests.pipeline.verifying import FollowingLake, places_of, run
 from tests.sinks.deltas import Written
 from tests.sources.capturing import postgres
-from tests.sources.places import PostgresPlace
 from tests.sources.redacting import MASK
 
 pytestmark = pytest.mark.requirement("P-11")
@@ -47,21 +46,7 @@ BEFORE = (
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Place]]:
     """Fresh databases."""
     with ExitStack() as stack:
-
-        def place(kind: str) -> Place:
-            if kind == "postgres":
-                servers = request.getfixturevalue("servers")
-                return PostgresPlace(stack.enter_context(servers[16].database()), postgres)
-            return place_of(kind, stack, request, tmp_path)
-
-        yield place
-
-
-def run(place: Place, *statements: str) -> None:
-    """Transactions, one each."""
-    for statement in statements:
-        with session(place) as writer:
-            writer.execute(statement)
+        yield places_of(stack, request, tmp_path)
 
 
 @pytest.mark.live
@@ -158,7 +143,7 @@ def test_transforms_masks_history_and_rows_without_a_key_are_compared_as_the_sin
             database.execute(statement)
         transform = TableTransform(where="id > 10", mask={"secret": MASK})
         source = postgres(database, mask={"odd.secret": MASK})
-        settings = {"keep": "history", "as_text": ("public.odd.price",)}
+        settings: dict[str, Any] = {"keep": "history", "as_text": ("public.odd.price",)}
         transforms = {"public.odd": transform}
         lake = FollowingLake(spark, tmp_path, source, transforms=transforms, **settings)
         with lake.running():

@@ -127,6 +127,12 @@ def close_reader(path: str) -> None:
         _readers.pop(path)[1].close()
 
 
+def close_readers() -> None:
+    """Let go of every log."""
+    for path in list(_readers):
+        close_reader(path)
+
+
 def _reader(path: str, upto: int = 0) -> LogReader:
     """The log as it is now, `upto` included; a folder whose log was replaced is opened again."""
     with _opening:
