@@ -117,6 +117,7 @@ def test_changes_are_read_with_the_key_of_their_own_time(tmp_path: Path, metadat
         feed.start()
         assert [list(row.values()) for row in feed.rows("n")] == [[1, 1], [2, 2], [3, 31], [7, 9]]
         assert feed.status.errored == {}
+        assert differences_everywhere(tmp_path / "log", tmp_path / "lakes", 0) == []
 
 
 def test_a_rewritten_table_stops_where_somebody_wants_to_decide(

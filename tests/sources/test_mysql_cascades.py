@@ -177,3 +177,45 @@ def test_keys_of_any_type_are_followed(maria: MysqlDatabase, tmp_path: Path, kin
         expected = snapshot_rows(maria, tmp_path / "other")
         assert [feed.rows(each) for each in "cg"] == [expected["c"], expected["g"]]
         assert differences_everywhere(feed.log.path, tmp_path / "lake", seed=4) == []
+
+
+_TEXTS = {
+    "varchar(9) COLLATE utf8mb4_general_ci": True,
+    "char(9) COLLATE utf8mb4_general_ci": True,
+    "varchar(9) COLLATE utf8mb4_bin": True,  # blanks at the end do not count
+    "char(9) COLLATE utf8mb4_bin": False,
+    "varchar(9) COLLATE utf8mb4_nopad_bin": False,
+    "varbinary(9)": False,
+    "enum('a','b')": False,
+}
+
+
+@pytest.mark.parametrize("kind", _TEXTS)
+def test_texts_that_the_server_compares_otherwise_are_shown(
+    maria: MysqlDatabase, tmp_path: Path, kind: str
+) -> None:
+    maria.execute(
+        f"CREATE TABLE p (id {kind} PRIMARY KEY); INSERT INTO p VALUES ('a'), ('b');"
+        f"CREATE TABLE c (id int PRIMARY KEY, pid {kind},"
+        " CONSTRAINT f FOREIGN KEY (pid) REFERENCES p (id) ON DELETE CASCADE);"
+        "INSERT IGNORE INTO c VALUES (1, 'a'), (2, 'A'), (3, 'b '), (4, 'b'), (5, NULL)"
+    )
+    with captured(maria, tmp_path) as feed:
+        maria.execute("DELETE FROM p")
+        feed.until_caught_up()
+        exact = feed.rows("c") == snapshot_rows(maria, tmp_path / "other")["c"]
+        shown = _TEXTS[kind]
+        assert (exact, bool(feed.status.warnings)) == (not shown, shown)
+        stopped = feed.source.describe(feed.log.resume(feed.source.name))
+        assert stopped.warnings == feed.status.warnings
+        assert all(f"{maria.name}.c" in each and "pid" in each for each in stopped.warnings)
+        found = [each for each in feed.source.check() if each.name.startswith("collation")]
+        assert [each.name for each in found] == [f"collation of {maria.name}.c"] * shown
+        better = "varchar(9) COLLATE utf8mb4_nopad_bin"
+        maria.execute(f"ALTER TABLE c DROP FOREIGN KEY f; ALTER TABLE p MODIFY id {better}")
+        maria.execute(
+            f"ALTER TABLE c MODIFY pid {better},"
+            " ADD FOREIGN KEY (pid) REFERENCES p (id) ON DELETE CASCADE"
+        )
+        feed.until_caught_up()
+        feed.until(lambda: not feed.status.warnings, "nothing is wrong any more")

@@ -8,6 +8,7 @@ import pytest
 from headrace.sources.mysql.decode.absent import Manner, manner_of
 from headrace.sources.mysql.decode.path import TablePath
 from headrace.testing.mysql import MysqlDatabase
+from tests.everywhere import differences_everywhere
 from tests.mysqls import mysql_of
 from tests.sources.mycapturing import captured, snapshot_rows
 
@@ -66,6 +67,7 @@ def test_what_an_event_leaves_out_is_known_or_its_table_says_that_it_is_not(
             minimal.execute(f"SET binlog_row_image = {blob}; UPDATE t SET s = '{blob}'")
             minimal.execute(f"SET binlog_row_image = {blob}; REPLACE INTO t (id, y) VALUES (20, 1)")
         assert feed.rows("t") == snapshot_rows(minimal, tmp_path / "second")["t"]
+        assert differences_everywhere(tmp_path / "log", tmp_path / "lakes", 0) == []
         minimal.execute("INSERT INTO computed (id, n) VALUES (1, 2); UPDATE bare SET n = 2")
         minimal.execute("INSERT INTO copies (id, y) VALUES (1, 1); INSERT INTO log VALUES (1)")
         minimal.execute("INSERT INTO log VALUES (2)")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from headrace.change.event import Batch, Op
 from headrace.change.replay import Replay, TableName
+from headrace.errors import SourceError
 from headrace.log import Log
 from headrace.sources import Phase
 from headrace.sources.postgres import slot
+from headrace.sources.postgres.beside import PendingPoint
+from headrace.sources.postgres.replication import Replication
 from headrace.testing import PostgresDatabase, PostgresServer
 from tests.conftest import install_of
 from tests.everywhere import differences_everywhere
@@ -171,3 +176,16 @@ def test_a_table_that_loses_its_name_before_it_is_read_leaves_nothing_of_the_one
         feed.assert_replays("parked", "others")
         assert feed.replay().rows(TableName(SOURCE, "public", "users")) == []
     assert differences_everywhere(tmp_path / "log", tmp_path / "lakes", 0) == []
+
+
+def test_what_kept_a_point_from_being_made_is_the_cause_and_not_in_the_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("hush")
+
+    monkeypatch.setattr(slot, "create_point", fail)
+    pending = PendingPoint(cast("Replication", None), "slot", threading.Event())
+    with pytest.raises(SourceError, match=r"no point could be made$") as raised:
+        pending.point()
+    assert isinstance(raised.value.__cause__, ValueError)

@@ -13,6 +13,7 @@ from headrace.sources.resume import decode
 from headrace.testing import PostgresDatabase, wait_until
 from tests.conftest import Servers
 from tests.everywhere import differences_everywhere
+from tests.sources.captures import TIMEOUT
 from tests.sources.capturing import Captured, captured, image
 from tests.sources.ddlrows import differences
 
@@ -155,7 +156,7 @@ def _until_equal(feed: Captured) -> None:
         return not found
 
     try:
-        wait_until(equal, timeout=40, message="the log replays to the database")
+        wait_until(equal, timeout=TIMEOUT, message="the log replays to the database")
     except TimeoutError:
         raise AssertionError(found) from None
 
@@ -187,6 +188,7 @@ def test_ddl_run_while_headrace_is_down_is_followed_when_it_is_up(
         feed.until_streaming()
         _until_equal(feed)
         assert not feed.status.errored
+    assert differences_everywhere(tmp_path / "log", tmp_path / "lakes", 0) == []
 
 
 # --- what it costs -------------------------------------------------------------------------------

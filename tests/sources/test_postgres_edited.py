@@ -14,6 +14,7 @@ from headrace.log import Log
 from headrace.sources import Phase
 from headrace.sources.postgres.resume import PostgresResume
 from headrace.testing import PostgresDatabase, wait_until
+from tests.everywhere import differences_everywhere
 from tests.sources.capturing import SOURCE, Captured, captured, postgres
 from tests.sources.ddlrows import differences
 
@@ -62,6 +63,7 @@ def test_tables_that_a_publication_did_not_send_for_a_while_are_read_again(
             feed.start()
         expect_read_again(feeds, rows=2)
         assert reads(untouched, "untouched") == 4
+    assert differences_everywhere(tmp_path / "log", tmp_path / "lakes", 0) == []
 
 
 def edit(database: PostgresDatabase, *, deleted: int) -> None:

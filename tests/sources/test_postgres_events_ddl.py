@@ -9,6 +9,7 @@ from headrace.change.event import Op
 from headrace.change.replay import Replay
 from headrace.errors import PositionLost
 from headrace.testing import PostgresDatabase, Reading, reading
+from tests.everywhere import differences_everywhere
 from tests.sources.ddlrows import differences
 from tests.sources.test_postgres_events import events, place_of
 
@@ -99,6 +100,7 @@ def test_ddl_while_it_runs_is_noticed_by_the_next_look(
         for ddl in [ddl for ddl in DDL.values() if "notes" not in ddl] + [DDL["a renamed table"]]:
             any_pg.execute(ddl)
             feed.until(lambda _: equal(feed, any_pg), take=feed.step)
+    assert differences_everywhere(tmp_path / "log", tmp_path / "lakes", 0) == []
 
 
 def test_a_new_partition_costs_no_snapshot(feed: Reading, pg: PostgresDatabase) -> None:
