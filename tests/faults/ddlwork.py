@@ -438,7 +438,7 @@ class DdlRun:
             return not found
 
         try:
-            wait_until(equal, timeout=60, message="the log replays to the database")
+            wait_until(equal, timeout=240, message="the log replays to the database")
         except TimeoutError:
             raise AssertionError(f"{self.settings} {found} {captor.reports[-1:]}") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -14,7 +13,6 @@ from headrace.change.event import Batch, Op
 from headrace.change.replay import Replay, TableName
 from headrace.errors import SourceError
 from headrace.log import Log
-from headrace.sources import Phase
 from headrace.sources.postgres import slot
 from headrace.sources.postgres.beside import PendingPoint
 from headrace.sources.postgres.replication import Replication
@@ -59,14 +57,13 @@ def test_other_tables_arrive_while_one_is_read_again(pg: PostgresDatabase, tmp_p
         with writers(pg, "large", "others", "large"):
             feed.capture.copy_again(["public.large"])
             feed.until(lambda: copying(feed, "large"), "the table is being read")
-            for number in range(3):
-                pg.execute(f"INSERT INTO others VALUES ({900_000 + number}, 'meanwhile')")
-                feed.until_caught_up()
-                assert copying(feed, "large")
-                assert feed.status.phase is Phase.STREAMING
             feed.until_streaming()
         feed.assert_replays("large", "others")
         assert_positions_never_run_backwards(feed)
+        began = max(change.sequence for change in feed.stored(Op.TRUNCATE, table="large"))
+        ended = max(change.sequence for change in feed.stored(Op.READ, table="large"))
+        others = [change.sequence for change in feed.stored(table="others")]
+        assert any(began < sequence < ended for sequence in others)
 
 
 @pytest.mark.usefixtures("quick")
@@ -114,21 +111,19 @@ def test_a_table_that_is_altered_while_it_is_read_does_not_wait_and_is_right(
     create(pg, "large", rows=2000)
     create(pg, "others", rows=1)
     with captured(pg, tmp_path) as feed:
-        feed.source = replace(feed.source, snapshot_rows_per_second=1000)
+        feed.source = replace(feed.source, snapshot_rows_per_second=5)  # for several minutes
         feed.restart()
         feed.until_streaming()
         feed.capture.copy_again(["public.large"])
-        feed.until(lambda: copying(feed, "large"), "the table is being read")
         feed.until(lambda: feed.stored(Op.TRUNCATE), "it has begun")
         with pg.connect() as connection:
-            connection.execute("SET lock_timeout = '30s'")
-            began = time.monotonic()
+            connection.execute("SET lock_timeout = '60s'")
             connection.execute("ALTER TABLE large ADD COLUMN more int DEFAULT 5")
-            waited = time.monotonic() - began
+        feed.source = replace(feed.source, snapshot_rows_per_second=None)
+        feed.restart()
         pg.execute("UPDATE large SET name = 'new' WHERE id % 10 = 3")
         feed.until_streaming()
         feed.assert_replays("large")
-        assert waited < 10  # 2 s on a machine that has nothing else to do
 
 
 @pytest.mark.usefixtures("quick")
